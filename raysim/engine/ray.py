@@ -24,8 +24,8 @@ from raysim.engine.resources import (
     Waiting,
     assign,
     check_memories,
-    equal_share,
     free_resources,
+    gpus_of_stage,
     shortage,
     stages_that_fit,
 )
@@ -244,7 +244,7 @@ class RayEngine(Engine):
     def _place(self) -> list[str]:
         """Return the node of each worker, neighbours side by side.
 
-        Raises ConfigError without room; WorkerLostError where stages that had room before find none in time.
+        Raises ConfigError if they do not fit; WorkerLostError if stages that are started again do not fit in time.
         """
         import ray
 
@@ -255,33 +255,26 @@ class RayEngine(Engine):
         while True:
             free = free_resources()
             if self._gpus is None:
-                self._gpus = self._gpus_per_stage(sum(resources.get("GPU", 0.0) for resources in free.values()))
-            room = {
+                self._gpus = gpus_of_stage(config, self.num_workers, free)
+            fitting = {
                 node: stages_that_fit(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()
             }
-            if sum(room.values()) >= self.num_workers:
+            if sum(fitting.values()) >= self.num_workers:
                 break
             asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
-            needed = f"{self.num_workers} workers of {asked} each need room, and there is room for {sum(room.values())}"
+            needed = (
+                f"{self.num_workers} workers of {asked} each need room, and there is room for {sum(fitting.values())}"
+            )
             if waiting.seconds >= limit_s:
                 sentence = f"{shortage(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 raise WorkerLostError(sentence) if again else ConfigError(sentence)
             waiting.tell(partial(shortage, needed))
             time.sleep(0.1 if waiting.seconds < PLACE_AGAIN_S else 1.0)  # killed actors free theirs a moment later
-        nodes = assign(room, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
+        nodes = assign(fitting, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
             check_memories(self.all_memories, capacity, self.by_stage(nodes))
         return nodes
-
-    def _gpus_per_stage(self, total: float) -> float:
-        """Return the GPUs of each stage: as configured, or an equal share of all, at most one."""
-        config = self.plan.config
-        if config.gpus_per_stage is not None:
-            return config.gpus_per_stage
-        if config.device == "cuda" and total < 1:
-            raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
-        return equal_share(-(-self.num_workers // int(total))) if total >= 1 and config.device != "cpu" else 0.0
 
     def _stop_actors(self) -> None:
         import ray

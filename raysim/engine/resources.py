@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raysim.config import ConfigError
+from raysim.config import ConfigError, RunConfig
 from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, free_by_node
 from raysim.limits import MemoryLimit
 from raysim.network.memory import StageMemory, check_memory
@@ -74,6 +74,19 @@ def equal_share(count: int) -> float:
     (0.25, 0.1666)
     """
     return (GRAINS // count) / GRAINS
+
+
+def gpus_of_stage(config: RunConfig, num_workers: int, free: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the GPUs of each stage: as configured, or an equal share of all free ones, at most one.
+
+    Raises ConfigError if the stages need a GPU and none is free.
+    """
+    if config.gpus_per_stage is not None:
+        return config.gpus_per_stage
+    total = sum(resources.get("GPU", 0.0) for resources in free.values())
+    if config.device == "cuda" and total < 1:
+        raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
+    return equal_share(-(-num_workers // int(total))) if total >= 1 and config.device != "cpu" else 0.0
 
 
 def stages_that_fit(free: dict[str, float], cpus: float, gpus: float) -> int:
