@@ -21,9 +21,11 @@ from ray import tune
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.tune.experiment import Trial
 
+from raysim.engine.placement import LABEL
 from raysim.engine.ray_internals import is_starting, task_errors_as
 from raysim.engine.resources import Waiting, shortage
 from raysim.engine.start import first_reason
+from raysim.network.presets import parse_network
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.training.events import Phases
@@ -269,8 +271,14 @@ def _reason(trial: Trial) -> str:
 
 def _placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
     spec: TrialSpec = config["trial"]
-    strategy = "SPREAD" if spec.config.placement == "spread" else "PACK"
-    return tune.PlacementGroupFactory(spec.bundles, strategy=strategy)
+    placement = spec.config.placement
+    strategy = "SPREAD" if placement == "spread" else "PACK"
+    if placement in ("spread", "pack"):
+        return tune.PlacementGroupFactory(spec.bundles, strategy=strategy)
+    labelled = {LABEL: f"in({','.join(parse_network(placement).sites)})"}
+    return tune.PlacementGroupFactory(
+        spec.bundles, strategy=strategy, bundle_label_selector=[{}, *[labelled] * (len(spec.bundles) - 1)]
+    )
 
 
 def _short_name(trial: Trial) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raysim.engine.actor import start_actor
+from raysim.engine.placement import nodes_of_workers
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import check_memories
 from raysim.pipeline.averaging import warm
@@ -109,9 +111,11 @@ class WarmEngine(RayEngine):
         answers = [host.whereabouts.remote() for host in hosts]
         self._warm.await_start(answers, self.plan.config.timeout_s)
         places = self._fetch(answers)
-        order = sorted(range(len(hosts)), key=lambda i: places[i][0])  # neighbours side by side
-        self._actors = [hosts[i] for i in order]
-        self._nodes = [places[i][0] for i in order]
+        free = defaultdict[str, list[Any]](list)
+        for host, (node, _) in sorted(zip(hosts, places, strict=True), key=lambda pair: pair[1][0]):
+            free[node].append(host)
+        self._nodes = nodes_of_workers(self.workload, {node: len(actors) for node, actors in free.items()})
+        self._actors = [free[node].pop(0) for node in self._nodes]
         if not self._warm.gpus:
             check_memories(self.all_memories, dict(places), self.by_stage(self._nodes))
         warm(plan)  # see RayEngine

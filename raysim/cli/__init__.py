@@ -31,6 +31,7 @@ for command in (
     price.calibrate,
     conclude.report,
     lists.recipes,
+    lists.sites,
     train.export,
     conclude.pack,
     lists.keys,

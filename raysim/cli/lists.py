@@ -1,4 +1,4 @@
-"""Lists of what there is: recipes, studies, and the keys and options of runs and studies."""
+"""Lists of what there is: recipes, studies, sites, and the keys and options of runs and studies."""
 
 from __future__ import annotations
 
@@ -30,6 +30,42 @@ def studies() -> None:
     from raysim.sweeps.study_file import study_names, study_text
 
     _print_titles({name: study_text(name) for name in study_names()})
+
+
+def sites(
+    network: Annotated[str, typer.Argument(metavar="FILE", help="A network's .toml file with sites.")],
+    address: Annotated[
+        str | None,
+        typer.Option(envvar="RAY_ADDRESS", help="The address of a cluster, to list its nodes with their sites."),
+    ] = None,
+) -> None:
+    """List the sites of a network's file, with the option of `ray start` that puts a node on each.
+
+    For example: raysim sites sites.toml
+    """
+    from raysim.engine.placement import label_option, labels
+    from raysim.network.presets import parse_network
+
+    try:
+        parsed = parse_network(network)
+    except ValueError as error:
+        fail(f"`FILE`: {error}", 2)
+    if not parsed.sites:
+        fail(f"`FILE` must be a network with sites, but got {network!r}, which has none.", 2)
+    hosts = list(parsed.host_sites or ())
+    width = max(map(len, parsed.sites))
+    for site in parsed.sites:
+        count = hosts.count(site)
+        typer.echo(f"{site:<{width}}  {count} host{'s' * (count > 1)}  ray start ... {label_option(site)}")
+    if address is None:
+        return
+    from raysim.engine.cluster import check_address, join_cluster, node_address
+
+    check_address(address, "`--address`")
+    join_cluster(address, "`--address`")
+    for node, site in labels().items():
+        note = "" if site in parsed.sites else ": not used by a run that is placed by this file"
+        typer.echo(f"node {node_address(node)}: {site or 'no label'}{note}")
 
 
 def _print_titles(files: Mapping[str, str]) -> None:

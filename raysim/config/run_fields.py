@@ -159,8 +159,9 @@ class RunFields(Strict):
     """CPUs that Ray reserves for a stage, or for all stages of one worker."""
     gpus_per_stage: float | None = Field(default=None, ge=0, json_schema_extra=role("place"))
     """GPUs that Ray reserves for a stage; where not given, an equal share of all GPUs, at most one."""
-    placement: Literal["spread", "pack"] = Field(default="spread", json_schema_extra=role("place"))
-    """`spread`: stages over all nodes. `pack`: on as few nodes as hold them. Neighbours are side by side either way."""
+    placement: str = Field(default="spread", json_schema_extra=role("place"))
+    """`spread`: stages over all nodes. `pack`: on as few nodes as hold them. Neighbours are side by side either way. A network's
+    file with sites: with the least traffic on its slow links (see `raysim sites`)."""
     recompute: bool = False
     """Keep only a stage's inputs and run its forward again before the backward."""
     checkpoint_every_steps: Natural = Field(default=100, json_schema_extra=role("observation"))
@@ -247,6 +248,15 @@ class RunFields(Strict):
         if not re.fullmatch(r"[\w+=-][\w.+=-]*", value) or len(value.encode()) > 200:
             raise ValueError(
                 f"`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got {shown(value)}."
+            )
+        return value
+
+    @field_validator("placement")
+    @classmethod
+    def _is_placement(cls, value: str) -> str:
+        if value not in ("spread", "pack") and not (value.endswith(".toml") and parse_network(value).sites):
+            raise ValueError(
+                f"`placement` must be spread, pack, or a network's .toml file with sites, but got {shown(value)}."
             )
         return value
 

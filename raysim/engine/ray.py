@@ -20,9 +20,9 @@ from raysim.engine.cluster import check_address, join_cluster, lost_nodes, node_
 from raysim.engine.delivery import find_limits
 from raysim.engine.engine import Engine, Ref
 from raysim.engine.nodes import Reach
+from raysim.engine.placement import check_on_one_node, nodes_of_workers
 from raysim.engine.resources import (
     Waiting,
-    assign,
     check_memories,
     free_resources,
     gpus_of_stage,
@@ -76,6 +76,7 @@ class RayEngine(Engine):
         if address := os.environ.get("RAY_ADDRESS"):
             check_address(address, "`RAY_ADDRESS`")
         else:
+            check_on_one_node(self.plan.config.placement)
             check_memories(self.all_memories, node_memory())
 
     def start(self) -> None:
@@ -242,12 +243,10 @@ class RayEngine(Engine):
             print(dashboard_sentence(url), file=sys.stderr, flush=True)
 
     def _place(self) -> list[str]:
-        """Return the node of each worker, neighbours side by side.
+        """Return the node of each worker.
 
         Raises ConfigError if they do not fit; WorkerLostError if stages that are started again do not fit in time.
         """
-        import ray
-
         config = self.plan.config
         again = self._gpus is not None
         limit_s = max(self.wait_s, min(PLACE_AGAIN_S if again else PLACE_S, config.timeout_s))
@@ -270,7 +269,7 @@ class RayEngine(Engine):
                 raise WorkerLostError(sentence) if again else ConfigError(sentence)
             waiting.tell(partial(shortage, needed))
             time.sleep(0.1 if waiting.seconds < PLACE_AGAIN_S else 1.0)  # killed actors free theirs a moment later
-        nodes = assign(fitting, self.num_workers, config.placement, first=ray.get_runtime_context().get_node_id())
+        nodes = nodes_of_workers(self.workload, fitting)
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
             check_memories(self.all_memories, capacity, self.by_stage(nodes))

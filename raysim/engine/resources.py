@@ -1,4 +1,4 @@
-"""The resources of a Ray cluster: the capacity of its nodes for stages, their placement, and the drivers that hold the rest."""
+"""The resources of a Ray cluster: the capacity of its nodes for stages, and the drivers that hold the rest."""
 
 from __future__ import annotations
 
@@ -31,23 +31,6 @@ def check_memories(
     except ValueError as error:
         limit = f" {str(capacity)[0].upper()}{str(capacity)[1:]}." if isinstance(capacity, MemoryLimit) else ""
         raise ConfigError(f"{error}{limit}") from None
-
-
-def assign(capacity: dict[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
-    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
-
-    Nodes are taken in the order of `capacity`, after `first`; with "pack", the largest first.
-
-    >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
-    (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
-    """
-    nodes = sorted(capacity, key=lambda node: (node != first, -capacity[node] if placement == "pack" else 0))
-    shares = dict.fromkeys(nodes, 0)
-    for _ in range(count):
-        open_nodes = [node for node in nodes if shares[node] < capacity[node]]
-        chosen = open_nodes[0] if placement == "pack" else min(open_nodes, key=lambda node: shares[node])
-        shares[chosen] += 1
-    return [node for node in nodes for _ in range(shares[node])]
 
 
 def total_resources() -> dict[str, dict[str, float]]:

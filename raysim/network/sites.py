@@ -77,6 +77,7 @@ def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
         tuple(tuple(latency for _, latency in row) for row in matrix),
         sharing=content.get("sharing", "pair"),
         host_names=tuple(names),
+        host_sites=tuple(hosts),
         name=name,
     )
 

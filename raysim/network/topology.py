@@ -54,6 +54,8 @@ class Network:
     """Bytes on the wire for each byte of payload: 1514/1448 for TCP over Ethernet, headers included."""
     host_names: tuple[str, ...] | None = field(default=None, compare=False)
     """Of the hosts, where matrices are given and they have names."""
+    host_sites: tuple[str, ...] | None = field(default=None, compare=False)
+    """The site of each host, where a file of sites made the matrices."""
     name: str = field(default="", compare=False)
     """Name of the preset or file; it does not take part in comparisons."""
 
@@ -119,6 +121,18 @@ class Network:
             if isinstance(value, tuple):
                 return len(value)
         return None
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites, in the order of their file; none for other networks."""
+        return tuple(dict.fromkeys(self.host_sites or ()))
+
+    def between_sites(self, source: str, target: str) -> tuple[float, float]:
+        """Return the bandwidth in bit/s and the latency in seconds between two hosts of two sites, or of one."""
+        hosts = self.host_sites or ()
+        i = hosts.index(source)
+        j = next((j for j, site in enumerate(hosts) if site == target and j != i), i)
+        return float(self.bandwidths_bps(i, j)), float(self.latencies_s(i, j))
 
     def bandwidths_bps(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the bandwidth from `source` to `target`, elementwise; infinite within a host."""

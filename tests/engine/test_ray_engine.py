@@ -21,8 +21,9 @@ from raysim.config import ConfigError
 from raysim.engine.actor import StageActor
 from raysim.engine.cluster import node_address
 from raysim.engine.inline import InlineEngine
+from raysim.engine.placement import assign
 from raysim.engine.ray import RayEngine
-from raysim.engine.resources import assign, equal_share, stages_that_fit
+from raysim.engine.resources import equal_share, stages_that_fit
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.state import unpack_tensors

@@ -86,6 +86,7 @@ ROOMS = {
     "raysim.engine.actor": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.engine.cluster": ({*RUNS, "pipeline", "engine"}, {"ray"}),
     "raysim.engine.calibrate": ({"engine", "limits", "network", "pipeline.messages"}, {"ray"}),
+    "raysim.engine.placement": ({*RUNS, "pipeline", "engine"}, {"ray"}),
     "raysim.engine.delivery": ({*RUNS, "pipeline"}, {"ray"}),
     "raysim.engine.watch": (set(), set()),
     "raysim.engine.start": ({"engine", "pipeline.errors"}, {"ray"}),
