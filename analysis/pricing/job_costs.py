@@ -166,7 +166,10 @@ class Costs:
             row = self.recordings[0].row
             given.check_microbatches(int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"]))
             if split and given.compute_s.shape[2] == 2:
-                given = given.split_backward()
+                raise ReplayError(
+                    "`profile` times each backward as a whole, but the runs that it prices have weight gradients apart: record "
+                    "it with their schedule, or set the share: `Profile.load(FILE).split_backward(SHARE).save(FILE)`."
+                )
         except ValueError as error:
             raise ReplayError(str(error)) from None
         stages = self.recordings[0].num_stages

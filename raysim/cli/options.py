@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from raysim.network.topology import Network
 
 
-def _complete_recipe(typed: str) -> list[str]:
+def complete_recipe(typed: str) -> list[str]:
+    """Return the names of recipes that begin so."""
     from raysim.config import recipe_names
 
     return [name for name in recipe_names() if name.startswith(typed)]
 
 
-def _check_transport(value: str | None) -> str | None:
+def check_transport(value: str | None) -> str | None:
+    """Return a transport's name; fails if there is none of that name."""
     from raysim.network.transport import parse_transport
 
     try:
@@ -51,7 +53,7 @@ def _trust(context: typer.Context, modules: list[str] | None) -> None:
 
 Recipe = Annotated[
     str,
-    typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.", autocompletion=_complete_recipe),
+    typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.", autocompletion=complete_recipe),
 ]
 
 Networks = Annotated[
@@ -68,7 +70,7 @@ Transport = Annotated[
     str,
     typer.Option(
         "--transport",
-        callback=_check_transport,
+        callback=check_transport,
         help="The transport of packets: ray, nccl or gloo, or bare, which costs nothing but wires.",
     ),
 ]
@@ -77,7 +79,7 @@ StudyTransport = Annotated[
     str | None,
     typer.Option(
         "--transport",
-        callback=_check_transport,
+        callback=check_transport,
         help="The transport of packets in prices: ray, nccl or gloo (default: a study's own, as in step_s@1gbps/nccl; else ray).",
     ),
 ]

@@ -19,12 +19,15 @@ from raysim.cli.options import (
     Transport,
     Trust,
     check_runs,
+    check_transport,
+    complete_recipe,
     parse_networks,
     write_json,
     write_trace_file,
 )
 
 if TYPE_CHECKING:
+    from raysim.advice.timings import TimedStep
     from raysim.network.topology import Network
     from raysim.places import Place
 
@@ -166,7 +169,13 @@ def _replay_probe(
 
 
 def simulate(
-    recipe: Recipe,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name (see `raysim recipes`), its .toml file, a file of timings, or a profile.",
+            autocompletion=complete_recipe,
+        ),
+    ],
     network: Networks = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
@@ -180,7 +189,13 @@ def simulate(
             help="Dense bytes a second that codecs go over. By default of the device's datasheet; with --profile codecs are timed here."
         ),
     ] = None,
-    transport: Transport = "ray",
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            callback=check_transport,
+            help="The transport of packets: ray, nccl, gloo or bare [default: ray; bare of timings].",
+        ),
+    ] = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -189,6 +204,15 @@ def simulate(
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
     networks = parse_networks(network)
+    from raysim.advice.timings import read_timings
+
+    timed = read_timings(recipe, overrides or [])
+    if timed is not None:
+        for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
+            if value is not None:
+                fail(f"`{option}` belongs to a recipe, but {recipe} has the seconds of its own.", 2)
+        _simulate_timings(timed, networks, transport, trace, json_file)
+        return
     from raysim.config import read_config
     from raysim.files import is_file
     from raysim.network.trace import trace_events
@@ -209,13 +233,29 @@ def simulate(
         profile=profile,
         efficiency=efficiency,
         codec_bytes_per_s=codec_speed,
-        transport=transport,
+        transport=transport or "ray",
     )
     show_forecast(plan, networks)
     if trace is not None:
         write_trace_file(trace_events(plan.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
         write_json(forecast_figures(plan, networks), json_file)
+
+
+def _simulate_timings(
+    timed: TimedStep, networks: list[Network], transport: str | None, trace: Path | None, json_file: Path | None
+) -> None:
+    from raysim.network.trace import trace_events
+    from raysim.network.transport import calibrated_transport
+    from raysim.show.forecasts import show_timed, timed_figures
+
+    if transport is not None:
+        timed = timed.over(calibrated_transport(transport))
+    show_timed(timed, networks)
+    if trace is not None:
+        write_trace_file(trace_events(timed.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
+    if json_file is not None:
+        write_json(timed_figures(timed, networks), json_file)
 
 
 def profile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,11 +16,16 @@ EFFICIENCY = 0.4  # of a datasheet's peak that training is taken to reach
 
 
 def datasheet_profile(
-    config: RunConfig, device: str, flops_forward: Sequence[int], efficiency: float = EFFICIENCY
+    config: RunConfig,
+    device: str,
+    flops_forward: Sequence[int],
+    weight_shares: Sequence[float],
+    efficiency: float = EFFICIENCY,
 ) -> Profile:
     """Return the compute of a run on `device`, from the operations of a microbatch's forward by stage; no packets.
 
-    A backward is two forwards, and three where it computes the forward again. Raises ValueError on an unknown device.
+    A backward is two forwards, and three if it computes the forward again. `weight_shares` are weight gradients' shares of
+    it by stage, for schedules that run them separately. Raises ValueError on an unknown device.
     """
     profile = Profile.analytic(
         flops_forward,
@@ -28,7 +34,15 @@ def datasheet_profile(
         wire_bytes=0.0,
         backward_factor=3.0 if config.recompute else 2.0,
     )
-    return fit_schedule(config, profile)
+    profile = _updates(config, profile)
+    if not cuts_backward(config, profile.num_stages):
+        return profile
+    if any(map(math.isnan, weight_shares)):
+        raise ConfigError(
+            f"`schedule` = {config.schedule!r} runs weight gradients apart, whose share of the backward cannot be counted for this "
+            "model: use a file of `raysim profile`."
+        )
+    return profile.split_backward([share * (2 / 3 if config.recompute else 1) for share in weight_shares])
 
 
 def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> Profile:
@@ -48,20 +62,21 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
     loading = np.zeros_like(recorded.decode_s)
     loading[:, 0, 0], loading[:, -1, 1] = recorded.decode_s[:, 0, 0], recorded.decode_s[:, -1, 1]
     whole = replace(recorded, compute_s=recorded.compute_s + loading, decode_s=recorded.decode_s - loading)
-    return fit_schedule(config, whole.mean_microbatch())
+    profile = _updates(config, whole.mean_microbatch())
+    if cuts_backward(config, num_stages) and profile.compute_s.shape[2] < len(OPS):
+        raise ConfigError(
+            f"`profile` times each backward as a whole, but {config.schedule!r} runs weight gradients apart: record it with "
+            f"`raysim profile ... schedule={config.schedule!r}`, or set the share of the backward that is theirs: "
+            "`Profile.load(FILE).split_backward(SHARE).save(FILE)`."
+        )
+    return profile
 
 
-def fit_schedule(config: RunConfig, profile: Profile) -> Profile:
-    """Return the profile with backwards in two parts where the schedule has them so: for inputs, and for weights.
-
-    They take equally long; a forward that is computed again is part of the first. Where weights are updated after each
-    microbatch, a step has as many updates.
-    """
-    if config.weights.updates_each_microbatch:
-        profile = replace(profile, update_s=config.num_microbatches * profile.update_s)
-    if not cuts_backward(config, profile.num_stages) or profile.compute_s.shape[2] == len(OPS):
+def _updates(config: RunConfig, profile: Profile) -> Profile:
+    """Return the profile with as many updates a step as there are microbatches, if weights are updated after each."""
+    if not config.weights.updates_each_microbatch:
         return profile
-    return profile.split_backward(1 / 3 if config.recompute else 1 / 2)
+    return replace(profile, update_s=config.num_microbatches * profile.update_s)
 
 
 def cuts_backward(config: RunConfig, num_stages: int) -> bool:

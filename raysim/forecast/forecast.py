@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
@@ -216,7 +217,8 @@ def _forecast(
     schedule = config.executed_schedule
     cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
-    steady = _compute(config, device, recorded, efficiency, parts.flops_forward, notes)
+    weight_shares = parts.weight_shares(DTYPES[config.dtype]) if cut_backward and device is not None else ()
+    steady = _compute(config, device, recorded, efficiency, parts.flops_forward, weight_shares, notes)
     codec_bytes_per_s = _codec_speed(device, codec_bytes_per_s, notes)
     links = link_costs(config, parts.boundaries, codec_bytes_per_s, notes)
     num_ops = steady.compute_s.shape[2]
@@ -225,8 +227,12 @@ def _forecast(
     steady = steady.over(transport, num_workers)
     steady = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=False))
     first = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=True))
-    if cut_backward and (recorded is None or recorded.compute_s.shape[2] == 2):
-        notes.append("Backward is cut in two parts, for inputs and for weights, that take as long as each other.")
+    if weight_shares:
+        later = [f"{share:.0%}" for share in weight_shares[1:]] or ["100%"]
+        between = later[0] if len({*later}) == 1 else f"{min(later)} to {max(later)}"
+        notes.append(
+            f"Weight gradients take {between} of a backward, counted in operations; all of it at the first stage."
+        )
     averages: list[ReplicaCost] = []
     owners = tied_owners(parts)
     if config.num_replicas > 1:
@@ -283,6 +289,7 @@ def _compute(
     recorded: Profile | None,
     efficiency: float,
     flops_forward: Sequence[int],
+    weight_shares: Sequence[float],
     notes: list[str],
 ) -> Profile:
     """Return the seconds of a step's computation, of a datasheet or of a recorded profile."""
@@ -291,11 +298,10 @@ def _compute(
             f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
             "The optimiser's update is not counted."
         )
-        return datasheet_profile(config, device, flops_forward, efficiency)
+        return datasheet_profile(config, device, flops_forward, weight_shares, efficiency)
     assert recorded is not None
-    notes.append(
-        f"Compute and update: the profile ({recorded.source}). The interval is that of its mean over recorded steps."
-    )
+    bounds = " The interval is that of its mean over recorded steps." if len(recorded.paces) > 1 else ""
+    notes.append(f"Compute and update: the profile ({recorded.source or 'made by hand'}).{bounds}")
     return recorded_profile(config, recorded, len(flops_forward))
 
 

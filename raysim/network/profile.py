@@ -254,22 +254,25 @@ class Profile:
         """Return the profile with the mean costs for every microbatch, to simulate another number of microbatches."""
         return replace(self, **{name: np.mean(getattr(self, name), axis=3, keepdims=True) for name in COSTS})
 
-    def split_backward(self, weight_share: float = 0.5, penalty: float = 1.0) -> Profile:
+    def split_backward(self, weight_share: ArrayLike, penalty: float = 1.0) -> Profile:
         """Return the profile with backward cut into input and weight parts, for zero-bubble schedules.
 
-        Together they take `penalty` times the joint backward; `weight_share` of it is the weights'. The first stage, whose
-        input has no gradient, does all of its backward in the second part.
+        Together they take `penalty` times the joint backward; `weight_share` of it, a number or one for each stage, is the
+        weights'. The first stage, whose input has no gradient, does all of its backward in the second part.
         """
         if self.compute_s.shape[2] != 2:
             raise ValueError(f"`compute_s` must have 2 ops to be split, but got {self.compute_s.shape[2]}.")
-        check_real("weight_share", weight_share, 0, 1)
+        shares = np.broadcast_to(np.asarray(weight_share, np.float64), (self.num_stages,))
+        for value in shares.tolist():
+            check_real("weight_share", value, 0, 1)
+        share = shares[None, :, None, None]
         check_real("penalty", penalty, 0, math.inf, open_low=True)
         changed: dict[str, Any] = {}
         for name in COSTS:
             joint = getattr(self, name)
             third = np.zeros_like(joint[:, :, 1:])
             if name in ("compute_s", "cpu_s"):
-                first, second = joint[:, :, 1:] * (1 - weight_share) * penalty, joint[:, :, 1:] * weight_share * penalty
+                first, second = joint[:, :, 1:] * (1 - share) * penalty, joint[:, :, 1:] * share * penalty
                 first[:, 0], second[:, 0] = 0 * joint[:, 0, 1:], joint[:, 0, 1:]
                 joint, third = np.concatenate([joint[:, :, :1], first], axis=2), second
             changed[name] = np.concatenate([joint, third], axis=2)

@@ -43,6 +43,9 @@ class Plan:
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
     flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
+    weight_shares: tuple[
+        float, ...
+    ]  # by stage: weight gradients' share of a backward; empty if backwards are in one part
     rows: tuple[Row, ...]  # the actions of each worker of a replica, in order
     owners: tuple[int, ...]  # the worker of each stage within a replica
 

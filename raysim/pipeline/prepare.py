@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
+from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import named
 from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.plan import Plan, averaged_shapes, takes_part, tied_owners
 from raysim.pipeline.stage import Constrained
 from raysim.pipeline.stage_memory import stage_memories
+from raysim.schedules import Row
 from raysim.values import UNNAMED, Boundary
 from raysim.workloads.data import Data, DataShape, load_data
 from raysim.workloads.metrics import check_metrics
@@ -80,6 +82,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
     check_names(config, parts.boundaries)
     check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
     schedule = config.executed_schedule
+    rows = tuple(schedule.rows(config.stages, config.num_microbatches))
     plan = Plan(
         config=config,
         task=task,
@@ -91,11 +94,17 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         elementwise=find_elementwise(parts.stages, tied_owners(parts)),
         memories=stage_memories(config, parts, len(data.train)),
         flops_forward=tuple(parts.flops_forward),
-        rows=tuple(schedule.rows(config.stages, config.num_microbatches)),
+        weight_shares=parts.weight_shares(DTYPES[config.dtype]) if _in_two_parts(rows) else (),
+        rows=rows,
         owners=tuple(schedule.workers(config.stages)),
     )
     check_plan(plan, parts)
     return Workload(plan, parts.stages, data)
+
+
+def _in_two_parts(rows: Iterable[Row]) -> bool:
+    """Return whether backwards for inputs and for weights are separate actions."""
+    return any(action.op == "W" for row in rows for action in row)
 
 
 def task_of(config: RunConfig, shape: DataShape) -> Task:

@@ -13,6 +13,7 @@ from raysim.show.terminal import both_ends, by_name, console, critical_words, sh
 from raysim.units import format_bytes, format_seconds, three_digits
 
 if TYPE_CHECKING:
+    from raysim.advice.timings import TimedStep
     from raysim.forecast.forecast import Forecast
     from raysim.network.profile import Profile
     from raysim.network.timeline import Timeline
@@ -86,6 +87,72 @@ def _steps_table(plan: Forecast, timelines: Mapping[Network, Timeline]) -> Table
             format_seconds(plan.run_s(network)),
         )
     return table
+
+
+def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
+    """Print the step of timings by hand: its seconds by network and by worker."""
+    out = console()
+    timelines = {repr(network): timed.simulate(network) for network in networks}
+    for network, timeline in timelines.items():
+        rate = f", {three_digits(timed.samples / timeline.step_s)} samples a second" if timed.samples else ""
+        write_line(out, f"A step takes {format_seconds(timeline.step_s)} on {network}{rate}.")
+    replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
+    write_line(
+        out,
+        f"{timed.schedule!r}, {timed.profile.num_stages} stages, {timed.num_microbatches} microbatches{replicas}; "
+        f"{timed.profile.source or 'timings by hand'}.\n",
+    )
+    table = Table("network", title="A step by network")
+    for name in ("step", "pipeline", "collectives", "update and rest", "GPUs busy", "bubble", "busiest link"):
+        table.add_column(name, justify="right")
+    for network, timeline in timelines.items():
+        parts = (timeline.pipeline_s, timeline.collective_s, timeline.outside_s)
+        table.add_row(
+            network,
+            format_seconds(timeline.step_s),
+            *(format_seconds(part, of=timeline.step_s) for part in parts),
+            f"{_busy(timeline):.0%}",
+            f"{timeline.bubble:.0%}",
+            f"{timeline.busiest:.0%} busy",
+        )
+    out.print(table)
+    show_workers(
+        out,
+        [
+            (network, [by_name(worker._asdict()) for worker in timeline.workers() if not worker.replica])
+            for network, timeline in timelines.items()
+        ],
+    )
+    for network, timeline in timelines.items():
+        write_line(out, critical_words(network, timeline.explain()))
+
+
+def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, Any]:
+    """Return the content of `show_timed`, for JSON."""
+    timelines = [(network, timed.simulate(network)) for network in networks]
+    return {
+        "schedule": repr(timed.schedule),
+        "num_stages": timed.profile.num_stages,
+        "num_microbatches": timed.num_microbatches,
+        "num_replicas": timed.num_replicas,
+        "samples": timed.samples,
+        "source": timed.profile.source,
+        "networks": [
+            {
+                "network": repr(network),
+                "step_s": timeline.step_s,
+                "busy": _busy(timeline),
+                "pipeline": timeline.summary(),
+            }
+            for network, timeline in timelines
+        ],
+    }
+
+
+def _busy(timeline: Timeline) -> float:
+    """Return the mean share of the step in which workers compute."""
+    workers = timeline.workers()
+    return sum(worker.compute_s for worker in workers) / len(workers) / timeline.step_s if timeline.step_s else 0.0
 
 
 def _bounds(plan: Forecast, network: Network) -> str:

@@ -126,7 +126,7 @@ def _frozen_profile(plan: Plan) -> Profile:
             f"`profile` is needed with `clock` = {config.clock!r}: a device ({', '.join(DEVICES)}) or a file of `raysim profile`."
         )
     if source in DEVICES:
-        return datasheet_profile(config, source, plan.flops_forward)
+        return datasheet_profile(config, source, plan.flops_forward, plan.weight_shares)
     if not is_file(source):
         raise ConfigError(
             f"`profile` must be a device ({', '.join(DEVICES)}) or a file of `raysim profile`, but got {source!r}."

@@ -62,6 +62,13 @@ class Partition:
         """
         return tuple(self.shadow.footprint(*span, two_parts=two_parts, dtype=dtype) for span in self.spans)
 
+    def weight_shares(self, dtype: torch.dtype = torch.float32) -> tuple[float, ...]:
+        """Return weight gradients' share of each stage's backward, counted in operations; 1 at the first stage.
+
+        NaN at a stage whose backward cannot run on fake tensors.
+        """
+        return tuple(footprint.weight_share for footprint in self.footprints(two_parts=True, dtype=dtype))
+
 
 def partition(
     model: nn.Sequential,

@@ -68,6 +68,7 @@ class Shadow:
         dtype = torch.int64
         if shape.input_dtype != "int64":  # as the model's parameters: a model in bfloat16 is fed bfloat16
             dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
+        self._footprints: dict[tuple[int, int, bool, torch.dtype], Footprint] = {}
         self._input = ((batch, *shape.input_shape), dtype)
         self.layers = self._count()
 
@@ -78,6 +79,12 @@ class Shadow:
 
         The loss belongs to the last layer. `dtype` is that of the stage's computation, see `autocast` of torch.
         """
+        key = start, stop, two_parts, dtype
+        if key not in self._footprints:
+            self._footprints[key] = self._footprint(*key)
+        return self._footprints[key]
+
+    def _footprint(self, start: int, stop: int, two_parts: bool, dtype: torch.dtype) -> Footprint:
         last, low_precision = stop == len(self.layers), dtype != torch.float32
 
         def make_input() -> Value:
@@ -107,14 +114,12 @@ class Shadow:
             return footprint(alive, make_input, forward, parameters, first=start == 0, two_parts=two_parts)
 
     def _count(self) -> list[LayerCost]:
-        from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
-
         layers = []
         with fake(self._mode), torch.no_grad():
             x: Value = torch.empty(self._input[0], dtype=self._input[1])
             self._values: list[Value] = [x]  # that layers are given
             for index, layer in enumerate(self._modules):
-                with FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS) as counter:
+                with _counting() as counter:
                     x = self._run(index, x)
                 self._values.append(x)
                 floats, exact = split(x)
@@ -162,6 +167,19 @@ def _attention_flops(
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
+def _attention_backward_flops(
+    gradient: tuple[int, ...],
+    query: tuple[int, ...],
+    key: tuple[int, ...],
+    value: tuple[int, ...],
+    *_: object,
+    **__: object,
+) -> int:
+    """Return the operations of the five matrix products, the scores' included: the kernel computes them again."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (3 * width + 2 * value[3])
+
+
 def _lstm_flops(
     x: tuple[int, ...], input_weight: tuple[int, ...], state_weight: tuple[int, ...], *_: object, **__: object
 ) -> int:
@@ -172,6 +190,7 @@ def _lstm_flops(
 # kernels that torch's counter does not know
 _CPU_FLOPS: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
 }
 
@@ -201,6 +220,8 @@ class Footprint(NamedTuple):
     """Peak of a step's first backward, or of its part for the weights, with the gradients of parameters that it makes."""
     constants: int
     """Tensors that all microbatches share, such as a causal mask."""
+    weight_share: float
+    """Of a backward in two parts: the weights' share of its operations."""
 
 
 class Alive(TorchDispatchMode):
@@ -290,9 +311,9 @@ def footprint(
             del inputs, outputs
             try:
                 run = (_first_in_parts if first else _in_parts) if two_parts else _whole
-                waiting, backward, weights = run(alive, kept, roots, gradients)
+                waiting, backward, weights, share = run(alive, kept, roots, gradients)
             except Exception:
-                waiting, backward, weights = saved + arrived, saved + arrived, saved + arrived
+                waiting, backward, weights, share = saved + arrived, saved + arrived, saved + arrived, math.nan
             return Footprint(
                 received=received,
                 gradient=arrived,
@@ -303,6 +324,7 @@ def footprint(
                 weights=weights,
                 first=alive.most_made,
                 constants=sum(alive.constants.values()),
+                weight_share=share,
             )
     finally:
         for hook, parameter in zip(hooks, trained, strict=True):
@@ -311,27 +333,37 @@ def footprint(
 
 
 _Kept = list[dict[str, Tensor]]  # the inputs and the outputs
-_Peaks = tuple[int, int, int]  # `waiting`, `backward` and `weights` of a footprint
+_Parts = tuple[int, int, int, float]  # `waiting`, `backward`, `weights` and `weight_share` of a footprint
 
 
-def _whole(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Peaks:
+def _whole(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Parts:
     if roots:
         torch.autograd.backward(roots, gradients)
-    return 0, alive.most, 0
+    return 0, alive.most, 0, 0.0
 
 
-def _first_in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Peaks:
+def _first_in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Parts:
     """Run the backward of the first stage, which computes nothing before the part for the weights."""
     waiting = alive.now
-    return waiting, waiting, _whole(alive, kept, roots, gradients)[1]
+    return waiting, waiting, _whole(alive, kept, roots, gradients)[1], 1.0
 
 
-def _in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Peaks:
-    found, caught = input_gradients(roots, gradients, list(kept[0].values()))
+def _in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Parts:
+    with _counting() as inputs:
+        found, caught = input_gradients(roots, gradients, list(kept[0].values()))
     most = alive.most
     for held in (kept, roots, gradients, found):
         held.clear()
     waiting = alive.now
     alive.begin()
-    run_branches(caught)
-    return waiting, most, alive.most
+    with _counting() as weights:
+        run_branches(caught)
+    flops = inputs.get_total_flops(), weights.get_total_flops()
+    return waiting, most, alive.most, flops[1] / max(sum(flops), 1)
+
+
+def _counting() -> Any:
+    """Return a context that counts operations, two for a multiplication and addition."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
+
+    return FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS)

@@ -255,7 +255,10 @@ def test_the_interval_of_a_mean_holds_it_nine_times_in_ten():
 
 
 def test_profile_then_simulate(tmp_path):
-    made = CliRunner().invoke(app, ["profile", "digits-cnn", *QUICK, "--steps", "1", "--out", str(tmp_path / "p.json")])
+    made = CliRunner().invoke(
+        app,
+        ["profile", "digits-cnn", *QUICK, "schedule=ZBH1", "--steps", "1", "--out", str(tmp_path / "p.json")],
+    )
     assert made.exit_code == 0, made.output
     assert "Raysim profile of digits-cnn on " in made.output
     assert Profile.load(tmp_path / "p.json").num_stages == 4
@@ -290,6 +293,21 @@ def test_profile_then_simulate(tmp_path):
     assert figures["worker_bytes"] == [memory["total_bytes"] for memory in figures["memories"]]
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" and event.get("cat") == "action" for event in events) == 3 * 4 * 4
+
+
+def test_the_share_of_weight_gradients_is_counted_or_asked_for():
+    found = forecast("digits-cnn", *QUICK, "schedule=ZBH1", device="T4")
+    forwards, inputs, weights = found.steady.compute_s[0, :, :, 0].T
+    np.testing.assert_allclose(inputs + weights, 2 * forwards)
+    np.testing.assert_allclose(weights[1:], inputs[1:])  # convolutions and a linear layer
+    assert any(note.startswith("Weight gradients take 50% of a backward") for note in found.notes)
+    whole = Profile.uniform(4, 1.0, 2.0)
+    with pytest.raises(
+        ConfigError, match="`profile` times each backward as a whole, but ZBH1 runs weight gradients apart"
+    ):
+        forecast("digits-cnn", *QUICK, "schedule=ZBH1", profile=whole)
+    notes = forecast("digits-cnn", *QUICK, profile=whole).notes
+    assert not any("recorded steps" in note for note in notes)
 
 
 def test_the_verdict_is_the_devices():

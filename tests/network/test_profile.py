@@ -167,7 +167,7 @@ def test_split_backward_keeps_the_sum() -> None:
     np.testing.assert_array_equal(split.wire_bytes[:, :, :2], profile.wire_bytes)
     assert not split.wire_bytes[:, :, 2].any()
     with pytest.raises(ValueError, match=r"^`compute_s` must have 2 ops to be split, but got 3\.$"):
-        split.split_backward()
+        split.split_backward(0.4)
 
 
 def test_analytic_from_a_datasheet() -> None:

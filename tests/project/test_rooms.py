@@ -102,6 +102,7 @@ ROOMS = {
         {"codecs", "compressors", "distributed", "nn", "pipeline", "records", "replication", "schedules", *LOW},
         {"torch"},
     ),
+    "raysim.advice": ({*TENSORS, "config"}, {"pydantic"}),
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_contrib": ({"codecs", "notation", "on_demand"}, {"torch", "numba"}),

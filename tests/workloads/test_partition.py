@@ -121,6 +121,16 @@ def test_operations_are_those_of_the_formulas():
     assert partition(convolution, DIGITS, num_stages=1, batch=2).flops_forward == (2 * 2 * (64 * 9 * 5 + 320 * 10),)
 
 
+def test_the_share_of_weight_gradients_is_that_of_the_formulas():
+    """Of a backward, 24 w^2 a token are of weights, as many of inputs, and attention has 10 l w more: the scores once again."""
+    width, length = 16, 16
+    model = build_model("gpt", {"num_blocks": 2, "width": width, "num_heads": 2}, BYTES, seed=0)
+    parts = partition(model, BYTES, cuts=["embedding", "block0", "block1"], batch=BATCH)
+    weights = 24 * width**2
+    expected = weights / (2 * weights + 10 * length * width)
+    assert parts.weight_shares() == pytest.approx((1.0, expected, expected, 0.5))
+
+
 def really_saved(stage, x, targets=None):
     """Return the bytes of distinct memory that a real forward leaves: its input, its output, and what autograd keeps, without
     parameters and buffers."""

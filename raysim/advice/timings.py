@@ -1,0 +1,279 @@
+"""Timings by hand: a step's seconds and bytes from a paper, a profiler or a guess, priced without a recipe.
+
+schedule = "1F1B"
+num_stages = 8
+num_microbatches = 24
+forward_s = 18.522e-3
+input_s = 18.086e-3
+weight_s = 9.337e-3
+message_bytes = 27_262_976
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from raysim.config import ConfigError, apply_override
+from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
+from raysim.config.reading import sentence
+from raysim.errors import InputError
+from raysim.files import is_file, read_text
+from raysim.network.profile import FORMAT, Profile
+from raysim.network.simulate import simulate
+from raysim.network.timeline import Timeline
+from raysim.network.topology import Network
+from raysim.network.transport import Transport
+from raysim.schedules import Schedule, parse_schedule
+from raysim.schedules.arrays import OPS, make_table
+
+Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
+ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]
+KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share")
+"""What may be changed about a file of `Profile.save`."""
+
+
+@dataclass(frozen=True, eq=False)
+class TimedStep:
+    """A step whose costs are known: ready to be simulated on any network."""
+
+    profile: Profile
+    schedule: Schedule
+    num_microbatches: int
+    num_replicas: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step over all replicas; 0 if not known."""
+        return self.profile.microbatch_samples * self.num_microbatches * self.num_replicas
+
+    def over(self, transport: Transport) -> TimedStep:
+        """Return the step with messages over a transport, whose seconds of hosts come on top of the step's own."""
+        profile = self.profile
+        num_workers = self.num_replicas * len(self.schedule.rows(profile.num_stages, self.num_microbatches))
+        own = {name: getattr(profile, name) for name in ("call_s", "message_s", "byte_s", "step_s")}
+        added = transport.host.overheads(num_workers)
+        return replace(
+            self,
+            profile=replace(
+                profile, transport=transport, **{name: seconds + added[name] for name, seconds in own.items()}
+            ),
+        )
+
+    def simulate(self, network: Network, *, seed: int = 0) -> Timeline:
+        """Return the timeline of the step; raises InputError if it does not fit the network."""
+        try:
+            return simulate(
+                self.schedule,
+                self.profile,
+                network,
+                num_microbatches=self.num_microbatches,
+                num_replicas=self.num_replicas,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+
+class Timings(Strict):
+    """A step's costs as a file gives them, seconds and bytes of one microbatch; lists have a value for each stage.
+
+    >>> timings = Timings(num_stages=4, num_microbatches=8, forward_s=1.0, backward_s=2.0)
+    >>> from raysim.network.topology import FREE
+    >>> timings.step().simulate(FREE).step_s
+    33.0
+    """
+
+    schedule: str = "1F1B"
+    """The order of forwards and backwards, such as 1F1B, ZBH1 or Interleaved1F1B(2)."""
+    num_stages: int = Field(ge=1, le=MOST_STAGES)
+    """Stages of the pipeline; with an interleaved schedule more than there are workers."""
+    num_microbatches: Positive
+    """Microbatches of a step and replica."""
+    num_replicas: Positive = 1
+    """Copies of the pipeline, whose gradients are averaged."""
+    microbatch_samples: Natural = 0
+    """Samples of a microbatch, for samples a second."""
+    forward_s: ByStage
+    """Seconds of a forward."""
+    backward_s: ByStage | None = None
+    """Seconds of a whole backward; or give `input_s` and `weight_s`."""
+    input_s: ByStage | None = None
+    """Seconds of the backward for inputs, T_B of zero-bubble papers."""
+    weight_s: ByStage | None = None
+    """Seconds of the backward for weights, T_W."""
+    weight_share: float | None = Field(default=None, ge=0, le=1)
+    """Weight gradients' share of `backward_s`, which schedules need that run them separately."""
+    message_bytes: ByStage = 0.0
+    """Bytes of the activation that a stage sends on."""
+    gradient_message_bytes: ByStage | None = None
+    """Bytes of the gradient that a stage sends back; by default those of the activation that it received."""
+    message_s: Seconds = 0.0
+    """Seconds of a message on any network, as measured; with `message_bytes` they come on top of the network's."""
+    blocking_sends: bool = False
+    """Whether the sender computes nothing during `message_s`."""
+    send_byte_s: Seconds = 0.0
+    """Seconds that a sent byte takes of the sender's clock: copies by the host."""
+    encode_s: ByStage = 0.0
+    """Seconds to compress a message."""
+    decode_s: ByStage = 0.0
+    """Seconds to decompress a message."""
+    update_s: ByStage = 0.0
+    """Seconds of the optimiser."""
+    step_s: Seconds = 0.0
+    """Seconds of every step outside of all else."""
+    gradient_bytes: ByStage = 0.0
+    """Bytes of the gradients that replicas average."""
+    source: str = "timings by hand"
+    """Where the figures come from."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _parses(cls, value: str) -> str:
+        parse_schedule(value)
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Timings:
+        whole, parts = self.backward_s is not None, (self.input_s is not None, self.weight_s is not None)
+        if whole == any(parts) or any(parts) != all(parts):
+            raise ValueError("Give either `backward_s`, or `input_s` and `weight_s`.")
+        if self.weight_share is not None and not whole:
+            raise ValueError("`weight_share` divides `backward_s`: leave it out with `input_s` and `weight_s`.")
+        for name, value in self:
+            if isinstance(value, tuple) and len(value) != self.num_stages:
+                raise ValueError(
+                    f"`{name}` must have a value for each of {self.num_stages} stages, but has {len(value)}."
+                )
+        if self.blocking_sends and not self.message_s:
+            raise ValueError("`blocking_sends` keeps the sender busy for `message_s`, which must be given with it.")
+        return self
+
+    def step(self) -> TimedStep:
+        """Return the step of these costs; raises InputError if the schedule does not fit them."""
+        sends, takes = np.zeros((2, self.num_stages, 2))
+        sends[:-1, 0], sends[1:, 1] = 1.0, 1.0
+        takes[1:, 0], takes[:-1, 1] = 1.0, 1.0
+        forward_bytes = self._by_stage(self.message_bytes)
+        back = (
+            np.roll(forward_bytes, 1)
+            if self.gradient_message_bytes is None
+            else self._by_stage(self.gradient_message_bytes)
+        )
+        wire_bytes = sends * np.stack([forward_bytes, back], axis=1)
+        encode_s = sends * self._by_stage(self.encode_s)[:, None] + self.send_byte_s * wire_bytes
+        split = self.input_s is not None
+        backward = self.input_s if split else self.backward_s
+        times = [self.forward_s, backward, *([self.weight_s] if split else [])]
+        extra = ((0, 0), (0, 1 if split else 0))
+        profile = Profile(
+            compute_s=np.stack([self._by_stage(seconds) for seconds in times], axis=1)[None, :, :, None],
+            wire_bytes=np.pad(wire_bytes, extra)[None, :, :, None],
+            encode_s=np.pad(encode_s, extra)[None, :, :, None],
+            decode_s=np.pad(takes * self._by_stage(self.decode_s)[:, None], extra)[None, :, :, None],
+            update_s=self._by_stage(self.update_s),
+            gradient_bytes=self._by_stage(self.gradient_bytes),
+            call_s=self.message_s if self.blocking_sends else 0.0,
+            message_s=0.0 if self.blocking_sends else self.message_s,
+            step_s=self.step_s,
+            microbatch_samples=self.microbatch_samples,
+            source=self.source,
+        )
+        return timed_step(
+            profile,
+            self.schedule,
+            self.num_microbatches,
+            num_replicas=self.num_replicas,
+            weight_share=self.weight_share,
+        )
+
+    def _by_stage(self, value: float | Sequence[float] | None) -> NDArray[np.float64]:
+        return np.broadcast_to(np.asarray(value, np.float64), (self.num_stages,))
+
+
+def timed_step(
+    profile: Profile,
+    schedule: str | Schedule = "1F1B",
+    num_microbatches: int | None = None,
+    *,
+    num_replicas: int | None = None,
+    weight_share: float | None = None,
+) -> TimedStep:
+    """Return a profile's step under a schedule, its counts by default the profile's.
+
+    `weight_share`: weight gradients' part of a backward that was timed as a whole. Raises InputError.
+    """
+    try:
+        rows = parse_schedule(schedule) if isinstance(schedule, str) else schedule
+        count = num_microbatches if num_microbatches is not None else profile.num_microbatches or 1
+        table = make_table(rows, profile.num_stages, count)
+        if count != profile.num_microbatches:
+            profile = profile.mean_microbatch()
+        separate = int(table.op.max()) == OPS.index("W") and profile.compute_s.shape[2] == 2
+        if separate and weight_share is None:
+            raise InputError(
+                f"{rows!r} runs weight gradients separately, but the backward was timed as a whole: give `weight_share`, their "
+                "share of it (0.34 to 0.42 in tables 4 and 9 of Qi et al. 2024), or time the two parts."
+            )
+        if separate:
+            assert weight_share is not None
+            profile = profile.split_backward(weight_share)
+        return TimedStep(profile, rows, count, num_replicas if num_replicas is not None else profile.num_replicas)
+    except ValueError as error:
+        raise error if isinstance(error, InputError) else InputError(str(error)) from None
+
+
+def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
+    """Return the step in a file of timings or of `Profile.save`, changed by `key=value` texts; None if the file is neither.
+
+    Raises InputError.
+    """
+    if Path(path).suffix not in (".toml", ".json") or not is_file(path):
+        return None
+    try:
+        text = read_text(path)
+        values = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not {Path(path).suffix[1:].upper()}: {error}.") from None
+    if not isinstance(values, dict):
+        return None
+    if values.get("format") == FORMAT:
+        return _saved_step(path, overrides)
+    if not any(name in values for name in ("forward_s", "backward_s", "input_s")):
+        return None
+    for override in overrides:
+        apply_override(values, override)
+    return _parse(values, path).step()
+
+
+def _parse(values: Mapping[str, Any], path: str) -> Timings:
+    try:
+        return Timings.model_validate(values)
+    except ValidationError as error:
+        raise InputError(sentence(error, Timings.model_fields, f" in {path}")) from None
+
+
+def _saved_step(path: str, overrides: Sequence[str]) -> TimedStep:
+    """Return the step of a saved profile, whose schedule and counts the overrides give."""
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        key = apply_override(changes, override)
+        if key not in KEYS:
+            raise ConfigError(f"Unknown key `{key}` with a profile. Known: {', '.join(KEYS)}.")
+    try:
+        return timed_step(Profile.load(path), **changes)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error)) from None
