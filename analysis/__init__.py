@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raysim.analysis.comparison.choice import break_even, safe_set
     from raysim.analysis.comparison.importances import importance
     from raysim.analysis.comparison.pareto import frontier
+    from raysim.analysis.comparison.race_records import race_on_records
     from raysim.analysis.data import AnalysisError, ReplayError
     from raysim.analysis.data.studies import natural_direction
     from raysim.analysis.pricing.estimates import Estimate
@@ -38,6 +39,7 @@ _MODULES = {
     "comparison.choice": ("break_even", "safe_set"),
     "comparison.importances": ("importance",),
     "comparison.pareto": ("frontier",),
+    "comparison.race_records": ("race_on_records",),
     "data": ("AnalysisError", "ReplayError"),
     "data.studies": ("natural_direction",),
     "pricing.estimates": ("Estimate",),
@@ -74,6 +76,7 @@ __all__ = [
     "load",
     "natural_direction",
     "pack",
+    "race_on_records",
     "replay",
     "safe_set",
 ]

@@ -1,0 +1,104 @@
+"""The harm of a setting before its training ends: paired with dense by seed and step, and carried forward to the last step.
+
+Final harm is forecast in three ways: by training losses, as if the present harm stayed; as a delay, as if the setting were at an
+earlier step of dense; and by an evaluation, if there is one. The least counts, since harm passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize
+
+from raysim.quality import Measure
+
+
+class Observation(NamedTuple):
+    """A setting's harm at a rung, in the unit of the measure, and the final harm that it forecasts."""
+
+    harms: tuple[float, ...]
+    """By training losses over the latter half of the steps done, one a seed."""
+    delayed: float
+    """Final harm if the setting is only behind dense, see `delayed_harm`."""
+    evaluated: float = math.inf
+    """Mean harm by evaluations there; infinite without any."""
+
+    @property
+    def forecast(self) -> float:
+        """The least of the forecasts of final harm."""
+        return min(float(np.mean(self.harms)), self.delayed, self.evaluated)
+
+
+class Trace(NamedTuple):
+    """The records of a run so far."""
+
+    losses: np.ndarray[Any, Any]
+    """Training loss by step."""
+    evaluated: Mapping[int, float] = {}
+    """Quality with compression on, by the steps done."""
+
+
+def observe(
+    measure: Measure, runs: Sequence[Trace], dense: Sequence[Trace], steps: int, chances: Mapping[str, float]
+) -> Observation:
+    """Return the harm of a setting after `steps` steps of each seed, beside dense runs of the same seeds to their end.
+
+    `chances` are the measures of a model that has learned nothing, by name.
+    """
+    begin = steps // 2
+    latter = [(run.losses[begin:steps], other.losses[begin:steps]) for run, other in zip(runs, dense, strict=True)]
+    behind = float(np.mean([np.mean(own) - np.mean(reference) for own, reference in latter]))
+    curve = np.mean([run.losses for run in dense], axis=0)
+    return Observation(
+        tuple(training_harm(measure, own, reference, chances) for own, reference in latter),
+        delayed_harm(measure, behind, curve, steps, chances),
+        _evaluated_harm(measure, runs, dense, range(begin + 1, steps + 1)),
+    )
+
+
+def _evaluated_harm(measure: Measure, runs: Sequence[Trace], dense: Sequence[Trace], steps: range) -> float:
+    """Return the mean harm by the last evaluation among `steps` that all runs have; infinite without one."""
+    shared = [step for step in steps if all(step in run.evaluated for run in (*runs, *dense))]
+    if not shared:
+        return math.inf
+    pairs = [(run.evaluated[shared[-1]], other.evaluated[shared[-1]]) for run, other in zip(runs, dense, strict=True)]
+    return float(np.mean([measure.harm(own, reference) for own, reference in pairs]))
+
+
+def training_harm(measure: Measure, losses: ArrayLike, dense: ArrayLike, chances: Mapping[str, float]) -> float:
+    """Return how much worse a run trains than dense at the same steps, in the unit of harm of `measure`.
+
+    `losses` and `dense` are training losses of the same steps and batches. A measure in points is taken to fall from perfection
+    to chance as the loss rises from 0 to that by chance (`chances`, by measure): one straight line for all classifiers. A
+    perplexity is the exponential of the loss; every other measure is compared as the loss is, in per cent.
+    """
+    own, reference = float(np.mean(np.asarray(losses))), float(np.mean(np.asarray(dense)))
+    if measure.points and chances.get("loss", 0.0) > 0:
+        chance = chances.get(measure.name, 0.0)
+        perfect = 1.0 if measure.higher else 0.0
+        return 100 * abs(perfect - chance) / chances["loss"] * (own - reference)
+    if measure.name == "perplexity":
+        return 100 * math.expm1(own - reference)
+    return 100 * (own / reference - 1) if reference > 0 else math.nan
+
+
+def delayed_harm(
+    measure: Measure, behind: float, dense: np.ndarray[Any, Any], step: int, chances: Mapping[str, float]
+) -> float:
+    """Return the final harm of a setting whose mean training loss lies `behind` dense over the latter half of `step` steps.
+
+    `dense` are the mean training losses of dense by step, to the end. If compression only costs time, the setting is at an
+    earlier step of dense now, and at the same share of the steps in the end. Losses are made monotone by isotonic regression.
+    """
+    falling = optimize.isotonic_regression(dense, increasing=False).x
+    total = np.concatenate([[0.0], np.cumsum(falling)])
+    ends = np.arange(1, len(falling) + 1)
+    latter = (total[ends] - total[ends // 2]) / (ends - ends // 2)  # mean over the latter half of the steps so far
+    share = min(1.0, float(np.interp(-(latter[step - 1] + behind), -latter, ends)) / step)
+    recent = (total[ends] - total[ends * 4 // 5]) / (ends - ends * 4 // 5)
+    final = float(np.interp(share * len(falling), ends, recent))
+    return training_harm(measure, [final], [float(recent[-1])], chances)

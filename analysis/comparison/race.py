@@ -1,0 +1,244 @@
+"""A race: settings are trained on beside dense only while they may be the answer.
+
+A race trains in parts. A part ends at a rung, a share of a run's steps. There the final harm of each setting is forecast
+(`harm_forecast`), and the setting goes on, or leaves: because it surely does harm, because its seeds would hardly show that it is
+safe, or because a faster setting is safe. How far forecasts are off is known from earlier studies (`DEVIATION`), and better from
+the settings of the same job that have finished. Parts are those of successive halving (Jamieson and Talwalkar 2016), but settings
+leave by bounds, not by ranks: no harmless setting must go. The error of leaving is spent over all rungs (Lan and DeMets 1983).
+
+All functions are pure: the same evidence gives the same decision, so that a killed race goes on as if it had not been killed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from raysim.analysis.comparison.harm_forecast import Observation
+from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED, Sample, judge
+
+
+class Deviation(NamedTuple):
+    """The logarithm of a setting's final harm over its forecast."""
+
+    mean: float
+    between: float
+    """Standard deviation of the mean between jobs."""
+    within: float
+    """Standard deviation within a job, over its settings."""
+
+
+RUNGS = (0.1, 0.2, 0.4, 0.7, 1.0)
+"""Shares of the steps of a run after which a race decides."""
+DEVIATION = Deviation(mean=0.3, between=0.68, within=0.68)
+"""Before a setting of the job has finished: by docs/findings/data/finetune-links, gravac-text, pictures-causes and
+equal-bandwidth-pictures, on forecasts beyond the margin and twice their error (2025-11-25). Other studies had no part in it."""
+PRIOR_FREEDOM = 3.0  # degrees of freedom of the variance of a job's settings, as prior of each
+LEVEL = (1 - CONFIDENCE) * PLANNED  # of the rule on planned seeds
+GROWTH = 1.5  # of the seeds that have finished, from part to part
+PATIENCE = 1  # first rung at which a setting is given up as hopeless
+FLOOR = 0.05  # least ratio of final to forecast harm that counts, so that its logarithm exists
+
+Kind = Literal["harmful", "hopeless", "slower"]
+"""Why a setting leaves a race: it does harm; its seeds will hardly show that it is safe; a faster setting is safe."""
+
+
+class Evidence(NamedTuple):
+    """A setting of a race so far. Seeds are always in the same order."""
+
+    step_s: float
+    """Seconds of a step on the study's network, or another cost to be minimised."""
+    observed: tuple[Observation, ...] = ()
+    """By rung, without the last one."""
+    final: tuple[float, ...] = ()
+    """Harm by the final evaluation, one a seed."""
+
+    @property
+    def rung(self) -> int:
+        """The last rung that it reached; -1 before the first."""
+        return len(RUNGS) - 1 if self.final else len(self.observed) - 1
+
+    @property
+    def harms(self) -> tuple[float, ...]:
+        """Harm at its last rung, one a seed."""
+        return self.final or self.observed[-1].harms
+
+
+class Exit(NamedTuple):
+    """A setting's exit from a race: why, at which rung and on how many seeds, and the figures behind it."""
+
+    kind: Kind
+    rung: int
+    seeds: int
+    harm: float
+    """The mean by training losses or, at the last rung, by final evaluations."""
+    bound: float
+    """Lower bound of the final harm if harmful; the chance of a verdict of safe if hopeless."""
+
+
+class Part(NamedTuple):
+    """The training to do next: a setting's seeds, by position, up to a rung."""
+
+    setting: str
+    seeds: tuple[int, ...]
+    rung: int
+
+
+@dataclass(frozen=True)
+class Race:
+    """The terms of a race: how many seeds a setting trains at most and at first, and when it leaves.
+
+    `error`: the chance of calling a harmless setting harmful, over all rungs. `hopeless`: the chance of a verdict of safe below
+    which a setting is not trained on. `family`: the number of settings judged together, dense apart. `step`: the least
+    difference that an evaluation can show.
+    """
+
+    seeds: int
+    margin: float
+    family: int
+    first: int = 2
+    error: float = 1 - CONFIDENCE
+    hopeless: float = 0.1
+    step: float = 0.0
+
+    def safe(self, evidence: Mapping[str, Evidence]) -> list[str]:
+        """Return the settings that the rule calls safe on all planned seeds; those that left stay in the family."""
+        complete = [name for name, each in evidence.items() if len(each.final) == self.seeds]
+        samples = [self._sample(evidence[name].final) for name in complete]
+        samples += [self._sample((math.nan,))] * (self.family - len(complete))
+        judged = judge(samples, [self.margin] * len(samples))
+        return [name for name, each in zip(complete, judged, strict=False) if each.where == "below"]
+
+    def _sample(self, values: tuple[float, ...]) -> Sample:
+        return Sample(values, tuple(range(len(values))), PLANNED, self.step, "")
+
+    def exits(self, evidence: Mapping[str, Evidence]) -> dict[str, Exit]:
+        """Return the settings that leave the race, of those that have begun."""
+        safe = self.safe(evidence)
+        fastest = min((evidence[name].step_s for name in safe), default=math.inf)
+        found: dict[str, Exit] = {}
+        for name, each in evidence.items():
+            if name in safe or not each.observed:
+                continue
+            if each.step_s >= fastest:
+                found[name] = Exit("slower", each.rung, len(each.harms), float(np.mean(each.harms)), math.nan)
+            elif (reason := self._harmful(each, evidence) or self._hopeless(each, evidence)) is not None:
+                found[name] = reason
+        return found
+
+    def next_parts(self, evidence: Mapping[str, Evidence], running: Sequence[str], width: int = 2) -> list[Part]:
+        """Return the next parts: the first rung of all settings, then those of the `width` fastest ones that are likely safe.
+
+        `running` are the settings in the race, without those that left it.
+        """
+        fresh = [name for name in running if not evidence[name].observed]
+        if fresh:
+            return [Part(name, tuple(range(self.first)), 0) for name in fresh]
+        unfinished = [name for name in running if len(evidence[name].final) < self.seeds]
+        return [
+            self._part(name, evidence[name])
+            for name in sorted(unfinished, key=lambda name: self._turn(name, evidence))[:width]
+        ]
+
+    def _part(self, name: str, each: Evidence) -> Part:
+        if each.final:
+            count = len(each.final)
+            return Part(name, tuple(range(count, min(self.seeds, math.ceil(GROWTH * count)))), each.rung)
+        return Part(name, tuple(range(self.first)), each.rung + 1)
+
+    def _turn(self, name: str, evidence: Mapping[str, Evidence]) -> tuple[bool, float, float, str]:
+        """Return the key by which settings are promoted: those more likely safe than not by their speed, then by their chance."""
+        each = evidence[name]
+        chance = self.chance_harmless(each, evidence)
+        likely = chance >= 0.5
+        return (not likely, each.step_s if likely else -chance, each.step_s, name)
+
+    def chance_harmless(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+        """Return the chance that a setting's true final harm lies within the margin, by its forecast."""
+        error = self._error(each.harms, each.rung, evidence)
+        if each.final:
+            return float(stats.norm.cdf((self.margin - float(np.mean(each.final))) / max(error, 1e-12)))
+        deviation = deviation_of(each.rung, evidence)
+        mean = max(each.observed[-1].forecast, FLOOR * self.margin)
+        spread = math.hypot(deviation.within, error / mean)
+        return float(stats.norm.cdf((math.log(self.margin / mean) - deviation.mean) / spread))
+
+    def _harmful(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
+        """Return the exit of a setting whose final harm surely lies above the margin."""
+        if len(each.harms) < 2 or len(each.final) == self.seeds:
+            return None
+        bound = self.lower_bound(each, evidence)
+        if bound <= self.margin:
+            return None
+        return Exit("harmful", each.rung, len(each.harms), float(np.mean(each.harms)), bound)
+
+    def lower_bound(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+        """Return the lower bound of a setting's final harm, at a rung's share of the error."""
+        level = self.error / len(RUNGS)
+        half = float(stats.t.isf(level, PRIOR_FREEDOM + len(each.harms) - 1))
+        half *= self._error(each.harms, each.rung, evidence)
+        mean = float(np.mean(each.final)) if each.final else each.observed[-1].forecast
+        if each.final or mean <= half:
+            return mean - half
+        deviation = deviation_of(each.rung, evidence)
+        unsure = float(stats.norm.isf(level)) * deviation.within
+        return mean * math.exp(min(0.0, deviation.mean) - math.hypot(unsure, half / mean))
+
+    def _hopeless(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
+        """Return the exit of a setting that all planned seeds would hardly show to be safe."""
+        if len(each.final) == self.seeds or each.rung < PATIENCE:
+            return None
+        chance = self.chance_safe(each, evidence)
+        if chance >= self.hopeless:
+            return None
+        return Exit("hopeless", each.rung, len(each.harms), float(np.mean(each.harms)), chance)
+
+    def chance_safe(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+        """Return the chance that all planned seeds will call a setting safe."""
+        if not each.final:
+            return self.chance_harmless(each, evidence)
+        spread = self._spread(each.final, each.rung, evidence)
+        critical = float(stats.t.isf(LEVEL / self.family, self.seeds - 1)) * spread / math.sqrt(self.seeds)
+        unseen = spread * math.sqrt(1 / len(each.final) - 1 / self.seeds)
+        room = self.margin - critical - float(np.mean(each.final))
+        return float(stats.t.cdf(room / unseen, PRIOR_FREEDOM + len(each.final) - 1)) if unseen else float(room > 0)
+
+    def _error(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
+        """Return the standard error of a setting's mean harm."""
+        return self._spread(harms, rung, evidence) / math.sqrt(len(harms))
+
+    def _spread(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
+        """Return the standard deviation of harms over seeds, its square shrunk to the median of the job's (Smyth 2004)."""
+        reached = [each for each in evidence.values() if each.rung >= rung]
+        of_job = [each.final if rung == len(RUNGS) - 1 else each.observed[rung].harms for each in reached]
+        variance = median([float(np.var(each, ddof=1)) for each in of_job if len(each) > 1] or [0.0])
+        if len(harms) > 1:
+            freedom = len(harms) - 1
+            own = float(np.var(harms, ddof=1))
+            variance = (PRIOR_FREEDOM * variance + freedom * own) / (PRIOR_FREEDOM + freedom) if own else 0.0
+        return math.sqrt(variance + (self.step / 2) ** 2)
+
+
+def deviation_of(rung: int, evidence: Mapping[str, Evidence]) -> Deviation:
+    """Return how far forecasts at a rung are off, learned from the job's settings that have finished.
+
+    `within` is the standard deviation of a prediction for another setting of the job, and `between` that of the mean.
+    """
+    seen = []
+    for each in evidence.values():
+        if each.final and len(each.observed) > rung:
+            observed = each.observed[rung]
+            seeds = len(observed.harms)
+            error = float(np.std(observed.harms, ddof=1)) / math.sqrt(seeds) if seeds > 1 else math.inf
+            if observed.forecast > 2 * error:
+                seen.append(math.log(max(float(np.mean(each.final[:seeds])) / observed.forecast, FLOOR)))
+    mean, between, within = DEVIATION
+    precision = between**-2 + len(seen) * within**-2
+    mean = (mean * between**-2 + sum(seen) * within**-2) / precision
+    return Deviation(mean, precision**-0.5, math.sqrt(within**2 + 1 / precision))

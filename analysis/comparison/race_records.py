@@ -1,0 +1,166 @@
+"""A race replayed on recorded runs: what it would have trained, what it would have decided, and what that would have saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raysim.analysis.comparison.choice import safe_set
+from raysim.analysis.comparison.contexts import Context, contexts
+from raysim.analysis.comparison.harm_forecast import Trace, observe
+from raysim.analysis.comparison.race import (
+    RUNGS,
+    Evidence,
+    Exit,
+    Part,
+    Race,
+)
+from raysim.analysis.data.settings import Setting
+from raysim.analysis.runs.results import Results
+from raysim.network.presets import parse_network
+
+_COLUMNS = ("context", "setting", "full", "harm", "race", "reason", "seeds", "steps", "runs", "full_runs")
+
+
+def race_on_records(results: Results, *, first: int = Race.first, within: float | None = None) -> pd.DataFrame:
+    """Return one row for each setting and for dense: the verdict of a race beside that of all recorded seeds, and their costs.
+
+    `full` is the verdict by all seeds, and `harm` the mean behind it; `race` is "safe", "harmful", "undecided" or "slower" (than a
+    safe setting), for `reason`. `runs` and `full_runs` are costs in whole runs, and `seeds` and `steps` those of the setting when it
+    left the race. Settings are taken by the price of their step on the network of their study. `first`: the seeds of the first
+    parts. Jobs without dense runs, or with fewer than three seeds, are left out.
+    """
+    judged = safe_set(results, within=within)
+    rows: list[dict[str, Any]] = []
+    for context in contexts(results, margin=within):
+        if Setting() not in context.settings or len(context.settings) < 2:
+            continue
+        replay = _Replay(results, context, first)
+        of_job = judged[judged["context"] == context.label]
+        full = {str(row["setting"]): row for row in of_job.to_dict("records")}
+        rows += [{"context": context.label, **row} for row in replay.rows(full)]
+    return pd.DataFrame(rows, columns=list(_COLUMNS))
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """A race over the recorded settings of one job."""
+
+    results: Results
+    context: Context
+    first: int
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds that dense and every setting have in common, in order."""
+        common = set.intersection(*(set(runs.index) for runs in self.context.settings.values()))
+        return sorted(common)
+
+    @cached_property
+    def settings(self) -> dict[str, pd.DataFrame]:
+        """The runs of the compressed settings, by name."""
+        return {str(key): runs for key, runs in self.context.settings.items() if key != Setting()}
+
+    @cached_property
+    def traces(self) -> dict[str, Trace]:
+        """The training losses and the evaluations of each run."""
+        recorded = self.results.select([run for runs in self.context.settings.values() for run in runs["run"]])
+        name = self.context.quality.name
+        steps = recorded.table("steps", ["step", "loss"]).sort_values(["run", "step"])
+        evals = recorded.evals[(recorded.evals["mode"] == "on") & (recorded.evals["batchnorm"] == "running")]
+        evaluated = {
+            str(run): dict(zip(rows["step"], rows[name], strict=True))
+            for run, rows in evals.groupby("run", observed=True)
+        }
+        return {
+            str(run): Trace(rows["loss"].to_numpy(float), evaluated.get(str(run), {}))
+            for run, rows in steps.groupby("run", observed=True)
+        }
+
+    @cached_property
+    def chances(self) -> dict[str, float]:
+        """The measures of a model that has learned nothing."""
+        row = self.results.runs.set_index("run").loc[self.context.rows["run"].iloc[0]]
+        return {
+            str(key).removeprefix("chance_"): float(row[key]) for key in row.index if str(key).startswith("chance_")
+        }
+
+    def race(self) -> Race:
+        """Return the terms of the race; raises AnalysisError if there are too few seeds."""
+        step = 0.0 if math.isnan(self.context.step) else self.context.step
+        return Race(len(self.seeds), self.context.margin, len(self.settings), self.first, step=step)
+
+    def rows(self, full: Mapping[str, Mapping[Any, Any]]) -> list[dict[str, Any]]:
+        """Return the rows of the settings and of dense, beside the verdicts by all seeds."""
+        race, evidence = self.race(), {name: Evidence(self._step_s(runs)) for name, runs in self.settings.items()}
+        costs = {name: np.zeros(race.seeds) for name in ("", *evidence)}  # in runs, by seed; "" is dense
+        costs[""][: race.first] = 1.0
+        left: dict[str, Exit | None] = {}
+        running = list(evidence)
+        while parts := race.next_parts(evidence, running):
+            for part in parts:
+                evidence[part.setting] = self._train(part, evidence[part.setting])
+                for name in ("", part.setting):
+                    seeds = list(part.seeds)
+                    costs[name][seeds] = np.maximum(costs[name][seeds], RUNGS[part.rung])
+            exits = race.exits(evidence)
+            left |= {name: exits[name] for name in running if name in exits}
+            running = [name for name in running if name not in left and len(evidence[name].final) < race.seeds]
+        safe = race.safe(evidence)
+        rows = [self._row(name, costs[name], full[name], left.get(name), name in safe) for name in evidence]
+        dense = {
+            "setting": "dense",
+            "runs": float(costs[""].sum()),
+            "full_runs": float(len(self.context.settings[Setting()])),
+        }
+        return [dense, *rows]
+
+    def _row(
+        self, name: str, cost: np.ndarray[Any, Any], full: Mapping[Any, Any], left: Exit | None, safe: bool
+    ) -> dict[str, Any]:
+        verdicts = {"harmful": "harmful", "hopeless": "undecided", "slower": "slower"}
+        share = RUNGS[left.rung] if left is not None else 1.0
+        return {
+            "setting": name,
+            "full": full["verdict"],
+            "harm": full["harm"],
+            "race": "safe" if safe else verdicts[left.kind] if left is not None else "undecided",
+            "reason": left.kind if left is not None else "all seeds",
+            "seeds": left.seeds if left is not None else len(self.seeds),
+            "steps": round(share * self._num_steps(name)),
+            "runs": float(cost.sum()),
+            "full_runs": float(len(self.settings[name])),
+        }
+
+    def _num_steps(self, name: str) -> int:
+        return min(len(self.traces[run].losses) for run in self._runs(name, range(len(self.seeds))))
+
+    def _runs(self, name: str, seeds: Sequence[int] | range) -> list[str]:
+        """Return the runs of a setting, or of dense if it has no name, at these positions of seeds."""
+        runs = self.settings[name] if name else self.context.settings[Setting()]
+        return [str(runs.loc[self.seeds[i], "run"]) for i in seeds]
+
+    def _train(self, part: Part, before: Evidence) -> Evidence:
+        """Return the evidence after a part."""
+        if part.rung == len(RUNGS) - 1:
+            runs, dense = self.settings[part.setting], self.context.settings[Setting()]
+            at: list[Any] = [self.seeds[i] for i in part.seeds]
+            harms = (self.context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in at)
+            return before._replace(final=(*before.final, *harms))
+        own, others = ([self.traces[run] for run in self._runs(name, part.seeds)] for name in (part.setting, ""))
+        steps = round(RUNGS[part.rung] * len(others[0].losses))
+        seen = observe(self.context.quality, own, others, steps, self.chances)
+        return before._replace(observed=(*before.observed, seen))
+
+    def _step_s(self, runs: pd.DataFrame) -> float:
+        """Return the seconds of a step of a setting on the network of its study."""
+        run = str(runs["run"].iloc[0])
+        studies = runs["study"].dropna()
+        replay = self.results.replay(run, transport=self.results.transport_of(studies))
+        return replay.step_s([parse_network(self.results.network_of(studies))])[0].value
