@@ -19,7 +19,7 @@ UNNAMED = ""
 """The name of a tensor that crosses a boundary alone, without a dictionary."""
 
 
-class Boundary(NamedTuple):
+class BoundaryTensors(NamedTuple):
     """The tensors that cross a boundary with one microbatch, by name."""
 
     shapes: dict[str, tuple[int, ...]]  # of the tensors of floating-point numbers

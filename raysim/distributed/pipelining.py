@@ -24,13 +24,13 @@ from torch.autograd.function import once_differentiable
 from raysim.compressors import Context
 from raysim.distributed.exchange import build_alike
 from raysim.distributed.frames import Frame, FrameError, frame_words, read_frame, setting_of, write_frame
-from raysim.nn.ends import DIRECTIONS, Ends
+from raysim.nn.boundary import DIRECTIONS, BoundaryModule
 from raysim.nn.link import parse_methods
 
 _EVALUATION = 0xFFFFFFFF  # in place of the number of a message
 
 
-class _PacketEnd(Ends):
+class _PacketEnd(BoundaryModule):
     """One side of a boundary, with the size of its frames."""
 
     held: ClassVar[tuple[tuple[str, bool], ...]]
@@ -116,7 +116,7 @@ class SendPacket(_PacketEnd):
                 f"The activation at boundary {self.boundary} must have the stated shape {self.shape} and {self.dtype}, but has "
                 f"{tuple(x.shape)} and {x.dtype}."
             )
-        link = self.ends["forward", True]
+        link = self.links["forward", True]
         link.device = x.device
         if not self.training or not torch.is_grad_enabled():
             with torch.autocast(x.device.type, enabled=False):
@@ -138,12 +138,12 @@ class SendPacket(_PacketEnd):
     def send(self, x: Tensor, context: Context) -> Tensor:
         """Return the frame of an activation in training."""
         with torch.autocast(x.device.type, enabled=False):
-            message = self.ends["forward", True].send(x, context, measure=self.measures())
+            message = self.links["forward", True].send(x, context, measure=self.measures())
         return self.pack(message, self.number, x.device)
 
     def receive(self, frame: Tensor, context: Context, number: int) -> Tensor:
         """Return the gradient in a frame; zeros in a rehearsal, for which torch hands in ones."""
-        link = self.ends["backward", False]
+        link = self.links["backward", False]
         link.device = frame.device
         if bool((frame == 1).all()):
             self._rehearsed = True
@@ -157,7 +157,7 @@ class SendPacket(_PacketEnd):
         """Take back the first message of a step if ones came as its gradient, or its graph was dropped before any did."""
         dropped = self._rehearsed or (self._graph is not None and self._graph() is None)
         if self.microbatch == 1 and not self._answered and dropped:
-            self.ends["forward", True].load(self._before)
+            self.links["forward", True].load(self._before)
             self.microbatch = 0
 
 
@@ -172,7 +172,7 @@ class ReceivePacket(_PacketEnd):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, frame: Tensor) -> Tensor:
         """Return the activation in a frame; raises FrameError where it does not hold the awaited packet."""
-        link = self.ends["forward", False]
+        link = self.links["forward", False]
         link.device = frame.device
         trains = self.training and torch.is_grad_enabled()
         if trains:
@@ -198,11 +198,11 @@ class ReceivePacket(_PacketEnd):
     def receive(self, message: Any, context: Context, device: torch.device) -> Tensor:
         """Return the activation of a message."""
         with torch.autocast(device.type, enabled=False):
-            return self.ends["forward", False].receive(message, context)
+            return self.links["forward", False].receive(message, context)
 
     def send(self, gradient: Tensor, context: Context, number: int) -> Tensor:
         """Return the frame of a gradient, under the number of its activation."""
-        link = self.ends["backward", True]
+        link = self.links["backward", True]
         link.device = gradient.device
         with torch.autocast(gradient.device.type, enabled=False):
             message = link.send(gradient, self.of_gradient(context), measure=self.measures())

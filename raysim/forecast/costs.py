@@ -25,7 +25,7 @@ from raysim.pipeline.groups import CONTROL_VALUES, Group, MemberRounds, chunk_by
 from raysim.pipeline.plan import compressors_of
 from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
 from raysim.units import format_bytes
-from raysim.values import UNNAMED, Boundary
+from raysim.values import UNNAMED, BoundaryTensors
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class LinkCost(NamedTuple):
 
 def link_costs(
     config: RunConfig,
-    boundaries: Sequence[Boundary],
+    boundaries: Sequence[BoundaryTensors],
     codec_bytes_per_s: float | None,
     notes: list[str],
 ) -> tuple[LinkCost, ...]:

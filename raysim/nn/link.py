@@ -10,14 +10,14 @@ from torch.autograd.function import once_differentiable
 
 from raysim.codecs.codec import Support
 from raysim.compressors import Compressor, Context, parse, share_indices
-from raysim.nn.ends import DIRECTIONS, Ends, own_memory
+from raysim.nn.boundary import DIRECTIONS, BoundaryModule, own_memory
 from raysim.pipeline.link import EVALUATION_MODES
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class CompressedLink(Ends):
+class CompressedLink(BoundaryModule):
     """A boundary of a pipeline inside any model: forward sends the activation through a compressor, backward the gradient.
 
     `forward` and `backward` are written in raysim's notation. Both ends of both directions are held, with their memories, and
@@ -82,7 +82,7 @@ class CompressedLink(Ends):
 
     def cross(self, direction: str, x: Tensor, context: Context) -> Tensor:
         """Send a tensor from one end of a direction to the other and return the received one, in memory of its own."""
-        sender, receiver = self.ends[direction, True], self.ends[direction, False]
+        sender, receiver = self.links[direction, True], self.links[direction, False]
         sender.device = receiver.device = x.device
         with torch.autocast(x.device.type, enabled=False):
             message = sender.send(x, context, measure=self.measures())
@@ -99,7 +99,7 @@ class CompressedLink(Ends):
         if self.evaluation not in EVALUATION_MODES:
             raise ValueError(f"`evaluation` must be one of {', '.join(EVALUATION_MODES)}, but got {self.evaluation!r}.")
         self.settle()
-        sender, receiver = self.ends["forward", True], self.ends["forward", False]
+        sender, receiver = self.links["forward", True], self.links["forward", False]
         receiver.device = x.device
         message = sender.send_evaluation(x, self.evaluation, self.evaluation_key())
         return own_memory(receiver.receive_evaluation(message), x)

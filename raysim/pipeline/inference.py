@@ -1,17 +1,19 @@
-"""Evaluation at one worker: whole batches go forward through its stages, and leave no trace in any memory."""
+"""Evaluation at one worker: batches go forward through its stages, without a change to any memory."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
+from raysim.pipeline.boundary import Boundary
 from raysim.pipeline.errors import DivergedError, StageError
-from raysim.pipeline.links import Links
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import Evaluated, Failure
@@ -32,17 +34,18 @@ class Inference:
         plan: Plan,
         replica: int,
         stages: Mapping[int, Stage],
-        links: Links,
+        boundaries: Mapping[tuple[int, int], Boundary],
         data: Data | None,
         device: torch.device,
     ) -> None:
         self._plan = plan
         self._replica = replica
         self._stages = stages
-        self._links = links
+        self._boundaries = boundaries
         self._data = data
         self._device = device
-        self._aside: dict[int, dict[str, Tensor]] = {}  # own parameters, while a mean is evaluated
+        self._own: dict[int, dict[str, Tensor]] = {}  # parameters by stage, while a mean is evaluated
+        self._statistics = {index: BatchNormStatistics(stage.module) for index, stage in stages.items()}
 
     def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
         """Take batches of a split through the stages of this worker, one stage after another.
@@ -76,12 +79,12 @@ class Inference:
         if message is None:
             x: Value = self._split(split).inputs(ids, 0, seed, False).to(self._device)
         else:
-            x = self._links.ends[index - 1, "forward", False].receive_evaluation(message)
-        y = stage.infer(x)
+            x = self._boundaries[index - 1, index].receive_evaluation(message)
+        y = stage.infer(x, self._statistics[index].estimated)
         if not stage.last:
             key = derive_key(seed, "evaluation", index, split, batch)
             try:
-                return self._links.ends[index, "forward", True].send_evaluation(y, mode, key)
+                return self._boundaries[index, index].send_evaluation(y, mode, key)
             except NonFiniteError:
                 where = f"activation at boundary {index}, forward"
                 raise DivergedError(step, f"evaluation with compression {mode}", where) from None
@@ -95,21 +98,46 @@ class Inference:
     def take_mean(self, *replicas: np.ndarray) -> None:
         """Replace this replica's parameters by the mean of the `parameters` of all; without arguments, put its own back."""
         if replicas:
-            self._aside = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self._stages.items()}
-            held = [unpack_tensors(part) for part in replicas]
+            self._own = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self._stages.items()}
+            loaded = [unpack_tensors(part) for part in replicas]
         for index, stage in self._stages.items():
             if replicas:
                 names = [name for name, _ in stage.parameters()]
-                stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in held]) for name in names})
+                stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in loaded]) for name in names})
             else:
-                stage.place(self._aside.pop(index))
+                stage.place(self._own.pop(index))
 
     def batchnorm(self, change: str) -> None:
         """Change the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones of training."""
-        for stage in self._stages.values():
-            changes = {
-                "estimate": stage.estimate_batchnorm,
-                "use": stage.use_estimate,
-                "restore": stage.restore_batchnorm,
-            }
-            changes[change]()
+        for statistics in self._statistics.values():
+            getattr(statistics, change)()
+
+
+class BatchNormStatistics:
+    """The running statistics of a module's BatchNorm layers, of training or estimated anew for an evaluation."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self._of_training: list[tuple[float | None, dict[str, Tensor]]] = []
+        self.estimated: list[_BatchNorm] = []
+        """The layers whose statistics are being estimated."""
+
+    def estimate(self) -> None:
+        """Set the statistics of training aside; until `use`, forwards average new ones."""
+        self._of_training = [(layer.momentum, copy.deepcopy(dict(layer.named_buffers()))) for layer in self._layers]
+        self.estimated = self._layers
+        for layer in self._layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a plain average over batches
+
+    def use(self) -> None:
+        """Let forwards use the new statistics, until `restore`."""
+        self.estimated = []
+
+    def restore(self) -> None:
+        """Put the statistics of training back."""
+        for layer, (momentum, buffers) in zip(self._layers, self._of_training, strict=True):
+            layer.momentum = momentum
+            for name, buffer in layer.named_buffers():
+                buffer.copy_(buffers[name])
+        self._of_training = []

@@ -19,7 +19,7 @@ from raysim.pipeline.groups import Group
 from raysim.pipeline.link import LinkAccount
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
-from raysim.values import Boundary
+from raysim.values import BoundaryTensors
 from raysim.weights import Delays
 from raysim.workloads.data import batch_ids
 from raysim.workloads.partition import Partition
@@ -38,7 +38,7 @@ class Plan:
     num_samples: int
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
-    boundaries: tuple[Boundary, ...]  # the tensors that cross each with a microbatch
+    boundaries: tuple[BoundaryTensors, ...]  # the tensors that cross each with a microbatch
     tied: TiedOwners  # the parameters that several stages own
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
@@ -117,6 +117,11 @@ class Plan:
         return self.num_replicas > 1 and any(
             method.needs_previous_gradients(step, seed) for method in self.replica_methods
         )
+
+    def needs_sensitivity(self, replica: int, boundary: int) -> bool:
+        """Return whether the stage behind a boundary must measure its sensitivity for a compressor."""
+        pairs = self.compressors[replica][boundary] if boundary >= 0 else {}
+        return any(forward.needs_sensitivity for forward, _ in pairs.values())
 
     @property
     def decentralized(self) -> bool:
@@ -263,7 +268,7 @@ def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: Tied
     }
 
 
-def compressors_of(config: RunConfig, boundaries: Sequence[Boundary]) -> list[list[Pairs]]:
+def compressors_of(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> list[list[Pairs]]:
     """Return the compressors of each replica, boundary and tensor of floating-point numbers; replicas of one setting share a list."""
     known: dict[int, list[Pairs]] = {}
     replicas = config.compressors()

@@ -15,7 +15,7 @@ from raysim.pipeline.plan import Plan, averaged_shapes, takes_part, tied_owners
 from raysim.pipeline.stage import Constrained
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules import Row
-from raysim.values import UNNAMED, Boundary
+from raysim.values import UNNAMED, BoundaryTensors
 from raysim.workloads.data import Data, DataShape, load_data
 from raysim.workloads.metrics import check_metrics
 from raysim.workloads.models import build_model
@@ -113,7 +113,7 @@ def task_of(config: RunConfig, shape: DataShape) -> Task:
     return make_task(name, options, config.metrics, shape)
 
 
-def check_names(config: RunConfig, boundaries: Sequence[Boundary]) -> None:
+def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> None:
     """Raise ConfigError where a table names a tensor that does not cross, or compresses integers or booleans.
 
     Each tensor that a table for all boundaries names must cross at least one boundary. Each tensor that the table of one boundary

@@ -64,6 +64,15 @@ class Evaluated(NamedTuple):
         return Evaluated(self.samples + other.samples, sums)
 
 
+class SentMessage(NamedTuple):
+    """Start and end of a message's encoding, and its bytes with and without compression."""
+
+    start: Moment = 0.0
+    end: Moment = 0.0
+    wire_bytes: int = 0
+    dense_bytes: int = 0
+
+
 class TimedAction(NamedTuple):
     """An action of a profiled step, with moments that can be read once the step has ended."""
 
@@ -73,18 +82,15 @@ class TimedAction(NamedTuple):
     computed: Moment
     end: Moment
     cpu_s: float
-    code: Moment
-    coded: Moment
-    wire_bytes: int
-    dense_bytes: int
+    sent: SentMessage
     work: str | None
 
     def record(self, clock: DeviceClock) -> ActionRecord:
         """Return the record of the action."""
-        moments = (self.start, self.decoded, self.computed, self.end, self.code, self.coded)
+        moments = (self.start, self.decoded, self.computed, self.end, self.sent.start, self.sent.end)
         start, decoded, computed, end, code, coded = map(clock.seconds, moments)
         times = (start, end, decoded - start, computed - decoded, self.cpu_s, coded - code)
-        return ActionRecord(*self.action, *times, self.wire_bytes, self.dense_bytes, self.work)
+        return ActionRecord(*self.action, *times, self.sent.wire_bytes, self.sent.dense_bytes, self.work)
 
 
 class StepFeedback(NamedTuple):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
@@ -84,9 +82,6 @@ class Stage:
         self._saved: dict[int, _Saved] = {}
         self._caught: dict[int, list[Caught]] = {}  # between the two parts of a backward
         self._arrived: dict[int, Value | None] = {}  # the same on the first stage
-        self._estimated: list[_BatchNorm] = []
-        self._restorable: list[_BatchNorm] = []
-        self._aside: list[tuple[float | None, dict[str, Tensor]]] = []
 
     def forward(self, microbatch: int, value: Value, key: int, targets: Tensor | None = None) -> Value:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
@@ -275,38 +270,21 @@ class Stage:
         for kept in (self._saved, self._caught, self._arrived):
             kept.clear()
 
-    def infer(self, value: Value) -> Value:
-        """Return the activation, or the last stage's logits, in evaluation mode and without gradients."""
+    def infer(self, value: Value, updated: Iterable[nn.Module] = ()) -> Value:
+        """Return the activation, or the last stage's logits, in evaluation mode and without gradients.
+
+        Modules of `updated` stay in training mode, so that they update their statistics.
+        """
         floats, exact = split(value)
         # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
         x = join({name: received.clone() for name, received in floats.items()}, exact)
         with torch.no_grad():
             self.module.eval()
-            for norm in self._estimated:
-                norm.train()
+            for module in updated:
+                module.train()
             y = self._call(x)
             self.module.train()
         return y
-
-    def estimate_batchnorm(self) -> None:
-        """Set BatchNorm statistics aside and let `infer` average new ones, until `use_estimate`."""
-        self._estimated = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-        self._aside = [(norm.momentum, copy.deepcopy(dict(norm.named_buffers()))) for norm in self._estimated]
-        for norm in self._estimated:
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain average over batches
-
-    def use_estimate(self) -> None:
-        """Let `infer` use the new statistics, until `restore_batchnorm`."""
-        self._restorable, self._estimated = self._estimated, []
-
-    def restore_batchnorm(self) -> None:
-        """Put the statistics of training back."""
-        for norm, (momentum, buffers) in zip(self._restorable, self._aside, strict=True):
-            norm.momentum = momentum
-            for name, buffer in norm.named_buffers():
-                buffer.copy_(buffers[name])
-        self._restorable, self._aside = [], []
 
     def _compute(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None = None) -> Value:
         if not self.twin:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, replica_group, run_rounds
-from raysim.nn.ends import DIRECTIONS
+from raysim.nn.boundary import DIRECTIONS
 from raysim.nn.link import parse_methods
 from raysim.pipeline.groups import CONTROL_VALUES, MemberRounds, ring_bytes
 from raysim.pipeline.link import Link, LinkAccount

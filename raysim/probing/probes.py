@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raysim.distributed.exchange import Channel, build_alike
-from raysim.nn.ends import DIRECTIONS
+from raysim.nn.boundary import DIRECTIONS
 from raysim.probing.candidates import DENSE, GradientCandidate, LinkCandidate, check_gradients
 from raysim.probing.folder import write_candidate
 from raysim.probing.sample import Sample, has_halves, in_parts, together

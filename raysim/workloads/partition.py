@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raysim.notation import check_integer
 from raysim.random import derive_key
-from raysim.values import Boundary
+from raysim.values import BoundaryTensors
 from raysim.workloads.losses import Loss, check_loss, make_loss
 from raysim.workloads.model_depths import check_num_stages
 from raysim.workloads.splits import DataShape
@@ -42,7 +42,7 @@ class Partition:
     """The model's layers under their names; each stage owns its parameters."""
     cuts: tuple[str, ...]
     """The names of the last layers of all stages but the last."""
-    boundaries: tuple[Boundary, ...]
+    boundaries: tuple[BoundaryTensors, ...]
     """For each cut, the tensors that cross it with one microbatch."""
     num_parameters: tuple[int, ...]
     """For each stage, the number of values that it learns; a tied parameter counts in each of its stages."""

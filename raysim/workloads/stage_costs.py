@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from raysim.values import UNNAMED, Boundary, Value, join, only, sent_bytes, split
+from raysim.values import UNNAMED, BoundaryTensors, Value, join, only, sent_bytes, split
 from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.options import reason_of
 from raysim.workloads.splits import DataShape
@@ -35,7 +35,7 @@ class LayerCost(NamedTuple):
 
     name: str
     flops: int  # of forward: two per multiplication and addition
-    output: Boundary
+    output: BoundaryTensors
     output_dtypes: dict[str, torch.dtype]  # of the tensors of floating-point numbers
     output_bytes: int  # of these
 
@@ -123,7 +123,7 @@ class Shadow:
                     x = self._run(index, x)
                 self._values.append(x)
                 floats, exact = split(x)
-                output = Boundary(
+                output = BoundaryTensors(
                     {name: tuple(y.shape) for name, y in floats.items()},
                     {name: sent_bytes(y) for name, y in exact.items()},
                 )

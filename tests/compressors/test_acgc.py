@@ -26,7 +26,7 @@ from raysim.pipeline.stage import Stage
 from raysim.schedules.actions import Action
 from raysim.training.budgets import sensitivities
 from raysim.training.run import Training
-from raysim.values import Boundary
+from raysim.values import BoundaryTensors
 
 CPU = torch.device("cpu")
 
@@ -398,7 +398,7 @@ def test_a_resumed_run_is_told_what_the_last_step_measured(small, tmp_path) -> N
 
 def test_before_a_run_its_messages_are_priced_as_they_are(small) -> None:
     notes: list[str] = []
-    costs = link_costs(small(forward="ACGC(0.1)"), [Boundary({"": (4, 6)}, {})] * 2, None, notes)
+    costs = link_costs(small(forward="ACGC(0.1)"), [BoundaryTensors({"": (4, 6)}, {})] * 2, None, notes)
     assert 0 < costs[0].wire_bytes - costs[0].dense_bytes <= 8  # the header
     assert notes[0].startswith("ACGC(0.1) follows the gradients of a run")
 

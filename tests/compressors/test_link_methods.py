@@ -136,9 +136,10 @@ def test_the_epilogue_is_what_the_schedule_sends_in_its_cooldown(small, schedule
     assert found == expected
     if schedule == "1F1B":
         assert len(found) == sum(min(stages - stage, count) for stage in range(1, stages))
-    ends = [end for worker in engine.workers for end in worker.links.ends.items()]
+    links = [link for worker in engine.workers for each in worker.boundaries.values() for link in each.links]
     senders, receivers = (
-        {key[0]: end.links[""].state for key, end in ends if key[1:] == ("backward", side)} for side in (True, False)
+        {link.boundary: link.state for link in links if link.direction == "backward" and link.sender is side}
+        for side in (True, False)
     )
     assert senders.keys() == receivers.keys() == set(range(stages - 1))
     assert all(same_state(senders[boundary], receivers[boundary]) for boundary in senders)

@@ -124,7 +124,7 @@ def test_a_step_of_fewer_microbatches_is_ended_by_hand():
     end_step(link)
     assert link.step == 1
     link(x)
-    assert list(link.ends["forward", True].state) == [0]
+    assert list(link.links["forward", True].state) == [0]
 
 
 def test_what_is_kept_for_backward_is_no_activation():

@@ -33,7 +33,7 @@ def late(monkeypatch):
     """Let the workers of a context compute as on a GPU: kernels of GPUs, and packets whose bytes come when they are awaited."""
 
     def begin():
-        monkeypatch.setattr("raysim.pipeline.worker.Flight", SlowFlight)
+        monkeypatch.setattr("raysim.pipeline.row.Flight", SlowFlight)
         return kernels.interpreted()
 
     return begin
@@ -66,7 +66,7 @@ def test_a_worker_waits_once_a_packet_and_once_a_step(small, late):
     microbatches = config.num_microbatches
     for place, worker in enumerate(engine.workers):
         sent = microbatches * (2 if 0 < place < len(engine.workers) - 1 else 1)
-        assert worker.flight.waits <= steps * (sent + 1)
+        assert worker.row.flight.waits <= steps * (sent + 1)
 
 
 def test_a_cpu_is_never_waited_for(small):
@@ -91,10 +91,10 @@ def test_divergence_is_found_where_it_is_without_waiting(small, late):
 def test_flags_of_a_step_that_broke_off_are_forgotten_with_it(small, late):
     with late():
         worker = start(small(forward="Quantize(4)")).workers[0]
-        with worker.flight.open():
+        with worker.row.flight.open():
             transfers.check(torch.ones(1, dtype=torch.int32), ValueError("of the broken step"))
         worker.load(0, worker.state())
-        worker.flight.settle()
+        worker.row.flight.settle()
 
 
 def test_kernels_are_compiled_before_a_step(small, late, monkeypatch):

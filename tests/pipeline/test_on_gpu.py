@@ -47,7 +47,7 @@ def test_a_run_repeats_bit_for_bit(small, dtype):
 def test_copies_beside_the_computation_change_no_bit(small, monkeypatch):
     config = small(**COMPRESSED)
     beside = trained(config)
-    monkeypatch.setattr("raysim.pipeline.worker.Flight", Halting)
+    monkeypatch.setattr("raysim.pipeline.row.Flight", Halting)
     assert_same(beside, trained(config))
 
 

@@ -112,8 +112,8 @@ def test_the_update_waits_for_every_weights_backward(small, schedule):
     engine = start(small(schedule=schedule, num_stages=4))
     ran, updated = [], []
     for worker in engine.workers:
-        act, update = worker._act, worker.update
-        worker._act = lambda action, act=act: (ran.append(action), act(action))[1]
+        execute, update = worker.row._execute, worker.update
+        worker.row._execute = lambda action, execute=execute: (ran.append(action), execute(action))[1]
         worker.update = lambda *call, update=update: (updated.append(len(ran)), update(*call))[1]
     engine.step(0)
     assert updated == [sum(len(row) for row in engine.plan.rows)] * len(engine.workers)
@@ -219,7 +219,7 @@ def test_clipping_is_by_the_norm_over_all_stages(small):
 def test_a_gradient_norm_that_is_nan_is_not_stepped(small):
     engine = start(small(optimizer={"learning_rate": 1.0, "clip_norm": 1.0}))
     before = engine.state()
-    engine.workers[1]._squared_norms = lambda: {1: float("nan")}
+    engine.workers[1].updates.squared_norm = lambda stage: float("nan")
     with pytest.raises(DivergedError, match="step 0, update: NaN or infinity in the gradient norm"):
         engine.step(0)
     assert same(engine.state(), before)

@@ -48,17 +48,17 @@ def weights(engine, replica):
 
 def break_at(worker, *places):
     """Let a worker fail at these places of its row, in the steps that follow."""
-    row, act = worker.plan.rows[worker.index % len(worker.plan.rows)], worker._act
-    broken = {row[place] for place in places}
+    execute = worker.row._execute
+    broken = {worker.row.row[place] for place in places}
 
-    def acting(action):
+    def breaking(action):
         if action in broken:
             raise StageError(f"{action} of worker {worker.index} is broken on purpose")
-        return act(action)
+        return execute(action)
 
-    worker._act = acting
+    worker.row._execute = breaking
 
 
 def mend(worker):
     """Take back what `break_at` did."""
-    del worker._act
+    del worker.row._execute

@@ -33,9 +33,9 @@ def record_tensors(recipe: str, steps: int = STEPS, overrides: Sequence[str] = (
     links = {
         link.direction: link
         for worker in engine.workers
-        for end in worker.links.ends.values()
-        for link in end.links.values()
-        if link.sender and link.boundary == boundary
+        for each in worker.boundaries.values()
+        for link in each.outgoing.values()
+        if link.boundary == boundary
     }
     for step in range(steps - 1):
         engine.step(step)

@@ -1,0 +1,268 @@
+"""One side of the boundary between two stages: it sends and receives the messages that cross there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import NonFiniteError, derive_key, transfers
+from raysim.codecs.bundle import bundle, unbundle
+from raysim.codecs.codec import DTYPES, Support
+from raysim.codecs.message import Message, wire_bytes
+from raysim.compressors import Context
+from raysim.pipeline.device import DeviceClock, Moment
+from raysim.pipeline.errors import DivergedError
+from raysim.pipeline.link import Link, LinkAccount
+from raysim.pipeline.optimizer import learning_rate
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.reports import SentMessage, StepFeedback
+from raysim.pipeline.state import pack_state, under, unpack_state
+from raysim.schedules.actions import Action, phase
+from raysim.values import UNNAMED, Value, join, sent_bytes, split
+
+
+class Boundary:
+    """One side of boundary `index`, which lies between stages `index` and `index + 1`; `stage` is the stage on this side.
+
+    The earlier stage sends activations and receives gradients, the later stage does the reverse. Each tensor of floating-point
+    numbers has a link in each direction: `outgoing` and `incoming`, by the tensor's name. All tensors of a microbatch share one
+    message.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        replica: int,
+        index: int,
+        stage: int,
+        device: torch.device,
+        clock: DeviceClock | None = None,
+    ) -> None:
+        self.plan = plan
+        self.replica = replica
+        self.index = index
+        self.device = device
+        self.clock = clock or DeviceClock(device)
+        self._tensors = plan.boundaries[index]
+        directions = ("forward", "backward")
+        earlier = stage == index
+        self.sends, self.receives = directions if earlier else directions[::-1]
+        # in the largest message: of an evaluation, or of a step that also uses the parameters of the step before
+        microbatches = 2 * plan.config.batch_size // plan.config.microbatch_size
+        by_direction = {
+            direction: {
+                name: Link(
+                    plan.compressors[replica][index][name][i],
+                    index,
+                    direction,
+                    sender=direction == self.sends,
+                    device=device,
+                    max_values=microbatches * math.prod(shape),
+                    tensor=name,
+                    clock=self.clock,
+                )
+                for name, shape in self._tensors.shapes.items()
+            }
+            for i, direction in enumerate(directions)
+        }
+        self.outgoing, self.incoming = by_direction[self.sends], by_direction[self.receives]
+        self.links = [link for links in by_direction.values() for link in links.values()]
+        self._most_exact = microbatches * 8 * max(self._tensors.exact_bytes.values(), default=0)
+        self._sending = {"forward": (index, "F"), "backward": (index + 1, "B")}  # stage and op of the sending actions
+        self._phases = {
+            action: phase(row, i)
+            for row in plan.rows
+            for i, action in enumerate(row)
+            if action[:2] in self._sending.values()
+        }
+        self.last_sent = SentMessage()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step: forget the positions and accounts of a step that ended or broke off."""
+        self._supports: dict[tuple[int, str], Support] = {}  # by microbatch and tensor
+        self._exact_accounts = {
+            name: LinkAccount(self.index, "forward", self.sends == "forward", tensor=name, exact=True)
+            for name in self._tensors.exact_bytes
+        }
+        self._exact_coded: list[tuple[Moment, Moment]] = []
+
+    def warm(self) -> None:
+        """Compile the GPU kernels for the shapes of messages, before a step is timed."""
+        dtype = DTYPES[self.plan.config.dtype]
+        for link in self.links:
+            shape = self._tensors.shapes[link.tensor]
+            x = torch.linspace(-1, 1, math.prod(shape), device=self.device).view(shape).to(dtype)
+            for codec in dict.fromkeys(entry.codec for entry in link.compressor.entries()):
+                packet = codec.encode(x, key=1)
+                if link.sender:
+                    for memory in (None, torch.zeros(shape, device=self.device)):
+                        codec.encode_with_residual(x.clone(), dtype, key=1, memory=memory)
+                else:
+                    packet.decode(self.device)
+
+    def send(self, value: Value, step: int, microbatch: int) -> Message:
+        """Return the message of an activation or a gradient; raises DivergedError if it holds NaN or infinity."""
+        floats, exact = split(value)
+        measure = self.plan.measures(step)
+        start = self.clock.mark()
+        try:
+            messages = {
+                name: self.outgoing[name].send(x, self._context(self.outgoing[name], step, microbatch), measure=measure)
+                for name, x in floats.items()
+            }
+        except NonFiniteError:
+            raise self.diverged(step, microbatch) from None
+        middle = self.clock.mark() if exact else start
+        message = bundle(messages, exact)
+        end = self.clock.mark()
+        beside = self._account(self.outgoing, message, messages, exact, (middle, end))
+        dense_bytes = beside + sum(link.last_dense_bytes for link in self.outgoing.values())
+        self.last_sent = SentMessage(start, end, wire_bytes(message), dense_bytes)
+        self._keep_supports(self.outgoing, microbatch, messages)
+        return message
+
+    def receive(self, message: Message, step: int, microbatch: int) -> Value:
+        """Return the activation or gradient of a message; raises ValueError if the message is malformed."""
+        start = self.clock.mark()
+        messages, exact = self._unbundle(message, self.receives)
+        middle = self.clock.mark() if exact else start
+        floats = {
+            name: self.incoming[name].receive(inner, self._context(self.incoming[name], step, microbatch))
+            for name, inner in messages.items()
+        }
+        self._account(self.incoming, message, messages, exact, (start, middle))
+        self._keep_supports(self.incoming, microbatch, messages)
+        return join(floats, exact)
+
+    def diverged(self, step: int, microbatch: int) -> DivergedError:
+        """Return the error of a message of this side that holds NaN or infinity."""
+        kind = "activation" if self.sends == "forward" else "gradient"
+        action = Action(*self._sending[self.sends], microbatch)
+        return DivergedError(step, str(action), f"{kind} at boundary {self.index}, {self.sends}")
+
+    def send_evaluation(self, value: Value, mode: str, key: int) -> Message:
+        """Return the message of an activation in an evaluation mode; see `Link.send_evaluation`."""
+        floats, exact = split(value)
+        keys = {name: derive_key(key, name) if name else key for name in floats}
+        return bundle(
+            {name: self.outgoing[name].send_evaluation(x, mode, keys[name]) for name, x in floats.items()}, exact
+        )
+
+    def receive_evaluation(self, message: Message) -> Value:
+        """Return the activation of a message of `send_evaluation`."""
+        messages, exact = self._unbundle(message, "forward")
+        return join({name: self.incoming[name].receive_evaluation(inner) for name, inner in messages.items()}, exact)
+
+    def end_step(self, step: int, feedback: StepFeedback) -> list[LinkAccount]:
+        """Let the compressors decide by the feedback of the last step; return the accounts of this step."""
+        accounts = [
+            link.end_step(
+                measure=self.plan.measures(step),
+                step_s=feedback.step_s,
+                floor=feedback.floor(self.replica, self.index, link.direction, link.tensor),
+                sensitivity=feedback.sensitivity(self.replica, self.index, link.direction),
+                batch_size=self.plan.config.batch_size,
+            )
+            for link in self.links
+        ]
+        exact = list(self._exact_accounts.values())
+        if exact:  # they are packed together, so the first account has the time of all
+            codec_s = sum(DeviceClock.between(*moments) for moments in self._exact_coded)
+            exact[0] = exact[0]._replace(codec_s=codec_s)
+        self.begin()
+        return [*accounts, *exact]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the memories of the outgoing links, by direction, tensor and flat names."""
+        return {
+            _prefix(link) + name: x
+            for link in self.outgoing.values()
+            if link.state
+            for name, x in pack_state(link.state).items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the memories of both sides' `state`, and forget everything of a step that broke off."""
+        self.begin()
+        for link in self.links:
+            held = under(_prefix(link), tensors)
+            link.load(unpack_state(held, self.device) if link.sender or link.compressor.two_ended else {})
+
+    def _context(self, link: Link, step: int, microbatch: int) -> Context:
+        config = self.plan.config
+        epoch, ids = self.plan.microbatch(step, microbatch, self.replica)
+        key = (config.seed, self.replica, self.index, link.direction, step, microbatch)
+        return Context(
+            direction=link.direction,
+            boundary=self.index,
+            step=step,
+            epoch=epoch,
+            microbatch=microbatch,
+            sample_ids=tuple(ids.tolist()),
+            replica=self.replica,
+            num_stages=self.plan.num_stages,
+            num_microbatches=config.num_microbatches,
+            phase=self._phases[Action(*self._sending[link.direction], microbatch)],
+            key=derive_key(*key, link.tensor) if link.tensor else derive_key(*key),
+            support=self._supports.get((microbatch, link.tensor)) if link.direction == "backward" else None,
+            learning_rate=learning_rate(config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),
+        )
+
+    def _keep_supports(self, links: Mapping[str, Link], microbatch: int, messages: Mapping[str, Message]) -> None:
+        """Keep the positions of an activation's message for the gradient, which is sent at the same positions."""
+        if not self.plan.config.shared_indices:
+            return
+        transfers.land()  # the sender reads the packets that it has just encoded
+        for name, link in links.items():
+            if link.direction == "forward" and link.compressor.codec.selects:
+                packet = link.unpack(messages[name])
+                self._supports[microbatch, name] = link.compressor.codec.support(packet, self.device)
+
+    def _unbundle(self, message: Message, direction: str) -> tuple[dict[str, Message], dict[str, Tensor]]:
+        """Return the messages of the links and the exact tensors, by name; raises ValueError if others are in the message."""
+        if UNNAMED in self._tensors.shapes:
+            return {UNNAMED: message}, {}
+        messages, exact = unbundle(message, self._most_exact, self.device)
+        expected = self._tensors.exact_bytes if direction == "forward" else {}
+        if messages.keys() != self._tensors.shapes.keys() or exact.keys() != expected.keys():
+            raise ValueError(
+                f"A message at boundary {self.index}, {direction}, must hold {_names(self._tensors.shapes, expected)}, but holds "
+                f"{_names(messages, exact)}."
+            )
+        return messages, exact
+
+    def _account(
+        self,
+        links: Mapping[str, Link],
+        message: Message,
+        messages: Mapping[str, Message],
+        exact: Mapping[str, Tensor],
+        coded_exact: tuple[Moment, Moment],
+    ) -> int:
+        """Account the header and the exact tensors of a message; return their bytes."""
+        sizes = {name: sent_bytes(x) for name, x in exact.items()}
+        header_bytes = wire_bytes(message) - sum(map(wire_bytes, messages.values())) - sum(sizes.values())
+        next(iter(links.values())).add_header(header_bytes)
+        for name, size in sizes.items():
+            account = self._exact_accounts[name]
+            self._exact_accounts[name] = account._replace(
+                packets=account.packets + 1,
+                wire_bytes=account.wire_bytes + size,
+                dense_bytes=account.dense_bytes + size,
+            )
+        if exact:
+            self._exact_coded.append(coded_exact)
+        return header_bytes + sum(sizes.values())
+
+
+def _names(*names: Iterable[str]) -> str:
+    return ", ".join(name for each in names for name in each)
+
+
+def _prefix(link: Link) -> str:
+    """Return the start of the names of a link's state; names of tensors are quoted, so that none is the start of another."""
+    return f"{link.boundary}.{link.direction}." + (f"{link.tensor!r}." if link.tensor else "")

@@ -1,0 +1,226 @@
+"""The execution of a worker's row: the actions of a step, in order, with their messages, losses and times."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from raysim.codecs import NonFiniteError, derive_key
+from raysim.codecs.message import Message
+from raysim.codecs.transfers import Flight, to_device
+from raysim.pipeline.boundary import Boundary
+from raysim.pipeline.device import DeviceClock
+from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.reports import ActionRecord, SentMessage, TimedAction
+from raysim.pipeline.stage import Stage
+from raysim.pipeline.updates import Updates
+from raysim.schedules.actions import Action, Row, dependency, sends
+from raysim.values import Value, only
+from raysim.workloads.metrics import count
+from raysim.workloads.splits import Data
+
+
+class RowExecution:
+    """Executes the actions of one worker's row.
+
+    `boundaries`: the worker's sides, by boundary and stage. `data`: of the workers with the first or the last stage. On a GPU,
+    packets leave the device while it computes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        replica: int,
+        row: Row,
+        stages: Mapping[int, Stage],
+        boundaries: Mapping[tuple[int, int], Boundary],
+        updates: Updates,
+        data: Data | None,
+        device: torch.device,
+        clock: DeviceClock,
+    ) -> None:
+        self.plan = plan
+        self.replica = replica
+        self.row = row
+        self.stages = stages
+        self.boundaries = boundaries
+        self.updates = updates
+        self.data = data
+        self.clock = clock
+        self.device = device
+        self.flight = Flight()
+        self.overlaps = self.flight.takes(self.device)
+        self._split_backwards = {action._replace(op="B") for action in row if action.op == "W"}
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Begin a step."""
+        self.step = step
+        self.action: Action | None = None  # that is being executed
+        self._outgoing: list[tuple[Action, OutgoingMessage]] = []
+        self._losses: dict[int, float] = {}
+        self._device_losses: dict[Action, Tensor] = {}  # that have not been read yet
+        self._timed: list[TimedAction] = []
+        self.clock.begin()
+
+    def forget(self) -> None:
+        """Forget the transfers of a step that broke off."""
+        self.flight = Flight()
+
+    def run(self) -> Turns[None]:
+        """Execute the row; raises DivergedError at NaN or infinity, StageError if the model fails."""
+        for action in self.row:
+            self.action = action
+            yield from self._execute(action)
+        yield from self._deliver()
+        self._read_losses()
+        self.action = None
+        with self._blamed("end of the row"):
+            self.flight.settle()
+
+    def losses(self) -> list[float]:
+        """Return the losses of the step, by microbatch."""
+        return [self._losses[microbatch] for microbatch in sorted(self._losses)]
+
+    def action_records(self) -> list[ActionRecord]:
+        """Return the records of a profiled step's actions; the device must have finished them."""
+        return [timed.record(self.clock) for timed in self._timed]
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of this worker's thread, or of its process if a stage has several threads."""
+        return time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
+
+    def _execute(self, action: Action) -> Turns[None]:
+        """Receive the message that an action needs, compute, and send the result."""
+        source, message = dependency(action, self.plan.num_stages), None
+        if source is not None:
+            yield from self._deliver()  # before this worker waits, so that no other waits for its packets
+            (message,) = yield Receive(self.plan.worker(self.replica, source.stage), tuple(source))
+        profiled = self.plan.profiles(self.step)
+        where = f"stage {action.stage}, {action}, step {self.step}"
+        with self._blamed(where), self.flight.open():
+            start = self.clock.mark()
+            x = self._input(action, message)
+            decoded, cpu_s = self.clock.mark(), self.cpu_s() if profiled else 0.0
+            y = self._compute(action, x)
+            computed, cpu_s = self.clock.mark(), self.cpu_s() - cpu_s if profiled else 0.0
+        yield from self._deliver()  # on a GPU the packet before has left it while this was computed
+        boundary = self._outgoing_boundary(action)
+        with self._blamed(where), self.flight.open():
+            if boundary is not None:
+                assert y is not None
+                sent = boundary.send(y, self.step, action.microbatch)
+                target = self.plan.worker(self.replica, action.stage + (1 if action.op == "F" else -1))
+                self._outgoing.append((action, OutgoingMessage(target, tuple(action), sent)))
+            elif action.op == "F":
+                self._keep_loss(action, y)
+            end = self.clock.mark()
+        if profiled:
+            last = boundary.last_sent if boundary is not None else SentMessage()
+            work = self._other_work(action.stage)
+            self._timed.append(TimedAction(action, start, decoded, computed, end, cpu_s, last, work))
+        if not self.overlaps:
+            yield from self._deliver()
+
+    def _deliver(self) -> Turns[None]:
+        """Send the results of actions once their bytes have left the device."""
+        if not self._outgoing:
+            return
+        action = self._outgoing[0][0]
+        with self._blamed(f"stage {action.stage}, {action}, step {self.step}"):
+            try:
+                self.flight.land()
+            except NonFiniteError:
+                boundary = self._outgoing_boundary(action)
+                assert boundary is not None
+                raise boundary.diverged(self.step, action.microbatch) from None
+        messages, self._outgoing = tuple(message for _, message in self._outgoing), []
+        yield Send(messages)
+
+    @contextmanager
+    def _blamed(self, where: str) -> Iterator[None]:
+        """Turn errors other than divergence into StageErrors that say where they happened."""
+        try:
+            yield
+        except DivergedError:
+            raise
+        except Exception as error:
+            raise StageError(f"{where}: {type(error).__name__}: {error}") from error
+
+    def _other_work(self, stage: int) -> str | None:
+        """Return the kind of work of a stage's actions beside one forward or backward, for the records."""
+        if self.plan.needs_previous_gradients(self.step):
+            return "twin"
+        if self.plan.config.weights.updates_each_microbatch:
+            return "update"
+        return "sensitivity" if self.plan.needs_sensitivity(self.replica, stage - 1) else None
+
+    def _outgoing_boundary(self, action: Action) -> Boundary | None:
+        """Return the boundary over which an action sends its result, None if it sends nothing."""
+        if not sends(action, self.plan.num_stages):
+            return None
+        return self.boundaries[action.stage if action.op == "F" else action.stage - 1, action.stage]
+
+    def _input(self, action: Action, message: Message | None) -> Value | None:
+        """Return the input of an action: a received value, or data; None if the stage holds its input already."""
+        if message is not None:
+            index = action.stage - 1 if action.op == "F" else action.stage
+            return self.boundaries[index, action.stage].receive(message, self.step, action.microbatch)
+        if action.op != "F":
+            return None
+        assert self.data is not None, "the worker of the first stage holds data"
+        epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)
+        return to_device(self.data.train.inputs(ids, epoch, self.plan.config.seed, True), self.device)
+
+    def _compute(self, action: Action, x: Value | None) -> Value | None:
+        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
+        stage, microbatch = self.stages[action.stage], action.microbatch
+        if action.op == "F":
+            assert x is not None
+            # numbered as in one pipeline of all replicas' microbatches
+            number = self.replica * self.plan.config.num_microbatches + microbatch
+            key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, number)
+            if stage.last and self.plan.task.has_ignored and stage.divisor is None:
+                stage.divisor = self._divisor()
+            return stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+        if action.op == "W":
+            stage.backward_weights(microbatch)
+            return None
+        y = (stage.backward_input if action in self._split_backwards else stage.backward)(microbatch, x)
+        if self.plan.config.weights.updates_each_microbatch:
+            self.updates.end_microbatch(self.step, action.stage)
+        return y
+
+    def _keep_loss(self, action: Action, loss: Value | None) -> None:
+        assert loss is not None
+        self._device_losses[action] = only(loss).view(-1)[0]  # in a twin step, the loss with the present parameters
+        if not self.overlaps:
+            self._read_losses()
+
+    def _read_losses(self) -> None:
+        """Read the computed losses; raises DivergedError if one is NaN or infinity."""
+        for action, value in self._device_losses.items():
+            loss = float(value)
+            if not math.isfinite(loss):
+                raise DivergedError(self.step, str(action), "loss")
+            self._losses[action.microbatch] = loss
+        self._device_losses.clear()
+
+    def _targets(self, microbatch: int) -> Tensor:
+        assert self.data is not None, "the worker of the last stage holds data"
+        ids = self.plan.microbatch(self.step, microbatch, self.replica)[1]
+        return to_device(self.data.train.targets(ids), self.device)
+
+    def _divisor(self) -> float:
+        """Return the mean number of targets that count in a microbatch of this step, over all replicas."""
+        assert self.data is not None, "the worker of the last stage holds data"
+        ids = self.plan.batch(self.step)
+        microbatches = self.plan.num_replicas * self.plan.config.num_microbatches
+        return max(count(self.data.train.targets(ids)), 1) / microbatches
