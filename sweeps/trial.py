@@ -167,8 +167,8 @@ class SweepTrial(tune.Trainable):
         )
         curves_name = f"tensorboard/{Path(name).name}"
         with Curves(self._store.local / curves_name) as curves:
-            total = training.plan.num_steps
-            reported, step = time.monotonic(), 0
+            first, end = training.plan.first_step, training.plan.end_step
+            reported, step = time.monotonic(), first
             evaluated: dict[str, float] = {}
             for event in training.events():
                 curves.add(event)
@@ -176,8 +176,8 @@ class SweepTrial(tune.Trainable):
                     step = event.row["step"] + 1
                 elif event.kind == "eval" and event.row["batchnorm"] == "running":
                     evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
-                progress = {"progress": (i + step / total) / len(spec.seeds), "seed": seed}
-                if "loss_off" in evaluated and step < total:  # the mode that is evaluated last
+                progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
+                if "loss_off" in evaluated and step < end:  # the mode that is evaluated last
                     self._store.send_run(name)
                     # Early stopping is decided on the first seed: the others would start the curve again.
                     yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}

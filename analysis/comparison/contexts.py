@@ -230,8 +230,8 @@ def _untrained(results: Results, run: str, measure: Measure, chance: float) -> t
 
 
 def _first_loss(results: Results, run: str) -> float:
-    losses = results.select([run]).table("steps", ["loss"], [("step", "==", 0)])["loss"]
-    return float(losses.iloc[0]) if len(losses) else math.nan
+    steps = results.select([run]).table("steps", ["step", "loss"]).sort_values("step")
+    return float(steps["loss"].iloc[0]) if len(steps) else math.nan
 
 
 def _number(value: object) -> float:

@@ -96,19 +96,21 @@ def _table_problems(file: Path, table: str, row: Mapping[Any, Any], filled: tupl
 
 def _expected_steps(table: str, row: Mapping[Any, Any]) -> tuple[int, int | None]:
     """Return the first and the last step that a table must have; None as the last if it may be empty."""
-    steps = int(row["steps_done"])
+    begin = 0 if pd.isna(row.get("first_step")) else int(row["first_step"])
+    end = begin + int(row["steps_done"])
     if table == "evals":  # of the final one; a run that diverged may have none
         evaluated = row["status"] == "finished" and not pd.isna(row.get("final_loss_on"))
-        return steps, steps if evaluated else None
+        return end, end if evaluated else None
     if table == "actions":  # of the middle of each period
         every = row.get("profile_every_steps")
-        if pd.isna(every) or not every or steps <= every // 2:
-            return 0, None
-        first = int(every) // 2
-        return first, first + (steps - 1 - first) // int(every) * int(every)
+        if pd.isna(every) or not every:
+            return begin, None
+        middle = int(every) // 2
+        first = begin + (middle - begin) % int(every)
+        return first, first + (end - 1 - first) // int(every) * int(every) if first < end else None
     if table == "links" and row.get("num_stages") == 1:  # replicas need not average in every step
-        return 0, None
-    return 0, steps - 1
+        return begin, None
+    return begin, end - 1
 
 
 def _statistics(metadata: pq.FileMetaData, names: tuple[str, ...]) -> dict[str, tuple[int, Any, Any]]:

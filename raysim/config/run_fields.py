@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from raysim.config.boundaries import UNCOMPRESSED, ByReplica, read_setting, write_setting
 from raysim.config.fields import LARGEST, MOST_STAGES, Natural, Positive, Strict, role
 from raysim.config.optimizer import OptimizerConfig
+from raysim.config.start import Start, read_start, write_start
 from raysim.network.presets import parse_network
 from raysim.network.transport import parse_transport
 from raysim.notation import Notation, shown, suggestion
@@ -78,6 +79,7 @@ WeightsField: TypeAlias = Annotated[
 MethodField: TypeAlias = Annotated[
     ReplicaMethod | tuple[ReplicaMethod, ...], PlainValidator(_read_methods), PlainSerializer(_write_methods)
 ]
+StartField: TypeAlias = Annotated[Start | None, PlainValidator(read_start), PlainSerializer(write_start)]
 BoundaryField: TypeAlias = Annotated[ByReplica, PlainValidator(_read_boundaries), PlainSerializer(write_setting)]
 
 
@@ -140,6 +142,8 @@ class RunFields(Strict):
     """Length of the run in steps, instead of `epochs`."""
     epochs: Positive | None = None
     """Length of the run in epochs, instead of `steps`; an incomplete last batch is dropped."""
+    start: StartField = None
+    """Checkpoint of another run from which this one goes on, as a branch: `FOLDER@STEP`, or `FOLDER` for the last one."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1, json_schema_extra=role("seed"))
     """Seed of weights, order, augmentation, dropout and random codecs."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -166,6 +170,10 @@ class RunFields(Strict):
     """Keep only a stage's inputs and run its forward again before the backward."""
     checkpoint_every_steps: Natural = Field(default=100, json_schema_extra=role("observation"))
     """Steps between checkpoints, of which there is one at least every four minutes; 0 keeps only the last state of a finished run."""
+    checkpoint_at_steps: tuple[Natural, ...] | None = Field(
+        default=None, max_length=1000, json_schema_extra=role("observation")
+    )
+    """Steps whose checkpoints are written and kept, for branches to `start` from; 0 is the state before the first step."""
     evaluate_every_steps: Natural = Field(default=0, json_schema_extra=role("observation"))
     """Steps between evaluations; 0 evaluates at the end only."""
     evaluate_samples: Positive | None = None

@@ -15,7 +15,6 @@ from raysim.codecs import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.groups import CONTROL_VALUES, TIED_TABLE, Group, GroupAccount, MemberRounds, ring_bytes
 from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
-from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan, averaged_shapes, takes_part
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
@@ -169,7 +168,7 @@ class Averaging:
             stage=index,
             num_stages=plan.num_stages,
             batch_size=config.batch_size,
-            learning_rate=learning_rate(config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
+            learning_rate=plan.learning_rate(step),
             momentum=config.optimizer.momentum or 0.0,
             step_s=step_s,
             parameters=parameters if method.decentralized else None,

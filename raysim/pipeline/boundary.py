@@ -16,7 +16,6 @@ from raysim.compressors import Context
 from raysim.pipeline.device import DeviceClock, Moment
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.link import Link, LinkAccount
-from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import SentMessage, StepFeedback
 from raysim.pipeline.state import pack_state, under, unpack_state
@@ -209,7 +208,7 @@ class Boundary:
             phase=self._phases[Action(*self._sending[link.direction], microbatch)],
             key=derive_key(*key, link.tensor) if link.tensor else derive_key(*key),
             support=self._supports.get((microbatch, link.tensor)) if link.direction == "backward" else None,
-            learning_rate=learning_rate(config.optimizer, step, self.plan.steps_per_epoch, self.plan.num_steps),
+            learning_rate=self.plan.learning_rate(step),
         )
 
     def _keep_supports(self, links: Mapping[str, Link], microbatch: int, messages: Mapping[str, Message]) -> None:

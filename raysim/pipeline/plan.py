@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -17,6 +18,7 @@ from raysim.config.boundaries import Pairs, of_tensor
 from raysim.network.memory import StageMemory
 from raysim.pipeline.groups import Group
 from raysim.pipeline.link import LinkAccount
+from raysim.pipeline.optimizer import learning_rate
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import BoundaryTensors
@@ -27,6 +29,21 @@ from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
 """By tied parameter: its owners, each a stage and the parameter's name there."""
+
+
+class Origin(NamedTuple):
+    """The start of a run's steps: 0, or the checkpoint of another run from which it branches."""
+
+    first_step: int = 0
+    rate_steps: int | None = None
+    """Steps over which the learning rate was planned; None for those of the run itself."""
+    rate_epochs: int | None = None
+    """Epochs over which it was planned, instead of steps."""
+    model_seed: int | None = None
+    """Seed from which the model was made; None for the run's own."""
+
+
+FROM_SCRATCH = Origin()
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,7 @@ class Plan:
     ]  # by stage: weight gradients' share of a backward; empty if backwards are in one part
     rows: tuple[Row, ...]  # the actions of each worker of a replica, in order
     owners: tuple[int, ...]  # the worker of each stage within a replica
+    origin: Origin = FROM_SCRATCH
 
     @property
     def num_stages(self) -> int:
@@ -184,8 +202,33 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole run."""
+        """Steps of the run; of a branch, without those of the run from which it goes on."""
         return self.config.steps or (self.config.epochs or 0) * self.steps_per_epoch
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step; more than 0 of a branch."""
+        return self.origin.first_step
+
+    @property
+    def end_step(self) -> int:
+        """The number of the step after the last one."""
+        return self.first_step + self.num_steps
+
+    @property
+    def rate_steps(self) -> int:
+        """Steps over which the learning rate is planned."""
+        origin = self.origin
+        return origin.rate_steps or (origin.rate_epochs or 0) * self.steps_per_epoch or self.num_steps
+
+    @property
+    def model_seed(self) -> int:
+        """Seed from which the model was made: of its first weights, and of constants that no checkpoint holds."""
+        return self.config.seed if self.origin.model_seed is None else self.origin.model_seed
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return learning_rate(self.config.optimizer, step, self.steps_per_epoch, self.rate_steps)
 
     def microbatch(self, step: int, microbatch: int, replica: int = 0) -> tuple[int, np.ndarray]:
         """Return the epoch and the sample ids of a microbatch of a replica."""

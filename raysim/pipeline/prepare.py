@@ -11,7 +11,7 @@ from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import named
 from raysim.pipeline.optimizer import find_elementwise
-from raysim.pipeline.plan import Plan, averaged_shapes, takes_part, tied_owners
+from raysim.pipeline.plan import FROM_SCRATCH, Origin, Plan, averaged_shapes, takes_part, tied_owners
 from raysim.pipeline.stage import Constrained
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules import Row
@@ -43,20 +43,20 @@ class Workload:
         )
 
 
-def prepare(config: RunConfig, data: Data | None = None) -> Workload:
-    """Return the workload that an engine starts; `data` where it is loaded already.
+def prepare(config: RunConfig, data: Data | None = None, origin: Origin = FROM_SCRATCH) -> Workload:
+    """Return the workload that an engine starts; `data` where it is loaded already, `origin` of a branch.
 
     Raises ConfigError where configuration, data and model do not fit.
     """
     try:
-        return _prepare(config, data)
+        return _prepare(config, data, origin)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _prepare(config: RunConfig, data: Data | None) -> Workload:
+def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
     if data is None:
         data = load_data(config.data.name, config.data.options, config.seed)
     if len(data.train) < config.batch_size:
@@ -69,13 +69,14 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         )
     task = task_of(config, data.shape)
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    model = build_model(config.model.name, config.model.options, data.shape, config.seed, **cut)
+    seed = config.seed if origin.model_seed is None else origin.model_seed
+    model = build_model(config.model.name, config.model.options, data.shape, seed, **cut)
     parts = partition(
         model,
         data.shape,
         batch=config.microbatch_size,
         bottleneck=config.bottleneck,
-        seed=config.seed,
+        seed=seed,
         loss=task.loss,
         **cut,
     )
@@ -97,6 +98,7 @@ def _prepare(config: RunConfig, data: Data | None) -> Workload:
         weight_shares=parts.weight_shares(DTYPES[config.dtype]) if _in_two_parts(rows) else (),
         rows=rows,
         owners=tuple(schedule.workers(config.stages)),
+        origin=origin,
     )
     check_plan(plan, parts)
     return Workload(plan, parts.stages, data)
@@ -144,6 +146,16 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_twins(plan)
     _check_tied_weights(plan)
     _check_constraints(plan, parts)
+    _check_checkpoints(plan)
+
+
+def _check_checkpoints(plan: Plan) -> None:
+    """Raise ConfigError if a checkpoint is to be kept at a step that the run does not have."""
+    for step in plan.config.checkpoint_at_steps or ():
+        if not plan.first_step <= step <= plan.end_step:
+            raise ConfigError(
+                f"`checkpoint_at_steps` must be steps from {plan.first_step} to {plan.end_step}, but got {step}."
+            )
 
 
 def _check_trained(plan: Plan, parts: Partition) -> None:
@@ -192,7 +204,7 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
             )
         try:
             method.check(averaged_shapes(stage, module, plan.config, plan.tied), plan.num_replicas, momentum)
-            method.check_steps(plan.num_steps)
+            method.check_steps(plan.end_step)
         except ValueError as error:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raysim.pipeline.averaging import Averaging
 from raysim.pipeline.errors import DivergedError
-from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.stage import Stage
 
@@ -60,7 +59,7 @@ class Updates:
         scale = 1.0
         if config.clip_norm is not None and norm is not None:
             scale = min(1.0, config.clip_norm / (norm + 1e-6))
-        rate = learning_rate(config, step, self.plan.steps_per_epoch, self.plan.num_steps)
+        rate = self.plan.learning_rate(step)
         rate = self.plan.config.weights.rate(rate, stage.versions.longest, step)
         stage.update(rate, scale, with_momentum)
 

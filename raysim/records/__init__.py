@@ -7,7 +7,7 @@ are not read.
 
 from raysim.records.links import with_replicas
 from raysim.records.recorder import Recorder
-from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status
+from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status, recorded_value
 from raysim.records.schema import OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
 from raysim.records.tables import UNREADABLE, RecordsError, read_table, table_files, write_table
 
@@ -24,6 +24,7 @@ __all__ = [
     "Run",
     "present_status",
     "read_table",
+    "recorded_value",
     "schema_of",
     "table_files",
     "with_replicas",

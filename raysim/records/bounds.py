@@ -29,14 +29,29 @@ LONGEST_TEXT = 1_000_000  # characters of a value, but for the rows of a schedul
 LARGEST_COUNT = 2**15  # stages, microbatches, replicas: more than the tables can number
 
 _KINDS = {key.name: key.kind for key in run_keys()}
+SEEDS = ("seed", "model_seed")
 _COUNTS = ("num_stages", "num_microbatches", "num_replicas")
 _NOTATIONS = ("forward", "backward", "replica_gradient", "schedule", "weights")
 _INTEGERS = (
     *("schema_version", "restarts", "resumed", "diverged_step", "exchange_period", "exchange_delay"),
+    *("first_step", "rate_steps", "model_seed"),
     *("device_forecast_bytes", "device_peak_bytes", "wire_bytes", "dense_bytes", "steps_done", "probe_every"),
 )
 _TEXTS = (
-    *("run_id", "started_at", "host", "python", "raysim", "torch", "ray", "numpy", "status", "engine", "device_kind"),
+    *(
+        "run_id",
+        "parent",
+        "started_at",
+        "host",
+        "python",
+        "raysim",
+        "torch",
+        "ray",
+        "numpy",
+        "status",
+        "engine",
+        "device_kind",
+    ),
     *(
         "device_name",
         "device_capability",
@@ -162,7 +177,7 @@ def _is_of(kind: str, value: object) -> bool:
 def _within(name: str, kind: str | None, value: Any) -> bool:
     """Return whether a value of `run.parquet` lies within the bounds of its column."""
     if kind == "int":
-        if name == "seed":
+        if name in SEEDS:
             return bool(0 <= value < 2**63)
         return bool(0 <= value <= (LARGEST_COUNT if name in _COUNTS else LARGEST_INTEGER))
     return kind != "float" or _is_bounded(name, value)

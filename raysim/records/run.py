@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.config.keys import run_keys
 from raysim.file_lock import is_locked
 from raysim.notation import printable
 from raysim.places import Place, PlaceError
@@ -37,6 +38,13 @@ def present_status(folder: Place, written: str) -> str:
         places = [folder, folder / "parts", folder / "run.parquet"]
         locked = time.time() - max(map(_written_at, places)) < SILENT_S
     return "running" if locked else "killed"
+
+
+def recorded_value(row: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key in a row of `run.parquet`; of a key younger than the run, its default."""
+    if key in row:
+        return row[key]
+    return next((each.default for each in run_keys() if each.name == key), None)
 
 
 def _written_at(place: Path) -> float:

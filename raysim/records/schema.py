@@ -149,6 +149,7 @@ _KINDS: dict[str, pa.DataType] = {
 }
 # Columns of `run.parquet` beside the configuration that may be null.
 _NULLABLE = {
+    "parent": pa.string(),  # the run from which a branch goes on
     "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
     "device_name": pa.string(),  # of a GPU, as the three that follow
     "device_capability": pa.string(),

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,11 +39,12 @@ def write_checkpoint(
     parts: Iterable[np.ndarray],
     signals: Mapping[str, Any] | None = None,
     records: Mapping[str, str] | None = None,
+    keep: Collection[int] = (),
 ) -> Checkpoint:
-    """Write the parts of all workers as the checkpoint of `step`, whole or not at all; older ones than `KEPT` are removed.
+    """Write the parts of all workers as the checkpoint of `step`, whole or not at all; remove all but the newest `KEPT`.
 
-    `signals`: the signals of the last step, which adaptive methods have yet to see, as JSON. `records`: the SHA-256 of the files
-    that hold the records up to `step`, by name.
+    `keep`: steps whose checkpoints stay in any case. `signals`: of the last step, which adaptive methods have yet to see, as JSON.
+    `records`: the SHA-256 of the files that hold the records up to `step`, by name.
     """
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"
@@ -66,7 +67,7 @@ def write_checkpoint(
         path.rename(aside)
     draft.rename(path)
     shutil.rmtree(aside, ignore_errors=True)
-    for old in checkpoints(folder)[:-KEPT]:
+    for old in [each for each in checkpoints(folder) if each.step not in keep][:-KEPT]:
         shutil.rmtree(old.path, ignore_errors=True)
     return Checkpoint(path, step)
 

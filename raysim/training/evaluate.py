@@ -35,7 +35,9 @@ class Evaluator:
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation follows the first `step` steps."""
         every = self._plan.config.evaluate_every_steps
-        return step == self._plan.num_steps or bool(step and every and step % every == 0)
+        if step == self._plan.end_step:
+            return True
+        return bool(every and step > self._plan.first_step and step % every == 0)
 
     def evaluate(self, step: int) -> Iterator[Event]:
         """Run every pass with the weights after `step` steps, and yield its progress and its row.

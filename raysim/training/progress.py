@@ -48,12 +48,18 @@ def header(training: Training) -> list[str]:
     return [
         f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
-        f"Training: {plan.num_steps:,} steps of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
+        f"Training: {_steps(training)} of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
         f"({plan.num_samples:,} samples), {training.engine_name} engine",
         f"Evaluation: {plan.num_test_samples:,} test samples, {when}, with compression {_modes(training)}{part}",
         *([] if training.clock.network is None else [f"Clock: {training.clock}"]),
         f"Folder: {training.folder}",
     ]
+
+
+def _steps(training: Training) -> str:
+    plan = training.plan
+    start = f" from step {plan.first_step:,} of {training.config.start.folder}" if training.config.start else ""
+    return f"{plan.num_steps:,} steps{start}"
 
 
 class Pace:
@@ -62,7 +68,7 @@ class Pace:
     def __init__(self, training: Training) -> None:
         config, data = training.config, training.workload.data
         self._training = training
-        self._total = training.plan.num_steps
+        self._total = training.plan.end_step
         self._samples = config.batch_size
         self.language = data.shape.input_dtype == "int64"
         self._units = config.batch_size * (data.shape.input_shape[0] if self.language else 1)
@@ -120,7 +126,7 @@ class Lines:
         self._training = training
         self._say = say
         self._pace = Pace(training)
-        self._total = training.plan.num_steps
+        self._total = training.plan.end_step
         self._sent = 0
         self._last = (0, float("-inf"))  # step and time of the last line
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from raysim.config import ConfigError, RunConfig, keys_of
 from raysim.pipeline.state import CheckpointError
-from raysim.records import Recorder, Run
+from raysim.records import Recorder, Run, recorded_value
 from raysim.training.checkpoint import Checkpoint, checkpoints, newest_whole
 
-_KEPT = ("run_id", "started_at", "restarts", "seconds", "start_s", "warning")
+_KEPT = ("run_id", "parent", "started_at", "restarts", "seconds", "start_s", "warning")
 
 
 class Resumable(NamedTuple):
@@ -66,7 +66,7 @@ def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], reco
     recorded = {key for key in old if key.partition(".")[0] in RunConfig.model_fields}
     for key in sorted(recorded | set(config.flat())):
         if key not in keys_of("place") | {"cuts", "num_stages"}:
-            _check_same(key, old.get(key), row.get(key))
+            _check_same(key, recorded_value(old, key), row.get(key))
     _check_same("cuts", old["cuts"], row["cuts"])
     if row["schedule_rows"] != old.get("schedule_rows"):
         raise ConfigError(

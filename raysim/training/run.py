@@ -22,8 +22,9 @@ from raysim.quality import write_measures
 from raysim.records import Recorder, RecordsError, Run
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import Custom
+from raysim.training.branch import Parent, find_parent, origin_of
 from raysim.training.budgets import Budgets, sensitivities
-from raysim.training.checkpoint import Checkpoint, read_checkpoint, read_signals, write_checkpoint
+from raysim.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_signals, write_checkpoint
 from raysim.training.clock import Clock
 from raysim.training.ending import Ending
 from raysim.training.evaluate import Evaluator
@@ -73,6 +74,9 @@ class Training:
         self.recorder = Recorder(self.folder)
         self._ending = ending or Ending()
         self._row = first_row(config, self.run_id)
+        begun = Run(self.folder).row if resume and not is_unbegun(self.folder) else None
+        has_state = begun is not None and bool(checkpoints(self._checkpoints))  # of its own: a parent may be gone
+        self._parent: Parent | None = None if has_state else find_parent(config, begun)
         self._resumable: Resumable | None = None
         self._checkpoint: Checkpoint | None = None
         self._reached = 0  # the most steps done, over all restarts
@@ -80,8 +84,9 @@ class Training:
         self._signals = StepFeedback()  # of the last step
         self.phases = phases or Phases()
         self.phases.enter("the data and the model")
-        self.workload = prepare(config, data)
+        self.workload = prepare(config, data, self._parent.origin if self._parent else origin_of(begun or self._row))
         self.plan = self.workload.plan
+        self._parts = self._parent.parts(self.plan, self.workload.modules) if self._parent else None
         self.clock = Clock(self.plan)
         self._budgets = Budgets(self.plan, self.clock.network)
         self._describe_plan()
@@ -98,6 +103,8 @@ class Training:
         plan = self.plan
         self.recorder.measures = tuple(measure.name for measure in plan.task.measures)
         self._row |= {"cuts": list(plan.cuts), "num_stages": plan.num_stages}
+        self._row["parent"] = self._parent.row["run_id"] if self._parent else None
+        self._row |= {"first_step": plan.first_step, "rate_steps": plan.rate_steps, "model_seed": plan.model_seed}
         self._row |= {"exchange_period": plan.exchange_period, "exchange_delay": plan.exchange_delay}
         self._row["measures"] = write_measures(plan.task.measures)
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
@@ -230,24 +237,26 @@ class Training:
 
     def _steps(self, step: int) -> Iterator[Event]:
         """Train from `step` to the end, with checkpoints and evaluations when they are due."""
-        every = self.config.checkpoint_every_steps
+        every, chosen = self.config.checkpoint_every_steps, self.config.checkpoint_at_steps or ()
         last_flush = last_kept = time.monotonic()
+        if step == self.plan.first_step and step in chosen and self._checkpoint is None:
+            self._keep(step)
         if self.evaluator.is_due(step):  # its checkpoint came before it, and the run was interrupted between them
             self.phases.enter(None)
             yield from self.evaluator.evaluate(step)
-        while step < self.plan.num_steps:
+        while step < self.plan.end_step:
             yield from self._step(step)
             step += 1
             self._reached = max(self._reached, step)
             late = time.monotonic() - last_kept > KEEP_EVERY_S
-            wanted = step == self.plan.num_steps or self._ending.wanted
+            wanted = step == self.plan.end_step or step in chosen or self._ending.wanted
             if wanted or (every and (step % every == 0 or late or self.evaluator.is_due(step))):
                 self._keep(step)  # before an evaluation, which may take longer than the steps it would lose
                 last_flush = last_kept = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
                 self.recorder.flush()
                 last_flush = time.monotonic()
-            if step < self.plan.num_steps:
+            if step < self.plan.end_step:
                 self._ending.check()
             if self.evaluator.is_due(step):
                 yield from self.evaluator.evaluate(step)
@@ -273,14 +282,19 @@ class Training:
         self.recorder.flush()
         parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
         self._checkpoint = write_checkpoint(
-            self._checkpoints, step, parts, self._signals.as_json(), self.recorder.parts()
+            self._checkpoints,
+            step,
+            parts,
+            self._signals.as_json(),
+            self.recorder.parts(),
+            self.config.checkpoint_at_steps or (),
         )
         self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
 
     def _restore(self) -> int:
         """Load the newest checkpoint into fresh workers, drop the records after it, and return the step to go on with."""
         self._offsets_s = self.engine.clock_offsets_s()
-        step, self._signals = 0, StepFeedback()
+        step, self._signals = self.plan.first_step, StepFeedback()
         if self._checkpoint:
             step = self._checkpoint.step
             parts = self._resumable.parts if self._resumable else None
@@ -288,6 +302,10 @@ class Training:
             self._resumable = None  # its parts are large
             signals = read_signals(self._checkpoint)
             self._signals = StepFeedback.from_json(signals) if signals else StepFeedback()
+        elif self._parent:
+            self.engine.load(step, self._parts or self._parent.parts(self.plan, self.workload.modules))
+            self._signals = self._parent.signals(self.config)
+        self._parts = None  # they are large
         self.recorder.forget(step)
         self._reached = max(self._reached, step)
         return step

@@ -74,7 +74,8 @@ def result_columns(run: Run, measures: Iterable[str]) -> dict[str, Any]:
     }
     if len(steps):
         columns["final_train_loss"] = float(steps["loss"].iloc[-1])
-    for row in evals[evals["step"] == len(steps)].to_dict("records"):
+    end = int(run.row.get("first_step") or 0) + len(steps)
+    for row in evals[evals["step"] == end].to_dict("records"):
         suffix = row["mode"] if row["batchnorm"] == "running" else f"{row['mode']}_estimated"
         columns |= {f"final_{name}_{suffix}": row[name] for name in measures}
     return columns

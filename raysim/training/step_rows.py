@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from raysim.codecs import Identity
-from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
 from raysim.values import UNNAMED
@@ -40,7 +39,7 @@ def step_row(
         "step": step,
         "epoch": step // plan.steps_per_epoch,
         "loss": math.fsum(losses) / len(losses),
-        "learning_rate": learning_rate(plan.config.optimizer, step, plan.steps_per_epoch, plan.num_steps),
+        "learning_rate": plan.learning_rate(step),
         "gradient_norm": reports[0].gradient_norm,
         "seconds": seconds,
         "update_s": max(report.update_s for report in reports),

@@ -3,6 +3,7 @@
 `loss`       the losses of the steps
 `cost`       what links carry, or what the plan counts (bytes, packets, memory), while losses may stay as they are
 `records`    which rows and files the run leaves
+`branch`     what it begins with, which takes another run: see `training/test_branch.py`
 `placement`  where, or within what limits, it computes: nothing that one machine without a GPU need show
 
 The changes apply to `conftest.SMALL`, with what `base` adds to it. A field that is not here fails a test.
@@ -16,7 +17,7 @@ from typing import Any
 
 from pipelines import REPLICAS, TIED
 
-KINDS = ("loss", "cost", "records", "placement")
+KINDS = ("loss", "cost", "records", "branch", "placement")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "batch_size": Change({"batch_size": 32}, "loss"),
     "steps": Change({"steps": 4}, "records"),
     "epochs": Change({"epochs": 2}, "records", {"steps": None, "epochs": 1}),
+    "start": Change({"start": "results/dense@2"}, "branch"),
     "seed": Change({"seed": 1}, "loss"),
     "dtype": Change({"dtype": "bfloat16"}, "loss"),
     "loss_scale": Change({"loss_scale": 2.0}, "loss", {"dtype": "float16"}),
@@ -86,6 +88,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "placement": Change({"placement": "pack"}, "placement"),
     "recompute": Change({"recompute": True}, "cost"),
     "checkpoint_every_steps": Change({"checkpoint_every_steps": 5}, "records"),
+    "checkpoint_at_steps": Change({"checkpoint_at_steps": [0]}, "records"),
     "evaluate_every_steps": Change({"evaluate_every_steps": 3}, "records"),
     "evaluate_samples": Change({"evaluate_samples": 7}, "records"),
     "evaluate_batchnorm_batches": Change({"evaluate_batchnorm_batches": 1}, "records"),

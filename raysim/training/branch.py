@@ -1,0 +1,232 @@
+"""Branches: runs that go on from a checkpoint of another run, with the same state and settings of their own.
+
+A branch takes over parameters, buffers and the optimiser's state, the numbers of the steps, and the planned learning rate. Order of
+data, dropout and random codecs follow its own seed. Memories of compressors and replica methods begin empty, unless parent and
+branch name the same ones.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from raysim.config import ConfigError, RunConfig, as_row, keys_of, run_keys
+from raysim.config.start import Start
+from raysim.pipeline.plan import Origin, Plan
+from raysim.pipeline.reports import StepFeedback
+from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
+from raysim.places import in_bucket, local_path
+from raysim.records import RecordsError, Run, recorded_value
+from raysim.replication import parse_replica_method
+from raysim.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_signals
+
+SAME = ("model", "data", "loss", "bottleneck", "batch_size", "optimizer")
+"""Keys that a branch shares with its parent, beside the options of these."""
+SHAPES = ("num_microbatches", "dtype", "shared_indices")
+"""Keys on which the contents of memories depend, beside the layout of stages and replicas."""
+OWNERS = {
+    "link": ("forward", "backward", *SHAPES),
+    "replicas": ("replica_gradient",),
+    "versions": ("weights", *SHAPES),
+    "previous": ("replica_gradient",),
+}
+"""Keys that must stay the same for a memory to go on, by its kind."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A run with the checkpoint from which another run branches; `row` is its recorded row of `runs`."""
+
+    row: Mapping[str, Any]
+    checkpoint: Checkpoint
+
+    @property
+    def origin(self) -> Origin:
+        """The start of a branch."""
+        return origin_of(self.row)._replace(first_step=self.checkpoint.step)
+
+    def parts(self, plan: Plan, modules: Sequence[nn.Module]) -> list[np.ndarray]:
+        """Return the state in which the branch begins, one part for each worker of `plan`.
+
+        `modules`: of the stages, whose tensors it must fit. Raises ConfigError if it does not, if the checkpoint is damaged, if the
+        branch has other replicas than its parent or outlasts the parent's learning rate, or if its cuts differ and slots of the
+        optimiser cannot follow.
+        """
+        recut = _check_branch(self.row, plan)
+        try:
+            held = [unpack_tensors(part) for part in read_checkpoint(self.checkpoint)]
+        except CheckpointError as error:
+            raise ConfigError(f"`start`: {error}") from None
+        memories = () if recut else [kind for kind, keys in OWNERS.items() if self._same(keys, plan.config)]
+        going_on = {"model", "optimizer", *memories}
+        per, parts = len(held) // plan.num_replicas, list[Mapping[str, torch.Tensor]]()
+        for replica in range(plan.num_replicas):
+            tensors = {
+                name: x for part in held[replica * per :][:per] for name, x in part.items() if _kind(name) in going_on
+            }
+            _check_shapes(tensors, modules)
+            tensors = _recut(tensors, modules) if recut else tensors
+            for worker in range(len(plan.rows)):
+                parts.append({name: x for name, x in tensors.items() if plan.owners[_stage(name)] == worker})
+        return [pack_tensors(dict(part)) for part in parts]
+
+    def signals(self, config: RunConfig) -> StepFeedback:
+        """Return the signals of the parent's last step, for adaptive methods that go on; none for others."""
+        signals = read_signals(self.checkpoint)
+        if signals is None or not self._same((*keys_of("compression"), *SHAPES, "clock"), config):
+            return StepFeedback()
+        return StepFeedback.from_json(signals)
+
+    def _same(self, keys: Iterable[str], config: RunConfig) -> bool:
+        row = as_row(config)
+        return all(recorded_value(self.row, key) == row[key] for key in keys)
+
+
+def origin_of(row: Mapping[str, Any]) -> Origin:
+    """Return the start of a recorded run, with the plan of its learning rate and the seed of its model."""
+    seed = row.get("model_seed")
+    return Origin(
+        int(row.get("first_step") or 0),
+        row.get("rate_steps") or row.get("steps"),
+        row.get("epochs"),
+        int(row["seed"] if seed is None else seed),
+    )
+
+
+def find_parent(config: RunConfig, begun: Mapping[str, Any] | None = None) -> Parent | None:
+    """Return the run and the checkpoint that `start` names; None without a `start`.
+
+    `begun`: the recorded row of the branch, if it goes on before its first checkpoint. Raises ConfigError if there is no such run or
+    checkpoint, or if model, data or optimiser differ.
+    """
+    start = config.start
+    if start is None:
+        return None
+    if in_bucket(start.folder):
+        raise ConfigError(f"`start` must name a folder of this machine, but got {start!r}: copy the run here first.")
+    folder = local_path(start.folder)
+    try:
+        row = Run(folder).row
+    except RecordsError as error:
+        raise ConfigError(f"`start` must be the folder of a run, but got {start!r}. {error}") from None
+    step = start.step
+    if begun is not None:
+        step = int(begun["first_step"])
+        if row["run_id"] != begun["parent"]:
+            raise ConfigError(
+                f"`start` must name the run {begun['parent']}, from which this one began, but got {row['run_id']}."
+            )
+    checkpoint = _checkpoint(start, checkpoints(folder / "checkpoints"), step)
+    _check_same(row, config)
+    return Parent(row, checkpoint)
+
+
+def _checkpoint(start: Start, known: Sequence[Checkpoint], step: int | None) -> Checkpoint:
+    if not known:
+        raise ConfigError(f"`start` must name a run with a checkpoint, but {start.folder} has none.")
+    if step is None:
+        return known[-1]
+    checkpoint = next((each for each in known if each.step == step), None)
+    if checkpoint is None:
+        steps = ", ".join(str(each.step) for each in known)
+        raise ConfigError(
+            f"`start` must name a step with a checkpoint ({steps}), but got {step}. To keep one there, train {start.folder} "
+            f"with checkpoint_at_steps=[{step}]."
+        )
+    return checkpoint
+
+
+def _check_same(row: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise ConfigError if a branch differs from its parent in what its state depends on."""
+    new = as_row(config)
+    known = {key.name for key in run_keys()}
+    for key in sorted(row.keys() | new.keys()):
+        if key.partition(".")[0] in SAME and (key in row or key not in known) and row.get(key) != new.get(key):
+            raise ConfigError(f"`{key}` must be {row.get(key)!r}, as in the run of `start`, but got {new.get(key)!r}.")
+    method = recorded_value(row, "replica_gradient")
+    if method != new["replica_gradient"] and (row["num_replicas"] or 1) > 1 and _parts_replicas(str(method)):
+        raise ConfigError(
+            f"`replica_gradient` must be {method}, as in the run of `start`, whose replicas differ, but got "
+            f"{new['replica_gradient']}."
+        )
+
+
+def _check_branch(row: Mapping[str, Any], plan: Plan) -> bool:
+    """Return whether a branch is cut into other stages than its parent; raises ConfigError if it cannot be, see `Parent.parts`."""
+    cuts, replicas = list(row["cuts"] or []), row["num_replicas"] or 1
+    if replicas != plan.num_replicas:
+        raise ConfigError(f"`num_replicas` must be {replicas}, as in the run of `start`, but got {plan.num_replicas}.")
+    recut = cuts != list(plan.cuts)
+    if recut and (plan.tied or plan.config.optimizer.name == "muon"):
+        reason = "tied parameters" if plan.tied else "the optimiser muon"
+        raise ConfigError(
+            f"`cuts` must be {cuts} with {reason}, as in the run of `start`, whose optimiser's state cannot be cut otherwise, but got "
+            f"{list(plan.cuts)}."
+        )
+    optimizer = plan.config.optimizer
+    endless = optimizer.decay in ("constant", "steps") or optimizer.decay_epochs is not None
+    if not endless and plan.end_step > plan.rate_steps:
+        raise ConfigError(
+            f"`steps` must be at most {plan.rate_steps - plan.first_step} from step {plan.first_step} on, since the learning rate of "
+            f"the run of `start` was planned for {plan.rate_steps} steps, but got {plan.num_steps}."
+        )
+    return recut
+
+
+def _parts_replicas(written: str) -> bool:
+    """Return whether a recorded replica method lets the parameters of replicas differ."""
+    notations = tomllib.loads(f"value = {written}")["value"] if written.startswith("[") else [written]
+    return any(parse_replica_method(notation).decentralized for notation in notations)
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a tensor of a checkpoint: "model", "optimizer", or a memory of `OWNERS`."""
+    first, _, rest = name.partition(".")
+    return rest.split(".", 2)[1] if first == "stage" else first
+
+
+def _stage(name: str) -> int:
+    """Return the stage that holds a tensor of a checkpoint; of a link's memory, the sending one."""
+    kind, number, rest = name.split(".", 2)
+    return int(number) + (kind == "link" and rest.startswith("backward."))
+
+
+def _recut(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return the state of stages for other stages, `modules`: slots of the optimiser are numbered anew by parameter."""
+    learned = [[name for name, x in module.named_parameters() if x.requires_grad] for module in modules]
+    owners = {name: stage for stage, module in enumerate(modules) for name in module.state_dict()}
+    known: dict[int, set[str]] = {}
+    for name in tensors:
+        if _kind(name) == "model":
+            known.setdefault(_stage(name), set()).add(name.split(".", 3)[3])
+    moved = {}
+    for name, x in tensors.items():
+        old, rest = _stage(name), name.split(".", 3)[3]
+        if _kind(name) == "model":
+            moved[f"stage.{owners[rest]}.model.{rest}"] = x
+        else:
+            index, slot = rest.split(".", 1)
+            parameter = [each for names in learned for each in names if each in known[old]][int(index)]
+            stage = owners[parameter]
+            moved[f"stage.{stage}.optimizer.{learned[stage].index(parameter)}.{slot}"] = x
+    return moved
+
+
+def _check_shapes(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) -> None:
+    """Raise ConfigError if the model's tensors are not those of the stages by name and shape."""
+    held = {name.split(".", 3)[3]: tuple(x.shape) for name, x in tensors.items() if _kind(name) == "model"}
+    needed = {name: tuple(x.shape) for module in modules for name, x in module.state_dict().items()}
+    for name in (*needed, *held):
+        if held.get(name) != needed.get(name):
+            found, wanted = (
+                f"has the shape {shapes[name]}" if name in shapes else "is missing" for shapes in (held, needed)
+            )
+            raise ConfigError(
+                f"`start` must name a run of the same model, but `{name}` {found} in its checkpoint and {wanted} in the model."
+            )

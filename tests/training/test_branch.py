@@ -1,0 +1,267 @@
+"""A branch goes on from a checkpoint of another run: with the parent's settings, to the parent's own bits."""
+
+import numpy as np
+import pytest
+import torch
+from configurations import SMALL
+from pipelines import RUNS, SUBSPACE, TIED, third
+from runs import MEASURED, same_records
+from torch import nn
+
+from raysim import Run, analysis, load_weights, train
+from raysim.analysis.comparison.contexts import contexts
+from raysim.config import ConfigError, make_config
+from raysim.engine.inline import InlineEngine
+from raysim.training.checkpoint import checkpoints
+from raysim.training.run import Training
+from tests.support import models
+
+AT = 4
+
+
+def without_times(frame):
+    return frame.drop(columns=MEASURED, errors="ignore").reset_index(drop=True)
+
+
+def same_steps(branch: Run, parent: Run) -> None:
+    """Compare a branch with the parent's steps from its first one on, and the weights, bit for bit."""
+    first = branch.row["first_step"]
+    for table in ("steps", "links", "decisions", "collectives"):
+        frame = getattr(parent, table)
+        assert without_times(getattr(branch, table)).equals(without_times(frame[frame["step"] >= first])), table
+    evals = parent.evals
+    assert without_times(branch.evals).equals(without_times(evals[evals["step"] > first]))
+    weights, others = (load_weights(run.folder) for run in (branch, parent))
+    assert weights.keys() == others.keys()
+    assert all(np.array_equal(weights[name].float(), others[name].float()) for name in weights)
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory):
+    """A dense run of six steps with checkpoints at 0, 2 and 4."""
+    values = {**SMALL, "checkpoint_at_steps": [0, 2, 4], "evaluate_every_steps": 2}
+    return train(make_config(values), engine="inline", out=tmp_path_factory.mktemp("parent") / "run")
+
+
+@pytest.mark.parametrize("name", third(2))
+def test_a_branch_with_the_parents_settings_is_the_parent(small, tmp_path, name):
+    """Memories of links and replicas, signals of adaptive methods, delayed weights and the learning rate all go on."""
+    settings = {"clock": "100mbps", "profile": "T4", **RUNS[name], "evaluate_every_steps": 2}
+    if "optimizer" in settings:
+        settings["optimizer"] = {**settings["optimizer"], "decay": "cosine"}
+    if "gpt" in str(settings.get("model")) or "tests" in str(settings.get("model")):
+        settings["evaluate_every_steps"] = 3
+    begun = train(small(**settings, checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "parent")
+    branch = train(
+        small(**settings, steps=6 - AT, start=f"{begun.folder}@{AT}"), engine="inline", out=tmp_path / "branch"
+    )
+    same_steps(branch, begun)
+
+
+@pytest.mark.parametrize("name", ["feedback", "replicas-gravac"])
+def test_a_branch_is_the_same_on_ray(small, tmp_path, ray, name):
+    settings = {**RUNS[name], "clock": "100mbps", "profile": "T4", "cpus_per_stage": 0.1}
+    begun = train(small(**settings, checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "parent")
+    branch = train(small(**settings, steps=2, start=f"{begun.folder}@{AT}"), engine="ray", out=tmp_path / "branch")
+    assert branch.row["engine"] == "ray"
+    same_steps(branch, begun)
+
+
+def test_a_branch_of_a_branch_goes_on_by_the_first_plan(small, tmp_path):
+    """Its learning rate, and constants of the model that are drawn from a seed and in no checkpoint."""
+    settings = {**SUBSPACE, "optimizer": {"name": "adamw", "learning_rate": 1e-2, "decay": "linear"}}
+    begun = train(small(**settings, checkpoint_at_steps=[2]), engine="inline", out=tmp_path / "a")
+    first = train(small(**settings, seed=5, steps=2, start=f"{begun.folder}@2"), engine="inline", out=tmp_path / "b")
+    second = train(small(**settings, seed=6, steps=2, start=str(first.folder)), engine="inline", out=tmp_path / "c")
+    rates = [*begun.steps["learning_rate"][:2], *first.steps["learning_rate"], *second.steps["learning_rate"]]
+    assert rates == begun.steps["learning_rate"].tolist()
+    row = second.row
+    assert (row["first_step"], row["rate_steps"], row["model_seed"]) == (4, 6, 0)
+    assert (row["parent"], row["start"]) == (first.row["run_id"], str(first.folder))
+    straight = train(small(**settings, seed=5, steps=4, start=f"{begun.folder}@2"), engine="inline", out=tmp_path / "d")
+    same_twice = train(small(**settings, seed=5, steps=2, start=str(first.folder)), engine="inline", out=tmp_path / "e")
+    same_steps(same_twice, straight)
+
+
+def test_branches_of_a_seed_see_the_same_data_in_the_same_order(small, tmp_path, parent, monkeypatch):
+    """A setting and dense are paired by seed: samples and dropout; other seeds see other orders, from the same state."""
+    seen: dict[str, list[list[int]]] = {}
+    states: dict[str, dict[str, torch.Tensor]] = {}
+    for name, changes in {
+        "dense": {"seed": 1},
+        "setting": {"seed": 1, "forward": "TopK(0.1)"},
+        "other": {"seed": 2},
+    }.items():
+        training = Training(small(**changes, steps=2, start=f"{parent.folder}@4"), engine="inline", out=tmp_path / name)
+        step, plan = InlineEngine.step, training.plan
+
+        def taking(self, number, *arguments, name=name, plan=plan, step=step):
+            if name not in states:
+                states[name] = {
+                    f"{index}.{key}": tensor.clone()
+                    for worker in self.workers
+                    for index, stage in worker.stages.items()
+                    for key, tensor in stage.state().items()
+                }
+            seen.setdefault(name, []).append(plan.batch(number).tolist())
+            return step(self, number, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(InlineEngine, "step", taking)
+            list(training.events())
+    assert seen["dense"] == seen["setting"] != seen["other"]
+    assert all(torch.equal(states["dense"][key], states["other"][key]) for key in states["dense"])
+    assert Run(tmp_path / "dense").steps["step"].tolist() == [4, 5]
+
+
+def test_memories_of_another_compressor_begin_empty(small, tmp_path):
+    """A branch from a parent with error feedback equals one from the same state without it, unless it goes on with it."""
+    kept = {"forward": "ErrorFeedback(TopK(0.1))", "backward": "ErrorFeedback(TopK(0.1))"}
+    begun = train(small(**kept, checkpoint_at_steps=[2]), engine="inline", out=tmp_path / "parent")
+    residuals = {}
+    for name, changes in {
+        "same": kept,
+        "other": {**kept, "forward": "ErrorFeedback(TopK(0.2))"},
+    }.items():
+        run = train(small(**changes, steps=1, start=f"{begun.folder}@2"), engine="inline", out=tmp_path / name)
+        links = run.links
+        residuals[name] = links[links["step"] == 2].groupby("direction")["residual_norm"].sum()
+    parents = begun.links[begun.links["step"] == 2].groupby("direction")["residual_norm"].sum()
+    assert residuals["same"].equals(parents)
+    assert residuals["other"]["forward"] < parents["forward"]
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 3])
+def test_an_interrupted_branch_resumes_to_the_same_bits(small, tmp_path, parent, stop_after):
+    config = small(
+        seed=3,
+        forward="EF21(TopK(0.2))",
+        start=f"{parent.folder}@2",
+        steps=4,
+        checkpoint_at_steps=[4],
+        evaluate_every_steps=2,
+    )
+    whole = train(config, engine="inline", out=tmp_path / "whole")
+    assert [each.step for each in checkpoints(whole.folder / "checkpoints")] == [4, 6]
+    training = Training(config, engine="inline", out=tmp_path / "broken")
+    events, steps = training.events(), 0
+    while steps < stop_after:
+        steps += next(events).kind == "step"
+    if stop_after:
+        events.close()
+    else:  # killed before its first checkpoint
+        training.recorder.write_run(training._row)
+        training.recorder.close()
+    resumed = train(config, engine="inline", out=tmp_path / "broken", resume=True)
+    assert resumed.row["resumed"] == 1
+    assert resumed.row["parent"] == parent.row["run_id"]
+    same_records(resumed, whole)
+
+
+def test_chosen_checkpoints_stay(parent):
+    assert [each.step for each in checkpoints(parent.folder / "checkpoints")] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"schedule": "Interleaved1F1B(3)"}, {"num_stages": 1}, {"num_stages": 4}, {"num_stages": 2, "schedule": "ZBH1"}],
+)
+def test_a_branch_may_be_cut_and_scheduled_otherwise(small, tmp_path, changes):
+    """The loss of a dense model does not depend on its cuts."""
+    settings = {"optimizer": {"name": "adamw", "learning_rate": 1e-2, "decay": "cosine"}, "deterministic": True}
+    begun = train(small(**settings, checkpoint_at_steps=[4]), engine="inline", out=tmp_path / "parent")
+    branch = train(
+        small(**settings, **changes, steps=2, start=f"{begun.folder}@4"), engine="inline", out=tmp_path / "branch"
+    )
+    same = ["step", "loss", "learning_rate"]
+    assert branch.steps[same].values.tolist() == begun.steps[same].values.tolist()[4:]
+    weights, others = load_weights(branch.folder), load_weights(begun.folder)
+    assert all(torch.equal(weights[name], others[name]) for name in others)
+
+
+def test_tied_parameters_keep_their_cuts(small, tmp_path):
+    begun = train(small(**TIED, steps=2), engine="inline", out=tmp_path / "parent")
+    with pytest.raises(ConfigError, match=r"^`cuts` must be .* with tied parameters, as in the run of `start`"):
+        train(small(**TIED, num_stages=2, start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
+
+
+@pytest.mark.parametrize(
+    ("changes", "start", "sentence"),
+    [
+        ({}, "{parent}@3", r"`start` must name a step with a checkpoint (0, 2, 4, 6), but got 3. To keep one there, train"),
+        ({}, "{parent}x", "`start` must be the folder of a run, but got {parent}x. There is no run in"),
+        ({}, "s3://bucket/run@2", "`start` must name a folder of this machine, but got s3://bucket/run@2"),
+        ({}, "{parent}@", "`start` must be the folder of a run and the step of a checkpoint, such as results/dense@1200"),
+        ({"model": {"name": "cnn", "width": 6}}, "{parent}", "`model.width` must be 4, as in the run of `start`, but got 6."),
+        ({"batch_size": 32}, "{parent}", "`batch_size` must be 16, as in the run of `start`, but got 32."),
+        ({"data": {"name": "digits"}}, "{parent}", "`data.test_samples` must be 20, as in the run of `start`, but got None."),
+        ({"optimizer": {"learning_rate": 0.2, "momentum": 0.9}}, "{parent}@2", "`optimizer.learning_rate` must be 0.1"),
+        ({"num_replicas": 2, "num_microbatches": 2}, "{parent}@2", "`num_replicas` must be 1, as in the run of `start`"),
+        ({"checkpoint_at_steps": [1]}, "{parent}@2", "`checkpoint_at_steps` must be steps from 2 to 8, but got 1."),
+    ],
+)  # fmt: skip
+def test_bad_starts_are_refused_before_anything_starts(small, tmp_path, parent, changes, start, sentence):
+    with pytest.raises(ConfigError) as caught:
+        train(small(**changes, start=start.format(parent=parent.folder)), engine="inline", out=tmp_path / "branch")
+    assert str(caught.value).startswith(sentence.format(parent=parent.folder))
+    assert not (tmp_path / "branch").exists()
+
+
+def test_a_branch_must_not_outlast_the_planned_learning_rate(small, tmp_path):
+    settings = {"optimizer": {"learning_rate": 0.1, "decay": "cosine"}}
+    begun = train(small(**settings, checkpoint_at_steps=[4]), engine="inline", out=tmp_path / "parent")
+    with pytest.raises(ConfigError, match=r"^`steps` must be at most 2 from step 4 on, since the learning rate"):
+        train(small(**settings, steps=3, start=f"{begun.folder}@4"), engine="inline", out=tmp_path / "branch")
+
+
+@pytest.mark.parametrize("every", [2, 3, 10])
+def test_records_of_a_branch_are_whole(small, tmp_path, parent, every):
+    """Its tables have the steps that they must have, and it is compared with the branches of its start only."""
+    for name, changes in (("dense", {}), ("topk", {"forward": "TopK(0.5)"})):
+        values = {**changes, "profile_every_steps": every, "start": f"{parent.folder}@4"}
+        train(small(**values), engine="inline", out=tmp_path / name)
+    results = analysis.load(tmp_path, parent.folder.parent)
+    assert results.problems == []
+    sizes = [len(context.rows) for context in contexts(results)]
+    assert sorted(sizes) == [1, 2]
+    actions = results.actions
+    assert set(actions[actions["run"].astype(str).str.contains("topk")]["step"]) == {
+        step for step in range(4, 10) if step % every == every // 2
+    }
+
+
+def test_a_damaged_parent_is_refused(small, tmp_path):
+    begun = train(small(steps=2), engine="inline", out=tmp_path / "parent")
+    file = begun.folder / "checkpoints" / "step-00000002" / "worker-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"^`start`: The checkpoint .* is corrupt"):
+        train(small(start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
+
+
+def test_a_parent_of_another_model_is_refused(small, tmp_path, monkeypatch):
+    """A model of the user's own may change between two runs, and its keys stay the same."""
+    model = {"model": {"name": "tests.support.models:normed"}, "num_stages": None, "cuts": ["norm1", "norm2"]}
+    begun = train(small(**model, steps=2), engine="inline", out=tmp_path / "parent")
+    made = models.normed
+
+    def longer(shape):
+        return made(shape).append(nn.Linear(10, 10))
+
+    monkeypatch.setattr(models, "normed", longer)
+    with pytest.raises(
+        ConfigError, match=r"^`start` must name a run of the same model, but `.*` is missing in its checkpoint"
+    ):
+        train(small(**model, start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
+
+
+def test_a_branch_outlives_its_parent_once_it_has_a_checkpoint(small, tmp_path):
+    begun = train(small(checkpoint_at_steps=[2]), engine="inline", out=tmp_path / "parent")
+    config = small(start=f"{begun.folder}@2", steps=4, checkpoint_every_steps=1)
+    whole = train(config, engine="inline", out=tmp_path / "whole")
+    training = Training(config, engine="inline", out=tmp_path / "broken")
+    events, steps = training.events(), 0
+    while steps < 2:
+        steps += next(events).kind == "step"
+    events.close()
+    begun.folder.rename(tmp_path / "gone")
+    same_records(train(config, engine="inline", out=tmp_path / "broken", resume=True), whole)
