@@ -27,7 +27,7 @@ from raysim.analysis.data.work import (
     work_codes,
 )
 from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
-from raysim.network.recorded import Overheads, profiles_from_actions, read_overheads
+from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.plugins import from_record
@@ -201,19 +201,6 @@ class Recording:
             for codec, stage, octave in zip(rows["codec"], rows["stage"], octaves, strict=True)
         ]
         return rows.assign(kind=pd.Series(kinds, rows.index, dtype=object))
-
-    @cached_property
-    def waits(self) -> Overheads | None:
-        """The seconds that packets and steps waited besides their work; None for the inline engine, which sends no packets.
-
-        They depend on the load of the machine at the time, so no price uses them.
-        """
-        if self.row.get("engine") == "inline":
-            return None
-        try:
-            return read_overheads(self._columns, self.rows, self._step_seconds())
-        except KeyError as error:
-            raise ReplayError(f"The actions in {self.run.folder} lack {error}, which the schedule has.") from None
 
     @cached_property
     def _updates(self) -> dict[Kind, Samples]:

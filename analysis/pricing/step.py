@@ -28,15 +28,14 @@ from raysim.analysis.pricing.step_profiles import priced_profiles, resampled_pro
 from raysim.analysis.pricing.targets import Target, best_value, steps_to_target
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.overlap import hidden, without_exchange
-from raysim.network.placement import Placement
 from raysim.network.profile import Profile, mean_profile
-from raysim.network.recorded import Overheads
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline, WorkerTime
-from raysim.network.topology import FREE, Network
+from raysim.network.topology import FREE, Network, Placement
 from raysim.network.trace import trace_events
 from raysim.network.transport import calibrated_transport
 from raysim.network.uncertainty import with_model_error
+from raysim.network.wire_use import busiest_share
 from raysim.places import Place
 from raysim.records import Run
 from raysim.schedules import Unflushed
@@ -93,7 +92,7 @@ class Replay:
         self.num_replicas = recording.num_replicas
         self._step_s: dict[tuple[Network, ...], Floats] = {}
         self._resampled_s: dict[tuple[Network, ...], Floats] = {}
-        self.overheads = Overheads(**self.transport.host.overheads(self.num_workers))
+        self.overheads = self.transport.host.overheads(self.num_workers)
         self.profiles = priced_profiles(recording, self.costs, self.transport, self.num_workers)
 
     def __repr__(self) -> str:
@@ -133,23 +132,12 @@ class Replay:
     @cached_property
     def resampled(self) -> list[Profile]:
         """The mean step at the estimate, then at each resample of the prices."""
-        return resampled_profiles(
-            self.recording, self.costs, self.mean_profile, self.overheads._asdict(), list(self.profiles)
-        )
+        return resampled_profiles(self.recording, self.costs, self.mean_profile, self.overheads, list(self.profiles))
 
     @property
     def notes(self) -> list[str]:
         """Limits of the figures, a sentence each."""
         notes = [f"Transport {self.transport}."]
-        waits = self.recording.waits
-        if waits is not None:
-            packets = self.recording.stacked("wire_bytes")
-            mean_bytes = float(packets[packets > 0].mean()) if (packets > 0).any() else 0.0
-            packet_s = waits.call_s + waits.message_s + mean_bytes * waits.byte_s
-            notes.append(
-                f"Waited in this recording, and not in the price: {1000 * packet_s:.2g} ms a packet and "
-                f"{1000 * waits.step_s:.2g} ms a step, which the load of the machine lengthens."
-            )
         if not self.costs.knows_updates:
             notes.append(
                 "The optimiser's update is not in the price: this version of the records does not have its seconds."
@@ -245,7 +233,7 @@ class Replay:
         for timeline in self.timelines(network):
             parts += [[getattr(worker, name) for name in PARTS] for worker in timeline.workers()]
             pipeline_s += timeline.pipeline_s
-            utilisation += timeline.busiest
+            utilisation += busiest_share(timeline)
             for kind, seconds in timeline.explain().items():
                 critical[kind] = critical.get(kind, 0.0) + seconds
         count = len(self.profiles)

@@ -166,6 +166,25 @@ def collectives(
     return found
 
 
+def round_of(
+    source: NDArray[np.int64], target: NDArray[np.int64], wire_bytes: Floats, transport: Transport = BARE
+) -> Round:
+    """Return one round of transfers between hosts; those within a host are left out."""
+    across = source != target
+    width = int(max(source.max(initial=0), target.max(initial=0))) + 1
+    pairs, index = np.unique(source[across] * width + target[across], return_inverse=True)
+    sent = wire_bytes[across]
+    trips = np.zeros(len(pairs))
+    np.maximum.at(trips, index, transport.trips(sent))
+    return Round(
+        source=pairs // width,
+        target=pairs % width,
+        transfers=np.bincount(index, minlength=len(pairs)),
+        trips=trips,
+        wire_bytes=np.bincount(index, sent + transport.beside(sent), len(pairs)).astype(np.float64),
+    )
+
+
 def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
     """Return the seconds of a round on each of `networks`, which all name the same number of hosts, or none."""
     if not len(one.source):
@@ -249,15 +268,7 @@ def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int],
 
 
 def _round(transfers: Transfers, hosts: NDArray[np.int64], transport: Transport) -> Round:
-    """Return the transfers of one round that cross wires."""
+    """Return the transfers of one round."""
     source = hosts[transfers["source_replica"], transfers["source_stage"]]
     target = hosts[transfers["target_replica"], transfers["target_stage"]]
-    across = source != target
-    width = int(hosts.max()) + 1
-    pairs, place = np.unique(source[across] * width + target[across], return_inverse=True)
-    counts = np.bincount(place, minlength=len(pairs))
-    sent = transfers["wire_bytes"][across]
-    sizes = np.bincount(place, sent + transport.beside(sent), len(pairs)).astype(np.float64)
-    trips = np.zeros(len(pairs))
-    np.maximum.at(trips, place, transport.trips(sent))
-    return Round(pairs // width, pairs % width, counts, trips, sizes)
+    return round_of(source, target, transfers["wire_bytes"], transport)

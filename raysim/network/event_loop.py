@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from raysim.network.event_state import Record, Records
+from raysim.network.event_inputs import Record, Records
 from raysim.network.fast_path import uniform
 
 F64 = NDArray[np.float64]

@@ -225,19 +225,6 @@ def packets_in_flight(counts: Sequence[int]) -> list[int]:
     return bounds
 
 
-def reference_bytes(num_samples: int, values_per_sample: int, itemsize: int = 4, *, capacity: int | None = None) -> int:
-    """Return the bytes of AQ-SGD's copies at one end of a link: a row for each sample, at most `capacity` rows.
-
-    ResNet-18 cut after layer1, layer2 and layer3, all of CIFAR-10, float32: 22.9 GB a side.
-
-    >>> cuts = (64 * 32 * 32, 128 * 16 * 16, 256 * 8 * 8)
-    >>> format_bytes(sum(reference_bytes(50_000, values) for values in cuts))
-    '22.9 GB'
-    """
-    rows = num_samples if capacity is None else min(num_samples, capacity)
-    return rows * values_per_sample * itemsize
-
-
 REMEDIES = {
     "weights": "Use more stages or a smaller model",
     "their older versions": "Use weights with fewer versions, such as DoubleBuffered, or fewer stages",

@@ -326,16 +326,6 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
     return replace(profiles[0], transfers=transfers, paces=paces, source=f"mean of {len(profiles)} steps", **means)
 
 
-def gpt_forward_flops(num_blocks: int, width: int, sequence: int, batch: int, vocabulary: int = 0) -> float:
-    """Return the FLOPs of a forward through GPT blocks, and the head where `vocabulary` is given: 24 w^2 + 4 s w a token and block.
-
-    >>> f"{gpt_forward_flops(12, 768, 1024, batch=1, vocabulary=50257):.3g}"
-    '2.92e+11'
-    """
-    tokens = batch * sequence
-    return float(tokens * (num_blocks * (24 * width**2 + 4 * sequence * width) + 2 * width * vocabulary))
-
-
 def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:
     """Return where a packet is taken and where one is sent, as ones and zeros of shape (1, stage, op, 1)."""
     takes, sends = np.zeros((2, 1, num_stages, num_ops, 1))

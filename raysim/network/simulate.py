@@ -31,11 +31,10 @@ from raysim.network.collectives import (
     total_seconds,
 )
 from raysim.network.event_inputs import SharedWiring
-from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
 from raysim.network.steady import on_end, steady_end, steps_table, windows
 from raysim.network.timeline import Exchange, Timeline
-from raysim.network.topology import Network
+from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.wires import Floats, OrderedWiring, is_ordered, questions_wait, receivers_ask
 from raysim.notation import check_integer
 from raysim.schedules.arrays import ActionTable

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.collectives import Collective
-from raysim.network.placement import Placement, replica_hosts
 from raysim.network.profile import Profile
-from raysim.network.topology import Network
+from raysim.network.topology import Network, Placement
 from raysim.schedules.actions import Action
 from raysim.schedules.arrays import OPS, ActionTable
 
@@ -37,20 +36,6 @@ class WorkerTime(NamedTuple):
     """From the end of the pipeline until the collectives are over: replicas average, owners of tied parameters sum."""
     outside_s: float
     """The optimiser's update, and the driver."""
-
-
-class WireUse(NamedTuple):
-    """The load of one direction between two hosts: packets between stages, and transfers of collectives."""
-
-    source: int
-    target: int
-    messages: int
-    wire_bytes: float
-    """Of packets, of bytes beside them, and of transfers."""
-    busy_s: float
-    """Seconds that these bytes take at full speed."""
-    utilisation: float
-    """`busy_s` as a share of the step."""
 
 
 class Segment(NamedTuple):
@@ -173,47 +158,6 @@ class Timeline:
         workers = self.workers()
         return sum(worker.bubble_s for worker in workers) / (len(workers) * self.pipeline_s) if self.pipeline_s else 0.0
 
-    def wires(self) -> list[WireUse]:
-        """Return the load of each direction between two hosts."""
-        totals: dict[tuple[int, int], list[float]] = {}
-        hosts = replica_hosts(self.placement, self.table.num_workers)
-        stages = self.table.num_stages
-        for r in range(self.num_replicas):
-            sizes = self._whole(self.profile.moved_bytes, r)
-            for stage in range(stages):
-                for op, neighbour in ((0, stage + 1), (1, stage - 1)):
-                    if not 0 <= neighbour < stages:
-                        continue
-                    ends = hosts[r][self.table.owner[stage]], hosts[r][self.table.owner[neighbour]]
-                    if ends[0] != ends[1]:
-                        total = totals.setdefault(ends, [0.0, 0.0])
-                        total[0] += self.table.per_step
-                        total[1] += float(sizes[stage, op].sum()) / self.table.num_steps
-        for one in (each for exchange in self.collectives for each in exchange.collective.rounds):
-            for source, target, messages, _, size in zip(*(part.tolist() for part in one), strict=True):
-                total = totals.setdefault((source, target), [0.0, 0.0])
-                total[0] += messages
-                total[1] += size
-        uses = []
-        for (source, target), (messages, size) in sorted(totals.items()):
-            if messages:
-                busy = 8 * self.network.framing * size / float(self.network.bandwidths_bps(source, target))
-                uses.append(WireUse(source, target, int(messages), size, busy, self._share(busy)))
-        return uses
-
-    @property
-    def busiest(self) -> float:
-        """Return the share of the step in which the busiest wire, or the busiest port of a host in collectives, moved bytes."""
-        ports: dict[tuple[str, int], float] = {}
-        half = self.network.sharing == "half"
-        for one in (each for exchange in self.collectives for each in exchange.collective.rounds):
-            for source, target, size in zip(one.source.tolist(), one.target.tolist(), one.wire_bytes, strict=True):
-                for port in (("both", source), ("both", target)) if half else (("out", source), ("in", target)):
-                    ports[port] = ports.get(port, 0.0) + float(size)
-        bps = self.network.ports_bps(self.placement.num_hosts)
-        loads = [self._share(8 * self.network.framing * size / float(bps[host])) for (_, host), size in ports.items()]
-        return max([*(use.utilisation for use in self.wires()), *loads], default=0.0)
-
     def critical_path(self) -> list[Segment]:
         """Return the chain of work, packets and collectives that the step's end hangs on, first to last, without gaps.
 
@@ -226,7 +170,7 @@ class Timeline:
         backwards, r, last = self._ending()
         start, end = self._flat(self.start_s, r), self._flat(self.end_s, r)
         begin, arrive = self._flat(self.begin_s, r), self._flat(self.arrive_s, r)
-        sizes = self._whole(self.profile.moved_bytes, r)
+        sizes = self.whole(self.profile.moved_bytes, r)
         i = int(place[last])
         while True:
             slot = int(self._slots[i])
@@ -279,9 +223,9 @@ class Timeline:
         )
         profile = self.profile
         parts = [
-            float(self._whole(profile.decode_s, replica)[key]),
-            float(self._whole(self._alone_s, replica)[key]),
-            float(self._whole(profile.encode_s, replica)[key]),
+            float(self.whole(profile.decode_s, replica)[key]),
+            float(self.whole(self._alone_s, replica)[key]),
+            float(self.whole(profile.encode_s, replica)[key]),
             profile.call_s if self._sends[index] else 0.0,
         ]
         start, end = self._flat(self.start_s, replica)[slot], self._flat(self.end_s, replica)[slot]
@@ -290,39 +234,12 @@ class Timeline:
         edges = [float(start), *(float(end if part == until[-1] else start + stretch * part) for part in until)]
         return list(zip(("codec", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
 
-    def summary(self) -> dict[str, Any]:
-        """Return the step in figures: seconds, collectives, the share of bubble, workers' time, wires' use, the critical path."""
-        return {
-            "step_s": self.step_s,
-            "pipeline_s": self.pipeline_s,
-            "collective_s": self.collective_s,
-            "outside_s": self.outside_s,
-            "collectives": [
-                {
-                    "direction": one.collective.direction,
-                    "stages": list(one.collective.stages),
-                    "start_s": one.start_s,
-                    "codec_s": one.collective.codec_s,
-                    "round_s": list(one.round_s),
-                }
-                for one in self.collectives
-            ],
-            "bubble": self.bubble,
-            "workers": [worker._asdict() for worker in self.workers()],
-            "wires": [wire._asdict() for wire in self.wires()],
-            "critical_path_s": self.explain(),
-        }
-
     def explain(self) -> dict[str, float]:
         """Return the seconds of each kind on the critical path: the most that a speed-up of that kind could save."""
         totals: dict[str, float] = {}
         for segment in self.critical_path():
             totals[segment.kind] = totals.get(segment.kind, 0.0) + segment.end_s - segment.start_s
         return totals
-
-    def _share(self, seconds: float) -> float:
-        """Return seconds as a share of the step."""
-        return seconds / self.step_s if self.step_s else 0.0
 
     @cached_property
     def _alone_s(self) -> Floats:
@@ -360,7 +277,7 @@ class Timeline:
         flat: Floats = array[replica].reshape(-1)
         return flat
 
-    def _whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
+    def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
         """Return costs of one replica with an axis of all microbatches."""
         one = costs[replica if costs.shape[0] > 1 else 0]
         return np.broadcast_to(one, (*one.shape[:2], self.table.num_microbatches))

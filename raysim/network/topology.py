@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.notation import check_choice, check_real
+from raysim.notation import check_choice, check_integer, check_real
 
 Matrix = tuple[tuple[float, ...], ...]
 Floats = NDArray[np.float64]
@@ -163,42 +163,6 @@ class Network:
         bandwidth, latency = self.bandwidths_bps(source, target), self.latencies_s(source, target)
         return float(latency + 8 * self.framing * wire_bytes / bandwidth)
 
-    def all_reduce_s(self, wire_bytes: float, hosts: Sequence[int], algorithm: str = "ring") -> float:
-        """Return the seconds to sum `wire_bytes` over ranks on `hosts`, by alpha-beta cost on the slowest link used.
-
-        Ring: 2(N-1)(a + S/(N W)); tree: 2 log2 N (a + S/W). One rank costs nothing.
-
-        >>> round(Network(8e6, 0.01).all_reduce_s(1_000_000, [0, 1, 2, 3]), 6)
-        1.56
-        """
-        check_choice("algorithm", algorithm, ("ring", "tree"))
-        ranks = len(hosts)
-        if ranks <= 1:
-            return 0.0
-        if algorithm == "ring":
-            return 2 * (ranks - 1) * self._ring_s(hosts, wire_bytes / ranks)
-        return 2 * math.ceil(math.log2(ranks)) * self._worst_s(hosts, wire_bytes)
-
-    def all_gather_s(self, wire_bytes: float, hosts: Sequence[int], algorithm: str = "ring") -> float:
-        """Return the seconds until every rank has the `wire_bytes` of each other.
-
-        Ring: (N-1)(a + S/W); doubling: a log2 N + S (N-1)/W.
-        """
-        check_choice("algorithm", algorithm, ("ring", "doubling"))
-        ranks = len(hosts)
-        if ranks <= 1:
-            return 0.0
-        if algorithm == "ring":
-            return (ranks - 1) * self._ring_s(hosts, wire_bytes)
-        latency = self._worst_s(hosts, 0)
-        return math.ceil(math.log2(ranks)) * latency + (ranks - 1) * (self._worst_s(hosts, wire_bytes) - latency)
-
-    def _ring_s(self, hosts: Sequence[int], wire_bytes: float) -> float:
-        return max(self.p2p_s(a, b, wire_bytes) for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
-
-    def _worst_s(self, hosts: Sequence[int], wire_bytes: float) -> float:
-        return max(self.p2p_s(a, b, wire_bytes) for a in hosts for b in hosts)
-
 
 def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
     """Return a checked number or square matrix of numbers; the diagonal, which is never used, may hold anything."""
@@ -283,3 +247,59 @@ def _span(value: float | Matrix, write: object) -> str:
 
 FREE = Network(math.inf)
 """Infinite bandwidth and no latency: the step is compute, codec and schedule alone."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The host of every worker, replica by replica, and the cores of the hosts.
+
+    >>> Placement.spread(num_workers=4, num_hosts=8)
+    Placement(hosts=(0, 2, 4, 6), cores=None, machines=None, threads=1)
+    """
+
+    hosts: tuple[int, ...]
+    """Host of worker 0, 1, ... of replica 0, then of replica 1, and so on."""
+    cores: tuple[float, ...] | None = None
+    """Cores of every machine, shared by its workers; None where workers never slow one another down."""
+    machines: tuple[int, ...] | None = None
+    """Machine of every host, where namespaces or virtual machines share the cores of one; None: each host is a machine."""
+    threads: int = 1
+    """Cores that one worker's compute can use; read only where `cores` is given."""
+
+    def __post_init__(self) -> None:
+        hosts = tuple(check_integer("hosts", host, 0) for host in self.hosts)
+        object.__setattr__(self, "hosts", hosts)
+        object.__setattr__(self, "threads", check_integer("threads", self.threads, 1))
+        highest = max(hosts, default=-1)
+        if self.machines is not None:
+            machines = tuple(check_integer("machines", machine, 0) for machine in self.machines)
+            object.__setattr__(self, "machines", machines)
+            if len(machines) <= highest:
+                raise ValueError(f"`machines` must be given for {highest + 1} hosts, but got {len(machines)} numbers.")
+            highest = max(machines)
+        if self.cores is not None:
+            cores = tuple(check_real("cores", count, 0, math.inf, open_low=True) for count in self.cores)
+            object.__setattr__(self, "cores", cores)
+            if len(cores) <= highest:
+                what = "hosts" if self.machines is None else "machines"
+                raise ValueError(f"`cores` must be given for {highest + 1} {what}, but got {len(cores)} numbers.")
+
+    @classmethod
+    def spread(cls, num_workers: int, num_hosts: int | None = None) -> Placement:
+        """Return workers spread evenly over the hosts in order; one host each where the number of hosts is open."""
+        hosts = num_workers if num_hosts is None else num_hosts
+        return cls(tuple(worker * hosts // num_workers for worker in range(num_workers)))
+
+    @property
+    def num_hosts(self) -> int:
+        """Return the number of hosts."""
+        return max(self.hosts, default=0) + 1
+
+
+def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:
+    """Return the hosts of each replica's workers; raises ValueError where they do not come out even."""
+    if not placement.hosts or len(placement.hosts) % num_workers:
+        raise ValueError(
+            f"`hosts` must name a host for each of {num_workers} workers of every replica, but got {len(placement.hosts)} hosts."
+        )
+    return [placement.hosts[i : i + num_workers] for i in range(0, len(placement.hosts), num_workers)]

@@ -6,15 +6,15 @@ Times in the file are microseconds, as the format wants them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from raysim.network.placement import replica_hosts
 from raysim.network.timeline import Timeline
+from raysim.network.topology import replica_hosts
 from raysim.schedules.arrays import OPS
 
 Event = dict[str, Any]
@@ -25,10 +25,10 @@ COLLECTIVES = WIRES + 1
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
     """Yield the trace events of a simulated step."""
-    table, profile = timeline.table, timeline.profile
+    table = timeline.table
     hosts = replica_hosts(timeline.placement, table.num_workers)
     lanes = _Lanes()
-    packets = 0
+    packets = count(1)
     for replica in range(timeline.num_replicas):
         yield _named("process_name", replica, 0, f"replica {replica}")
         for worker in range(table.num_workers):
@@ -38,58 +38,47 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
             for index in timeline.visible(replica, worker):
                 stage, op, microbatch = (int(part[index]) for part in (table.stage, table.op, table.microbatch))
                 key = (replica, stage, op, microbatch)
-                cost = (
-                    replica if profile.num_replicas > 1 else 0,
-                    stage,
-                    op,
-                    min(microbatch, profile.wire_bytes.shape[3] - 1),
-                )
-                name, size = f"{stage}{OPS[op]}{microbatch % table.per_step}", int(profile.wire_bytes[cost])
+                name = f"{stage}{OPS[op]}{microbatch % table.per_step}"
                 start, end = float(timeline.start_s[key]), float(timeline.end_s[key])
-                yield _slice(
-                    name, "action", replica, worker, start, end, stage=stage, microbatch=microbatch % table.per_step
-                )
+                details = {"stage": stage, "microbatch": microbatch % table.per_step}
+                yield _slice(name, "action", replica, worker, start, end, **details)
                 for kind, low, high in timeline.phases(replica, index):
                     if high > low and kind != "compute":
                         yield _slice(kind, "phase", replica, worker, low, high)
                 neighbour = {0: stage + 1, 1: stage - 1}.get(op, -1)
-                if not 0 <= neighbour < table.num_stages:
-                    continue
-                target = int(table.owner[neighbour])
-                begin, arrive = float(timeline.begin_s[key]), float(timeline.arrive_s[key])
-                taken = float(timeline.start_s[replica, neighbour, op, microbatch])
-                packets += 1
-                yield {
-                    "ph": "s",
-                    "id": packets,
-                    "name": name,
-                    "cat": "packet",
-                    "pid": replica,
-                    "tid": worker,
-                    "ts": _us(end),
-                }
-                yield {
-                    "ph": "f",
-                    "bp": "e",
-                    "id": packets,
-                    "name": name,
-                    "cat": "packet",
-                    "pid": replica,
-                    "tid": target,
-                    "ts": _us(taken),
-                }
-                ends = hosts[replica][worker], hosts[replica][target]
-                if ends[0] == ends[1]:
-                    continue
-                yield from lanes.named(ends)
-                # Packets overlap while latency passes, so their bars are asynchronous events and not slices.
-                common = {"id": packets, "name": name, "cat": "wire", "pid": WIRES, "tid": lanes.number[ends]}
-                yield common | {"ph": "b", "ts": _us(begin), "args": {"wire_bytes": size}}
-                yield common | {"ph": "e", "ts": _us(arrive)}
+                if 0 <= neighbour < table.num_stages:
+                    ends = hosts[replica][worker], hosts[replica][table.owner[neighbour]]
+                    yield from _packet_events(timeline, name, key, neighbour, ends, lanes, next(packets))
     yield from _collective_events(timeline, lanes, packets)
 
 
-def _collective_events(timeline: Timeline, lanes: _Lanes, packets: int) -> Iterator[Event]:
+def _packet_events(
+    timeline: Timeline,
+    name: str,
+    key: tuple[int, int, int, int],
+    neighbour: int,
+    ends: tuple[int, int],
+    lanes: _Lanes,
+    number: int,
+) -> Iterator[Event]:
+    """Yield the arrow of the packet of action `key` to the stage `neighbour`, and its bar on the wire between two hosts."""
+    replica, stage, op, microbatch = key
+    owner = timeline.table.owner
+    arrow = {"id": number, "name": name, "cat": "packet", "pid": replica}
+    taken = float(timeline.start_s[replica, neighbour, op, microbatch])
+    yield {"ph": "s", **arrow, "tid": int(owner[stage]), "ts": _us(float(timeline.end_s[key]))}
+    yield {"ph": "f", "bp": "e", **arrow, "tid": int(owner[neighbour]), "ts": _us(taken)}
+    if ends[0] == ends[1]:
+        return
+    yield from lanes.named(ends)
+    size = int(timeline.whole(timeline.profile.wire_bytes, replica)[stage, op, microbatch])
+    # Packets overlap while latency passes, so their bars are asynchronous events, not slices.
+    bar = {"id": number, "name": name, "cat": "wire", "pid": WIRES, "tid": lanes.number[ends]}
+    yield bar | {"ph": "b", "ts": _us(float(timeline.begin_s[key])), "args": {"wire_bytes": size}}
+    yield bar | {"ph": "e", "ts": _us(float(timeline.arrive_s[key]))}
+
+
+def _collective_events(timeline: Timeline, lanes: _Lanes, packets: Iterator[int]) -> Iterator[Event]:
     """Yield the events of the collectives that end a step: their codecs and rounds, and the transfers of each round by wire."""
     for lane, exchange in enumerate(timeline.collectives):
         one = exchange.collective
@@ -103,9 +92,14 @@ def _collective_events(timeline: Timeline, lanes: _Lanes, packets: int) -> Itera
             yield _slice(f"round {turn}", "collective", COLLECTIVES, lane, begin, end)
             for source, target, transfers, _, size in zip(*(part.tolist() for part in sent), strict=True):
                 yield from lanes.named((source, target))
-                packets += 1
                 tid = lanes.number[source, target]
-                common = {"id": packets, "name": f"{stages}, round {turn}", "cat": "wire", "pid": WIRES, "tid": tid}
+                common = {
+                    "id": next(packets),
+                    "name": f"{stages}, round {turn}",
+                    "cat": "wire",
+                    "pid": WIRES,
+                    "tid": tid,
+                }
                 yield common | {"ph": "b", "ts": _us(begin), "args": {"wire_bytes": size, "transfers": transfers}}
                 yield common | {"ph": "e", "ts": _us(end)}
 
@@ -126,36 +120,15 @@ class _Lanes:
         yield _named("thread_name", WIRES, self.number[ends], f"host {ends[0]} to host {ends[1]}")
 
 
-def recorded_events(columns: Mapping[str, ArrayLike]) -> Iterator[Event]:
-    """Yield the trace events of recorded steps, from the columns of `actions.parquet`."""
-    names = ("step", "replica", "stage", "op", "microbatch", "start_s", "end_s", "wire_bytes")
-    for name in names:
-        if name not in columns:
-            raise ValueError(f"`columns` must hold {name!r}, but got {sorted(columns)}.")
-    arrays = {name: np.asarray(columns[name]) for name in names}
-    if not len(arrays["step"]):
-        return
-    zero = float(np.min(arrays["start_s"]))
-    for replica in sorted({int(value) for value in arrays["replica"]}):
-        yield _named("process_name", replica, 0, f"replica {replica}")
-        for stage in sorted({int(value) for value in arrays["stage"][arrays["replica"] == replica]}):
-            yield _named("thread_name", replica, stage, f"stage {stage}")
-    for step, replica, stage, op, microbatch, start, end, size in zip(*arrays.values(), strict=True):
-        text = f"{stage}{op}{microbatch}"
-        times = float(start) - zero, float(end) - zero
-        details = {"step": int(step), "wire_bytes": int(size)}
-        yield _slice(text, "action", int(replica), int(stage), *times, **details)
-
-
 def write_trace(events: Iterator[Event], path: Path | str) -> int:
     """Write events as one JSON file, as they come, and return how many there were."""
-    count = 0
+    written = 0
     with Path(path).open("w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-        for count, event in enumerate(events, start=1):
-            file.write(("" if count == 1 else ",") + "\n" + json.dumps(event, allow_nan=False))
+        for written, event in enumerate(events, start=1):
+            file.write(("" if written == 1 else ",") + "\n" + json.dumps(event, allow_nan=False))
         file.write("\n]}\n")
-    return count
+    return written
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> Event:

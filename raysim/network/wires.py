@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.placement import Placement
 from raysim.network.profile import Profile
-from raysim.network.topology import Network
+from raysim.network.topology import Network, Placement
 from raysim.schedules.actions import topological_order
 from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.network.topology import Network
+from raysim.network.wire_use import busiest_share, summary
 from raysim.show.terminal import both_ends, by_name, console, critical_words, show_notes, show_workers, write_line
 from raysim.units import format_bytes, format_seconds, three_digits
 
@@ -82,7 +83,7 @@ def _steps_table(plan: Forecast, timelines: Mapping[Network, Timeline]) -> Table
             ),
             *([format_seconds(timeline.collective_s, of=timeline.step_s)] if ends else []),
             format_seconds(timeline.outside_s, of=timeline.step_s),
-            f"{timeline.busiest:.0%} busy",
+            f"{busiest_share(timeline):.0%} busy",
             three_digits(plan.config.batch_size / plan.step_s(network)),
             format_seconds(plan.run_s(network)),
         )
@@ -271,7 +272,7 @@ def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, A
             times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:
             times |= {"quiet_step_s": quiet_step_s(plan, network), "exchange_step_s": plan.ending_s(network, 0)}
-        rows.append(times | {"run_s": plan.run_s(network), "pipeline": timeline.summary()})
+        rows.append(times | {"run_s": plan.run_s(network), "pipeline": summary(timeline)})
     memories = [
         {"stage": memory.stage, "total_bytes": memory.total_bytes, "explained": memory.explain()}
         for memory in plan.memories

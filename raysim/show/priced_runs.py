@@ -197,7 +197,7 @@ def replay_figures(
         "schedule": replay.row["schedule"],
         "target": None if target is None else str(target),
         "priced_steps": list(replay.profiles),
-        "overheads": replay.overheads._asdict(),
+        "overheads": replay.overheads,
         "notes": replay.notes,
         "networks": rows,
     }

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from raysim.compressors.controller import Way, floors
 from raysim.config import ConfigError
-from raysim.network.placement import Placement
-from raysim.network.topology import Network
+from raysim.network.topology import Network, Placement
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport, link_name

@@ -27,10 +27,9 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import ConfigError, make_config, read_config
-from raysim.network.placement import Placement
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
-from raysim.network.topology import FREE
+from raysim.network.topology import FREE, Placement
 from raysim.network.transport import RAY
 from raysim.records import SCHEMAS, Run
 from raysim.schedules.families import GPipe, OneFOneB

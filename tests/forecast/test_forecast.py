@@ -12,12 +12,13 @@ from raysim.cli import app
 from raysim.config import ConfigError, read_config
 from raysim.forecast.forecast import forecast
 from raysim.forecast.profiling import record_profile
-from raysim.network.devices import DEVICES
+from raysim.network.devices import DEVICES, gpt_forward_flops
 from raysim.network.presets import parse_network
-from raysim.network.profile import Profile, gpt_forward_flops
+from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.network.transport import RAY
 from raysim.network.uncertainty import MODEL_ERROR, mean_bounds
+from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
 from raysim.pipeline.prepare import prepare
 
@@ -71,7 +72,7 @@ def test_packets_weigh_what_they_weigh_in_a_run(small, tmp_path, forward, backwa
             assert size * config.num_microbatches == recorded[link.boundary, link.direction]
         timeline = found.simulate(parse_network("1gbps"), first=first)
         beside = len(found.links) * config.num_microbatches * RAY.bands[0].beside_bytes
-        assert sum(wire.wire_bytes for wire in timeline.wires()) == recorded.sum() + beside
+        assert sum(wire.wire_bytes for wire in wire_use(timeline)) == recorded.sum() + beside
     assert found.first_steps == (4 if forward.startswith("AQSGD") else 0)
 
 

@@ -25,12 +25,13 @@ from raysim.network.collectives import (
     round_seconds,
     spread_evenly,
 )
-from raysim.network.placement import Placement
+from raysim.network.exchanges import all_reduce_s
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
-from raysim.network.topology import SHARING, Network
+from raysim.network.topology import SHARING, Network, Placement
+from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import Group, exchange_together
 from raysim.replication import parse_replica_method
 from raysim.replication.method import average_together
@@ -79,7 +80,7 @@ def transfers_of(
 def test_a_dense_average_takes_the_bytes_of_a_ring_in_two_rounds(num_replicas: int, sharing: str) -> None:
     """2 (D - 1) / D S / W; twice that where a port carries both ways. A receiver that is served in turn waits for each latency."""
     profile = Profile.uniform(1, 0.0, 0.0, gradient_bytes=np.full(1, 1e6))
-    ring = Network(BPS).all_reduce_s(1e6, range(num_replicas))
+    ring = all_reduce_s(1e6, range(num_replicas), Network(BPS))
     waits = 2 * (num_replicas - 1) if sharing == "inbound" else 2
     for latency in (0.0, LATENCY):
         network = Network(BPS, latency, sharing=sharing)
@@ -93,7 +94,7 @@ def test_digits_on_more_replicas_are_slower() -> None:
     profile = Profile.uniform(1, 0.0, 0.0, gradient_bytes=np.full(1, size))
     network = parse_network("10mbps")
     found = [simulate(GPipe(), profile, network, num_microbatches=1, num_replicas=count).step_s for count in (2, 4, 8)]
-    assert found == pytest.approx([network.all_reduce_s(size, range(count)) for count in (2, 4, 8)])
+    assert found == pytest.approx([all_reduce_s(size, range(count), network) for count in (2, 4, 8)])
     assert found == pytest.approx([0.221, 0.331, 0.387], abs=1e-3)
 
 
@@ -159,7 +160,7 @@ def test_stages_of_one_host_add_up() -> None:
     assert (len(apart.collectives), len(packed.collectives)) == (4, 1)
     within = simulate(OneFOneB(), profile, network, num_microbatches=2, placement=Placement((0,) * 8))
     assert within.step_s == 0.0
-    assert within.wires() == []
+    assert wire_use(within) == []
 
 
 def test_a_slow_pair_bounds_a_round_and_a_fast_port_the_rest() -> None:
@@ -264,7 +265,7 @@ def test_collectives_are_part_of_the_step(
     without = simulate(
         OneFOneB(), replace(profile, transfers=transfers[:0]), network, num_microbatches=2, placement=placement
     )
-    carried = sum(use.wire_bytes for use in timeline.wires()) - sum(use.wire_bytes for use in without.wires())
+    carried = sum(use.wire_bytes for use in wire_use(timeline)) - sum(use.wire_bytes for use in wire_use(without))
     assert carried == pytest.approx(sum(transfer["wire_bytes"] for transfer in across))
     for one in timeline.collectives:
         assert one.end_s - one.start_s == pytest.approx(one.collective.codec_s + sum(one.round_s))

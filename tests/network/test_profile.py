@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raysim.network.devices import DEVICES
+from raysim.network.devices import DEVICES, gpt_forward_flops
 from raysim.network.presets import parse_network
-from raysim.network.profile import Profile, gpt_forward_flops, mean_profile
-from raysim.network.recorded import profiles_from_actions, read_overheads
+from raysim.network.profile import Profile, mean_profile
+from raysim.network.recorded import profiles_from_actions
 from raysim.network.simulate import simulate
-from raysim.network.timeline import Timeline
-from raysim.schedules.families import ZBH1, GPipe, OneFOneB, Schedule
+from raysim.schedules.families import OneFOneB
 
 Columns = dict[str, NDArray[np.generic]]
 
@@ -205,58 +204,6 @@ def test_packets_of_another_compressor() -> None:
     np.testing.assert_array_equal(mixed.compute_s, dense.compute_s)
     np.testing.assert_array_equal(mixed.wire_bytes, packed.wire_bytes)
     np.testing.assert_array_equal(mixed.encode_s, packed.encode_s)
-
-
-def columns_of(timeline: Timeline) -> Columns:
-    """Return the columns that a run with this timeline would record."""
-    keys = [
-        (r, s, op, m)
-        for r in range(timeline.num_replicas)
-        for s, o, m in zip(timeline.table.stage, timeline.table.op, timeline.table.microbatch, strict=True)
-        for op in [int(o)]
-    ]
-    index = tuple(np.array(keys).T)
-    whole = np.broadcast_to
-    shape, profile = timeline.start_s.shape, timeline.profile
-    return {
-        "step": np.zeros(len(keys), int),
-        "replica": index[0],
-        "stage": index[1],
-        "op": np.array(list("FBW"))[index[2]],
-        "microbatch": index[3],
-        "start_s": timeline.start_s[index],
-        "end_s": timeline.end_s[index],
-        "decode_s": whole(profile.decode_s, shape)[index],
-        "compute_wall_s": whole(profile.compute_s, shape)[index],
-        "compute_cpu_s": whole(profile.compute_s, shape)[index],
-        "encode_s": whole(profile.encode_s, shape)[index],
-        "wire_bytes": whole(profile.wire_bytes, shape)[index],
-        "dense_bytes": whole(profile.wire_bytes, shape)[index],
-    }
-
-
-@pytest.mark.parametrize("schedule", [GPipe(), OneFOneB(), ZBH1()], ids=repr)
-@pytest.mark.parametrize("longest_s", [0.1, 0.0002], ids=["long", "shorter-than-a-hop"])
-def test_overheads_are_read_back_from_a_run(schedule: Schedule, longest_s: float) -> None:
-    random = np.random.default_rng(3)
-    shape = (2, 4, 3, 8)
-    profile = Profile(
-        compute_s=random.uniform(0.5, 1, shape) * longest_s,
-        encode_s=random.uniform(0.01, 0.02, shape) * longest_s,
-        wire_bytes=random.integers(1000, 100_000, shape).astype(float),
-        call_s=0.002,
-        message_s=0.003,
-        byte_s=1e-7,
-    )
-    timeline = simulate(schedule, profile, parse_network("free"))
-    columns = columns_of(timeline)
-    overheads = read_overheads(columns, schedule.rows(4, 8), {0: timeline.pipeline_s + 0.04})
-    assert overheads == pytest.approx((0.002, 0.003, 1e-7, 0.04), rel=0.02)
-    # The run priced with them is the run.
-    again = profiles_from_actions(columns, **overheads._asdict())[0]
-    assert simulate(schedule, again, parse_network("free")).step_s == pytest.approx(timeline.step_s + 0.04, rel=0.001)
-    alike = read_overheads(columns | {"wire_bytes": np.ones(len(columns["step"]))}, schedule.rows(4, 8))
-    assert (alike.byte_s, alike.step_s) == (0.0, 0.0)
 
 
 def test_files_are_plain_json(tmp_path: Path) -> None:

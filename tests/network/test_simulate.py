@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from raysim_benchmarks.bench.simulate import CASES, SMALL, measure, print_table
 from timelines import check_timeline
 
-from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
-from raysim.network.topology import Network
+from raysim.network.topology import Network, Placement
 from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Band, Transport
+from raysim.network.wire_use import wire_use
 from raysim.schedules.actions import Action, Row, dependency, sends
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
@@ -118,7 +118,7 @@ def test_interleaved_packets_cross_between_the_same_workers() -> None:
     profile = Profile.uniform(8, 0.5, 1.0, wire_bytes=1000)
     timeline = simulate(Interleaved1F1B(2), profile, Network(1e6, 0.01), num_microbatches=8)
     check_timeline(timeline)
-    messages = {(use.source, use.target): use.messages for use in timeline.wires()}
+    messages = {(use.source, use.target): use.messages for use in wire_use(timeline)}
     assert messages == {(0, 1): 16, (1, 2): 16, (2, 3): 16, (3, 0): 8, (1, 0): 16, (2, 1): 16, (3, 2): 16, (0, 3): 8}
     general = simulate(Interleaved1F1B(2), profile, Network(1e6, 0.01), num_microbatches=8, placement=unshared(4))
     np.testing.assert_allclose(general.end_s, timeline.end_s, rtol=1e-9)
@@ -265,7 +265,7 @@ def test_no_resource_is_beaten(schedule: Schedule, p: int, m: int, seed: int, sh
     assert timeline.pipeline_s >= simulate(schedule, profile, FREE).pipeline_s - 1e-9
     sent = dict.fromkeys(range(p), 0.0)
     received = dict(sent)
-    for use in timeline.wires():
+    for use in wire_use(timeline):
         sent[use.source] += use.wire_bytes
         received[use.target] += use.wire_bytes
     ports = network.ports_bps(p)
@@ -323,8 +323,8 @@ def test_bytes_on_wires_are_the_packets() -> None:
     profile = random_profile(7, 5, 6)
     timeline = simulate(OneFOneB(), profile, Network(8e3))
     packets = profile.wire_bytes[0, :-1, 0].sum() + profile.wire_bytes[0, 1:, 1].sum()
-    assert sum(use.wire_bytes for use in timeline.wires()) == packets
-    assert sum(use.messages for use in timeline.wires()) == 2 * 6 * 4
+    assert sum(use.wire_bytes for use in wire_use(timeline)) == packets
+    assert sum(use.messages for use in wire_use(timeline)) == 2 * 6 * 4
 
 
 def test_more_in_flight_hides_the_wire() -> None:
@@ -559,7 +559,7 @@ def test_stages_of_one_host_send_for_nothing() -> None:
     profile = Profile.uniform(4, 1.0, 2.0, wire_bytes=1000)
     timeline = simulate(OneFOneB(), profile, Network(8.0), num_microbatches=3, placement=Placement((0, 0, 0, 0)))
     assert timeline.pipeline_s == 18.0
-    assert timeline.wires() == []
+    assert wire_use(timeline) == []
     halves = simulate(GPipe(), profile, Network(8_000.0), num_microbatches=1, placement=Placement((0, 0, 1, 1)))
     assert halves.pipeline_s == 12.0 + 2.0
 

@@ -7,15 +7,14 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from raysim.network.placement import Placement
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
-from raysim.network.trace import recorded_events, trace_events, write_trace
+from raysim.network.topology import Placement
+from raysim.network.trace import trace_events, write_trace
 from raysim.schedules.families import OneFOneB
 
 
@@ -93,26 +92,3 @@ def test_arrows_and_wires_pair_up(events: list[dict[str, Any]]) -> None:
 def test_no_wires_within_a_host() -> None:
     kinds = {event["ph"] for event in trace_events(timeline(Placement((0,) * 6)))}
     assert kinds == set("MXsf")
-
-
-def test_recorded_steps() -> None:
-    columns = {
-        "step": np.array([7, 7]),
-        "replica": np.array([0, 0]),
-        "stage": np.array([0, 1]),
-        "op": np.array(["F", "F"]),
-        "microbatch": np.array([0, 0]),
-        "start_s": np.array([100.0, 101.5]),
-        "end_s": np.array([101.0, 102.0]),
-        "wire_bytes": np.array([512, 0]),
-    }
-    slices = [event for event in recorded_events(columns) if event["ph"] == "X"]
-    assert [(event["name"], event["ts"], event["dur"]) for event in slices] == [
-        ("0F0", 0.0, 1e6),
-        ("1F0", 1.5e6, 0.5e6),
-    ]
-    assert slices[0]["args"] == {"step": 7, "wire_bytes": 512}
-    assert json.dumps(list(recorded_events(columns)))
-    assert list(recorded_events({name: values[:0] for name, values in columns.items()})) == []
-    with pytest.raises(ValueError, match=r"^`columns` must hold 'start_s', but got \["):
-        next(recorded_events({name: values for name, values in columns.items() if name != "start_s"}))

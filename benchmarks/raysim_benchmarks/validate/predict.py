@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from raysim.limits import usable_cpus
 from raysim.network.collectives import transfers_from_columns
-from raysim.network.placement import Placement
 from raysim.network.profile import Profile
-from raysim.network.recorded import profiles_from_actions, read_overheads
+from raysim.network.recorded import profiles_from_actions
 from raysim.network.simulate import step_seconds
-from raysim.network.topology import FREE, Network
+from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import RAY
 from raysim.network.uncertainty import BOUNDS, DRAWS, spread_as_of_many, with_model_error
 from raysim.plugins import from_record
 from raysim.records import Run
 from raysim.schedules.families import parse_schedule
+from raysim_benchmarks.validate.overheads import read_overheads
 
 Floats = NDArray[np.float64]
 

@@ -1,0 +1,148 @@
+"""Collectives by their algorithm: the rounds of an all-reduce or an all-gather, and their seconds on a network.
+
+`direct`: each member sums one chunk, which all others send to it, and sends the sum to them: two rounds. `ring`: the same bytes in
+2 (D - 1) rounds between neighbours. `tree`: whole messages up a binomial tree and down again. `sites`: a reduce-scatter within
+each site, a ring over the sites for each shard, and an all-gather within each site.
+
+>>> from raysim.network.presets import parse_network
+>>> network = parse_network("8mbps+10ms")
+>>> [round(all_reduce_s(1e6, range(4), network, algorithm), 3) for algorithm in ("direct", "ring", "tree")]
+[1.52, 1.56, 4.04]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from raysim.network.collectives import Transfers, as_transfers, round_of, round_seconds
+from raysim.network.topology import Network
+from raysim.network.transport import BARE, Transport
+from raysim.notation import check_choice
+
+Pair = tuple[int, int]
+
+
+class Rounds(NamedTuple):
+    """Equal rounds of a collective: which member sends to which, and the bytes of each message."""
+
+    times: int
+    pairs: Sequence[Pair]
+    """Sender and receiver, as positions in the group."""
+    wire_bytes: float
+    """Of one message."""
+
+
+def _direct(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+    return [Rounds(2, list(permutations(range(num_members), 2)), wire_bytes / num_members)]
+
+
+def _ring(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+    return [Rounds(2 * (num_members - 1), _neighbours(num_members), wire_bytes / num_members)]
+
+
+def _tree(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+    levels = [
+        [(member + step, member) for member in range(0, num_members - step, 2 * step)]
+        for step in (2**level for level in range(math.ceil(math.log2(num_members))))
+    ]
+    up = [Rounds(1, pairs, wire_bytes) for pairs in levels]
+    return up + [Rounds(1, [pair[::-1] for pair in pairs], wire_bytes) for pairs in reversed(levels)]
+
+
+def _over_sites(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+    """Return the rounds of the hierarchical all-reduce; the smallest site sets the number of shards."""
+    groups = [[i for i, site in enumerate(sites) if site == wanted] for wanted in dict.fromkeys(sites)]
+    num_shards = min(len(group) for group in groups)
+    if len(groups) == 1 or len(groups) == num_members:
+        return _ring(num_members, wire_bytes, sites)
+    shard = wire_bytes / num_shards
+    scatter = [(i, owner) for group in groups for owner in group[:num_shards] for i in group if i != owner]
+    across = [(groups[a][k], groups[b][k]) for a, b in _neighbours(len(groups)) for k in range(num_shards)]
+    ring = Rounds(2 * (len(groups) - 1), across, shard / len(groups))
+    return [Rounds(1, scatter, shard), ring, Rounds(1, [pair[::-1] for pair in scatter], shard)]
+
+
+ALGORITHMS: dict[str, Callable[[int, float, Sequence[str]], list[Rounds]]] = {
+    "direct": _direct,
+    "ring": _ring,
+    "tree": _tree,
+    "sites": _over_sites,
+}
+
+
+def all_reduce_rounds(
+    num_members: int, wire_bytes: float, algorithm: str = "ring", sites: Sequence[str] | None = None
+) -> list[Rounds]:
+    """Return the rounds that sum `wire_bytes` over members, by one of `ALGORITHMS`; none for a single member.
+
+    `sites`: the site of each member, for "sites"; by default one for all, which makes it a ring.
+    """
+    check_choice("algorithm", algorithm, ALGORITHMS)
+    if num_members < 2:
+        return []
+    return ALGORITHMS[algorithm](num_members, wire_bytes, sites or [""] * num_members)
+
+
+def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str = "ring") -> list[Rounds]:
+    """Return the rounds after which each member has the `wire_bytes` of every other: "ring", or "direct" in one round."""
+    check_choice("algorithm", algorithm, ("ring", "direct"))
+    if num_members < 2:
+        return []
+    if algorithm == "direct":
+        return [Rounds(1, list(permutations(range(num_members), 2)), wire_bytes)]
+    return [Rounds(num_members - 1, _neighbours(num_members), wire_bytes)]
+
+
+def rounds_s(rounds: Sequence[Rounds], hosts: Sequence[int], network: Network, transport: Transport = BARE) -> float:
+    """Return the seconds of rounds one after another between members on `hosts`; messages within a host are free."""
+    places = np.asarray(hosts, np.int64)
+    seconds = 0.0
+    for equal in rounds:
+        source, target = places[np.array(equal.pairs, np.int64).T]
+        each = round_of(source, target, np.full(len(source), float(equal.wire_bytes)), transport)
+        seconds += equal.times * float(round_seconds(each, [network])[0])
+    return seconds
+
+
+def all_reduce_s(
+    wire_bytes: float, hosts: Sequence[int], network: Network, algorithm: str = "ring", transport: Transport = BARE
+) -> float:
+    """Return the seconds to sum `wire_bytes` over members on `hosts`.
+
+    On a uniform network with D members, latency a and bandwidth W: direct 2 (a + S/(D W) (D - 1)), ring 2 (D - 1) (a + S/(D W)),
+    tree 2 ceil(log2 D) (a + S/W). A round is as slow as its slowest pair.
+    """
+    sites = [network.host_sites[host] for host in hosts] if network.host_sites else None
+    rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites)
+    return rounds_s(rounds, hosts, network, transport)
+
+
+def all_gather_s(
+    wire_bytes: float, hosts: Sequence[int], network: Network, algorithm: str = "ring", transport: Transport = BARE
+) -> float:
+    """Return the seconds until each member on `hosts` has the `wire_bytes` of every other: (D - 1) (a + S/W) in a ring."""
+    return rounds_s(all_gather_rounds(len(hosts), wire_bytes, algorithm), hosts, network, transport)
+
+
+def reduce_scatter_s(wire_bytes: float, hosts: Sequence[int], network: Network, transport: Transport = BARE) -> float:
+    """Return the seconds to sum `wire_bytes` over members on `hosts`, each of which keeps one chunk: half of a ring all-reduce."""
+    return all_reduce_s(wire_bytes, hosts, network, "ring", transport) / 2
+
+
+def as_rounds_of(rounds: Sequence[Rounds], direction: str, stage: int, members: Sequence[tuple[int, int]]) -> Transfers:
+    """Return the transfers of rounds between `members`, each a (replica, stage)."""
+    turns = (equal for equal in rounds for _ in range(equal.times))
+    return as_transfers(
+        (direction, stage, turn, *members[source], *members[target], equal.wire_bytes)
+        for turn, equal in enumerate(turns)
+        for source, target in equal.pairs
+    )
+
+
+def _neighbours(count: int) -> list[Pair]:
+    return [(i, (i + 1) % count) for i in range(count)]
