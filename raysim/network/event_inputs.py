@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +12,9 @@ from numpy.typing import NDArray
 from raysim.network.profile import Profile
 from raysim.network.timeline import alone_s
 from raysim.network.topology import Network, Placement
-from raysim.network.wires import REPLICA_SEEDS, Floats, check_complete, ends_of
+from raysim.network.wires import REPLICA_SEEDS, Floats, Records, check_complete, ends_of
 from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
-
-Record = Any  # one element of `Records`, a view into it
-Records = NDArray[Any]
 
 ACTION = np.dtype(
     [

@@ -13,8 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from raysim.network.event_inputs import Record, Records
 from raysim.network.fast_path import uniform
+from raysim.network.wires import Record, Records
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from raysim.schedules.families import Schedule
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int32]
+Record = Any  # one element of `Records`, a view into it
+Records = NDArray[Any]
 Costs = tuple[Floats, Floats, Floats, Floats]  # of networks: seconds a byte, latency, forgiven burst, jitter
 Rows = tuple[NDArray[np.int64], Integers, NDArray[np.uint8], Integers, Integers, int, int]
 Lanes = tuple[Floats, Floats, Floats, Floats, Integers, int, bool]
