@@ -43,7 +43,7 @@ def hook(
     all gradients, and the optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for methods
     that depend on its learning rate. `batch_size` counts the samples of a step over all replicas. `seed` is of random codecs.
 
-    Raises ValueError, on every rank, where the method cannot work on gradients alone, needs an argument that is missing, or
+    Raises ValueError, on every rank, if the method cannot work on gradients alone, needs an argument that is missing, or
     differs between ranks.
     """
     gradients = Gradients(
@@ -75,7 +75,7 @@ class Gradients:
     ) -> None:
         named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self._names = {id(parameter): name for name, parameter in named.items()}
-        self._order = {name: place for place, name in enumerate(named)}
+        self._order = {name: i for i, name in enumerate(named)}
         device = next(iter(named.values())).device
         self._channel = Channel(model.process_group, device)
         self.notation = method
@@ -110,7 +110,7 @@ class Gradients:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of the same rank; raises ValueError where it is of another method."""
+        """Load the `state_dict` of the same rank; raises ValueError if its method differs."""
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
         self.step, self._memory = state["step"], dict(state["memory"])
@@ -135,7 +135,7 @@ class Gradients:
         return pd.DataFrame([row])
 
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """Begin to average a bucket, after the buckets before it, and return its future."""
+        """Start averaging a bucket after the ones before it, and return its future."""
         device = self._channel.device
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -162,12 +162,12 @@ class Gradients:
         return future.then(checked)
 
     def _average(self, index: int, held: dict[str, Tensor], *, last: bool) -> None:
-        """Put the mean over replicas in the place of the gradients of a bucket."""
+        """Replace the gradients of a bucket by their mean over replicas."""
         if self._broken is not None:
             raise self._broken
         start = time.perf_counter()
         if index == 0:
-            self._tell_time(start)
+            self._share_time(start)
         gradients = {name: gradient.float() for name, gradient in held.items()}
         names = tuple(held)
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
@@ -206,19 +206,19 @@ class Gradients:
             step_s=self._step_s,
         )
 
-    def _tell_time(self, now: float) -> None:
-        """Share the first rank's seconds of the last step with all ranks, where the method depends on them."""
+    def _share_time(self, now: float) -> None:
+        """Share the first rank's seconds of the last step with all ranks, if the method depends on them."""
         if "step_s" not in self.method.needs:
             return
         if self._began is not None:
-            told = torch.tensor([now - self._began], dtype=torch.float64, device=self._channel.device)
+            seconds = torch.tensor([now - self._began], dtype=torch.float64, device=self._channel.device)
             first = dist.get_global_rank(self._channel.group, 0)
-            dist.broadcast(told, first, self._channel.group)
-            self._step_s = float(told)
+            dist.broadcast(seconds, first, self._channel.group)
+            self._step_s = float(seconds)
         self._began = now
 
     def _agreed(self, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
-        """Return the method that the notation writes; raises the same ValueError on every rank where one cannot go on."""
+        """Return the parsed method; raises the same ValueError on every rank if one refuses it."""
         settings = {
             "the method": self.notation,
             "parameters": shapes,
@@ -246,7 +246,9 @@ class Gradients:
         given = {"epochs": ("steps_per_epoch", self._steps_per_epoch), "learning_rate": ("optimizer", self._optimizer)}
         for need, (argument, value) in given.items():
             if need in method.needs and value is None:
-                raise ValueError(f"`{argument}` must be given for {method!r}, which goes by {need.replace('_', ' ')}.")
+                raise ValueError(
+                    f"`{argument}` must be given for {method!r}, which depends on {need.replace('_', ' ')}."
+                )
         if self._optimizer is not None and self._momentum is not None and self._optimizer.defaults.get("momentum"):
             raise ValueError("`momentum` is applied by the hook: the optimiser must have none, but has its own.")
         if method.optimizers is not None and self._optimizer is not None:
@@ -257,8 +259,8 @@ class Gradients:
                 )
         try:
             method.check(shapes, self._channel.size, self._momentum)
-        except ValueError as refused:
-            raise ValueError(f"`method`: {refused}") from None
+        except ValueError as error:
+            raise ValueError(f"`method`: {error}") from None
 
 
 def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]

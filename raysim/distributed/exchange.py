@@ -21,14 +21,14 @@ from raysim.pipeline.messages import Parts
 
 T = TypeVar("T")
 
-_LENGTH = struct.Struct("<q")  # negative where an error sentence takes the place of messages
+_LENGTH = struct.Struct("<q")  # negative if an error sentence replaces the messages
 _COUNTS = struct.Struct("<IH")  # bytes of a header, and arrays of the message
 _ARRAY = struct.Struct("<I")
 _FIRST = 64  # bytes of the first part before the size is known
 
 
 class ReplicaError(RuntimeError):
-    """A replica could not average its gradients: the same sentence at all of them."""
+    """A replica could not average its gradients; raised alike on all of them."""
 
 
 class Channel:
@@ -89,8 +89,8 @@ class Channel:
         """Return bytes of the given sizes from others, while sending to others."""
         operations = []
         arriving = {other: torch.empty(size, dtype=torch.uint8, device=self.device) for other, size in sizes.items()}
-        for other, room in arriving.items():  # first: gloo asks for a message behind what it has begun to send
-            operations.append(dist.P2POp(dist.irecv, room, self._global[other], self.group))
+        for other, buffer in arriving.items():  # first: gloo receives only after the sends it has begun
+            operations.append(dist.P2POp(dist.irecv, buffer, self._global[other], self.group))
         for other, data in sending.items():
             outgoing = torch.from_numpy(data.copy()).to(self.device)
             operations.append(dist.P2POp(dist.isend, outgoing, self._global[other], self.group))
@@ -102,18 +102,18 @@ class Channel:
 
 
 def check_alike(group: dist.ProcessGroup, verb: str, error: str | None, settings: Mapping[str, Any]) -> None:
-    """Raise the same ValueError on every rank of a group where one has an `error`, or their `settings` differ.
+    """Raise the same ValueError on every rank of a group if one has an `error`, or if their `settings` differ.
 
     `verb`: the work that all ranks must do alike. A setting is named in the sentence with its values, unless it is a mapping.
     """
-    told: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, (error, dict(settings)), group=group)
-    for said, _ in told:
-        if said is not None:
-            raise ValueError(said)
-    for rank, (_, theirs) in enumerate(told):
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, (error, dict(settings)), group=group)
+    for first_error, _ in gathered:
+        if first_error is not None:
+            raise ValueError(first_error)
+    for rank, (_, theirs) in enumerate(gathered):
         for field, value in theirs.items():
-            first = told[0][1][field]
+            first = gathered[0][1][field]
             if value != first:
                 shown = ("others", "some") if isinstance(value, Mapping) else (value, first)
                 raise ValueError(
@@ -126,14 +126,14 @@ def build_alike(group: dist.ProcessGroup, verb: str, build: Callable[[], T], set
 
     Arguments as of `check_alike`, whose errors are raised too.
     """
-    found: list[T] = []
+    built: list[T] = []
     error = None
     try:
-        found.append(build())
-    except ValueError as refused:
-        error = str(refused)
+        built.append(build())
+    except ValueError as refusal:
+        error = str(refusal)
     check_alike(group, verb, error, settings)
-    return found[0]
+    return built[0]
 
 
 def replica_group(size: int, num_rounds: int, stage: int = 0) -> Group:
@@ -141,15 +141,15 @@ def replica_group(size: int, num_rounds: int, stage: int = 0) -> Group:
     return Group(tuple((rank, stage) for rank in range(size)), num_rounds)
 
 
-def run_rounds(exchange: MemberRounds, channel: Channel, place: Hashable) -> Any:
+def run_rounds(exchange: MemberRounds, channel: Channel, name: Hashable) -> Any:
     """Run all rounds of an exchange over a channel and return its result.
 
-    `place` names the averaged tensors. Raises ReplicaError where a method fails, at this rank or another.
+    `name`: of the averaged tensors. Raises ReplicaError if the method fails on any rank.
     """
     others = exchange.group.others(exchange.member)
     received: list[Parts] = []
     while True:
-        slot = (place, exchange.num_rounds)
+        slot = (name, exchange.num_rounds)
         try:
             everyone, *each = exchange.advance(received)
         except Exception as error:
@@ -166,7 +166,7 @@ def run_rounds(exchange: MemberRounds, channel: Channel, place: Hashable) -> Any
 
 
 def _packed(message: Message | None) -> bytes:
-    """Return a message behind its lengths; only the lengths where there is none."""
+    """Return the bytes of a message: its lengths, then its content; without a message, lengths of 0."""
     header, *arrays = message if message is not None else (b"",)
     lengths = b"".join(_ARRAY.pack(array.nbytes) for array in arrays)
     return b"".join([_COUNTS.pack(len(header), len(arrays)), lengths, header, *(array.data for array in arrays)])
@@ -174,17 +174,17 @@ def _packed(message: Message | None) -> bytes:
 
 def _unpacked(data: bytes) -> Parts:
     """Return another rank's message to this rank alone and its message to everyone, None for a message that was not sent."""
-    found: list[Message | None] = []
-    place = 0
+    messages: list[Message | None] = []
+    offset = 0
     for _ in range(2):
-        header_bytes, count = _COUNTS.unpack_from(data, place)
-        place += _COUNTS.size
-        lengths = [_ARRAY.unpack_from(data, place + _ARRAY.size * index)[0] for index in range(count)]
-        place += _ARRAY.size * count
+        header_bytes, count = _COUNTS.unpack_from(data, offset)
+        offset += _COUNTS.size
+        lengths = [_ARRAY.unpack_from(data, offset + _ARRAY.size * index)[0] for index in range(count)]
+        offset += _ARRAY.size * count
         parts = []
         for length in (header_bytes, *lengths):
-            parts.append(data[place : place + length])
-            place += length
-        found.append((parts[0], *(np.frombuffer(part, np.uint8) for part in parts[1:])) if header_bytes else None)
-    everyone, mine = found
-    return mine, everyone
+            parts.append(data[offset : offset + length])
+            offset += length
+        messages.append((parts[0], *(np.frombuffer(part, np.uint8) for part in parts[1:])) if header_bytes else None)
+    everyone, own = messages
+    return own, everyone

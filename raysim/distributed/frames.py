@@ -29,7 +29,7 @@ _WORD = 4
 
 
 class FrameError(RuntimeError):
-    """A tensor that should hold a packet does not hold the awaited one."""
+    """A tensor does not hold the awaited packet."""
 
 
 class Frame(NamedTuple):
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
 def frame_words(field: str, method: Compressor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Return the float32 words of a frame that holds any message of a compressor for tensors of `shape` and `dtype`.
 
-    Raises ValueError where the size of its packets depends on the values or the step.
+    Raises ValueError if the size of its packets depends on the values or the step.
     """
     arrays = method.array_bytes(shape, str(dtype).removeprefix("torch."))
     if arrays is None:
@@ -62,7 +62,7 @@ def setting_of(*parts: object) -> int:
 
 
 def write_frame(frame: Frame, words: int, device: torch.device) -> Tensor:
-    """Return a flat float32 tensor of `words` that holds a message; raises FrameError where it is too long."""
+    """Return a flat float32 tensor of `words` that holds a message; raises FrameError if the message is too long."""
     header, *arrays = frame.message
     start = _HEAD.size + _LENGTH.size * len(arrays)
     end = start + len(header) + sum(array.nbytes for array in arrays)
@@ -72,10 +72,10 @@ def write_frame(frame: Frame, words: int, device: torch.device) -> Tensor:
     lengths = b"".join(_LENGTH.pack(array.nbytes) for array in arrays)
     head = _HEAD.pack(_MAGIC, 0, frame.setting, frame.number & 0xFFFFFFFF, len(header), len(arrays))
     data[: start + len(header)] = np.frombuffer(head + lengths + header, np.uint8)
-    place = start + len(header)
+    offset = start + len(header)
     for array in arrays:
-        data[place : place + array.nbytes] = array
-        place += array.nbytes
+        data[offset : offset + array.nbytes] = array
+        offset += array.nbytes
     data[4:8] = np.frombuffer(struct.pack("<I", zlib.crc32(data[_CHECKED_FROM:end].data)), np.uint8)
     return torch.from_numpy(data).view(torch.float32).to(device)
 
@@ -83,7 +83,7 @@ def write_frame(frame: Frame, words: int, device: torch.device) -> Tensor:
 def read_frame(tensor: Tensor) -> Frame:
     """Return the frame in a tensor of `write_frame`, its arrays in memory of their own.
 
-    Raises FrameError where it holds no packet, or not the bytes that were written.
+    Raises FrameError if it holds no packet, or its bytes have changed.
     """
     if tensor.dtype != torch.float32:
         raise FrameError(
@@ -105,9 +105,9 @@ def read_frame(tensor: Tensor) -> Frame:
     end = start + header_bytes + sum(lengths)
     if end > len(data) or zlib.crc32(data[_CHECKED_FROM:end].data) != check:
         raise changed
-    place = start + header_bytes
+    offset = start + header_bytes
     arrays = []
     for length in lengths:
-        arrays.append(data[place : place + length])
-        place += length
+        arrays.append(data[offset : offset + length])
+        offset += length
     return Frame((data[start : start + header_bytes].tobytes(), *arrays), setting, number)

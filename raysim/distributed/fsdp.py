@@ -36,7 +36,7 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
     Called on every rank after `fully_shard`. Each group of parameters that FSDP reduces together is compressed as one row,
     including small tensors. A rank's own share is exact.
 
-    Raises ValueError where the method cannot be a reduce-scatter, the model has no module of FSDP2, or ranks differ: the same
+    Raises ValueError if the method cannot be a reduce-scatter, the model has no module of FSDP2, or ranks differ: the same
     sentence on every rank.
     """
     group = next((p.device_mesh.get_group(-1) for p in model.parameters() if isinstance(p, DTensor)), None)
@@ -56,7 +56,7 @@ def _compress(model: nn.Module, method: str, seed: int) -> ShardedGradients:
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
-    reductions = [_ReduceScatter(parsed.compressor, place, seed) for place in range(len(modules))]
+    reductions = [_ReduceScatter(parsed.compressor, i, seed) for i in range(len(modules))]
     for module, reduction in zip(modules, reductions, strict=True):
         module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the two methods that FSDP calls
     return ShardedGradients(parsed, reductions)
@@ -76,11 +76,11 @@ class ShardedGradients:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of this rank, for a checkpoint; every rank keeps its own."""
-        states = [{"step": one.step, "memory": pack_state(one.state)} for one in self._reductions]
+        states = [{"step": each.step, "memory": pack_state(each.state)} for each in self._reductions]
         return {"method": repr(self.method), "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of the same rank; raises ValueError where it is of another method or model."""
+        """Load the `state_dict` of the same rank; raises ValueError if its method or model differs."""
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
         if len(state["states"]) != len(self._reductions):
@@ -94,9 +94,9 @@ class ShardedGradients:
 class _ReduceScatter:
     """The reduce-scatter of one group of parameters, as FSDP2 calls it."""
 
-    def __init__(self, compressor: Compressor, place: int, seed: int) -> None:
+    def __init__(self, compressor: Compressor, index: int, seed: int) -> None:
         self.compressor = compressor
-        self.place = place
+        self.index = index
         self.seed = seed
         self.step = 0
         self.state: State = {}  # by the rank that owns a shard
@@ -120,10 +120,10 @@ class _ReduceScatter:
         if self.channel is None:
             self.channel = Channel(group, input_tensor.device)
         table = CodecTable(self.compressor.entries(), names=[_NAME])
-        members = replica_group(self.channel.size, 1, stage=self.place)
+        members = replica_group(self.channel.size, 1, stage=self.index)
         rounds = self._rounds(input_tensor, self.channel)
         exchange = MemberRounds(members, self.channel.rank, rounds, table, max_values=output_tensor.numel())
-        total = run_rounds(exchange, self.channel, self.place)
+        total = run_rounds(exchange, self.channel, self.index)
         output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
         self.step += 1
 
@@ -143,11 +143,11 @@ class _ReduceScatter:
     def _context(self, rank: int, owner: int) -> Context:
         return Context(
             direction="replica_gradient",
-            boundary=self.place,
+            boundary=self.index,
             step=self.step,
             epoch=0,
             microbatch=owner,
             sample_ids=(),
             replica=rank,
-            key=derive_key(self.seed, "replica gradient", rank, owner, self.place, self.step),
+            key=derive_key(self.seed, "replica gradient", rank, owner, self.index, self.step),
         )

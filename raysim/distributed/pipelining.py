@@ -30,11 +30,11 @@ from raysim.nn.link import parse_methods
 _EVALUATION = 0xFFFFFFFF  # in place of the number of a message
 
 
-class _PacketEnd(BoundaryModule):
+class _PacketSide(BoundaryModule):
     """One side of a boundary, with the size of its frames."""
 
     held: ClassVar[tuple[tuple[str, bool], ...]]
-    """The ends of links on this side: direction, and whether it sends."""
+    """The links of this side: direction, and whether it sends."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _PacketEnd(BoundaryModule):
     def unpack(self, tensor: Tensor, number: int) -> Any:
         """Return the message in a frame.
 
-        Raises FrameError where it is not the awaited one, or the other end has other compressors.
+        Raises FrameError if it is not the awaited one, or if the compressors of the two sides differ.
         """
         frame = read_frame(tensor)
         if frame.setting != self._setting:
@@ -95,11 +95,11 @@ class _PacketEnd(BoundaryModule):
         return frame.message
 
 
-class SendPacket(_PacketEnd):
+class SendPacket(_PacketSide):
     """The end of a stage: returns the packet of the activation, and in the backward decodes the packet of its gradient.
 
     `shape` and `dtype` are of a microbatch's activation; the other arguments are as of `raysim.nn.CompressedLink`.
-    Raises ValueError where the packets of a compressor have no fixed size.
+    Raises ValueError if the packets of a compressor have no fixed size.
     """
 
     held = (("forward", True), ("backward", False))
@@ -161,7 +161,7 @@ class SendPacket(_PacketEnd):
             self.microbatch = 0
 
 
-class ReceivePacket(_PacketEnd):
+class ReceivePacket(_PacketSide):
     """The head of a stage: returns the activation of a packet, and in the backward sends the packet of its gradient.
 
     Arguments as of `SendPacket`, and equal to the arguments of the other end.
@@ -171,7 +171,7 @@ class ReceivePacket(_PacketEnd):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, frame: Tensor) -> Tensor:
-        """Return the activation in a frame; raises FrameError where it does not hold the awaited packet."""
+        """Return the activation in a frame; raises FrameError if another packet is in it."""
         link = self.links["forward", False]
         link.device = frame.device
         trains = self.training and torch.is_grad_enabled()
@@ -269,7 +269,7 @@ def compress_stages(
     Where torch.distributed is initialised, all ranks of `group` (by default all ranks) call this, with the same arguments but for
     `stages` and `replica`.
 
-    Raises ValueError where a codec's packets have no fixed size, the numbers of stages, shapes and notations do not fit, or ranks
+    Raises ValueError if a codec's packets have no fixed size, the numbers of stages, shapes and notations do not fit, or ranks
     differ: the same sentence on every rank.
 
     >>> first, second = nn.Linear(8, 8), nn.Linear(8, 2)
@@ -324,7 +324,7 @@ def compress_stages(
 
 
 def _check_stages(stages: Iterable[int], notations: Mapping[str, Sequence[str]], last: int) -> None:
-    """Raise ValueError where the numbers of stages and notations do not fit `last` boundaries."""
+    """Raise ValueError if the numbers of stages and notations do not fit `last` boundaries."""
     for field, given in notations.items():
         if len(given) != last:
             raise ValueError(

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 class CompressedLink(BoundaryModule):
-    """A boundary of a pipeline inside any model: forward sends the activation through a compressor, backward the gradient.
+    """A compressed boundary inside any model: activations go through one compressor, their gradients through another.
 
-    `forward` and `backward` are written in raysim's notation. Both ends of both directions are held, with their memories, and
-    send the messages that raysim's stages send each other, so that a model with links gives the losses of `raysim.train`
-    with the same cuts bit for bit.
+    `forward` and `backward` are in raysim's notation. The link holds both sides with their memories, and sends the same messages
+    as raysim's stages do: a model with links has the losses of `raysim.train` with the same cuts, bit for bit.
 
     `num_microbatches` calls in training mode make a step; a memory keyed by slot belongs to one of them. Where a step has
     fewer, `end_step` ends it. Memories keyed by sample need `raysim.nn.samples`. `boundary` and `replica` distinguish the
@@ -33,7 +32,7 @@ class CompressedLink(BoundaryModule):
     message: "on" (the codec's packet), "off" (the tensor as it is) or "on_direct" (see `AQSGD`). Do not put a link inside an
     activation-checkpointed block, which would send each message twice.
 
-    Raises ValueError where a notation cannot be read or cannot serve here.
+    Raises ValueError if a notation is invalid or cannot be used outside of a run.
 
     >>> link = CompressedLink("TopK(0.5)")
     >>> link(torch.tensor([[1.0, -2.0, 3.0, 0.5]]))
@@ -68,20 +67,20 @@ class CompressedLink(BoundaryModule):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
-        """Return the tensor that arrives at the other side: of the shape and dtype of `x`.
+        """Return the received tensor, of the shape and dtype of `x`.
 
-        Raises NonFiniteError where `x` holds NaN or infinity.
+        Raises NonFiniteError if `x` holds NaN or infinity.
         """
         if not self.training or not torch.is_grad_enabled():
             return self._evaluate(x)
         self.settle()
         context = self.context("forward", len(x) if x.dim() else 1)
-        crossed: Tensor = _Crossing.apply(x, self, context)  # type: ignore[no-untyped-call]
+        received: Tensor = _Transfer.apply(x, self, context)  # type: ignore[no-untyped-call]
         self.microbatch += 1
-        return crossed
+        return received
 
     def cross(self, direction: str, x: Tensor, context: Context) -> Tensor:
-        """Send a tensor from one end of a direction to the other and return the received one, in memory of its own."""
+        """Send a tensor in a direction and return the received one, in its own memory."""
         sender, receiver = self.links[direction, True], self.links[direction, False]
         sender.device = receiver.device = x.device
         with torch.autocast(x.device.type, enabled=False):
@@ -105,8 +104,8 @@ class CompressedLink(BoundaryModule):
         return own_memory(receiver.receive_evaluation(message), x)
 
 
-class _Crossing(torch.autograd.Function):
-    """Carries an activation forward and its gradient backward; neither is kept between the two."""
+class _Transfer(torch.autograd.Function):
+    """Sends an activation forward and its gradient backward; keeps neither in between."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, link: CompressedLink, context: Context) -> Tensor:
@@ -120,7 +119,7 @@ class _Crossing(torch.autograd.Function):
 
 
 def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) -> tuple[Compressor, Compressor]:
-    """Return the compressors of a boundary by their notations; raises ValueError where one cannot serve outside of a run."""
+    """Return the compressors of a boundary; raises ValueError if one cannot be used outside of a run."""
     methods = parse(forward), parse(backward)
     for field, method in zip(DIRECTIONS, methods, strict=True):
         if field not in method.directions:
@@ -129,7 +128,7 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
             )
         if method.needs_sensitivity or method.needs_schedule:
             raise ValueError(
-                f"`{field}` cannot be {method!r} outside of `raysim train`, which tells it of the whole step."
+                f"`{field}` cannot be {method!r} outside of `raysim train`, which gives it facts about the whole step."
             )
     if not shared_indices:
         return methods
@@ -137,7 +136,7 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
 
 
 def links_of(model: nn.Module) -> list[CompressedLink]:
-    """Return the links of a model; raises ValueError where it has none."""
+    """Return the links of a model; raises ValueError if there are none."""
     links = [module for module in model.modules() if isinstance(module, CompressedLink)]
     if not links:
         raise ValueError("The model must hold a CompressedLink, but holds none.")

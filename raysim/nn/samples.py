@@ -1,4 +1,4 @@
-"""The samples that a model is called with, for methods that keep a memory for each sample."""
+"""The sample ids of a model's calls, for methods with a memory for each sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Samples(NamedTuple):
 
 
 class _Unknown(tuple[int, ...]):
-    """Stands for sample ids that were not given: raises an error that explains how to give them."""
+    """Unknown sample ids; reading them raises an error that says how to give them."""
 
     def __iter__(self) -> Iterator[int]:
         raise ValueError(
@@ -32,7 +32,7 @@ _CURRENT: ContextVar[Samples] = ContextVar("samples", default=UNKNOWN)
 
 @contextmanager
 def samples(ids: Iterable[int] | Tensor, *, epoch: int = 0) -> Iterator[None]:
-    """Name the samples with which models are called inside the block, one id for each row of a microbatch or of a whole step.
+    """Give the sample ids of model calls inside the block, one for each row of a microbatch or of a whole step.
 
     `AQSGD` and every method with `key='sample'` keep their memory under these ids. `epoch` counts from 0; `AQSGD` sends its
     first epochs dense.
@@ -54,13 +54,15 @@ def current() -> Samples:
     return _CURRENT.get()
 
 
-def of_microbatch(found: Samples, num_rows: int, microbatch: int, num_microbatches: int) -> Samples:
-    """Return the samples of a microbatch of `num_rows`; `found` names them, or the samples of all microbatches of its step.
+def of_microbatch(samples_of_call: Samples, num_rows: int, microbatch: int, num_microbatches: int) -> Samples:
+    """Return the samples of a microbatch of `num_rows`, from the samples of one call or of the whole step.
 
-    Raises ValueError where it names another number.
+    Raises ValueError if the numbers do not match.
     """
-    if found is UNKNOWN or len(found.ids) == num_rows:
-        return found
-    if len(found.ids) == num_rows * num_microbatches:
-        return found._replace(ids=found.ids[microbatch * num_rows : (microbatch + 1) * num_rows])
-    raise ValueError(f"`samples` must name each row of a microbatch ({num_rows}), but names {len(found.ids)}.")
+    if samples_of_call is UNKNOWN or len(samples_of_call.ids) == num_rows:
+        return samples_of_call
+    if len(samples_of_call.ids) == num_rows * num_microbatches:
+        return samples_of_call._replace(ids=samples_of_call.ids[microbatch * num_rows : (microbatch + 1) * num_rows])
+    raise ValueError(
+        f"`samples` must name each row of a microbatch ({num_rows}), but names {len(samples_of_call.ids)}."
+    )

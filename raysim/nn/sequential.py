@@ -25,7 +25,7 @@ def insert_links(
     `forward` and `backward` are one notation for all links, or a list with one for each. The links are named `link0`,
     `link1`, ... With the cuts, seed and microbatches of a run of `raysim.train` they send the same bits.
 
-    Raises ValueError where a cut is no layer of the model, or not before its last one.
+    Raises ValueError if a cut is not a layer of the model, or is its last one.
 
     >>> model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), second=nn.Linear(4, 2)))
     >>> list(dict(insert_links(model, ["first"], forward="TopK(0.5)").named_children()))

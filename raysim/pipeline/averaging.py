@@ -1,4 +1,4 @@
-"""A worker's part in the groups that end a step: the groups' results replace the gradients of its stages."""
+"""A worker's part in the groups at the end of a step, whose results replace the gradients of its stages."""
 
 from __future__ import annotations
 
@@ -49,43 +49,43 @@ class Averaging:
         self._accounts: list[GroupAccount] = []
 
     def run(self, step: int, step_s: float | None, *, after_update: bool = False) -> Turns[None]:
-        """Take part in the rounds of all groups of this worker's stages, phase by phase and round by round.
+        """Exchange the rounds of all groups of this worker's stages, phase by phase and round by round.
 
-        `after_update`: in the groups of the last phase, which exchange parameters; otherwise in all others. All workers go
-        through the rounds of their groups in the same order, so that no two wait for each other. Raises DivergedError where
-        gradients hold NaN or infinity, StageError where a method fails.
+        `after_update`: the groups of the last phase, which exchange parameters, instead of all others. All workers go through their
+        groups' rounds in the same order, so that none wait for each other. Raises DivergedError where
+        gradients hold NaN or infinity, StageError if a method fails.
         """
         last = len(self.plan.groups) - 1
         for phase, groups in enumerate(self.plan.groups):
             if (phase == last) is not after_update:
                 continue
-            mine = [
-                (place, member)
-                for place, group in enumerate(groups)
+            own = [
+                (i, member)
+                for i, group in enumerate(groups)
                 for member, (replica, stage) in enumerate(group.members)
                 if replica == self.replica and stage in self.stages
             ]
             exchanges: dict[tuple[int, int], MemberRounds] = {}
-            rounds = {place: self.plan.rounds_in(step, groups[place]) for place, _ in mine}
+            rounds = {i: self.plan.rounds_in(step, groups[i]) for i, _ in own}
             for turn in range(max(rounds.values(), default=-1) + 1):
-                for place, member in mine:
-                    group = groups[place]
-                    if turn > rounds[place]:
+                for i, member in own:
+                    group = groups[i]
+                    if turn > rounds[i]:
                         continue
                     stage, received = group.members[member][1], list[Parts]()
                     for other in group.others(member) if turn > 0 else ():
                         source = self.plan.worker(*group.members[other])
-                        received.append((yield Receive(source, (phase, place, turn - 1, other, member))))
+                        received.append((yield Receive(source, (phase, i, turn - 1, other, member))))
                     with self._failing(step, stage):
                         if turn == 0:
-                            exchanges[place, member] = self._exchange(group, member, step, step_s)
-                        everyone, *each = exchanges[place, member].advance(received)
-                    if turn == rounds[place]:
-                        self._conclude(group, member, exchanges.pop((place, member)))
+                            exchanges[i, member] = self._exchange(group, member, step, step_s)
+                        everyone, *each = exchanges[i, member].advance(received)
+                    if turn == rounds[i]:
+                        self._conclude(group, member, exchanges.pop((i, member)))
                         continue
                     messages = (
                         OutgoingMessage(
-                            self.plan.worker(*group.members[other]), (phase, place, turn, member, other), message
+                            self.plan.worker(*group.members[other]), (phase, i, turn, member, other), message
                         )
                         for other, message in zip(group.others(member), each, strict=True)
                     )
@@ -103,7 +103,7 @@ class Averaging:
             raise StageError(f"stage {stage}, averaging of step {step}: {type(error).__name__}: {error}") from error
 
     def with_momentum(self, stage: int) -> frozenset[str]:
-        """Return the parameters of a stage whose averaged gradients hold their momentum already."""
+        """Return a stage's parameters whose averaged gradients already include momentum."""
         return self._averaged[stage].with_momentum if stage in self._averaged else frozenset()
 
     def parameters(self, stage: int) -> Gradients:
@@ -111,11 +111,11 @@ class Averaging:
         return self._averaged[stage].parameters if stage in self._averaged else {}
 
     def agreed(self, stage: int) -> Gradients:
-        """Return the parameters of a stage that this replica has evaluated."""
+        """Return a stage's parameters for evaluation."""
         return agreed(dict(self.stages[stage].parameters()), self._memories[stage])
 
     def end_step(self) -> list[GroupAccount]:
-        """Move the memories on, return the step's accounts and open the next."""
+        """Commit the memories and return the accounts of the step."""
         for stage, averaged in self._averaged.items():
             self._memories[stage] = averaged.memory
         accounts = self._accounts
@@ -133,8 +133,8 @@ class Averaging:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the tensors of `state`, and forget everything of a step that broke off."""
         for stage in self._memories:
-            mine = under(f"{stage}.", tensors)
-            self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in mine.items()}
+            memory = under(f"{stage}.", tensors)
+            self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in memory.items()}
         self._begin()
 
     def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> MemberRounds:
@@ -177,22 +177,22 @@ class Averaging:
         return method.average(gradients, self._memories[index], context)
 
     def _parameters(self, index: int) -> Gradients:
-        """Return the parameters of a stage that its replicas average or whose gradients they do, detached."""
+        """Return a stage's parameters that its replicas average, or whose gradients they average, detached."""
         module = self.stages[index].module
         names = averaged_shapes(index, module, self.plan.config, self.plan.tied)
         return {name: module.get_parameter(name).detach() for name in names}
 
     def _gradients(self, index: int) -> Gradients:
-        """Return the gradients of a stage's `_parameters`, zeros where there are none."""
+        """Return the gradients of a stage's `_parameters`, zeros if there are none."""
         module = self.stages[index].module
-        found = {}
+        gradients = {}
         for name, x in self._parameters(index).items():
             gradient = module.get_parameter(name).grad
-            found[name] = torch.zeros_like(x) if gradient is None else gradient
-        return found
+            gradients[name] = torch.zeros_like(x) if gradient is None else gradient
+        return gradients
 
     def _conclude(self, group: Group, member: int, exchange: MemberRounds) -> None:
-        """Put the result of a group's rounds in the place of this member's gradients."""
+        """Replace this member's gradients by the result of the group's rounds."""
         assert exchange.over, f"{group} took more rounds than it stated"
         index = group.members[member][1]
         module = self.stages[index].module
@@ -225,7 +225,7 @@ class Averaging:
 
 
 def warm(plan: Plan) -> None:
-    """Compile the kernels that a run needs, or load them from disk: of its links' codecs, and of its replica methods."""
+    """Compile the kernels of a run's codecs and replica methods, or load them from disk."""
     if plan.compresses:
         warm_codecs(plan.codecs)
     for method in dict.fromkeys(plan.replica_methods):
@@ -234,7 +234,7 @@ def warm(plan: Plan) -> None:
 
 
 def _rehearse(method: ReplicaMethod) -> None:
-    """Average a small matrix over two replicas, past any warm-up of the method, twice."""
+    """Average a small matrix over two replicas twice, past any warm-up of the method."""
     gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # enough values not to be exempt
     context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, parameters=gradients, previous=gradients)
     exchanging = (step for step in itertools.count(context.step) if method.part(step) is not None)
@@ -244,4 +244,4 @@ def _rehearse(method: ReplicaMethod) -> None:
     for step in (first, following):  # the first may be dense, to have something to differ from
         contexts = [context._replace(replica=replica, step=step) for replica in range(2)]
         averaged, _ = average_together(method, [gradients, gradients], memories, contexts)
-        memories = [one.memory for one in averaged]
+        memories = [each.memory for each in averaged]

@@ -27,7 +27,7 @@ class DeviceFacts(NamedTuple):
 
 
 def facts_of(device: torch.device) -> DeviceFacts | None:
-    """Return the facts of a GPU, None of a CPU."""
+    """Return the facts of a GPU, None for a CPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -43,9 +43,9 @@ def facts_of(device: torch.device) -> DeviceFacts | None:
 
 
 def set_up(config: RunConfig, device: torch.device) -> None:
-    """Tell a GPU how to compute, for this whole process.
+    """Set the precision and determinism of GPU arithmetic for this process.
 
-    Nothing is changed for a CPU, which has no TF32 and whose kernels give the same bits each time.
+    Nothing to set on a CPU, which has no TF32 and whose kernels are deterministic.
     """
     if device.type != "cuda":
         return
@@ -53,14 +53,14 @@ def set_up(config: RunConfig, device: torch.device) -> None:
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = precision  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False  # the quickest kernel of a moment is another one the next time
+    torch.backends.cudnn.benchmark = False  # its choice of kernel varies from run to run
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.use_deterministic_algorithms(True)
 
 
 def _driver() -> str:
-    """Return the version of the driver, as its kernel module states it; nothing where it does not."""
+    """Return the version of the driver, from its kernel module; empty if it is not stated."""
     try:
         with open("/sys/module/nvidia/version", encoding="ascii") as file:  # noqa: PTH123
             return file.read().strip()
@@ -69,11 +69,11 @@ def _driver() -> str:
 
 
 Moment: TypeAlias = float | torch.cuda.Event
-"""A moment that was marked: seconds of the host's clock, or an event among the work of a GPU."""
+"""A marked moment: seconds of the host's clock, or an event in a GPU's stream."""
 
 
 class DeviceClock:
-    """Marks moments without waiting for the device, and tells their seconds when it has come past them."""
+    """Marks moments without waiting for the device; their seconds can be read later."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -81,24 +81,24 @@ class DeviceClock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step, while the device has nothing to do: its clock is set by the host's."""
+        """Begin a step while the device is idle, and set its clock by the host's."""
         if self._on_gpu:
             self._start = self._event()
             self._start_s = time.perf_counter()
 
     def mark(self) -> Moment:
-        """Return the moment at which the device has done all that was asked of it so far."""
+        """Return the moment at which the device finishes its queued work."""
         return self._event() if self._on_gpu else time.perf_counter()
 
     def seconds(self, moment: Moment) -> float:
-        """Return a moment in seconds of `time.perf_counter`; a GPU must have come past it."""
+        """Return a moment in seconds of `time.perf_counter`; a GPU must have passed it."""
         if isinstance(moment, float):
             return moment
         return self._start_s + float(self._start.elapsed_time(moment)) / 1e3
 
     @staticmethod
     def between(start: Moment, end: Moment) -> float:
-        """Return the seconds from one moment to another of the same clock; waits for a GPU that has not come past them."""
+        """Return the seconds between two moments of one clock; waits until the GPU has passed them."""
         if isinstance(start, float) or isinstance(end, float):
             return float(end) - float(start)  # type: ignore[arg-type]
         if not end.query():  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The groups that exchange packets in rounds at a step's end: replicas of a stage, which average, and owners of a parameter."""
+"""Groups that exchange packets in rounds at the end of a step: replicas of a stage, or owners of a tied parameter."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ TIED_TABLE = CodecTable(names=["sum"])
 
 
 class Group(NamedTuple):
-    """Members that exchange packets in rounds; `tied` names the parameter that they own, None the replicas of a stage."""
+    """Members that exchange packets in rounds: owners of the parameter `tied`, or, if None, replicas of a stage."""
 
     members: tuple[tuple[int, int], ...]  # (replica, stage)
     num_rounds: int
-    tied: int | None = None  # place in `Plan.tied`
+    tied: int | None = None  # index in `Plan.tied`
 
     @property
     def direction(self) -> str:
-        """Return the kind of exchange, as the records name it."""
+        """Return the records' name for the kind of exchange."""
         return DIRECTIONS[self.tied is not None]
 
     @property
     def stage(self) -> int:
-        """Return the stage of the group's first member, by which the records name the group."""
+        """Return the first member's stage, the group's name in the records."""
         return self.members[0][1]
 
     def others(self, member: int) -> list[int]:
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 
 class GroupAccount(NamedTuple):
-    """The part of one member of a group in a step: the transfers that it sent, and the decisions of its method."""
+    """Totals of one member of a group in one step."""
 
     stage: int
     tied: bool
@@ -62,15 +62,12 @@ class GroupAccount(NamedTuple):
 
 
 def ring_bytes(num_values: int, num_members: int) -> int:
-    """Return the bytes that a member sends when float32 values are summed by reduce-scatter and all-gather, as in a ring."""
+    """Return the bytes that a member sends in a ring all-reduce of float32 values."""
     return 2 * (num_members - 1) * 4 * num_values // num_members
 
 
 def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable) -> list[float]:
-    """Return the bytes of the message with the chunk of float32 values that each member sums, header included.
-
-    Counted on messages without memory.
-    """
+    """Return the bytes of each member's chunk of float32 values as a message, header included; nothing is allocated."""
     sizes = [num_values // num_members + (member < num_values % num_members) for member in range(num_members)]
     sent = []
     for size in sizes:
@@ -81,10 +78,10 @@ def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable)
 
 
 class MemberRounds:
-    """One member's rounds in one step: packs its packets into messages, and counts the transfers to other workers.
+    """One member's rounds in one step, packed into messages; counts the transfers to other workers.
 
-    `table`: the group's table of codecs and names, with which messages are packed. `max_values`: the most values of a packet;
-    a packet that claims more is refused. `stages`: the stages of this worker, to which nothing is sent over a wire.
+    `table`: the group's codecs and names, for packing. `max_values`: of the largest packet; larger ones are refused. `stages`: of
+    this worker, to which transfers are not counted.
     """
 
     def __init__(
@@ -115,10 +112,10 @@ class MemberRounds:
         self._sent: Round | None = None
 
     def advance(self, received: Sequence[Parts]) -> list[Message | None]:
-        """Consume the messages of the last round and return this round's: one to everyone, then one to each other member.
+        """Receive the messages of the last round and return this round's: one to everyone, then one to each other member.
 
-        `received` holds a pair of each other member in order: its message to this member, and its message to everyone. It is
-        empty in the first round. A method that is done sends nothing.
+        `received`: a pair from each other member in order, its message to this member and its message to everyone; empty in the
+        first round. A finished method sends nothing.
         """
         others = self.group.others(self.member)
         start, work = time.perf_counter(), work_bytes()
@@ -147,16 +144,16 @@ class MemberRounds:
 
     @property
     def over(self) -> bool:
-        """True if `result` is there."""
+        """True if all rounds are done."""
         return self._driver.over
 
     @property
     def result(self) -> Any:
-        """The result of the generator, None before the rounds are over."""
+        """The method's result; None before the last round."""
         return self._driver.result
 
     def _pack(self, packets: Packets) -> Message | None:
-        """Return the message of packets, None where there are none."""
+        """Return the message of packets, None if there are none."""
         return self._table.pack_round(packets) if packets else None
 
     def _unpack(self, message: Message | None) -> Packets:
@@ -178,13 +175,13 @@ class MemberRounds:
 def exchange_together(
     group: Group, rounds: Sequence[Rounds[Any]], table: CodecTable, *, max_values: int
 ) -> list[MemberRounds]:
-    """Run the rounds of all members of a group in one process, and return their exchanges; arguments as of `MemberRounds`."""
+    """Run the rounds of all members of a group in one process; arguments as for `MemberRounds`."""
     exchanges = [MemberRounds(group, member, each, table, max_values=max_values) for member, each in enumerate(rounds)]
-    sent = [one.advance(()) for one in exchanges]
+    sent = [exchange.advance(()) for exchange in exchanges]
     while not exchanges[0].over:
         received = [
             [(sent[other][1 + group.others(other).index(me)], sent[other][0]) for other in group.others(me)]
             for me in range(len(exchanges))
         ]
-        sent = [one.advance(parts) for one, parts in zip(exchanges, received, strict=True)]
+        sent = [exchange.advance(parts) for exchange, parts in zip(exchanges, received, strict=True)]
     return exchanges

@@ -26,7 +26,7 @@ from raysim.workloads.splits import Data, Split
 class Inference:
     """Evaluates the stages of one worker, with its own or mean parameters and a choice of BatchNorm statistics.
 
-    `data`: held by the workers of the first and of the last stage.
+    `data`: of the workers with the first or the last stage.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Inference:
         self._statistics = {index: BatchNormStatistics(stage.module) for index, stage in stages.items()}
 
     def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
-        """Take batches of a split through the stages of this worker, one stage after another.
+        """Run batches of a split through the stages of this worker, one stage after another.
 
-        `mode` is an evaluation mode of links, see `Link.send_evaluation`. The worker of the last stage returns the sums over
-        each batch, others return an empty list.
+        `mode`: of the links, see `Link.send_evaluation`. The worker of the last stage returns the sums over each batch, others
+        return an empty list.
         """
-        found: list[Evaluated] = []
+        evaluated: list[Evaluated] = []
         try:
             for index, stage in self._stages.items():
                 for batch in batches:
@@ -62,18 +62,18 @@ class Inference:
                         (message,) = yield Receive(self._plan.worker(self._replica, index - 1), (index - 1, batch))
                     outcome = self._infer(step, index, split, batch, mode, message)
                     if isinstance(outcome, Evaluated):
-                        found.append(outcome)
+                        evaluated.append(outcome)
                     else:
                         target = self._plan.worker(self._replica, index + 1)
                         yield Send((OutgoingMessage(target, (index, batch), outcome),))
         except (DivergedError, StageError) as error:
             return Failure(None, error)
-        return found
+        return evaluated
 
     def _infer(
         self, step: int, index: int, split: str, batch: int, mode: str, message: Message | None
     ) -> Message | Evaluated:
-        """Return the message of a stage's activation, or the sums over a batch after the last stage."""
+        """Return the message of a stage's activation, or, after the last stage, the sums over the batch."""
         stage, seed = self._stages[index], self._plan.config.seed
         ids = self._plan.evaluation_ids(split, batch)
         if message is None:
@@ -96,7 +96,7 @@ class Inference:
         return self._data.train if name == "train" else self._data.test
 
     def take_mean(self, *replicas: np.ndarray) -> None:
-        """Replace this replica's parameters by the mean of the `parameters` of all; without arguments, put its own back."""
+        """Replace the parameters by the mean over all replicas; without arguments, restore the replica's own."""
         if replicas:
             self._own = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self._stages.items()}
             loaded = [unpack_tensors(part) for part in replicas]

@@ -1,4 +1,4 @@
-"""One end of one direction of a tensor at a boundary: it holds the compressor's state and keeps the accounts."""
+"""One end of the link of a tensor: it holds the compressor's state and counts bytes, seconds and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVALUATION_MODES = ("off", "on", "on_direct")
 
 
 class LinkAccount(NamedTuple):
-    """Totals of one end of a link in one step; squared norms are summed over the packets of which they were measured."""
+    """Totals of one end of a link in one step; squared norms are sums over the measured packets."""
 
     boundary: int
     direction: str
@@ -31,17 +31,17 @@ class LinkAccount(NamedTuple):
     sent_norm2: float | None = None  # of the tensors to send
     received_norm2: float | None = None  # of the tensors that arrive
     error_norm2: float | None = None  # of their difference
-    memory_norm2: float | None = None  # of all that the compressor remembers of messages, at the step's end
+    memory_norm2: float | None = None  # of the compressor's memories of messages, at the end of the step
     decisions: tuple[Decision, ...] = ()  # of an adaptive compressor, at the sender
-    tensor: str = UNNAMED  # the name of the tensor, where several may cross
-    exact: bool = False  # whether it holds integers or booleans, which no compressor sees
+    tensor: str = UNNAMED  # its name, if several tensors cross the boundary
+    exact: bool = False  # whether it holds integers or booleans, which are never compressed
 
 
 class Link:
-    """The sending or receiving end of the activations ("forward") or gradients ("backward") of a tensor at one boundary.
+    """The sending or receiving end of a tensor's activations ("forward") or gradients ("backward") at one boundary.
 
-    `max_values`: values of the largest message. A message that claims more is refused. `tensor`: its name, where several may cross the
-    boundary, see `raysim.values`. `clock`: of the worker, by default one of the link's own, for its `device`.
+    `max_values`: of the largest message; larger ones are refused. `tensor`: its name, if several tensors cross the boundary, see
+    `raysim.values`. `clock`: of the worker; by default the link has its own.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Link:
         self.clock = clock or DeviceClock(device)
         self._shares_clock = clock is not None
         self.device = device
-        self.last_coded: tuple[Moment, Moment] = (0.0, 0.0)  # when the codec began and ended, of the last message
+        self.last_coded: tuple[Moment, Moment] = (0.0, 0.0)  # start and end of the codec, for the last message
         self.last_wire_bytes = 0
         self.last_dense_bytes = 0
-        self._coded: list[tuple[Moment, Moment]] = []  # of all messages of the step
-        self._unpublished: list[State] = []
-        self._told: Context | None = None  # with the last message that was sent
+        self._coded: list[tuple[Moment, Moment]] = []  # the same for all messages of the step
+        self._pending: list[State] = []
+        self._last_context: Context | None = None  # of the last sent message
         self._account = self._empty_account()
 
     @property
     def device(self) -> torch.device:
-        """The device on which messages are decoded. A link with a clock of its own measures a new device by a new one."""
+        """The device on which messages are decoded; a link with its own clock gets a new one for a new device."""
         return self._device
 
     @device.setter
@@ -87,9 +87,9 @@ class Link:
             self.clock = DeviceClock(device)
 
     def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
-        """Return the message of a tensor and update the memory; with `measure`, also account the error at the receiver.
+        """Return the message of a tensor and update the memory; with `measure`, also measure the error at the receiver.
 
-        Raises NonFiniteError where the tensor holds NaN or infinity, and leaves the memory as it was.
+        Raises NonFiniteError if the tensor holds NaN or infinity; the memory does not change then.
         """
         start, work = self.clock.mark(), work_bytes()
         packet, changes = self.compressor.encode(x, self.state, context)
@@ -98,24 +98,24 @@ class Link:
         if measure and not self.compressor.exact:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
-        self._move(changes)
-        self._told = context
+        self._commit(changes)
+        self._last_context = context
         return message
 
     def receive(self, message: Message, context: Context) -> Tensor:
-        """Return the tensor of a message and move the memory; it may be a read-only view of the message's memory.
+        """Return the tensor of a message, which may be a read-only view of it, and update the memory.
 
-        Raises ValueError where the message is malformed.
+        Raises ValueError if the message is malformed.
         """
         start, work = self.clock.mark(), work_bytes()
         packet = self.unpack(message)
         x, changes = self.compressor.decode(packet, self.state, context, self.device)
         self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
-        self._move(changes)
+        self._commit(changes)
         return x
 
     def add_header(self, num_bytes: int) -> None:
-        """Account the header of a bundle that holds the message; a dense message has it too."""
+        """Count the header of the bundle around the message, with and without compression."""
         account = self._account
         self._account = account._replace(
             wire_bytes=account.wire_bytes + num_bytes, dense_bytes=account.dense_bytes + num_bytes
@@ -123,15 +123,15 @@ class Link:
 
     @property
     def last_codec_s(self) -> float:
-        """The seconds that the codec took for the last message; waits for a GPU that is still at it."""
+        """The codec's seconds for the last message; waits until the GPU has finished."""
         return DeviceClock.between(*self.last_coded)
 
     def unpack(self, message: Message) -> Packet:
-        """Return the packet of a message of this link; raises ValueError where it is malformed."""
+        """Return the packet of a message; raises ValueError if it is malformed."""
         return self.table.unpack(message, self.max_values)
 
     def send_evaluation(self, x: Tensor, mode: str, key: int) -> Message:
-        """Return the message of a tensor in an evaluation mode: no memory is read or moved, and nothing is accounted."""
+        """Return the message of a tensor in an evaluation mode, without any change to memories and accounts."""
         assert mode in EVALUATION_MODES, mode
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode, self.state)
         return self.table.pack(codec.encode(x, key))
@@ -141,11 +141,11 @@ class Link:
         return self.unpack(message).decode(self.device)
 
     def load(self, state: State) -> None:
-        """Take a state, and forget all of a step that broke off."""
+        """Load a state, and forget everything of a step that broke off."""
         self.state = state
-        self._unpublished.clear()
+        self._pending.clear()
         self._coded.clear()
-        self._told = None
+        self._last_context = None
         self._account = self._empty_account()
 
     def end_step(
@@ -157,18 +157,20 @@ class Link:
         sensitivity: float | None = None,
         batch_size: int = 1,
     ) -> LinkAccount:
-        """Commit the changes that wait for the step's end, let the compressor decide, and return the account of the step.
+        """Commit the changes that wait for the end of the step, let the compressor decide, and return the step's account.
 
-        Waits for a GPU that has not done the work of the step. `step_s`, `floor`, `sensitivity`: signals of the step before, see
-        `Context`. `batch_size`: samples of a step, over all replicas.
+        Waits until the GPU has finished. `step_s`, `floor`, `sensitivity`: of the step before, see `Context`. `batch_size`: over all
+        replicas.
         """
-        for changes in self._unpublished:
+        for changes in self._pending:
             self.compressor.commit(self.state, changes)
-        self._unpublished.clear()
-        if self._told is not None:
-            told = self._told._replace(step_s=step_s, floor=floor, sensitivity=sensitivity, batch_size=batch_size)
-            self._told = None
-            changes, decisions = self.compressor.end_step(self.state, told)
+        self._pending.clear()
+        if self._last_context is not None:
+            context = self._last_context._replace(
+                step_s=step_s, floor=floor, sensitivity=sensitivity, batch_size=batch_size
+            )
+            self._last_context = None
+            changes, decisions = self.compressor.end_step(self.state, context)
             self.compressor.commit(self.state, changes)
             self._account = self._account._replace(decisions=tuple(decisions))
         codec_s = sum(DeviceClock.between(*moments) for moments in self._coded)
@@ -180,9 +182,9 @@ class Link:
             )
         return account
 
-    def _move(self, changes: State) -> None:
+    def _commit(self, changes: State) -> None:
         if self.compressor.commits_at == "step":
-            self._unpublished.append(changes)
+            self._pending.append(changes)
         else:
             self.compressor.commit(self.state, changes)
 

@@ -1,7 +1,7 @@
-"""Messages between workers: the requests of a worker to its engine while it runs a step or an evaluation.
+"""Messages between workers, as requests to the engine that delivers them.
 
-The parts of a step that need packets of other workers are generators. They yield `Send` and `Receive`, and the engine delivers:
-in one process from list to list, on Ray by calls from actor to actor. Both see the same messages under the same keys.
+The parts of a step that need messages of other workers are generators that yield `Send` and `Receive`. The inline engine delivers
+through lists, Ray by calls between actors; the messages and their keys are the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raysim.codecs.message import Message
 Result = TypeVar("Result")
 
 Key: TypeAlias = "tuple[Any, ...]"
-"""The name of a message, which its sender and its receiver work out alike; no two messages of a step have the same."""
+"""The name of a message, unique within a step, which sender and receiver derive independently."""
 
 Parts: TypeAlias = "tuple[Message | None, ...]"
 
@@ -28,18 +28,18 @@ class OutgoingMessage(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Asks to send messages. Each receiver also gets the message to `everyone`, where one is given."""
+    """A request to send messages; each receiver also gets the message to `everyone`, if there is one."""
 
     messages: tuple[OutgoingMessage, ...]
     everyone: tuple[Message | None] | tuple[()] = ()
 
 
 class Receive(NamedTuple):
-    """Asks for the message of another worker under a key. The answer: that message, and the one to everyone."""
+    """A request for another worker's message under a key, answered by that message and the one to everyone."""
 
     source: int
     key: Key
 
 
 Turns: TypeAlias = Generator[Send | Receive, Parts, Result]
-"""Work of a worker that sends and takes messages on its way to a result."""
+"""Work that sends and receives messages on its way to a result."""

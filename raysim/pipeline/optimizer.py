@@ -20,7 +20,7 @@ _FUSED = ("adagrad", "adam", "adamw", "sgd")
 
 
 class Together:
-    """Optimisers that step as one, each on parameters of its own; slots are numbered through."""
+    """Several optimisers in one, each with its own parameters; slots are numbered consecutively."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = parts
@@ -41,30 +41,30 @@ class Together:
             part.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the slots of all parameters, numbered through all parts."""
+        """Return the slots of all parameters, numbered consecutively."""
         return {"state": {self._first(p) + i: x for p, part in enumerate(self._parts) for i, x in _slots(part).items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the slots of `state_dict`."""
-        for place, part in enumerate(self._parts):
-            first, end = self._first(place), self._first(place + 1)
-            mine = {index - first: x for index, x in state_dict["state"].items() if first <= index < end}
-            part.load_state_dict({**part.state_dict(), "state": mine})
+        for i, part in enumerate(self._parts):
+            first, end = self._first(i), self._first(i + 1)
+            slots = {index - first: x for index, x in state_dict["state"].items() if first <= index < end}
+            part.load_state_dict({**part.state_dict(), "state": slots})
 
-    def _first(self, place: int) -> int:
+    def _first(self, i: int) -> int:
         """Return the number of the first parameter of a part."""
-        return sum(len(group["params"]) for part in self._parts[:place] for group in part.param_groups)
+        return sum(len(group["params"]) for part in self._parts[:i] for group in part.param_groups)
 
 
 def _slots(part: torch.optim.Optimizer) -> dict[int, Any]:
-    found: dict[int, Any] = part.state_dict()["state"]
-    return found
+    slots: dict[int, Any] = part.state_dict()["state"]
+    return slots
 
 
 def make_optimizer(
     config: OptimizerConfig, named: Iterable[tuple[str, nn.Parameter]], elementwise: Collection[str] = ()
 ) -> torch.optim.Optimizer | Together | None:
-    """Return torch's optimiser of named parameters, fused where possible; None where no parameter is learned.
+    """Return torch's optimiser of named parameters, fused where possible; None if no parameter is trained.
 
     With Muon, parameters whose name is among `elementwise` are AdamW's. Both have the same learning rate: unless
     `adjust_lr_fn` says otherwise, Muon's updates are scaled to the size of AdamW's.
@@ -96,56 +96,56 @@ def _of_torch(name: str, owned: list[nn.Parameter], rate: float, options: dict[s
 def directions(
     optimizer: torch.optim.Optimizer | Together, named: Iterable[tuple[str, nn.Parameter]]
 ) -> dict[str, torch.Tensor]:
-    """Return the last steps of sgd with momentum, adam or adamw, without weight decay, divided by minus the learning rate.
+    """Return the last updates by sgd with momentum, adam or adamw over minus the learning rate, without weight decay.
 
-    By parameter name; parameters that were never stepped are left out.
+    By parameter name; parameters without an update are left out.
     """
     slots = optimizer.state_dict()["state"]
     groups = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
     names = {id(parameter): name for name, parameter in named}
-    found = {}
+    steps = {}
     for index, (group, parameter) in enumerate(groups):
         own = slots.get(index, {})
         if own.get("momentum_buffer") is not None:
-            found[names[id(parameter)]] = own["momentum_buffer"]
+            steps[names[id(parameter)]] = own["momentum_buffer"]
         elif "exp_avg" in own:
             first, second = (1 - beta ** float(own["step"]) for beta in group["betas"])
-            found[names[id(parameter)]] = own["exp_avg"] / first / ((own["exp_avg_sq"] / second).sqrt() + group["eps"])
-    return found
+            steps[names[id(parameter)]] = own["exp_avg"] / first / ((own["exp_avg_sq"] / second).sqrt() + group["eps"])
+    return steps
 
 
 def find_elementwise(
     stages: Sequence[nn.Sequential], tied: Iterable[Iterable[tuple[int, str]]]
 ) -> tuple[frozenset[str], ...]:
-    """Return, for each stage, the parameters that Muon is not for: embeddings, the last layer, and all that are no matrices.
+    """Return each stage's parameters that Muon does not update: embeddings, the last layer, and everything but matrices.
 
-    Where the last layer is itself a sequence, its last layer is meant. `tied`: the owners (stage, name) of each parameter that is
-    in several stages; all of them are alike.
+    If the last layer is a sequence, its own last layer counts. `tied`: the owners (stage, name) of each shared parameter, all of
+    which are treated alike.
     """
-    found: list[set[str]] = [set() for _ in stages]
+    elementwise: list[set[str]] = [set() for _ in stages]
     last = _last_name(stages[-1])
-    for place, stage in enumerate(stages):
+    for i, stage in enumerate(stages):
         embeddings = {f"{name}.weight" for name, module in stage.named_modules() if isinstance(module, nn.Embedding)}
         for name, parameter in stage.named_parameters():
-            of_last = place == len(stages) - 1 and name.startswith(f"{last}.")
+            of_last = i == len(stages) - 1 and name.startswith(f"{last}.")
             if parameter.ndim != 2 or name in embeddings or of_last:
-                found[place].add(name)
+                elementwise[i].add(name)
     for owners in tied:
-        if any(name in found[place] for place, name in owners):
-            for place, name in owners:
-                found[place].add(name)
-    return tuple(frozenset(names) for names in found)
+        if any(name in elementwise[stage_index] for stage_index, name in owners):
+            for stage_index, name in owners:
+                elementwise[stage_index].add(name)
+    return tuple(frozenset(names) for names in elementwise)
 
 
 def _last_name(layers: nn.Sequential) -> str:
-    """Return the name of the last layer, within the last one where that is itself a sequence."""
+    """Return the name of the last layer, or, if that is a sequence, of its last layer."""
     name = next(reversed(layers._modules), "")
     last = layers._modules.get(name)
     return f"{name}.{_last_name(last)}" if isinstance(last, nn.Sequential) and len(last) else name
 
 
 def slot_values(config: OptimizerConfig, shape: Sequence[int], *, elementwise: bool = False) -> int:
-    """Return how many values the optimiser keeps beside a parameter; numbers that it keeps once are not counted."""
+    """Return the number of values in a parameter's optimiser slots, scalars not counted."""
     size = math.prod(shape)
     given = config.options
     if config.name == "adafactor" and len(shape) > 1:  # a row and a column of each matrix

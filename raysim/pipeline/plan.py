@@ -1,4 +1,4 @@
-"""The plan of a run: data, model, cuts, schedule, compressors and groups, as every worker needs them."""
+"""The plan of a run: data, model, cuts, schedule, compressors and groups."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FROM_SCRATCH = Origin()
 
 @dataclass(frozen=True)
 class Plan:
-    """The facts of a run that every worker needs; small enough to send to each."""
+    """The settings and facts of a run, small enough to send to every worker."""
 
     config: RunConfig
     task: Task
@@ -115,14 +115,14 @@ class Plan:
 
     def peers(self, worker: int) -> list[int]:
         """Return the other workers that a worker exchanges messages with, in order."""
-        replica, place = divmod(worker, len(self.rows))
-        stages = {stage for stage, owner in enumerate(self.owners) if owner == place}
+        replica, row = divmod(worker, len(self.rows))
+        stages = {stage for stage, owner in enumerate(self.owners) if owner == row}
         near = {stage + way for stage in stages for way in (-1, 1)} & set(range(self.num_stages))
-        found = {self.worker(replica, stage) for stage in near}
+        peers = {self.worker(replica, stage) for stage in near}
         for group in (group for phase in self.groups for group in phase):
             members = {self.worker(*member) for member in group.members}
-            found |= members if worker in members else set()
-        return sorted(found - {worker})
+            peers |= members if worker in members else set()
+        return sorted(peers - {worker})
 
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:
@@ -143,7 +143,7 @@ class Plan:
 
     @property
     def decentralized(self) -> bool:
-        """True if replicas keep parameters of their own, or train other parameters than the evaluated ones."""
+        """True if replicas have different parameters, or train other parameters than the evaluated ones."""
         return any(method.decentralized for method in self.replica_methods if takes_part(method, self.num_replicas))
 
     @cached_property
@@ -169,31 +169,31 @@ class Plan:
         )
         fused: list[Sequence[int]] = [replicas] if self.config.fused_embedding else [[r] for r in replicas]
         sums = [
-            Group(tuple((r, stage) for r in together for stage, _ in owners), 2, place)
-            for place, owners in enumerate(self.tied)
+            Group(tuple((r, stage) for r in together for stage, _ in owners), 2, i)
+            for i, owners in enumerate(self.tied)
             for together in fused
         ]
         return [averages, sums, exchanges]
 
     @cached_property
     def exchange_period(self) -> int:
-        """The number of steps after which replicas exchange the same again: 1 where every step is alike."""
+        """The period in steps of the replicas' exchanges; 1 if all steps are alike."""
         return exchange_period(self.config)
 
     @property
     def exchange_delay(self) -> int:
-        """The number of further steps that an exchange may take before a step waits for it."""
+        """The steps that an exchange may lag before a step waits for it."""
         return exchange_delay(self.config)
 
     def rounds_in(self, step: int, group: Group) -> int:
-        """Return the most rounds of a group in a step: none where the method of its stage exchanges nothing."""
+        """Return the most rounds of a group in a step, 0 if its method exchanges nothing."""
         if group.tied is None and self.replica_methods[group.stage].part(step) is None:
             return 0
         return group.num_rounds
 
-    def tied_name(self, place: int, stage: int) -> str:
-        """Return the name of the tied parameter in a place of `tied` within a stage."""
-        return dict(self.tied[place])[stage]
+    def tied_name(self, i: int, stage: int) -> str:
+        """Return the name of tied parameter `i` in a stage."""
+        return dict(self.tied[i])[stage]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -233,8 +233,8 @@ class Plan:
     def microbatch(self, step: int, microbatch: int, replica: int = 0) -> tuple[int, np.ndarray]:
         """Return the epoch and the sample ids of a microbatch of a replica."""
         epoch, ids = _batch(self.num_samples, self.config.batch_size, self.config.seed, step)
-        size, place = self.config.microbatch_size, replica * self.config.num_microbatches + microbatch
-        return epoch, ids[place * size : (place + 1) * size]
+        size, i = self.config.microbatch_size, replica * self.config.num_microbatches + microbatch
+        return epoch, ids[i * size : (i + 1) * size]
 
     def batch(self, step: int) -> np.ndarray:
         """Return the sample ids of a step, of all replicas."""
@@ -271,11 +271,11 @@ class Plan:
         return every > 0 and step % every == every // 2
 
     def keeps_transfers(self, step: int) -> bool:
-        """Return whether a step's transfers between workers are recorded: all, where replicas exchange in some steps only."""
+        """Return whether a step's transfers between workers are recorded: always, if replicas exchange only in some steps."""
         return self.profiles(step) or self.exchange_period > 1
 
     def measures(self, step: int) -> bool:
-        """Return whether a step's fidelity is measured: not a profiled one where there is a choice, since it takes time."""
+        """Return whether a step's fidelity is measured, in other steps than the profiled ones if possible, since it takes time."""
         every = self.config.profile_every_steps
         return every > 0 and step % every == 0
 
@@ -325,19 +325,19 @@ def compressors_of(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> 
 
 
 def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
-    """Return whether a method has anything to do with this number of replicas."""
+    """Return whether a method does anything with this number of replicas."""
     return num_replicas > 1 or method.works_alone
 
 
 def exchange_period(config: RunConfig) -> int:
-    """Return the number of steps after which the replicas of all stages exchange the same again."""
+    """Return the period in steps of the exchanges of all stages."""
     return math.lcm(*(method.period for method in _taking_part(config)))
 
 
 def exchange_delay(config: RunConfig) -> int:
-    """Return the number of further steps that the exchanges of all stages may take before a step waits for them.
+    """Return how many steps the exchanges of all stages may lag before a step waits for them.
 
-    Where no forward reads the newest weights, the next steps go on while the update waits for its exchange.
+    If no forward reads the newest weights, the next steps run while the update waits for its exchange.
     """
     methods = _taking_part(config)
     if not methods:

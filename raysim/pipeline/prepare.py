@@ -44,9 +44,9 @@ class Workload:
 
 
 def prepare(config: RunConfig, data: Data | None = None, origin: Origin = FROM_SCRATCH) -> Workload:
-    """Return the workload that an engine starts; `data` where it is loaded already, `origin` of a branch.
+    """Return the workload that an engine starts; `data` if it is loaded already, `origin` of a branch.
 
-    Raises ConfigError where configuration, data and model do not fit.
+    Raises ConfigError if configuration, data and model do not fit together.
     """
     try:
         return _prepare(config, data, origin)
@@ -110,13 +110,13 @@ def _in_two_parts(rows: Iterable[Row]) -> bool:
 
 
 def task_of(config: RunConfig, shape: DataShape) -> Task:
-    """Return the loss and the metrics of a run; raises ValueError where they do not fit the data."""
+    """Return the loss and the metrics of a run; raises ValueError if they do not fit the data."""
     name, options = (None, {}) if config.loss is None else (config.loss.name, config.loss.options)
     return make_task(name, options, config.metrics, shape)
 
 
 def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> None:
-    """Raise ConfigError where a table names a tensor that does not cross, or compresses integers or booleans.
+    """Raise ConfigError if a table names an unknown tensor, or compresses integers or booleans.
 
     Each tensor that a table for all boundaries names must cross at least one boundary. Each tensor that the table of one boundary
     names must cross that boundary.
@@ -139,7 +139,7 @@ def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> Non
 
 
 def check_plan(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError where the parts of a plan do not fit together."""
+    """Raise ConfigError if the parts of a plan do not fit together."""
     _check_trained(plan, parts)
     _check_muon(plan, parts)
     _check_groups(plan, parts)
@@ -169,7 +169,7 @@ def _check_trained(plan: Plan, parts: Partition) -> None:
 
 
 def _check_muon(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError where Muon has nothing to do."""
+    """Raise ConfigError if no parameter is one for Muon."""
     names = [(stage, name) for stage, module in enumerate(parts.stages) for name, _ in module.named_parameters()]
     if plan.config.optimizer.name == "muon" and all(name in plan.elementwise[stage] for stage, name in names):
         raise ConfigError(
@@ -179,7 +179,7 @@ def _check_muon(plan: Plan, parts: Partition) -> None:
 
 
 def _check_groups(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError where gradients cannot be averaged as configured."""
+    """Raise ConfigError if gradients cannot be averaged as configured."""
     if not any(takes_part(method, plan.num_replicas) for method in plan.replica_methods):
         return
     if plan.config.fused_embedding and not plan.tied:
@@ -187,13 +187,13 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
     if plan.decentralized and plan.tied:
         method = next(method for method in plan.replica_methods if method.decentralized)
         raise ConfigError(
-            f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would part."
+            f"`replica_gradient` cannot be {method!r} with parameters that are tied between stages: their copies would diverge."
         )
     kinds = {method.decentralized for method in plan.replica_methods}
     if plan.config.optimizer.clip_norm is not None and len(kinds) > 1 and plan.num_replicas > 1:
         raise ConfigError(
-            "`optimizer.clip_norm` must be left out where replicas of some stages part and those of others do not: replicas are "
-            "clipped by norms of their own, and would part everywhere."
+            "`optimizer.clip_norm` must be left out if replicas diverge at some stages only: clipped by their own norms, they "
+            "would diverge at all stages."
         )
     optimizer = plan.config.optimizer.name
     momentum = plan.config.optimizer.momentum if optimizer == "sgd" else None
@@ -210,41 +210,41 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
 
 
 def _check_twins(plan: Plan) -> None:
-    """Raise ConfigError where messages that double in some steps would meet a memory of their shape, or other tensors."""
+    """Raise ConfigError if twin steps, whose messages are twice as large, meet a compressor with a memory or several tensors."""
     twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
     if twins and any(boundary.several for boundary in plan.boundaries):
-        raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} where several tensors cross a boundary.")
-    ends = ((place, pair) for links in plan.compressors for place, pairs in enumerate(links) for pair in pairs.values())
-    for boundary, (forward, _) in ends:
+        raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} if several tensors cross a boundary.")
+    by_boundary = ((i, pair) for links in plan.compressors for i, pairs in enumerate(links) for pair in pairs.values())
+    for boundary, (forward, _) in by_boundary:
         if forward.needs_sensitivity and plan.boundaries[boundary].several:
             raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
     for compressor in plan.methods:
         if twins and not compressor.any_shape:
             raise ConfigError(
-                f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which sends twice as much between "
+                f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which doubles messages between "
                 f"stages in some steps, but got {compressor!r}."
             )
 
 
 def _check_tied_weights(plan: Plan) -> None:
-    """Raise ConfigError where the copies of parameters that are tied between stages would part."""
+    """Raise ConfigError if the copies of tied parameters would diverge."""
     policy = plan.config.weights
     if policy.flush or not plan.tied:
         return
     if policy.updates_each_microbatch or policy.rate_by_stage:
         raise ConfigError(
-            f"`weights` cannot be {policy!r} with parameters that are tied between stages: their copies would part. Use "
+            f"`weights` cannot be {policy!r} with parameters that are tied between stages: their copies would diverge. Use "
             "'DoubleBuffered'."
         )
     if plan.config.optimizer.clip_norm is not None:
         raise ConfigError(
             f"`optimizer.clip_norm` must be left out with {policy!r} and parameters that are tied between stages: without a flush "
-            "stages are clipped by norms of their own, and their copies would part."
+            "each stage is clipped by its own norm, and the copies would diverge."
         )
 
 
 def _check_constraints(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError where passes or replicas would use parameters that have left the set in which an update keeps them."""
+    """Raise ConfigError if passes or replicas would use unconstrained values of constrained parameters."""
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         if not any(isinstance(part, Constrained) for part in module.modules()):
             continue

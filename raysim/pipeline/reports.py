@@ -14,7 +14,7 @@ from raysim.values import UNNAMED
 
 
 class ActionRecord(NamedTuple):
-    """Times of one action, in seconds of this worker's clock, and the bytes that it sent."""
+    """Times of one action, in seconds of the worker's clock, and its sent bytes."""
 
     stage: int
     op: str
@@ -27,7 +27,7 @@ class ActionRecord(NamedTuple):
     encode_s: float
     wire_bytes: int
     dense_bytes: int
-    work: str | None = None  # that it did beside one forward or backward
+    work: str | None = None  # other than one forward or backward
 
 
 class StepReport(NamedTuple):
@@ -38,22 +38,20 @@ class StepReport(NamedTuple):
     links: list[LinkAccount]
     groups: list[GroupAccount]  # of the groups that ended the step
     actions: list[ActionRecord]  # of profiled steps
-    gradient_norm: float | None  # over all stages, where it is clipped
+    gradient_norm: float | None  # over all stages, if gradients are clipped
     update_s: float = 0.0  # of the optimiser: CPU seconds a thread, on a GPU seconds as they passed
-    sensitivities: Mapping[
-        int, float
-    ] = {}  # by boundary, where its compressor needs the sensitivity of the stage behind
+    sensitivities: Mapping[int, float] = {}  # by boundary, of the receiving stages, if a compressor needs them
 
 
 class Failure(NamedTuple):
-    """The action at which a worker's step broke off, None after the last action, and the error."""
+    """The action at which a worker's step failed, None after the last action, and the error."""
 
     action: Action | None
     error: DivergedError | StageError
 
 
 class Evaluated(NamedTuple):
-    """Number of samples evaluated, and the sums over them that `raysim.workloads.task.Task` makes figures of."""
+    """Number of evaluated samples, and their sums for `raysim.workloads.task.Task.results`."""
 
     samples: int = 0
     sums: tuple[float, ...] = ()
@@ -74,7 +72,7 @@ class SentMessage(NamedTuple):
 
 
 class TimedAction(NamedTuple):
-    """An action of a profiled step, with moments that can be read once the step has ended."""
+    """An action of a profiled step, with moments that can be read after the step."""
 
     action: Action
     start: Moment
@@ -94,18 +92,18 @@ class TimedAction(NamedTuple):
 
 
 class StepFeedback(NamedTuple):
-    """Facts of one step for the adaptive methods of the next: the same at all workers, and part of a checkpoint."""
+    """Measurements of one step for the adaptive methods of the next, equal at all workers and part of a checkpoint."""
 
     step_s: float | None = None  # seconds of the step, by the clock
     floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
     sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors of its messages, by `link_name`
 
     def floor(self, replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> float | None:
-        """Return the fidelity that a link must keep, None where it has no budget or nothing was seen of it."""
+        """Return the fidelity that a link must keep, None if it has no budget yet."""
         return self.floors.get(link_name(replica, boundary, direction, tensor))
 
     def sensitivity(self, replica: int, boundary: int, direction: str) -> float | None:
-        """Return the sensitivity that the receiving stage measured, None where there is none."""
+        """Return the sensitivity measured by the receiving stage, None if there is none."""
         return self.sensitivities.get(link_name(replica, boundary, direction))
 
     def as_json(self) -> dict[str, Any]:

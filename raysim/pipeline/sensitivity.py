@@ -1,7 +1,7 @@
-"""Sensitivity of the gradients of a stage's weights to errors of the activations that it receives: the measure of AC-GC's budget.
+"""Sensitivity of a stage's weight gradients to errors of its received activations: the measure of AC-GC's budget.
 
-Evans, Aamodt 2021, NeurIPS. By hooks on layers and on their outputs, so that it holds for activations that are computed
-twice and for backwards in two parts.
+Evans, Aamodt 2021, NeurIPS. Hooks on layers and on their outputs also cover recomputed
+activations and split backwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Reading:
     norm2: Tensor | None = None  # of the gradient of its output, once that is there
 
     def arrived(self, gradient: Tensor) -> None:
-        """Take the gradient of the output; the first one, where a backward has two parts."""
+        """Keep the gradient of the output: the first one, if the backward is split."""
         if self.norm2 is None:
             self.norm2 = _norm2(gradient)
 
@@ -33,8 +33,8 @@ class _Reading:
 class Sensitivity:
     """Measures S = sum ||grad w||^2 / sum u ||grad y||^2 of a stage over the microbatches of a step.
 
-    The sums are over the layers of `READERS` that are given the received tensor itself, if their weight w is trained; where none is,
-    the first one that runs. y: a layer's output. u: kernel positions over stride, of all axes of a convolution; 1 of nn.Linear.
+    The sums are over the layers of `READERS` that are given the received tensor itself, if their weight w is trained, or else
+    over the first one that runs. y: a layer's output. u: kernel positions over stride, of all axes of a convolution; 1 of nn.Linear.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -48,17 +48,17 @@ class Sensitivity:
         module.register_forward_hook(self._end)
 
     def take(self) -> float | None:
-        """Return S of the backwards since the last time, before replicas average; None where it is not above zero and finite."""
+        """Return S over the backwards since the last call, before replicas average; None unless it is positive and finite."""
         weights = {id(reading.weight): reading.weight.grad for reading in self._readings}
         moved = [float(_norm2(gradient)) for gradient in weights.values() if gradient is not None]
-        arrived = [one.uses * float(one.norm2) for one in self._readings if one.norm2 is not None]
+        arrived = [reading.uses * float(reading.norm2) for reading in self._readings if reading.norm2 is not None]
         self.clear()
         above, below = math.fsum(moved), math.fsum(arrived)  # exact: whatever the order of microbatches
-        found = above / below if below > 0 else 0.0
-        return found if 0 < found < math.inf else None
+        quotient = above / below if below > 0 else 0.0
+        return quotient if 0 < quotient < math.inf else None
 
     def clear(self) -> None:
-        """Drop the measurements, such as those of a step that broke off."""
+        """Drop the measurements."""
         self._received = None
         self._passed, self._readings = [], []
 

@@ -1,4 +1,4 @@
-"""A stage: a slice of the model with its optimiser, on one device. Torch only; it knows nothing of packets or neighbours."""
+"""A stage: a slice of the model with its optimiser, on one device. It knows nothing of packets or neighbours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Constrained(Protocol):
     """A module whose parameters must stay in a set, such as a subspace."""
 
     def constrain(self) -> None:
-        """Bring the parameters back into the set; called after each step of the optimiser."""
+        """Project the parameters onto the set; called after each step of the optimiser."""
 
 
 class _Saved(NamedTuple):
@@ -33,7 +33,7 @@ class _Saved(NamedTuple):
 
     inputs: dict[str, Tensor]  # of floating-point numbers, by name
     exact: dict[str, Tensor]  # the other inputs; kept for recomputation only
-    outputs: dict[str, Tensor]  # with their graph; none where they are computed again
+    outputs: dict[str, Tensor]  # with their graph; none if they are recomputed
     key: int
     targets: Tensor | None
     buffers: dict[str, Tensor]  # as they were before the forward; kept for recomputation only
@@ -43,10 +43,9 @@ class _Saved(NamedTuple):
 class Stage:
     """Runs forwards and backwards of microbatches, and updates; gradients accumulate in the parameters.
 
-    `elementwise` names the parameters that Muon does not update. The last stage gets the `loss` and targets: its forward ends in
-    the loss, to which each microbatch contributes 1 over the microbatches of an update. `delays` are those of its microbatches, in
-    updates; none where not given. Gradients between stages are scaled by the configuration's `loss_scale`; gradients of parameters are
-    unscaled.
+    `elementwise`: parameters that Muon does not update. `loss`: on the last stage, whose forward returns it; an update's microbatches
+    have equal weight. `delays`: of the microbatches, in updates, 0 by default. Gradients between stages are scaled by the
+    configuration's `loss_scale`; gradients of parameters are unscaled.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Stage:
         self.first = first
         self.last = last
         self.loss = loss
-        self.divisor: float | None = None  # of a microbatch's summed loss, in steps where targets may be ignored
+        self.divisor: float | None = None  # of a microbatch's summed loss, in steps with ignored targets
         self.optimizer = make_optimizer(config.optimizer, self.module.named_parameters(), elementwise)
         self._dtype = DTYPES[config.dtype]
         state = self.module.state_dict()
@@ -93,7 +92,7 @@ class Stage:
         """
         floats, exact = split(value)
         inputs = {name: x.detach() for name, x in floats.items()}
-        if not self.first:  # the gradient of the data is not needed
+        if not self.first:  # data needs no gradient
             for x in inputs.values():
                 x.requires_grad_()
         weights = self.versions.of_forward(microbatch)
@@ -111,8 +110,8 @@ class Stage:
     def backward(self, microbatch: int, gradient: Value | None = None) -> Value | None:
         """Add a microbatch's gradients to the parameters'; return the gradient of its input, None on the first stage.
 
-        `gradient`: of the activation that was sent, of its tensors of floating-point numbers where there are several; None on
-        the last stage, which starts from its loss.
+        `gradient`: of the sent activation, or of its floating-point tensors if there are several; None on the last stage, which
+        starts from its loss.
         """
         weights = self._saved[microbatch].weights
         inputs, outputs, gradients = self._output(microbatch, gradient)
@@ -130,8 +129,8 @@ class Stage:
             self._arrived[microbatch] = gradient
             return None
         inputs, outputs, gradients = self._output(microbatch, gradient)
-        found, self._caught[microbatch] = input_gradients(outputs, gradients, list(inputs.values()))
-        return _of_inputs(inputs, found)
+        of_inputs, self._caught[microbatch] = input_gradients(outputs, gradients, list(inputs.values()))
+        return _of_inputs(inputs, of_inputs)
 
     def backward_weights(self, microbatch: int) -> None:
         """Add a microbatch's gradients to the parameters', after its `backward_input`."""
@@ -157,7 +156,7 @@ class Stage:
         return saved.inputs, [outputs[name] for name in trained], [gradients[name] for name in trained]
 
     def _unscale(self, parameters: Iterable[Tensor]) -> None:
-        """Divide gradients by the scale of the loss when they reach the parameters."""
+        """Let gradients be divided by the scale of the loss when they reach the parameters."""
         scale = self.config.gradient_scale
         for parameter in parameters:
             if scale != 1 and parameter.requires_grad:
@@ -177,7 +176,7 @@ class Stage:
             self.module.get_parameter(name).data.copy_(values)
 
     def begin(self, *, twin: bool) -> None:
-        """Begin a step. A `twin` step also uses the parameters of the step before; otherwise they are dropped."""
+        """Begin a step. A `twin` step also uses the parameters of the step before; otherwise these are dropped."""
         self.twin = twin
         self.versions.begin()
         self.divisor = None
@@ -192,40 +191,40 @@ class Stage:
         self._unscale(self._previous.values())
 
     def previous_gradients(self) -> dict[str, Tensor] | None:
-        """Return the accumulated gradients at the parameters of the step before, None where it is no twin step."""
+        """Return the accumulated gradients at the parameters of the step before, None if it is no twin step."""
         if not self.twin:
             return None
         return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in self._previous.items()}
 
     def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
-        """Step the optimiser on the gradients times `scale`, clear them, and call `constrain` of all modules that have it.
+        """Step the optimiser on the gradients times `scale`, clear them, and project constrained modules.
 
-        Gradients of `with_momentum` hold their momentum already: for these the optimiser's own is left out, and stays.
+        Gradients of `with_momentum` already include momentum: the optimiser's own is left out for these, and does not change.
         """
         gradients = self.gradients()
         if scale != 1.0 and gradients:
             torch._foreach_mul_(list(gradients.values()), scale)
-        apart = [self.module.get_parameter(name) for name in with_momentum & gradients.keys()]
+        rest = [self.module.get_parameter(name) for name in with_momentum & gradients.keys()]
         if self.optimizer is None:
             return
         with self.versions.update(learning_rate, self._directions):
-            self._step_all(self.optimizer, learning_rate, apart)
+            self._step_all(self.optimizer, learning_rate, rest)
 
     def _step_all(
-        self, optimizer: torch.optim.Optimizer | Together, learning_rate: float, apart: list[nn.Parameter]
+        self, optimizer: torch.optim.Optimizer | Together, learning_rate: float, without_momentum: list[nn.Parameter]
     ) -> None:
-        """Step the optimiser, and plain rules without momentum on the parameters `apart`."""
-        if apart:
-            aside = [parameter.grad for parameter in apart]
-            without = self.config.optimizer.model_copy(update={"momentum": None, "learning_rate": learning_rate})
-            for parameter in apart:
+        """Step the optimiser, and its rule without momentum on the parameters `without_momentum`."""
+        if without_momentum:
+            gradients = [parameter.grad for parameter in without_momentum]
+            config = self.config.optimizer.model_copy(update={"momentum": None, "learning_rate": learning_rate})
+            for parameter in without_momentum:
                 parameter.grad = None
             self._step(optimizer, learning_rate)
-            for parameter, gradient in zip(apart, aside, strict=True):
+            for parameter, gradient in zip(without_momentum, gradients, strict=True):
                 parameter.grad = gradient
-            bare = make_optimizer(without, ((str(place), parameter) for place, parameter in enumerate(apart)))
-            assert bare is not None
-            self._step(bare, learning_rate)
+            plain = make_optimizer(config, ((str(i), parameter) for i, parameter in enumerate(without_momentum)))
+            assert plain is not None
+            self._step(plain, learning_rate)
         else:
             self._step(optimizer, learning_rate)
         for part in self._constrained:
@@ -290,10 +289,12 @@ class Stage:
         if not self.twin:
             return self._compute_with(x, key, targets, tensors)
         present, past = (x, x) if self.first else only(x).chunk(2)
-        aside = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # statistics are the present's
+        buffers = {
+            name: buffer.clone() for name, buffer in self.module.named_buffers()
+        }  # the present pass updates statistics
         both = (
             self._compute_with(present, key, targets, tensors),
-            self._compute_with(past, key, targets, {**self._previous, **aside}),
+            self._compute_with(past, key, targets, {**self._previous, **buffers}),
         )
         outputs = [only(each) for each in both]
         return torch.stack(outputs) if self.last else torch.cat(outputs)
@@ -322,9 +323,9 @@ class Stage:
 
 
 def _of_inputs(inputs: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> Value:
-    """Return the gradient of a stage's input: zeros for tensors of which nothing is computed that is learned from."""
-    found = {
+    """Return the gradient of a stage's input, zeros for tensors on which nothing trained depends."""
+    filled = {
         name: torch.zeros_like(x) if gradient is None else gradient
         for (name, x), gradient in zip(inputs.items(), gradients, strict=True)
     }
-    return join(found, {})
+    return join(filled, {})

@@ -96,15 +96,15 @@ def _needs(config: RunConfig, stage: int, module: nn.Module, one: Footprint, cop
 
 
 def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[list[int], list[int]]:
-    """Return the bytes by stage that methods remember: residuals at one end, and references, which both ends of a link hold.
+    """Return the bytes of methods' memories by stage: residuals at one end, and references at both ends of a link.
 
-    Where replicas have other compressors, a stage counts with those of the replica in which it remembers most.
+    If replicas have different compressors, the largest memory of each stage counts.
     """
     num_stages = len(parts.stages)
     settings = {id(links): links for links in compressors_of(config, parts.boundaries)}
     kinds = [_link_memories(links, config, parts, num_samples) for links in settings.values()]
     most = [max((each[stage] for each in kinds), key=sum) for stage in range(num_stages)]
-    residuals, references = ([each[place] for each in most] for place in (0, 1))
+    residuals, references = ([each[i] for each in most] for i in (0, 1))
     tied = tied_owners(parts)
     for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
         if takes_part(averaging, config.num_replicas):
@@ -115,7 +115,7 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
 def _link_memories(
     links: Sequence[Pairs], config: RunConfig, parts: Partition, num_samples: int
 ) -> list[tuple[int, int]]:
-    """Return the bytes by stage that the compressors of a replica remember: residuals and references."""
+    """Return the bytes of the memories of a replica's compressors by stage: residuals and references."""
     residuals, references = ([0] * len(parts.stages) for _ in range(2))
     for boundary, pairs in enumerate(links):
         ends = ((boundary, boundary + 1), (boundary + 1, boundary))
@@ -157,23 +157,23 @@ def check_devices(
     facts: Sequence[DeviceFacts | None],
     share: float,
 ) -> None:
-    """Raise ConfigError where a GPU lacks the dtype, or the memory for the stages on it.
+    """Raise ConfigError if a GPU does not support the dtype, or lacks the memory for its stages.
 
-    The stage of `memories[i]` is the worker's `owners[i]`, whose GPU `facts` tell by worker, and which may take the `share` of
-    its memory.
+    `memories` and `owners`: of each stage, its memory and its worker. `facts`: of each worker's GPU. `share`: of its memory that a
+    worker may use.
     """
-    for one in facts:
-        if one is not None and config.dtype == "bfloat16" and not one.bfloat16:
+    for gpu in facts:
+        if gpu is not None and config.dtype == "bfloat16" and not gpu.bfloat16:
             raise ConfigError(
-                f"`dtype` = 'bfloat16' needs a GPU of compute capability 8.0, but {one.name} has {one.capability}. "
+                f"`dtype` = 'bfloat16' needs a GPU of compute capability 8.0, but {gpu.name} has {gpu.capability}. "
                 "Set `dtype` to 'float16' or 'float32'."
             )
-    placed = [(memory, owner, one) for memory, owner in zip(memories, owners, strict=True) if (one := facts[owner])]
+    placed = [(memory, owner, gpu) for memory, owner in zip(memories, owners, strict=True) if (gpu := facts[owner])]
     stages = [memory for memory, _, _ in placed]
     try:
-        whole = {one.uuid: one.memory_bytes for _, _, one in placed}
-        check_memory(stages, whole, [one.uuid for _, _, one in placed], kind="GPU")
-        each = {owner: int(share * one.memory_bytes) for _, owner, one in placed}
+        whole = {gpu.uuid: gpu.memory_bytes for _, _, gpu in placed}
+        check_memory(stages, whole, [gpu.uuid for _, _, gpu in placed], kind="GPU")
+        each = {owner: int(share * gpu.memory_bytes) for _, owner, gpu in placed}
         check_memory(stages, each, [owner for _, owner, _ in placed], kind=f"the {share:g} GPU of worker")
     except ValueError as error:
         raise ConfigError(str(error)) from None

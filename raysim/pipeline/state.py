@@ -1,4 +1,4 @@
-"""State as named tensors: of compressors and workers, packed into bytes for a checkpoint, averaged over replicas."""
+"""The state of compressors and workers as named tensors, and their bytes in a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raysim.errors import InputError
 
 
 class CheckpointError(InputError):
-    """A checkpoint cannot be read: one sentence with its path and the reason."""
+    """A checkpoint cannot be read."""
 
 
 def pack_tensors(tensors: dict[str, Tensor]) -> np.ndarray:
@@ -32,12 +32,12 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, by the rest of them."""
+    """Return the tensors whose names begin with `prefix`, under the rest of the name."""
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 def mean_of(replicas: Sequence[Tensor]) -> Tensor:
-    """Return the mean of a tensor over replicas, itself where they are one."""
+    """Return the mean of a tensor over replicas; equal tensors keep their bits."""
     first = replicas[0]
     if all(torch.equal(first, other) for other in replicas[1:]):
         return first
@@ -45,21 +45,21 @@ def mean_of(replicas: Sequence[Tensor]) -> Tensor:
 
 
 def pack_state(state: State) -> dict[str, Tensor]:
-    """Return a compressor's state as named tensors: rows of equal shape stacked, and the keys of all rows in order of last use."""
+    """Return a compressor's state as named tensors: stacks of rows of equal shape, and all keys in order of last use."""
     groups: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
     for key, row in state.items():
         groups.setdefault((row.dtype, row.shape), []).append(key)
     packed = {"order": torch.tensor(list(state))}
-    for place, keys in enumerate(groups.values()):
-        packed[f"{place}.keys"] = torch.tensor(keys)
-        packed[f"{place}.rows"] = torch.stack([state[key] for key in keys])
+    for i, keys in enumerate(groups.values()):
+        packed[f"{i}.keys"] = torch.tensor(keys)
+        packed[f"{i}.rows"] = torch.stack([state[key] for key in keys])
     return packed
 
 
 def unpack_state(packed: Mapping[str, Tensor], device: torch.device) -> State:
-    """Return the state of `pack_state`, each row in memory of its own; an empty one of nothing."""
+    """Return the state of `pack_state`, each row in its own memory."""
     state: State = {}
-    for place in range(len(packed) // 2):
-        rows = packed[f"{place}.rows"].to(device)
-        state |= {key: row.clone() for key, row in zip(packed[f"{place}.keys"].tolist(), rows, strict=True)}
+    for i in range(len(packed) // 2):
+        rows = packed[f"{i}.rows"].to(device)
+        state |= {key: row.clone() for key, row in zip(packed[f"{i}.keys"].tolist(), rows, strict=True)}
     return {key: state[key] for key in packed["order"].tolist()} if packed else {}

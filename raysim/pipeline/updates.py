@@ -21,18 +21,18 @@ class Updates:
         self.averaging = averaging
 
     def end_step(self, step: int, norms: Sequence[Mapping[int, float]]) -> float | None:
-        """Update all stages; return the norm of the replica's gradients where they are clipped.
+        """Update all stages; return the norm of the replica's gradients if they are clipped.
 
-        `norms` are the squared norms of all stages of each replica. Stages that update after each microbatch do nothing
-        here. Without a flush, stages know their own norms alone. Raises DivergedError where a norm is not finite.
+        `norms`: the squared norms of all stages of each replica. Without a flush, each stage is clipped by its own norm. Does nothing
+        if stages update after each microbatch. Raises DivergedError if a norm is not finite.
         """
         if self.plan.config.weights.updates_each_microbatch:
             return None
-        norm, mine = None, norms[self.replica]
+        norm, squared = None, norms[self.replica]
         if self.plan.config.optimizer.clip_norm is not None:
-            norm = _finite_norm(step, [mine[stage] for stage in sorted(mine)])  # whichever workers own them
+            norm = _finite_norm(step, [squared[stage] for stage in sorted(squared)])  # whichever workers own them
         for index, stage in self.stages.items():
-            own = norm if norm is None or self.plan.config.weights.flush else math.sqrt(mine[index])
+            own = norm if norm is None or self.plan.config.weights.flush else math.sqrt(squared[index])
             if self.plan.needs_previous_gradients(step + 1):
                 stage.keep_parameters()
             stage.place(self.averaging.parameters(index))
@@ -54,7 +54,7 @@ class Updates:
         )
 
     def _update(self, step: int, index: int, norm: float | None, with_momentum: frozenset[str] = frozenset()) -> None:
-        """Step the optimiser of a stage, its gradients clipped by their `norm` where one is given."""
+        """Step the optimiser of a stage, with gradients clipped by `norm`."""
         config, stage = self.plan.config.optimizer, self.stages[index]
         scale = 1.0
         if config.clip_norm is not None and norm is not None:
@@ -65,7 +65,7 @@ class Updates:
 
 
 def _finite_norm(step: int, squared: Iterable[float]) -> float:
-    """Return the norm of gradients whose parts' squared norms are given; raises DivergedError."""
+    """Return the norm of gradients from the squared norms of their parts; raises DivergedError."""
     norm = math.sqrt(sum(squared))
     if not math.isfinite(norm):
         raise DivergedError(step, "update", "gradient norm")

@@ -1,8 +1,8 @@
-"""Versions of a stage's weights: older ones are kept until no pass reads them, and each update makes a new one.
+"""Versions of a stage's weights: each update makes a new one, and old ones are kept until no pass reads them.
 
-An engine runs one step after another. When a step begins, a stage has made all updates of the step before, some of which come later
-than the first forwards where nothing waits. So a stage keeps as many older versions as its longest delay, and gives each forward the
-version that the schedule without a flush says.
+An engine runs one step after another, so at the begin of a step a stage has made all updates of the step before. Without a flush,
+some of these come after the first forwards of the step. So a stage keeps as many old versions as its longest delay, and gives each
+forward the version that the schedule without a flush prescribes.
 """
 
 from __future__ import annotations

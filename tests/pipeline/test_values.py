@@ -237,7 +237,7 @@ def test_engines_agree(ray, small, tmp_path, settings):
         ),
         (
             {**MARKED, "num_replicas": 2, "num_microbatches": 2, "replica_gradient": "MARINA(QSGD(7))"},
-            "`replica_gradient` cannot be MARINA(QSGD(7)) where several tensors cross a boundary.",
+            "`replica_gradient` cannot be MARINA(QSGD(7)) if several tensors cross a boundary.",
         ),
     ],
 )

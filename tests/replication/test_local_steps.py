@@ -412,11 +412,11 @@ def test_records_hold_the_steps_without_an_exchange(small, tmp_path) -> None:
                 "optimizer": {"learning_rate": 0.1, "clip_norm": 0.5},
                 "replica_gradient": ["DiLoCo(3)", "Identity", "DiLoCo(3)"],
             },
-            "`optimizer.clip_norm` must be left out where replicas of some stages part and those of others do not",
+            "`optimizer.clip_norm` must be left out if replicas diverge at some stages only",
         ),
         (
             {**REPLICAS, **TIED, "replica_gradient": "DiLoCo(3)"},
-            "`replica_gradient` cannot be DiLoCo(3) with parameters that are tied between stages: their copies would part.",
+            "`replica_gradient` cannot be DiLoCo(3) with parameters that are tied between stages: their copies would diverge.",
         ),
         (
             {**REPLICAS, "replica_gradient": "DiLoCo(3, codec=PowerSGD(31, min_values=16))"},

@@ -214,12 +214,12 @@ def test_dense_averages_send_what_a_ring_does(small):
         ),
         (
             {"num_replicas": 2, "replica_gradient": "MARINA(Natural)", "backward": "ErrorFeedback(TopK(0.1))"},
-            "`forward` and `backward` must be codecs without a memory with MARINA(Natural), which sends twice as much between "
+            "`forward` and `backward` must be codecs without a memory with MARINA(Natural), which doubles messages between "
             "stages in some steps, but got ErrorFeedback(TopK(0.1)).",
         ),
         (
             {**TIED, "num_replicas": 2, "replica_gradient": "PowerGossip"},
-            "`replica_gradient` cannot be PowerGossip with parameters that are tied between stages: their copies would part.",
+            "`replica_gradient` cannot be PowerGossip with parameters that are tied between stages: their copies would diverge.",
         ),
         (
             {"num_replicas": 2, "replica_gradient": "PowerGossip(99)"},

@@ -344,18 +344,18 @@ def test_bad_input_is_one_sentence(small, changes, sentence) -> None:
     [
         (
             {"weights": "Stashed"},
-            "`weights` cannot be Stashed with parameters that are tied between stages: their copies would part. Use "
+            "`weights` cannot be Stashed with parameters that are tied between stages: their copies would diverge. Use "
             "'DoubleBuffered'.",
         ),
         (
             {"weights": "PipeMare(3, update='step')"},
             "`weights` cannot be PipeMare(3, update='step') with parameters that are tied between stages: their copies would "
-            "part. Use 'DoubleBuffered'.",
+            "diverge. Use 'DoubleBuffered'.",
         ),
         (
             {"weights": "DoubleBuffered", "optimizer": {"clip_norm": 1.0}},
             "`optimizer.clip_norm` must be left out with DoubleBuffered and parameters that are tied between stages: without a "
-            "flush stages are clipped by norms of their own, and their copies would part.",
+            "flush each stage is clipped by its own norm, and the copies would diverge.",
         ),
     ],
 )
