@@ -21,6 +21,7 @@ from raysim.analysis.report.words import against_dense, bytes_of, listed, plural
 # --- the verdict on a job on one network, in a sentence or two: the same in the report, in a sweep's terminal and in findings -
 
 
+MOST_WARNINGS = 5  # different ones, of runs
 MOST_CURVES = 4  # settings
 GAIN = f"{100 * (WORTH - 1):.0f} %"
 
@@ -260,6 +261,8 @@ def _caveats(job: Job) -> Iterator[Text]:
     yield Text(f"Bytes are counted on the packets; steps are simulated on the network. {job.compute}", "note")
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
     yield from (Text(note, "note") for note in reference.notes)
+    for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
+        yield Text(f"{plural(runs, 'run')} warned: {warning}", "note")
     if any(setting.judged for setting in job.settings):
         undecided = sum(setting.verdict == "undecided" for setting in job.settings)
         text = f"{RULE} {_basis(job)}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from raysim.limits import cpu_quota
 from raysim.on_demand import torch
+from raysim.pipeline.reports import StepReport
 
 SIZE = 256  # of the matrices that are multiplied
 TRIES = 9  # of which the fastest counts: others may use the node as well
 SLOW = 0.5  # of the median speed, below which a node is slow
+FEW = 3  # recorded steps, before a node is said to hold the others up
 TCP_SETTING = "net.ipv4.tcp_slow_start_after_idle"  # many trips for a packet between distant hosts, unless switched off
 DISTANT_S = 0.01  # round trip of distant peers
 
@@ -48,6 +50,46 @@ def slow_node_warning(speeds: Mapping[str, float]) -> str | None:
         f"against {usual:.3g} GFLOP/s): the stages on it hold the others up. Stop other work there, lift a CPU quota, or leave the "
         "node out."
     )
+
+
+class StageSeconds:
+    """Seconds that each stage computes by the wall clock and on the CPU, from which a node is seen to be held up.
+
+    A quota of its CPU, or other work there, may come after the start: `measured_gflops` cannot see it.
+    """
+
+    def __init__(self) -> None:
+        self._wall_s: dict[tuple[str, int], list[float]] = {}  # of each step, by node and stage
+        self._cpu_s: dict[tuple[str, int], list[float]] = {}
+
+    def add(self, nodes: Sequence[str], reports: Sequence[StepReport]) -> None:
+        """Add a step's actions, if they were recorded. `nodes`: the node of each worker, in the order of the reports."""
+        for node, report in zip(nodes, reports, strict=True):
+            for stage in dict.fromkeys(action.stage for action in report.actions):
+                actions = [action for action in report.actions if action.stage == stage]
+                self._wall_s.setdefault((node, stage), []).append(sum(action.compute_wall_s for action in actions))
+                self._cpu_s.setdefault((node, stage), []).append(sum(action.compute_cpu_s for action in actions))
+
+    def warning(self) -> str | None:
+        """Return a sentence on the node whose stages take longest, None if none takes `1 / SLOW` times as long as elsewhere.
+
+        A stage is compared with the same stage of replicas on other nodes; without such, its wall seconds for each second of CPU
+        with those of the stages on other nodes. Medians over the steps, of which there must be a few.
+        """
+        wall_s = {place: median(values) for place, values in self._wall_s.items() if len(values) >= FEW}
+        stretch = {place: seconds / max(1e-9, median(self._cpu_s[place])) for place, seconds in wall_s.items()}
+        worst: tuple[float, str] = (1 / SLOW, "")
+        for place in wall_s:
+            node, stage = place
+            twins = [wall_s[other] for other in wall_s if other[0] != node and other[1] == stage]
+            others = [stretch[other] for other in stretch if other[0] != node]
+            if twins:
+                words = f"stage {stage} computes {wall_s[place]:.3g} s a step there, and {median(twins):.3g} s on other nodes"
+                worst = max(worst, (wall_s[place] / median(twins), f"Node {node} holds the others up: {words}"))
+            elif others:
+                words = f"stage {stage} takes {stretch[place]:.3g} s for a second on the CPU, stages elsewhere {median(others):.3g}"
+                worst = max(worst, (stretch[place] / median(others), f"Node {node} holds the others up: {words}"))
+        return f"{worst[1]}. Stop other work there, lift a CPU quota, or leave the node out." if worst[1] else None
 
 
 def _seconds(matrix: torch.Tensor) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
-from raysim.engine.nodes import slow_node_warning, slow_start_warning
+from raysim.engine.nodes import StageSeconds, slow_node_warning, slow_start_warning
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.errors import DivergedError, WorkerLostError
 from raysim.pipeline.prepare import Workload, prepare
@@ -82,6 +82,7 @@ class Training:
         self._reached = 0  # the most steps done, over all restarts
         self._clock_zero: float | None = None  # when the workers were up
         self._signals = StepFeedback()  # of the last step
+        self._stage_seconds = StageSeconds()
         self.phases = phases or Phases()
         self.phases.enter("the data and the model")
         self.workload = prepare(config, data, self._parent.origin if self._parent else origin_of(begun or self._row))
@@ -318,8 +319,10 @@ class Training:
         for name, rows in tables.items():
             for row in rows:
                 self.recorder.add(name, row)
+        if "nodes" in self._row and self.engine.device_kind == "cpu":
+            self._stage_seconds.add(self._row["nodes"], reports)
         if self._row["warning"] is None:
-            self._row["warning"] = fidelity_warning(self.plan, step, tables["links"])
+            self._row["warning"] = fidelity_warning(self.plan, step, tables["links"]) or self._stage_seconds.warning()
         return tables["steps"][0]
 
     @property

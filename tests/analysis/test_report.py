@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
-from raysim.analysis.report.blocks import Heading, Table, Text
+from raysim.analysis.report.blocks import Details, Heading, Table, Text
 from raysim.analysis.report.figures import ByNetwork, Figure
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.html import write_html
@@ -360,6 +360,14 @@ def test_findings_end_with_the_setting_that_the_report_recommends(runs, page):
     assert done.exit_code == 0, done.output
     assert done.output.endswith(code.values["10mbps"] + "\n")
     assert code.values["10mbps"] != "# dense"
+
+
+def test_warnings_of_runs_are_among_the_limits_of_the_figures(runs, tmp_path):
+    for number, name in enumerate(("dense-s1", "topk-s1", "topk-s2")):
+        copy_run(runs / name, tmp_path / name, warning="Node b holds the others up." if number else None)
+    blocks = section(compose(tmp_path, ["100mbps"]), "summary").blocks
+    notes = [note.text for block in blocks if isinstance(block, Details) for note in block.texts]
+    assert "2 runs warned: Node b holds the others up." in notes
 
 
 def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_path):

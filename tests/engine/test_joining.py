@@ -13,7 +13,15 @@ from raysim.config import ConfigError
 from raysim.engine import cluster, nodes, ray_internals, resources
 from raysim.engine.access import token_words
 from raysim.engine.cluster import check_address
-from raysim.engine.nodes import Reach, measured_gflops, slow_node_warning, slow_start_warning, starts_slowly
+from raysim.engine.nodes import (
+    FEW,
+    Reach,
+    StageSeconds,
+    measured_gflops,
+    slow_node_warning,
+    slow_start_warning,
+    starts_slowly,
+)
 from raysim.engine.ray import RayEngine
 from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, is_starting
 from raysim.engine.resources import Waiting, described, shortage
@@ -21,6 +29,7 @@ from raysim.engine.watch import HeadWatch
 from raysim.limits import cpu_quota
 from raysim.pipeline.errors import WorkerLostError
 from raysim.pipeline.prepare import prepare
+from raysim.pipeline.reports import ActionRecord, StepReport
 from raysim.training.run import Training
 
 
@@ -191,6 +200,44 @@ def test_a_slow_node_is_named():
         "up. Stop other work there, lift a CPU quota, or leave the node out."
     )
     assert measured_gflops() > 0
+
+
+def _reports(*seconds):
+    """Reports of workers of one stage each: the replica and stage, and the wall and CPU seconds of an action."""
+    return [
+        StepReport(replica, [], [], [], [ActionRecord(stage, "F", 0, 0.0, 1.0, 0.0, wall_s, cpu_s, 0.0, 0, 0)], None)
+        for replica, stage, wall_s, cpu_s in seconds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "steps", "sentence"),
+    [
+        (["a", "b"], [(0, 0, 0.10, 0.10), (0, 1, 0.20, 0.20)], None),
+        (
+            ["a", "b"],
+            [(0, 0, 0.10, 0.10), (0, 1, 0.80, 0.20)],
+            "stage 1 takes 4 s for a second on the CPU, stages elsewhere 1",
+        ),
+        (["a", "a"], [(0, 0, 0.10, 0.10), (0, 1, 0.80, 0.20)], None),
+        (["a", "b"], [(0, 0, 0.10, 0.10), (1, 0, 0.15, 0.15)], None),
+        (
+            ["a", "b"],
+            [(0, 0, 0.10, 0.10), (1, 0, 0.40, 0.40)],
+            "stage 0 computes 0.4 s a step there, and 0.1 s on other nodes",
+        ),
+    ],
+    ids=["alike", "quota", "one-node", "replicas-alike", "slow-replica"],
+)
+def test_a_node_that_holds_the_others_up_is_named_by_its_stages(nodes, steps, sentence):
+    seconds = StageSeconds()
+    for _ in range(FEW):
+        assert seconds.warning() is None
+        seconds.add(nodes, _reports(*steps))
+    expected = (
+        f"Node b holds the others up: {sentence}. Stop other work there, lift a CPU quota, or leave the node out."
+    )
+    assert seconds.warning() == (expected if sentence else None)
 
 
 @pytest.fixture
