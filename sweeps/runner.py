@@ -26,6 +26,7 @@ from raysim.pipeline.errors import WorkerLostError
 from raysim.plugins import trusting
 from raysim.sweeps.allocation import Allocation, allocate
 from raysim.sweeps.ledger import Ledger
+from raysim.sweeps.race_search import RaceSearch
 from raysim.sweeps.search import LedgerSearch, make_scheduler, replay_evaluations
 from raysim.sweeps.store import Store, find_database_error, find_disk_error
 from raysim.sweeps.study import Study
@@ -142,7 +143,7 @@ class Sweep:
             raise SweepError(self.halt.reason)
 
     def _run(self, on_begin: Callable[[], None]) -> None:
-        for name in ("trials.parquet", "optuna.db"):
+        for name in ("trials.parquet", "optuna.db", "race.parquet"):
             if self.resumed and self.store.remote:
                 self.store.fetch_file(name)
         self.study.write(self.folder)
@@ -183,7 +184,10 @@ class Sweep:
                 self.ledger.settle(self.results)
 
     def _tune(self) -> None:
-        self.search = LedgerSearch(self.ledger, self.allocation.trials, self._spec)
+        if self.study.race is None:
+            self.search = LedgerSearch(self.ledger, self.allocation.trials, self._spec)
+        else:
+            self.search = RaceSearch(self.ledger, self.allocation.trials, self._spec, self.store)
         scheduler = make_scheduler(self.study)
         if scheduler is not None and self.resumed:
             replay_evaluations(scheduler, self.rows, self.store.place())
@@ -285,7 +289,7 @@ class Sweep:
         """Copy the rows to the bucket, and sqlite now and then; the rows first, since they are authoritative."""
         if not self.store.remote:
             return
-        for name in ("study.toml", "space.py", "trials.parquet"):
+        for name in ("study.toml", "space.py", "trials.parquet", "race.parquet"):
             if (self.folder / name).is_file():
                 self.store.send(name)
         if always or time.monotonic() - self._sent > SEND_S:

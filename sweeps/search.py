@@ -39,7 +39,7 @@ class LedgerSearch(Searcher):
         self.progress: dict[int, float] = {}  # by Optuna's number
         self.stopping = False
         self.lost: TrialRow | None = None  # the last trial that was given up
-        self.disk_error: str | None = None  # the trial that met it waits for a resume
+        self.problem: str | None = None  # for which the sweep cannot go on: its trials wait for a resume
 
     def suggest(self, trial_id: str) -> Any:
         running = len(self._rows)
@@ -70,7 +70,7 @@ class LedgerSearch(Searcher):
         row, result = self._rows.pop(trial_id), result or {}
         self.progress.pop(row.trial, None)
         if "disk_error" in result:
-            self.disk_error, self.stopping = result["disk_error"], True
+            self.problem, self.stopping = result["disk_error"], True
         elif "outcome" in result:
             self.ledger.end(row, result["outcome"])
         else:

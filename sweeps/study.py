@@ -39,6 +39,18 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class RaceTerms:
+    """The terms of a race, see `raysim.analysis.comparison.race.Race`."""
+
+    first: int = 2
+    """Seeds of the first parts."""
+    error: float = 0.05
+    """Chance of calling a harmless setting harmful, over the whole race."""
+    hopeless: float = 0.1
+    """Chance of a verdict of safe below which a setting is given up."""
+
+
+@dataclass(frozen=True)
 class Study:
     """A checked study, made by `sweeps.study_file.read_study`; its fields are those of `StudyKeys`, resolved."""
 
@@ -62,6 +74,8 @@ class Study:
     """The text of the Python file that holds the space."""
     confirm: int = 0
     """Number of fresh seeds on which the choice is confirmed; 0 for none."""
+    race: RaceTerms | None = None
+    """Terms of the race in which trials are trained; None to train each to its end."""
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, without a seed of its own; raises ConfigError."""
@@ -171,6 +185,7 @@ class Study:
         values |= {
             "seeds": list(self.seeds),
             "confirm": self.confirm or None,
+            "race": vars(self.race) if self.race is not None else None,
             "base": copied(self.base),
             "objectives": [as_mapping(objective) for objective in self.objectives],
             "constraints": [as_mapping(constraint) for constraint in self.constraints],

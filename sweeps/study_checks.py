@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optuna.trial import FixedTrial
 
-from raysim.config import ConfigError, RunConfig
+from raysim.config import ConfigError, RunConfig, keys_of
 from raysim.sweeps.objectives import priced
 from raysim.sweeps.space import NEVER
 from raysim.sweeps.study import Baseline, Study
@@ -122,6 +122,37 @@ def check_confirm(study: Study) -> None:
         raise ConfigError(
             "`confirm` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
         )
+
+
+def check_race(study: Study) -> None:
+    """Raise ConfigError if a study asks for a race that cannot be: settings are paired with dense, seed by seed and step by step."""
+    if study.race is None:
+        return
+    least = max(MIN_SEEDS, study.race.first)
+    if study.dense is None:
+        raise ConfigError("`race` needs a baseline without compression among `baselines`, but there is none.")
+    if not any(objective.quality is not None for objective in study.objectives):
+        raise ConfigError(
+            "`race` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
+        )
+    if len(study.seeds) < least:
+        raise ConfigError(f"`race` needs at least {least} seeds, but got {len(study.seeds)}: add `--seeds 5`.")
+    if study.sampler not in ("grid", "random"):
+        raise ConfigError(
+            f"`race` starts all settings together, so `sampler` must be grid or random, but got {study.sampler!r}."
+        )
+    if study.early_stopping != "none":
+        raise ConfigError("`race` stops trials itself: leave out `early_stopping`, or `race`.")
+    dense = study.config(study.overrides(FixedTrial(dict(study.dense.params or {})), study.dense.name)).flat()
+    free = keys_of("place", "observation", "arithmetic", "compression", "seed")
+    for config in study.configs:
+        flat = config.flat()
+        other = next((key for key in sorted({*flat, *dense} - free) if flat.get(key) != dense.get(key)), None)
+        if other is not None:
+            raise ConfigError(
+                f"`race` compares settings of compression, so `{other}` must be the same in all trials, but got "
+                f"{flat.get(other)!r} beside {dense.get(other)!r} of dense. Leave out `race`."
+            )
 
 
 def check_here(study: Study) -> None:

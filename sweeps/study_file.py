@@ -18,11 +18,21 @@ from raysim.files import read_text
 from raysim.notation import known_words
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction
-from raysim.sweeps.study import Baseline, Study, copied, override
-from raysim.sweeps.study_checks import check_baseline, check_confirm, check_draws, check_fields
+from raysim.sweeps.study import Baseline, RaceTerms, Study, copied, override
+from raysim.sweeps.study_checks import check_baseline, check_confirm, check_draws, check_fields, check_race
 
 MOST_SEEDS = 10_000
 PARTS: Mapping[str, type] = {"objectives": Objective, "constraints": Constraint, "baselines": Baseline}
+
+
+class RaceKeys(BaseModel):
+    """The keys of `race`, if it is a table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    first: int = Field(default=RaceTerms.first, ge=2, le=MOST_SEEDS)
+    error: float = Field(default=RaceTerms.error, gt=0, lt=0.5)
+    hopeless: float = Field(default=RaceTerms.hopeless, ge=0, lt=0.5)
 
 
 class StudyKeys(BaseModel):
@@ -42,6 +52,8 @@ class StudyKeys(BaseModel):
     """Configurations trained at most, baselines among them; by default all points of a grid."""
     confirm: int = Field(default=0, ge=0)
     """Fresh seeds on which the chosen settings and the dense baseline are trained after the sweep, and judged."""
+    race: RaceKeys | None = None
+    """true: train settings in parts, paired with dense, only while they may be the answer; or a table of first, error, hopeless."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
     """Algorithm that chooses the trials."""
     sampler_seed: int = Field(default=0, ge=0)
@@ -68,6 +80,11 @@ class StudyKeys(BaseModel):
     """Keys with their choices, or the function `space` of a .py file."""
     symbols: dict[str, Any] = {}
     """Values of the placeholders in texts."""
+
+    @field_validator("race", mode="before")
+    @classmethod
+    def _terms(cls, value: Any) -> Any:
+        return ({} if value else None) if isinstance(value, bool) else value
 
     @field_validator("objectives", "constraints", "baselines", mode="before")
     @classmethod
@@ -103,12 +120,13 @@ def read_study(
     jobs: int | None = None,
     confirm: int | None = None,
     transport: str | None = None,
+    race: bool = False,
 ) -> Study:
     """Return the study of a built-in's name, a .toml or a .py file.
 
     `overrides` are `key=value` texts that change its base. `trials`, `jobs` and `confirm` replace the file's; `seeds` is a number of
-    seeds from 0 on, in place of the file's. `transport` is for the prices among its objectives that name none. Raises ConfigError by
-    field and rule.
+    seeds from 0 on, in place of the file's. `race` makes a race of the study. `transport` is for the prices among its
+    objectives that name none. Raises ConfigError by field and rule.
 
     >>> read_study("quickstart").budget
     9
@@ -118,6 +136,7 @@ def read_study(
         raise ConfigError(f"`seeds` must be {rule}, but got {seeds}.")
     changes = {"trials": trials, "jobs": jobs, "confirm": confirm, "seeds": None if seeds is None else [*range(seeds)]}
     file = _read(source)
+    changes["race"] = True if race and not file.values.get("race") else None
     values = file.values | {key: value for key, value in changes.items() if value is not None}
     study = _make(file._replace(values=values), overrides)
     if transport is not None:
@@ -126,6 +145,7 @@ def read_study(
     for baseline in study.baselines:
         check_baseline(study, baseline)
     check_confirm(study)
+    check_race(study)
     return study
 
 
@@ -205,13 +225,18 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
         if not isinstance(keys.space, dict) or not keys.space:
             raise ConfigError("`space` must be a table of keys and what they may be, but got none.")
         space = Space(keys.space, keys.symbols, config.stages)
-    early = keys.early_stopping or ("asha" if keys.sampler != "grid" and config.evaluate_every_steps else "none")
+    terms = keys.race
+    sampler = "random" if terms is not None and "sampler" not in keys.model_fields_set else keys.sampler
+    learns = sampler != "grid" and terms is None and config.evaluate_every_steps
+    early = keys.early_stopping or ("asha" if learns else "none")
     same = {name: getattr(keys, name) for name in Study.__dataclass_fields__ if name in StudyKeys.model_fields}
     resolved = {
         "name": name,
         "base": base,
         "seeds": tuple(keys.seeds or (config.seed,)),
         "early_stopping": early,
+        "sampler": sampler,
+        "race": RaceTerms(**terms.model_dump()) if terms is not None else None,
         "space": space,
         "source": file.python,
     }

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,8 @@ from raysim.sweeps.objectives import Figure, Objective, figures, priced
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.tensorboard import Curves
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
+from raysim.training.checkpoint import checkpoints
+from raysim.training.ending import Ending
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
 
@@ -57,6 +61,8 @@ class TrialSpec:
     """Whether evaluations may end the trial early: not for a baseline."""
     folder: str = ""
     """Where the sweep was started: relative paths of data are relative to it."""
+    until: float = 1.0
+    """Share of the steps after which to stop, with a checkpoint."""
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
@@ -64,9 +70,10 @@ class TrialSpec:
 
 
 class Outcome(NamedTuple):
-    """The result of a finished trial."""
+    """The result of a finished trial, or of a part of one."""
 
     status: str
+    """One of `trial_rows.ENDED`, or "stopped" before the end of the steps."""
     seconds: float
     error: str | None
     figures: dict[str, Figure]
@@ -124,30 +131,19 @@ class SweepTrial(tune.Trainable):
                 break
             run = Run(folder)
             runs.append(run)
+            if spec.until < 1 and run.status != "diverged":
+                status = "stopped"
+                continue
             seconds += float(run.row["seconds"])
             if run.status == "diverged":
                 status, error = "diverged", _of_seed(seed, spec.seeds, str(run.row["error"]))
                 break
-        if status == "finished":
+        if status == "finished" and spec.objectives:
             try:
-                trial_figures = self._figures(runs)
+                trial_figures = run_figures(spec.objectives, runs, spec.compute, modules_in(repr(spec.config.flat())))
             except ValueError as failure:  # ReplayError among them
                 status, error = "failed", str(failure)
         yield {"done": True, "outcome": Outcome(status, seconds, error, trial_figures)}
-
-    def _figures(self, runs: list[Run]) -> dict[str, Figure]:
-        """Return every objective of the trial; a price is pooled with ended runs of this machine until the study settles it."""
-        from raysim.analysis import Replay, beside
-
-        spec, pooled = self._spec, list[Replay]()
-        if priced(spec.objectives):
-            with trusting(*modules_in(repr(spec.config.flat()))):
-                pooled = beside(runs, most=POOLED_RUNS, compute=spec.compute)
-
-        def replays(transport: str) -> list[Replay]:
-            return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
-
-        return figures(spec.objectives, runs, replays)
 
     def _train(self, seed: int, name: str, i: int) -> Generator[dict[str, Any], None, Path]:
         """Train the `i`-th seed, or continue its run; return its folder."""
@@ -157,6 +153,7 @@ class SweepTrial(tune.Trainable):
         before = _status(folder)
         if before in ("finished", "diverged"):
             return folder
+        ending = Ending()
         config = spec.config.model_copy(update={"seed": seed})
         training = Training(
             config,
@@ -164,28 +161,37 @@ class SweepTrial(tune.Trainable):
             engine=partial(WarmEngine, warm=self._warm) if spec.engine == "ray" else "inline",
             resume=before is not None,
             data=self._load(config),
+            ending=ending,
         )
+        first, end = training.plan.first_step, training.plan.end_step
+        until = first + part_steps(spec.until, end - first)
+        if spec.until < 1 and newest_step(folder) >= until:
+            return folder
         curves_name = f"tensorboard/{Path(name).name}"
         with Curves(self._store.local / curves_name) as curves:
-            first, end = training.plan.first_step, training.plan.end_step
             reported, step = time.monotonic(), first
             evaluated: dict[str, float] = {}
-            for event in training.events():
-                curves.add(event)
-                if event.kind == "step":
-                    step = event.row["step"] + 1
-                elif event.kind == "eval" and event.row["batchnorm"] == "running":
-                    evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
-                progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
-                if "loss_off" in evaluated and step < end:  # the mode that is evaluated last
-                    self._store.send_run(name)
-                    # Early stopping is decided on the first seed: the others would start the curve again.
-                    yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
-                    reported, evaluated = time.monotonic(), {}
-                elif time.monotonic() - reported >= HEARTBEAT_S:
-                    self._store.send_run(name)
-                    yield progress
-                    reported = time.monotonic()
+            with suppress(KeyboardInterrupt) if until < end else nullcontext():  # how a run ends that is asked to
+                for event in training.events():
+                    curves.add(event)
+                    if event.kind == "step":
+                        step = event.row["step"] + 1
+                        ending.signal = signal.SIGINT if step == until < end else ending.signal
+                    elif event.kind == "eval" and event.row["batchnorm"] == "running":
+                        evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
+                    progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
+                    if "loss_off" in evaluated and step < end:  # the mode that is evaluated last
+                        self._store.send_run(name)
+                        # Early stopping is decided on the first seed: the others would start the curve again.
+                        yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
+                        reported, evaluated = time.monotonic(), {}
+                    elif time.monotonic() - reported >= HEARTBEAT_S:
+                        self._store.send_run(name)
+                        yield progress
+                        reported = time.monotonic()
+            if until < end:
+                self._store.send(name)
+                return folder
             curves.add_result(config, Run(folder))
         self._store.send(name)
         self._store.send(curves_name)
@@ -200,6 +206,36 @@ class SweepTrial(tune.Trainable):
             except ValueError as error:
                 raise ConfigError(str(error)) from None
         return self._data[key]
+
+
+def run_figures(
+    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
+) -> dict[str, Figure]:
+    """Return every objective of a trial; a price is pooled with ended runs of this machine until the study settles it.
+
+    `modules` are trusted, see `raysim.plugins`. Raises ReplayError if a run cannot be priced.
+    """
+    from raysim.analysis import Replay, beside
+
+    pooled = list[Replay]()
+    if priced(objectives):
+        with trusting(*modules):
+            pooled = beside(runs, most=POOLED_RUNS, compute=compute)
+
+    def replays(transport: str) -> list[Replay]:
+        return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
+
+    return figures(objectives, runs, replays)
+
+
+def part_steps(share: float, num_steps: int) -> int:
+    """Return the steps of a part that ends at a share of a run's steps: at least one."""
+    return max(1, round(share * num_steps))
+
+
+def newest_step(folder: Path) -> int:
+    """Return the step of a run's newest checkpoint, 0 without one."""
+    return max((checkpoint.step for checkpoint in checkpoints(folder / "checkpoints")), default=0)
 
 
 def _status(folder: Path) -> str | None:

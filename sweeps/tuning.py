@@ -85,7 +85,7 @@ class Stop(tune.Stopper):
         if self._halt.reason is None:
             folder = self._search.ledger.folder
             missing = None if (folder / "study.toml").is_file() else f"The study's folder {folder} no longer exists."
-            self._halt.reason = self._search.disk_error or self._search.ledger.missing_baseline() or missing
+            self._halt.reason = self._search.problem or self._search.ledger.missing_baseline() or missing
         self._search.stopping |= self._halt.wanted
         return self._halt.wanted
 

@@ -126,7 +126,7 @@ class Race:
         for name, each in evidence.items():
             if name in safe or not each.observed:
                 continue
-            if each.step_s >= fastest:
+            if each.step_s > fastest:
                 found[name] = Exit("slower", each.rung, len(each.harms), float(np.mean(each.harms)), math.nan)
             elif (reason := self._harmful(each, evidence) or self._hopeless(each, evidence)) is not None:
                 found[name] = reason

@@ -74,8 +74,9 @@ class _Replay:
         name = self.context.quality.name
         steps = recorded.table("steps", ["step", "loss"]).sort_values(["run", "step"])
         evals = recorded.evals[(recorded.evals["mode"] == "on") & (recorded.evals["batchnorm"] == "running")]
+        first = steps.groupby("run", observed=True)["step"].min()  # a branch goes on from its parent's step
         evaluated = {
-            str(run): dict(zip(rows["step"], rows[name], strict=True))
+            str(run): dict(zip(rows["step"] - first[run], rows[name], strict=True))
             for run, rows in evals.groupby("run", observed=True)
         }
         return {

@@ -22,6 +22,9 @@ Study = Annotated[str, typer.Argument(help="A study's name (see `raysim studies`
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")]
 Trials = Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")]
 Seeds = Annotated[int | None, typer.Option(help="Seeds of each, from 0 on, instead of the study's.")]
+Race = Annotated[
+    bool, typer.Option("--race", help="Train settings in parts, beside dense, only while they may be the answer.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")]
 
 
@@ -42,6 +45,7 @@ def sweep(
             help="Held-out seeds on which the chosen settings are trained and judged, instead of the study's."
         ),
     ] = None,
+    race: Race = False,
     resume: Resume = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
     wait: Annotated[
@@ -65,7 +69,14 @@ def sweep(
         from raysim.sweeps.study_file import read_study
 
         checked = read_study(
-            study, overrides or [], trials=trials, seeds=seeds, jobs=jobs, confirm=confirm, transport=transport
+            study,
+            overrides or [],
+            trials=trials,
+            seeds=seeds,
+            jobs=jobs,
+            confirm=confirm,
+            transport=transport,
+            race=race,
         )
         stack.enter_context(trusting(*checked.modules))  # named by the user, in the study
         listen_on_loopback(address)
@@ -76,7 +87,9 @@ def sweep(
         phases.enter(None)
         options: dict[str, object] = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm}
         options |= {"--transport": transport, "--address": address, "--wait": wait, "--out": started.store.out}
-        again = shlex.join(["raysim", "sweep", study, *(overrides or []), *_words(options), "--resume"])
+        again = shlex.join(
+            ["raysim", "sweep", study, *(overrides or []), *_words(options), *(["--race"] if race else []), "--resume"]
+        )
         _run(started, again, ending)
 
 
@@ -141,6 +154,7 @@ def submit(
     jobs: Annotated[int | None, typer.Option(help="Trials at once.")] = None,
     confirm: Annotated[int | None, typer.Option(help="Held-out seeds that judge the choice.")] = None,
     wait: Annotated[float | None, typer.Option(min=0, help="Seconds to wait for resources on the cluster.")] = None,
+    race: Race = False,
     resume: Resume = False,
 ) -> None:
     """Run a sweep as a job of a Ray cluster, and print its output. Ctrl-C leaves the job to itself.
@@ -154,6 +168,8 @@ def submit(
     files, study = _sent_files(study, files)
     options = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm, "--wait": wait, "--out": out}
     words = ["sweep", study, *(overrides or []), *_words(options), "--address", "auto"]
+    if race:
+        words.append("--race")
     if resume:
         words.append("--resume")
     try:

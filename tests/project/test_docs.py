@@ -22,6 +22,7 @@ import raysim.nn
 from raysim import analysis, testing
 from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
+from raysim.sweeps.race_rounds import COLUMNS as RACE
 from raysim.sweeps.trial_rows import COLUMNS
 from raysim.training.run_row import first_row
 
@@ -160,7 +161,11 @@ def test_the_page_on_records_has_every_column():
         found[title] = {column for cell in cells for column in re.findall(r"`([^`]+)`", cell)}
     config = read_config("digits-cnn")
     written = {name: set(schema.names) for name, schema in SCHEMAS.items()}
-    written |= {"run": set(first_row(config, "id")) - set(as_row(config)), "trials": set(COLUMNS.names)}
+    written |= {
+        "run": set(first_row(config, "id")) - set(as_row(config)),
+        "trials": set(COLUMNS.names),
+        "race": set(RACE.names),
+    }
     assert found.keys() == written.keys()
     for name, columns in written.items():
         assert columns - found[name] == set(), name
