@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from studies import BASE, write_study
 
+from raysim.engine.delivery import FAR_BYTES, RAY_SETTING
 from raysim.records import Run
 
 CLUSTERS = Path(__file__).parents[2] / "sweeps" / "cluster"
@@ -52,6 +54,24 @@ def test_the_job_for_kubernetes_is_one_that_ray_reads():
     assert (stages["min_workers"], stages["max_workers"]) == (4, 8)
     assert stages["resources"]["GPU"] == 1
     assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml", "on-premises.yaml", "kuberay.yaml", "slurm.sh"])
+def test_every_head_is_started_with_the_threshold_of_calls(name):
+    values = re.findall(rf"{RAY_SETTING}\W+(\d+)", (CLUSTERS / name).read_text())
+    assert [int(value) for value in values] == [FAR_BYTES]
+
+
+def test_kuberays_command_of_the_head_is_one_that_a_shell_reads():
+    """KubeRay joins the parameters of `ray start` to one line of a shell, `--name=value` each."""
+    job = yaml.safe_load((CLUSTERS / "kuberay.yaml").read_text())
+    parameters = job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]
+    options = dict(word.split("=", 1) for word in shlex.split(" ".join(f"--{k}={v}" for k, v in parameters.items())))
+    assert json.loads(options["--system-config"]) == {RAY_SETTING: FAR_BYTES}
+
+
+def test_the_batch_script_for_slurm_is_one_that_bash_reads():
+    subprocess.run(["bash", "-n", CLUSTERS / "slurm.sh"], check=True)
 
 
 BUCKET = """
