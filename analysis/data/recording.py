@@ -84,9 +84,16 @@ class Recording:
         check_actions(self.row, actions)
         self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
         self.num_replicas = int(self.row.get("num_replicas") or 1)
+        self.first_step = int(self.row.get("first_step") or 0)
+        self.compress_from = int(self.row.get("compress_from") or 0)
         self.threads = int(self.row.get("threads_per_stage") or 1)
         self.schedule = self._schedule()
-        actions = actions[actions["step"].isin(_chosen(actions["step"], max_steps))]
+        actions = actions[actions["step"] >= self.compress_from]
+        if actions.empty:
+            raise ValueError(f"it has no profiled step from `compress_from` = {self.compress_from} on")
+        warm = self.first_step + WARMUP_STEPS
+        actions = actions[actions["step"].isin(_chosen(actions["step"], max_steps, warm))]
+        self.links = self.links[self.links["step"] >= self.compress_from]
         tables = {"steps": self.steps, "actions": actions, "links": self.links, "collectives": self._transfers}
         check_tables(self.row, tables)
         self._columns: dict[str, NDArray[Any]] = {str(name): actions[name].to_numpy() for name in actions}
@@ -135,10 +142,10 @@ class Recording:
 
         These are the profiled steps, or, if replicas exchange in some steps only, all steps of the last whole period.
         """
-        period, done = int(self.row.get("exchange_period") or 1), len(self.steps)
-        if period == 1 or done < period:
-            return {step: i for i, step in enumerate(self.profiles)}
+        period, done = int(self.row.get("exchange_period") or 1), self.first_step + len(self.steps)
         end = done - done % period
+        if period == 1 or end - period < self.first_step:
+            return {step: i for i, step in enumerate(self.profiles)}
         return {step: i % len(self.profiles) for i, step in enumerate(range(end - period, end))}
 
     def stacked(self, name: str) -> Floats:
@@ -285,8 +292,8 @@ class Recording:
         return np.concatenate([as_transfers([]), *spread])
 
 
-def _chosen(steps: pd.Series[int], max_steps: int) -> list[int]:
-    """Return at most `max_steps` of the profiled steps, evenly spread; warm-up steps only if no others were profiled."""
+def _chosen(steps: pd.Series[int], max_steps: int, warm: int) -> list[int]:
+    """Return at most `max_steps` of the profiled steps, evenly spread; steps before `warm` only if no others were profiled."""
     profiled = sorted(int(step) for step in steps.unique())
-    warm = [step for step in profiled if step >= WARMUP_STEPS] or profiled
-    return [warm[i] for i in np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)]
+    warm_steps = [step for step in profiled if step >= warm] or profiled
+    return [warm_steps[i] for i in np.linspace(0, len(warm_steps) - 1, min(max_steps, len(warm_steps))).astype(int)]

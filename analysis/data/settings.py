@@ -29,11 +29,12 @@ class Setting(NamedTuple):
     shared_indices: bool = False
     fused_embedding: bool = False
     weights: str = SYNCHRONOUS
+    compress_from: int = 0
 
     def __str__(self) -> str:
         return " ".join(f"{k}={str(v).lower() if v is True else v}" for k, v in self.changes().items()) or "dense"
 
-    def changes(self) -> dict[str, str | bool]:
+    def changes(self) -> dict[str, str | bool | int]:
         """Return the keys of the configuration in which it differs from a dense run."""
         return {key: value for key, value in self._asdict().items() if value != getattr(DENSE_SETTING, key)}
 
@@ -51,7 +52,8 @@ def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
     forward, backward, replica_gradient = (_one_notation(str(known.get(key, DENSE))) for key in Setting._fields[:3])
     shared_indices, fused_embedding = (bool(known.get(key, False)) for key in ("shared_indices", "fused_embedding"))
     weights = str(known.get("weights", SYNCHRONOUS))
-    return Setting(forward, backward, replica_gradient, shared_indices, fused_embedding, weights)
+    begin = int(known.get("compress_from", 0))
+    return Setting(forward, backward, replica_gradient, shared_indices, fused_embedding, weights, begin)
 
 
 def _one_notation(text: str) -> str:

@@ -147,6 +147,10 @@ class Replay:
                 f"{self.row['weights']}: a step is priced as one of many without a flush, from the end of the step before to its own. "
                 "The stages of raysim's engines wait for one another between steps, so recorded seconds are longer."
             )
+        if self.recording.compress_from > self.recording.first_step:
+            notes.append(
+                f"Priced are the compressed steps, from `compress_from` = {self.recording.compress_from} on; those before were dense."
+            )
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:
             notes.append(f"The packets of a step varied between {low:,.0f} and {high:,.0f} bytes; times are means.")

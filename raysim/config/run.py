@@ -167,6 +167,21 @@ def _replicas(run: RunConfig) -> Iterator[str]:
         )
 
 
+def _compress_from(run: RunConfig) -> Iterator[str]:
+    if not run.compress_from:
+        return
+    links = [method for links in run.compressors() for pairs in links for ends in pairs.values() for method in ends]
+    methods = run.replica_methods() if run.num_replicas > 1 else []
+    if all(method.exact for method in links) and not any(method.compresses for method in methods):
+        yield "`compress_from` has no effect without compression. Leave it out."
+    for replica_method in run.replica_methods():
+        if replica_method.after_update or replica_method.decentralized:
+            yield (
+                f"`compress_from` must be left out with {replica_method!r}, whose replicas exchange parameters from the first step "
+                "on. To train densely before, let a run `start` from a dense one."
+            )
+
+
 def _weights(run: RunConfig) -> Iterator[str]:
     """The weight policy fits the schedule, the replicas, the compressors and the optimiser."""
     policy = run.weights
@@ -211,5 +226,16 @@ def _clock(run: RunConfig) -> Iterator[str]:
             yield f"`{field}` has no effect with `clock` = 'measured'. Leave it out, or name a network."
 
 
-RULES: tuple[Rule, ...] = (_length, _cut, _batch, _gpus, _boundaries, _compressors, _replicas, _weights, _clock)
+RULES: tuple[Rule, ...] = (
+    _length,
+    _cut,
+    _batch,
+    _gpus,
+    _boundaries,
+    _compressors,
+    _replicas,
+    _compress_from,
+    _weights,
+    _clock,
+)
 """Each yields the sentences on what is wrong; the first one counts."""

@@ -132,6 +132,8 @@ class RunFields(Strict):
     """Method by which replicas average the gradients of a stage: one for all stages, or a list with one each."""
     fused_embedding: bool = Field(default=False, json_schema_extra=role("compression"))
     """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
+    compress_from: Natural = Field(default=0, json_schema_extra=role("compression"))
+    """Step from which links and replica gradients are compressed; before it they are sent as they are."""
     weights: WeightsField = Field(default=SYNCHRONOUS, json_schema_extra=role("compression"))
     """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
     `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""

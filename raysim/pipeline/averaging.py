@@ -131,9 +131,12 @@ class Averaging:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the tensors of `state`, and forget everything of a step that broke off."""
+        """Load the tensors of `state`, after the stages', and forget everything of a step that broke off.
+
+        The memory of a stage without tensors begins with its parameters.
+        """
         for stage in self._memories:
-            memory = under(f"{stage}.", tensors)
+            memory = under(f"{stage}.", tensors) or self.plan.replica_methods[stage].begin(self._parameters(stage))
             self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in memory.items()}
         self._begin()
 
@@ -147,7 +150,7 @@ class Averaging:
             total = sum_over_members("sum", flat, member, len(group.members), self.device)
             return MemberRounds(group, member, total, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
         shapes = averaged_shapes(index, module, plan.config, plan.tied)
-        table = plan.replica_methods[index].table(shapes)
+        table = plan.replica_method(index, step).table(shapes)
         max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
         rounds = self._rounds(index, step, step_s)
         return MemberRounds(group, member, rounds, table, max_values=max_values, stages=self.stages)
@@ -155,7 +158,7 @@ class Averaging:
     def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds[Averaged]:
         """Return the generator of a stage's replica method."""
         config, plan = self.plan.config, self.plan
-        method = plan.replica_methods[index]
+        method = plan.replica_method(index, step)
         parameters = self._parameters(index)
         gradients = parameters if method.after_update else self._gradients(index)
         context = ReplicaContext(

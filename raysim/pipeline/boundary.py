@@ -61,6 +61,7 @@ class Boundary:
                     device=device,
                     max_values=microbatches * math.prod(shape),
                     tensor=name,
+                    dense_before=plan.config.compress_from,
                     clock=self.clock,
                 )
                 for name, shape in self._tensors.shapes.items()
@@ -121,7 +122,7 @@ class Boundary:
         beside = self._account(self.outgoing, message, messages, exact, (middle, end))
         dense_bytes = beside + sum(link.last_dense_bytes for link in self.outgoing.values())
         self.last_sent = SentMessage(start, end, wire_bytes(message), dense_bytes)
-        self._keep_supports(self.outgoing, microbatch, messages)
+        self._keep_supports(self.outgoing, step, microbatch, messages)
         return message
 
     def receive(self, message: Message, step: int, microbatch: int) -> Value:
@@ -134,7 +135,7 @@ class Boundary:
             for name, inner in messages.items()
         }
         self._account(self.incoming, message, messages, exact, (start, middle))
-        self._keep_supports(self.incoming, microbatch, messages)
+        self._keep_supports(self.incoming, step, microbatch, messages)
         return join(floats, exact)
 
     def diverged(self, step: int, microbatch: int) -> DivergedError:
@@ -211,9 +212,11 @@ class Boundary:
             learning_rate=self.plan.learning_rate(step),
         )
 
-    def _keep_supports(self, links: Mapping[str, Link], microbatch: int, messages: Mapping[str, Message]) -> None:
+    def _keep_supports(
+        self, links: Mapping[str, Link], step: int, microbatch: int, messages: Mapping[str, Message]
+    ) -> None:
         """Keep the positions of an activation's message for the gradient, which is sent at the same positions."""
-        if not self.plan.config.shared_indices:
+        if not self.plan.config.shared_indices or step < self.plan.config.compress_from:
             return
         transfers.land()  # the sender reads the packets that it has just encoded
         for name, link in links.items():

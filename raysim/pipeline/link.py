@@ -41,7 +41,8 @@ class Link:
     """The sending or receiving end of a tensor's activations ("forward") or gradients ("backward") at one boundary.
 
     `max_values`: of the largest message; larger ones are refused. `tensor`: its name, if several tensors cross the boundary, see
-    `raysim.values`. `clock`: of the worker; by default the link has its own.
+    `raysim.values`. `dense_before`: the step before which tensors are sent as they are. `clock`: of the worker; by default the link has
+    its own.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Link:
         device: torch.device,
         max_values: int = 1 << 32,
         tensor: str = UNNAMED,
+        dense_before: int = 0,
         clock: DeviceClock | None = None,
     ) -> None:
         self.compressor = compressor
         self.table = compressor.table
         self.max_values = max_values
         self.tensor = tensor
+        self.dense_before = dense_before
         self.boundary = boundary
         self.direction = direction
         self.sender = sender
@@ -92,9 +95,12 @@ class Link:
         Raises NonFiniteError if the tensor holds NaN or infinity; the memory does not change then.
         """
         start, work = self.clock.mark(), work_bytes()
-        packet, changes = self.compressor.encode(x, self.state, context)
+        dense = context.step < self.dense_before
+        packet, changes = (Identity().encode(x), {}) if dense else self.compressor.encode(x, self.state, context)
         message = self.table.pack(packet)
         self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
+        if dense:
+            return message
         if measure and not self.compressor.exact:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
             self._measure(x.detach().double(), received.double())
@@ -109,7 +115,11 @@ class Link:
         """
         start, work = self.clock.mark(), work_bytes()
         packet = self.unpack(message)
-        x, changes = self.compressor.decode(packet, self.state, context, self.device)
+        changes: State = {}
+        if context.step < self.dense_before:
+            x = packet.decode(self.device)
+        else:
+            x, changes = self.compressor.decode(packet, self.state, context, self.device)
         self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
         self._commit(changes)
         return x

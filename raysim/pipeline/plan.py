@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -15,10 +14,12 @@ from raysim.codecs import Codec
 from raysim.compressors import Compressor
 from raysim.config import RunConfig
 from raysim.config.boundaries import Pairs, of_tensor
+from raysim.config.run_fields import AVERAGED
 from raysim.network.memory import StageMemory
 from raysim.pipeline.groups import Group
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import learning_rate
+from raysim.pipeline.origin import FROM_SCRATCH, Origin
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import BoundaryTensors
@@ -29,21 +30,6 @@ from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
 """By tied parameter: its owners, each a stage and the parameter's name there."""
-
-
-class Origin(NamedTuple):
-    """The start of a run's steps: 0, or the checkpoint of another run from which it branches."""
-
-    first_step: int = 0
-    rate_steps: int | None = None
-    """Steps over which the learning rate was planned; None for those of the run itself."""
-    rate_epochs: int | None = None
-    """Epochs over which it was planned, instead of steps."""
-    model_seed: int | None = None
-    """Seed from which the model was made; None for the run's own."""
-
-
-FROM_SCRATCH = Origin()
 
 
 @dataclass(frozen=True)
@@ -124,16 +110,22 @@ class Plan:
             peers |= members if worker in members else set()
         return sorted(peers - {worker})
 
+    def replica_method(self, stage: int, step: int) -> ReplicaMethod:
+        """Return the replica method of a stage in a step: the uncompressed mean before `compress_from`."""
+        return self.replica_methods[stage] if step >= self.config.compress_from else AVERAGED
+
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:
         """The replica method of each stage."""
         return self.config.replica_methods()
 
     def needs_previous_gradients(self, step: int) -> bool:
-        """Return whether a step also needs gradients at the parameters of the step before."""
+        """Return whether a step also needs gradients at the parameters of the step before; not the first one with a memory."""
         seed = self.config.seed
-        return self.num_replicas > 1 and any(
-            method.needs_previous_gradients(step, seed) for method in self.replica_methods
+        return (
+            self.num_replicas > 1
+            and step > self.memories_from
+            and any(method.needs_previous_gradients(step, seed) for method in self.replica_methods)
         )
 
     def needs_sensitivity(self, replica: int, boundary: int) -> bool:
@@ -187,9 +179,10 @@ class Plan:
 
     def rounds_in(self, step: int, group: Group) -> int:
         """Return the most rounds of a group in a step, 0 if its method exchanges nothing."""
-        if group.tied is None and self.replica_methods[group.stage].part(step) is None:
-            return 0
-        return group.num_rounds
+        if group.tied is not None:
+            return group.num_rounds
+        method = self.replica_method(group.stage, step)
+        return 0 if method.part(step) is None else method.num_rounds(self.num_replicas)
 
     def tied_name(self, i: int, stage: int) -> str:
         """Return the name of tied parameter `i` in a stage."""
@@ -220,6 +213,11 @@ class Plan:
         """Steps over which the learning rate is planned."""
         origin = self.origin
         return origin.rate_steps or (origin.rate_epochs or 0) * self.steps_per_epoch or self.num_steps
+
+    @property
+    def memories_from(self) -> int:
+        """Step at which the memories of compressors and replica methods begin empty."""
+        return max(self.origin.memories_from, self.config.compress_from)
 
     @property
     def model_seed(self) -> int:

@@ -11,7 +11,8 @@ from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import named
 from raysim.pipeline.optimizer import find_elementwise
-from raysim.pipeline.plan import FROM_SCRATCH, Origin, Plan, averaged_shapes, takes_part, tied_owners
+from raysim.pipeline.origin import FROM_SCRATCH, Origin
+from raysim.pipeline.plan import Plan, averaged_shapes, takes_part, tied_owners
 from raysim.pipeline.stage import Constrained
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules import Row
@@ -146,11 +147,15 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_twins(plan)
     _check_tied_weights(plan)
     _check_constraints(plan, parts)
-    _check_checkpoints(plan)
+    _check_steps(plan)
 
 
-def _check_checkpoints(plan: Plan) -> None:
-    """Raise ConfigError if a checkpoint is to be kept at a step that the run does not have."""
+def _check_steps(plan: Plan) -> None:
+    """Raise ConfigError if a checkpoint is to be kept, or compression to begin, at a step that the run does not have."""
+    if plan.config.compress_from >= plan.end_step:
+        raise ConfigError(
+            f"`compress_from` must be below {plan.end_step}, where the run ends, but got {plan.config.compress_from}."
+        )
     for step in plan.config.checkpoint_at_steps or ():
         if not plan.first_step <= step <= plan.end_step:
             raise ConfigError(

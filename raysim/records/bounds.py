@@ -34,7 +34,7 @@ _COUNTS = ("num_stages", "num_microbatches", "num_replicas")
 _NOTATIONS = ("forward", "backward", "replica_gradient", "schedule", "weights")
 _INTEGERS = (
     *("schema_version", "restarts", "resumed", "diverged_step", "exchange_period", "exchange_delay"),
-    *("first_step", "rate_steps", "model_seed"),
+    *("first_step", "rate_steps", "model_seed", "memories_from"),
     *("device_forecast_bytes", "device_peak_bytes", "wire_bytes", "dense_bytes", "steps_done", "probe_every"),
 )
 _TEXTS = (

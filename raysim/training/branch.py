@@ -18,7 +18,8 @@ from torch import nn
 
 from raysim.config import ConfigError, RunConfig, as_row, keys_of, run_keys
 from raysim.config.start import Start
-from raysim.pipeline.plan import Origin, Plan
+from raysim.pipeline.origin import Origin
+from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
 from raysim.places import in_bucket, local_path
@@ -46,10 +47,10 @@ class Parent:
     row: Mapping[str, Any]
     checkpoint: Checkpoint
 
-    @property
-    def origin(self) -> Origin:
-        """The start of a branch."""
-        return origin_of(self.row)._replace(first_step=self.checkpoint.step)
+    def origin(self, config: RunConfig) -> Origin:
+        """Return the start of a branch."""
+        origin, step = origin_of(self.row), self.checkpoint.step
+        return origin._replace(first_step=step, memories_from=origin.memories_from if self._goes_on(config) else step)
 
     def parts(self, plan: Plan, modules: Sequence[nn.Module]) -> list[np.ndarray]:
         """Return the state in which the branch begins, one part for each worker of `plan`.
@@ -77,11 +78,14 @@ class Parent:
         return [pack_tensors(dict(part)) for part in parts]
 
     def signals(self, config: RunConfig) -> StepFeedback:
-        """Return the signals of the parent's last step, for adaptive methods that go on; none for others."""
+        """Return the signals of the parent's last step; of other methods than the parent's, its time alone."""
         signals = read_signals(self.checkpoint)
-        if signals is None or not self._same((*keys_of("compression"), *SHAPES, "clock"), config):
-            return StepFeedback()
-        return StepFeedback.from_json(signals)
+        feedback = StepFeedback.from_json(signals) if signals is not None else StepFeedback()
+        return feedback if self._goes_on(config) else StepFeedback(step_s=feedback.step_s)
+
+    def _goes_on(self, config: RunConfig) -> bool:
+        """Return whether a branch goes on with the parent's compressors, replica methods and weights."""
+        return self._same((*keys_of("compression"), *SHAPES), config)
 
     def _same(self, keys: Iterable[str], config: RunConfig) -> bool:
         row = as_row(config)
@@ -96,6 +100,7 @@ def origin_of(row: Mapping[str, Any]) -> Origin:
         row.get("rate_steps") or row.get("steps"),
         row.get("epochs"),
         int(row["seed"] if seed is None else seed),
+        int(row.get("memories_from") or 0),
     )
 
 

@@ -85,7 +85,9 @@ class Training:
         self._stage_seconds = StageSeconds()
         self.phases = phases or Phases()
         self.phases.enter("the data and the model")
-        self.workload = prepare(config, data, self._parent.origin if self._parent else origin_of(begun or self._row))
+        self.workload = prepare(
+            config, data, self._parent.origin(config) if self._parent else origin_of(begun or self._row)
+        )
         self.plan = self.workload.plan
         self._parts = self._parent.parts(self.plan, self.workload.modules) if self._parent else None
         self.clock = Clock(self.plan)
@@ -106,6 +108,7 @@ class Training:
         self._row |= {"cuts": list(plan.cuts), "num_stages": plan.num_stages}
         self._row["parent"] = self._parent.row["run_id"] if self._parent else None
         self._row |= {"first_step": plan.first_step, "rate_steps": plan.rate_steps, "model_seed": plan.model_seed}
+        self._row["memories_from"] = plan.memories_from
         self._row |= {"exchange_period": plan.exchange_period, "exchange_delay": plan.exchange_delay}
         self._row["measures"] = write_measures(plan.task.measures)
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
@@ -270,9 +273,8 @@ class Training:
         reports = self.engine.step(step, self._signals)
         self.phases.enter(None)
         seconds = time.perf_counter() - before
-        self._signals = StepFeedback(
-            self.clock.step_s(reports, seconds), self._budgets.floors(reports), sensitivities(reports)
-        )
+        measured = sensitivities(reports) if step >= self.config.compress_from else {}
+        self._signals = StepFeedback(self.clock.step_s(reports, seconds), self._budgets.floors(reports), measured)
         warned = self._row["warning"] is not None
         yield Event("step", self._record_step(step, reports, seconds))
         if not warned and self._row["warning"] is not None:

@@ -55,7 +55,7 @@ def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict
     for replica in range(plan.num_replicas):
         mine = [report for report in reports if report.replica == replica]
         rows += [{"step": step, "replica": replica, **row} for row in _links(plan, replica, step, mine)]
-        rows += [{"step": step, "replica": replica, **row} for row in _groups(plan, mine)]
+        rows += [{"step": step, "replica": replica, **row} for row in _groups(plan, step, mine)]
     return rows
 
 
@@ -66,8 +66,8 @@ def _links(plan: Plan, replica: int, step: int, reports: Sequence[StepReport]) -
     )
     for _, pair in groupby(ends, key=lambda account: (account.direction, account.boundary, account.tensor)):
         sender, receiver = sorted(pair, key=lambda account: not account.sender)
-        method = None if sender.exact else plan.compressor(replica, sender)
-        exact = method is not None and method.exact and plan.measures(step)
+        method = None if sender.exact or step < plan.config.compress_from else plan.compressor(replica, sender)
+        exact = not sender.exact and (method is None or method.exact) and plan.measures(step)
         sent, received, error = sender.sent_norm2, sender.received_norm2, sender.error_norm2
         yield {
             "boundary": sender.boundary,
@@ -85,7 +85,7 @@ def _links(plan: Plan, replica: int, step: int, reports: Sequence[StepReport]) -
         }
 
 
-def _groups(plan: Plan, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
+def _groups(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
     """Yield a row for each stage's messages to its replicas, and a row for its messages to the owners of tied parameters."""
     accounts = sorted(
         (account for report in reports for account in report.groups), key=lambda account: (account.tied, account.stage)
@@ -95,7 +95,7 @@ def _groups(plan: Plan, reports: Sequence[StepReport]) -> Iterator[dict[str, Any
         yield {
             "stage": stage,
             "direction": "tied" if tied else "replica_gradient",
-            "codec": repr(Identity() if tied else plan.replica_methods[stage]),
+            "codec": repr(Identity() if tied else plan.replica_method(stage, step)),
             "rounds": max(account.num_rounds for account in parts),
             "packets": sum(account.packets for account in parts),
             "wire_bytes": sum(account.wire_bytes for account in parts),

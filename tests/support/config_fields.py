@@ -50,6 +50,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "num_microbatches": Change({"num_microbatches": 2}, "cost"),
     "num_replicas": Change({"num_replicas": 2}, "cost", {"num_microbatches": 2}),
     "replica_gradient": Change({"replica_gradient": "TopK(0.1)"}, "loss", REPLICAS),
+    "compress_from": Change({"compress_from": 3}, "loss", {"forward": "TopK(0.1)"}),
     "fused_embedding": Change({"fused_embedding": True}, "cost", {**REPLICAS, **TIED}),
     "clock": Change({"clock": "10gbps"}, "records", ADAPTIVE),
     "profile": Change({"profile": "V100"}, "records", ADAPTIVE),

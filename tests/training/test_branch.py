@@ -1,11 +1,11 @@
 """A branch goes on from a checkpoint of another run: with the parent's settings, to the parent's own bits."""
 
-import numpy as np
 import pytest
 import torch
+from branches import same_steps
 from configurations import SMALL
 from pipelines import RUNS, SUBSPACE, TIED, third
-from runs import MEASURED, same_records
+from runs import same_records
 from torch import nn
 
 from raysim import Run, analysis, load_weights, train
@@ -17,23 +17,6 @@ from raysim.training.run import Training
 from tests.support import models
 
 AT = 4
-
-
-def without_times(frame):
-    return frame.drop(columns=MEASURED, errors="ignore").reset_index(drop=True)
-
-
-def same_steps(branch: Run, parent: Run) -> None:
-    """Compare a branch with the parent's steps from its first one on, and the weights, bit for bit."""
-    first = branch.row["first_step"]
-    for table in ("steps", "links", "decisions", "collectives"):
-        frame = getattr(parent, table)
-        assert without_times(getattr(branch, table)).equals(without_times(frame[frame["step"] >= first])), table
-    evals = parent.evals
-    assert without_times(branch.evals).equals(without_times(evals[evals["step"] > first]))
-    weights, others = (load_weights(run.folder) for run in (branch, parent))
-    assert weights.keys() == others.keys()
-    assert all(np.array_equal(weights[name].float(), others[name].float()) for name in weights)
 
 
 @pytest.fixture(scope="module")

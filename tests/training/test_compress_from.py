@@ -1,0 +1,88 @@
+"""`compress_from`: dense until that step, and from there on the run that branches off the dense one."""
+
+import pytest
+from branches import same_steps, without_times
+from pipelines import RUNS, third
+
+from raysim import Run, train
+from raysim.analysis import Replay
+from raysim.config import ConfigError
+from raysim.config.keys import keys_of
+
+AT = 3
+REFUSED = {"replicas-local", "replicas-apart", "replicas-gossip", "look-ahead", "replicas-subspace"}
+COMPRESSION = keys_of("compression") - {"fused_embedding", "weights"}
+COMPRESSED = {name for name, run in RUNS.items() if COMPRESSION & run.keys() and name not in REFUSED}
+
+
+def dense(settings):
+    return {key: value for key, value in settings.items() if key not in COMPRESSION}
+
+
+@pytest.mark.parametrize("name", third(0, COMPRESSED))
+def test_a_run_is_dense_and_then_the_branch_of_a_dense_one(small, tmp_path, name):
+    """Links and replica methods of all kinds, with the memory of none."""
+    settings = {"clock": "100mbps", "profile": "T4", "codec_speed": 1e9, **RUNS[name]}
+    before = train(small(**dense(settings), checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "dense")
+    run = train(small(**settings, compress_from=AT), engine="inline", out=tmp_path / "run")
+    branch = train(
+        small(**settings, steps=6 - AT, start=f"{before.folder}@{AT}"), engine="inline", out=tmp_path / "branch"
+    )
+    for table in ("steps", "links"):
+        own, other = (getattr(each, table) for each in (run, before))
+        assert without_times(own[own["step"] < AT]).equals(without_times(other[other["step"] < AT])), table
+    assert set(run.links[run.links["step"] < AT]["codec"]) <= {"Identity"}
+    assert set(run.links[run.links["step"] >= AT]["codec"]) - {"Identity"}
+    same_steps(branch, run)
+
+
+@pytest.mark.parametrize("name", third(1, RUNS))
+def test_a_branch_from_before_the_first_step_is_the_run_from_scratch(small, tmp_path, name):
+    """Methods whose memory holds parameters, and weights with delays, begin in a branch as in any run."""
+    settings = {"clock": "100mbps", "profile": "T4", "codec_speed": 1e9, **RUNS[name]}
+    parent = dense(settings) | {"weights": "Synchronous"}
+    before = train(small(**parent, steps=2, checkpoint_at_steps=[0]), engine="inline", out=tmp_path / "dense")
+    whole = train(small(**settings), engine="inline", out=tmp_path / "whole")
+    branch = train(small(**settings, start=f"{before.folder}@0"), engine="inline", out=tmp_path / "branch")
+    same_steps(branch, whole)
+
+
+def test_its_price_is_that_of_its_compressed_steps(small, tmp_path):
+    """Whatever the share of the dense steps: the bytes of a priced step are those of the setting."""
+    prices = {}
+    for name, changes in {"whole": {}, "late": {"compress_from": 4}}.items():
+        values = {"forward": "TopK(0.1)", "profile_every_steps": 1, **changes}
+        run = train(small(**values), engine="inline", out=tmp_path / name)
+        prices[name] = Replay(run.folder)
+    assert prices["late"].wire_bytes.mean() == prices["whole"].wire_bytes.mean()
+    assert prices["late"].recording.step_numbers.tolist() == [4, 5]
+    sentence = "Priced are the compressed steps, from `compress_from` = 4 on; those before were dense."
+    assert [sentence in prices[name].notes for name in prices] == [False, True]
+
+
+def test_a_run_without_a_profiled_compressed_step_is_not_priced(small, tmp_path):
+    values = {"forward": "TopK(0.1)", "profile_every_steps": 4, "compress_from": 3}
+    run = train(small(**values), engine="inline", out=tmp_path / "run")
+    with pytest.raises(ValueError, match="it has no profiled step from `compress_from` = 3 on"):
+        Replay(run.folder)
+
+
+def test_settings_are_told_apart(small, tmp_path):
+    from raysim.analysis.data.settings import setting_of
+
+    run = train(small(forward="TopK(0.1)", compress_from=2), engine="inline", out=tmp_path / "run")
+    assert str(setting_of(Run(run.folder).row)) == "forward=TopK(0.1) compress_from=2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "`compress_from` has no effect without compression. Leave it out."),
+        ({"forward": "TopK(0.1)", "compress_from": 6}, "`compress_from` must be below 6, where the run ends, but got 6."),
+        ({**RUNS["replicas-apart"]}, "`compress_from` must be left out with StreamingDiLoCo(3, delay=1, blend=0.5), whose replicas"),
+    ],
+)  # fmt: skip
+def test_where_it_has_no_meaning_it_is_refused(small, tmp_path, changes, sentence):
+    with pytest.raises((ConfigError, ValueError)) as caught:
+        train(small(**{"compress_from": 3, **changes}), engine="inline", out=tmp_path / "run")
+    assert sentence in str(caught.value)
