@@ -107,9 +107,8 @@ class Training:
         self.recorder.measures = tuple(measure.name for measure in plan.task.measures)
         self._row |= {"cuts": list(plan.cuts), "num_stages": plan.num_stages}
         self._row["parent"] = self._parent.row["run_id"] if self._parent else None
-        self._row |= {"first_step": plan.first_step, "rate_steps": plan.rate_steps, "model_seed": plan.model_seed}
-        self._row["memories_from"] = plan.memories_from
-        self._row |= {"exchange_period": plan.exchange_period, "exchange_delay": plan.exchange_delay}
+        steps = ("first_step", "rate_steps", "model_seed", "memories_from", "exchange_period", "exchange_delay")
+        self._row |= {name: getattr(plan, name) for name in steps}
         self._row["measures"] = write_measures(plan.task.measures)
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
         custom = isinstance(self.config.executed_schedule, Custom)  # whose file may change, or stay behind
