@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-cluster campaign test-gpu lint types dist docs notation findings golden picture clean
+.PHONY: demo test test-slow test-cluster campaign test-gpu lint types dist image docs notation findings golden picture clean
 
 demo: .venv/installed
 	rm -rf results/demo
@@ -50,6 +50,12 @@ dist: .venv/installed
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt dist/*.whl
 	cd build && empty/bin/raysim train digits-cnn steps=20 forward='TopK(0.1)' --engine inline --out empty/run && empty/bin/raysim replay empty/run --network 100mbps
+
+# A container image with Ray and raysim, from the wheel of `make dist`; `make image EXTRAS=hub` with transformers and datasets.
+image:
+	rm -rf build/image && mkdir -p build/image
+	cp docker/* constraints.txt dist/raysim-*.whl build/image/
+	docker build --build-arg EXTRAS=$(EXTRAS) --tag raysim build/image
 
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
