@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raysim.analysis.comparison.choice import break_even, safe_set
     from raysim.analysis.comparison.importances import importance
     from raysim.analysis.comparison.pareto import frontier
+    from raysim.analysis.comparison.race_plan import race_plan
     from raysim.analysis.comparison.race_records import race_on_records
     from raysim.analysis.data import AnalysisError, ReplayError
     from raysim.analysis.data.studies import natural_direction
@@ -39,6 +40,7 @@ _MODULES = {
     "comparison.choice": ("break_even", "safe_set"),
     "comparison.importances": ("importance",),
     "comparison.pareto": ("frontier",),
+    "comparison.race_plan": ("race_plan",),
     "comparison.race_records": ("race_on_records",),
     "data": ("AnalysisError", "ReplayError"),
     "data.studies": ("natural_direction",),
@@ -77,6 +79,7 @@ __all__ = [
     "natural_direction",
     "pack",
     "race_on_records",
+    "race_plan",
     "replay",
     "safe_set",
 ]

@@ -178,7 +178,7 @@ class Ledger:
         for _ in range(MOST_REPEATS):
             waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             begun = any(self.rows.get(trial.number) is not None for trial in waiting)
-            spent = self.rows.distinct >= self.study.budget
+            spent = self.rows.distinct >= self.study.most_trials
             if (spent and not begun) or (self.study.sampler == "grid" and not waiting):
                 return None
             number = waiting[0].number if waiting else len(self.optuna.get_trials(deepcopy=False))

@@ -14,6 +14,7 @@ from rich.text import Text
 from raysim.analysis.comparison.statistics import MIN_SEEDS
 from raysim.analysis.report.words import plural
 from raysim.engine.access import dashboard_sentence
+from raysim.sweeps.budget import duration
 from raysim.sweeps.trial_rows import TrialRow, frontier
 from raysim.units import format_bytes, format_seconds
 
@@ -34,7 +35,7 @@ def show_sweep(sweep: Sweep) -> None:
     view = _View(sweep)
     shown: set[int] = set()
     status_at = time.monotonic()
-    sweep.phases.say = say
+    sweep.phases.say = sweep.say = say
 
     def begun() -> None:
         for line in _plan(sweep):
@@ -62,7 +63,7 @@ def show_sweep(sweep: Sweep) -> None:
 def _plan(sweep: Sweep) -> list[str]:
     """Return what a sweep is about to do, a line each: trials, resources, folder, and what to know beforehand."""
     allocation, study = sweep.allocation, sweep.study
-    share, budget, seeds = allocation.share, study.budget, len(study.seeds)
+    share, budget, seeds = allocation.share, study.most_trials, len(study.seeds)
     now, most = (min(jobs, budget) for jobs in (allocation.now, share.jobs))
     trials = plural(budget, "trial") + (f" x {seeds} seeds" if seeds > 1 else "")
     at_once = f"{now} at once" + (f", up to {most} when more resources are free" if most > now else "")
@@ -79,7 +80,7 @@ def _plan(sweep: Sweep) -> list[str]:
 def beforehand(study: Study) -> list[str]:
     """Return what to know of a study before its first run, a sentence each."""
     sentences = []
-    drawn = study.budget - len(study.baselines)
+    drawn = study.most_trials - len(study.baselines)
     if drawn < len(study.grid):
         sentences.append(f"{drawn} of {len(study.grid)} grid points, drawn with seed {study.sampler_seed}.")
     if study.early_stopping == "asha":
@@ -126,10 +127,10 @@ class _View:
         parts = sum(sweep.search.progress.get(row.trial, 0.0) for row in running)
         done = fresh + parts - sweep.began_with
         elapsed = time.monotonic() - self._started
-        left = sweep.study.budget - fresh - parts
-        text = f"{fresh} of {sweep.study.budget} trials after {_minutes(elapsed)}"
+        left = sweep.study.most_trials - fresh - parts
+        text = f"{fresh} of {sweep.study.most_trials} trials after {duration(elapsed)}"
         if done > 0.5 and left > 0:
-            text += f", about {_minutes(elapsed / done * left)} left"
+            text += f", about {duration(elapsed / done * left)} left"
         for objective in sweep.study.objectives:
             name = objective.name
             values = [(value, row) for row in sweep.rows if row.ended and (value := row.value(name)) is not None]
@@ -157,10 +158,3 @@ def format_figure(name: str, value: float | None) -> str:
     if name.startswith(("step_s", "time_to_target_s")):
         return format_seconds(value)
     return format_bytes(value) if name == "wire_bytes" else f"{value:.4f}"
-
-
-def _minutes(seconds: float) -> str:
-    """Return a duration for people who wait: whole seconds, minutes, or hours with a tenth."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -9,33 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from raysim.analysis.comparison.harm_forecast import Trace, observe
-from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Kind, Race
-from raysim.config import ConfigError
+from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Race
 from raysim.quality import Measure
-from raysim.records import UNREADABLE, Run, write_table
+from raysim.records import Run
+from raysim.sweeps.budget import Spending
+from raysim.sweeps.race_file import Entry, read_entries, rung_of, write_entries
 from raysim.sweeps.trial import part_steps
-
-COLUMNS = pa.schema(
-    [
-        ("round", pa.int64()),
-        ("trial", pa.int64()),  # Optuna's number
-        ("decision", pa.string()),  # "train", or why the trial left: "harmful", "hopeless", "slower", "failed"
-        ("seeds", pa.list_(pa.int64())),  # trained in this round, or behind the exit
-        ("share", pa.float64()),  # of the steps, after which the part ends
-        ("cost", pa.float64()),  # of a step, by which trials are ordered: seconds or bytes
-        ("harm", pa.float64()),  # mean over the seeds, in the unit of the measure: only of an exit
-        ("bound", pa.float64()),  # lower bound of the final harm, or the chance of a verdict of safe: only of an exit
-        ("ended", pa.bool_()),  # whether the round has ended
-    ]
-)
 
 
 class Task(NamedTuple):
@@ -44,29 +28,6 @@ class Task(NamedTuple):
     trial: int
     seed: int
     rung: int
-
-
-@dataclass
-class _Entry:
-    """A row of `race.parquet`."""
-
-    round: int
-    trial: int
-    decision: str
-    seeds: list[int]
-    share: float
-    cost: float
-    harm: float | None = None
-    bound: float | None = None
-    ended: bool = False
-
-    @property
-    def exit(self) -> Exit:
-        """The exit that the row records."""
-        assert self.harm is not None
-        kind: Kind = self.decision  # type: ignore[assignment]
-        bound = math.nan if self.bound is None else self.bound
-        return Exit(kind, _rung(self.share), len(self.seeds), self.harm, bound)
 
 
 class RaceRounds:
@@ -92,12 +53,15 @@ class RaceRounds:
         self.race = race
         self.seeds = list(seeds)
         self.dense = dense
+        self.spending: Spending | None = None
         self.left: dict[int, Exit] = {}
+        self.aside: set[int] = set()
+        """Trials with a next part beyond the budget."""
         self.failed: set[int] = set()
         self._entrants = list(entrants)
         self.measure = measure
         self._run_of, self._cost_of = run_of, cost_of
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         self._evidence: dict[str, Evidence] = {}
         self._traces: dict[tuple[int, int], Trace] = {}
         self._read()
@@ -109,7 +73,20 @@ class RaceRounds:
             open_ = self._plan()
             self._entries += open_
             self._write()
-        return [Task(entry.trial, seed, _rung(entry.share)) for entry in open_ for seed in entry.seeds]
+        return [Task(entry.trial, seed, rung_of(entry.share)) for entry in open_ for seed in entry.seeds]
+
+    def begin_pilot(self) -> list[Task]:
+        """Return the first part of dense alone, which shows what a run costs; none if it has ended."""
+        if not self._entries:
+            self._entries.append(Entry(0, self.dense, "train", self.seeds[:1], RUNGS[0], 0.0))
+            self._write()
+        (first, *others) = self._entries
+        return [] if first.ended or others else [Task(first.trial, first.seeds[0], 0)]
+
+    def plan_seeds(self, count: int) -> None:
+        """Race on the first `count` seeds."""
+        self.seeds = self.seeds[:count]
+        self.race = replace(self.race, seeds=count)
 
     def end_round(self, failed: Sequence[int]) -> dict[int, Exit]:
         """Take in the records of a round whose parts have ended; return the trials that leave, and keep them in `left`.
@@ -118,7 +95,7 @@ class RaceRounds:
         """
         number = self._entries[-1].round
         self.failed.update(failed)
-        self._entries += [_Entry(number, trial, "failed", [], 0.0, 0.0, ended=True) for trial in sorted(set(failed))]
+        self._entries += [Entry(number, trial, "failed", [], 0.0, 0.0, ended=True) for trial in sorted(set(failed))]
         of_round = [entry for entry in self._entries if entry.round == number]
         self._take_in(of_round)
         exits = {
@@ -129,14 +106,30 @@ class RaceRounds:
         self.left |= exits
         for entry in of_round:
             entry.ended = True
+            entry.elapsed_s = None if self.spending is None else self.spending.elapsed_s
         for trial, reason in sorted(exits.items()):
             behind = self.seeds[: reason.seeds]
             bound = None if math.isnan(reason.bound) else reason.bound
             cost = self._evidence[_key(trial)].step_s
             of_exit = (reason.kind, behind, RUNGS[reason.rung], cost, reason.harm, bound)
-            self._entries.append(_Entry(number, trial, *of_exit, ended=True))
+            self._entries.append(Entry(number, trial, *of_exit, ended=True))
         self._write()
         return exits
+
+    @property
+    def begun(self) -> bool:
+        """True after the pilot."""
+        return len(self._entries) > 1
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the race at the end of its last round."""
+        return max((entry.elapsed_s or 0.0 for entry in self._entries), default=0.0)
+
+    @property
+    def safe(self) -> list[int]:
+        """The trials that the rule calls safe."""
+        return [int(name) for name in self.race.safe(self._evidence)]
 
     @property
     def running(self) -> list[int]:
@@ -147,45 +140,96 @@ class RaceRounds:
             if trial not in self.left and trial not in self.failed and not self._complete(trial)
         ]
 
-    def trained_seeds(self, trial: int) -> list[int]:
-        """Return the seeds of a trial that have begun."""
-        seeds = {
-            seed
-            for entry in self._entries
-            if entry.trial == trial and entry.decision == "train"
-            for seed in entry.seeds
-        }
+    def trained_seeds(self, trial: int, *, least: float = 0.0) -> list[int]:
+        """Return the seeds of a trial that have begun, with parts up to a share of the steps of at least `least`."""
+        seeds = {seed for entry in self._trained(trial) if entry.share >= least for seed in entry.seeds}
         return [seed for seed in self.seeds if seed in seeds]
+
+    def _trained(self, trial: int) -> list[Entry]:
+        return [entry for entry in self._entries if entry.trial == trial and entry.decision == "train"]
 
     def _complete(self, trial: int) -> bool:
         evidence = self._evidence.get(_key(trial))
         return evidence is not None and len(evidence.final) == len(self.seeds)
 
-    def _plan(self) -> list[_Entry]:
+    def _plan(self) -> list[Entry]:
         """Return the entries of the next round: parts of trials, and of dense wherever they need it."""
-        number = self._entries[-1].round + 1 if self._entries else 0
         evidence = {_key(trial): self._evidence.get(_key(trial), Evidence(0.0)) for trial in self._entrants}
-        parts = self.race.next_parts(evidence, [_key(trial) for trial in self.running])
-        planned = [
-            _Entry(
-                number,
-                int(part.setting),
-                "train",
-                [self.seeds[i] for i in part.seeds],
-                RUNGS[part.rung],
-                evidence[part.setting].step_s,
-            )
-            for part in parts
-        ]
-        known = self.trained_seeds(self.dense)
-        needed = {seed for entry in planned for seed in entry.seeds} - set(known)
-        if needed:
-            planned.insert(
-                0, _Entry(number, self.dense, "train", [seed for seed in self.seeds if seed in needed], 1.0, 0.0)
-            )
-        return planned
+        number = self._entries[-1].round + 1 if self._entries else 0
+        while running := [_key(trial) for trial in self.running if trial not in self.aside]:
+            entries = [
+                Entry(
+                    number, int(setting), "train", [self.seeds[i] for i in seeds], RUNGS[rung], evidence[setting].step_s
+                )
+                for setting, seeds, rung in self.race.next_parts(evidence, running)
+            ]
+            planned = self._within_budget(entries) if self.spending is not None else entries
+            if planned or not entries:
+                return self._with_dense(planned)
+        return []
 
-    def _take_in(self, entries: Sequence[_Entry]) -> None:
+    def _with_dense(self, planned: list[Entry]) -> list[Entry]:
+        """Return entries after those of dense that they need."""
+        known = self.trained_seeds(self.dense, least=1.0)
+        needed = {seed for entry in planned for seed in entry.seeds} - set(known)
+        if not needed:
+            return planned
+        seeds = [seed for seed in self.seeds if seed in needed]
+        return [Entry(planned[0].round, self.dense, "train", seeds, 1.0, 0.0), *planned]
+
+    def _within_budget(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries that the budget allows, and put the trials of the others aside.
+
+        The first one comes first: others must leave enough to train it on all seeds.
+        """
+        assert self.spending is not None
+        left_s = self.spending.remaining_s(self.trained_s)
+        reserve_s = self.finish_s(entries[0].trial) if self._evidence else 0.0
+        kept: list[Entry] = []
+        for entry in entries:
+            needed_s = sum(map(self._part_s, self._with_dense([*kept, entry])))
+            if needed_s + (reserve_s if kept else 0.0) <= left_s:
+                kept.append(entry)
+            else:
+                self.aside.add(entry.trial)
+        return kept
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training in all rounds that have ended, by what runs take."""
+        return sum(self._part_s(entry) for entry in self._entries if entry.ended and entry.decision == "train")
+
+    def run_s(self, trial: int) -> float:
+        """Return the seconds of a whole run of a trial, by its first seed: dense's before it has begun."""
+        begun = self._trained(trial) if trial == self.dense or _key(trial) in self._evidence else []
+        if not begun:
+            return self.run_s(self.dense)
+        run = self._run_of(trial, self.seeds[0])
+        share = max(entry.share for entry in begun if entry.ended and self.seeds[0] in entry.seeds)
+        return float(run.row["seconds"]) / share
+
+    def finish_s(self, trial: int) -> float:
+        """Return the seconds of runs, dense ones among them, that train a trial to its end on all seeds."""
+        missing = sum(1.0 - self._share(trial, seed) for seed in self.seeds)
+        dense = len(self.seeds) - len(self.trained_seeds(self.dense, least=1.0))
+        return missing * self.run_s(trial) + dense * self.run_s(self.dense)
+
+    def _part_s(self, entry: Entry) -> float:
+        """Return the seconds of an entry's runs, without those of the parts before it."""
+        shares = (entry.share - self._share(entry.trial, seed, before=entry) for seed in entry.seeds)
+        return self.run_s(entry.trial) * sum(shares)
+
+    def _share(self, trial: int, seed: int, before: Entry | None = None) -> float:
+        """Return the share of the steps up to which a run has been trained, or was `before` an entry."""
+        shares = [0.0]
+        for entry in self._trained(trial):
+            if entry is before:
+                break
+            if seed in entry.seeds:
+                shares.append(entry.share)
+        return max(shares)
+
+    def _take_in(self, entries: Sequence[Entry]) -> None:
         """Add the evidence of the parts of a round."""
         parts = [
             entry
@@ -202,7 +246,7 @@ class RaceRounds:
                 self._evidence[_key(entry.trial)] = Evidence(entry.cost)
             self._evidence[_key(entry.trial)] = self._observed(entry, self._evidence[_key(entry.trial)])
 
-    def _observed(self, entry: _Entry, before: Evidence) -> Evidence:
+    def _observed(self, entry: Entry, before: Evidence) -> Evidence:
         """Return a trial's evidence with that of one more part."""
         if entry.share == 1.0:
             name = f"final_{self.measure.name}_on"
@@ -236,20 +280,11 @@ class RaceRounds:
         return trace
 
     def _write(self) -> None:
-        columns = {name: [getattr(entry, name) for entry in self._entries] for name in COLUMNS.names}
-        write_table(pa.table(columns, schema=COLUMNS), self.file)
+        write_entries(self.file, self._entries)
 
     def _read(self) -> None:
-        """Read the rounds of an earlier session, and the evidence of those that have ended; raises ConfigError."""
-        if not self.file.is_file():
-            return
-        try:
-            rows = pq.read_table(self.file, schema=COLUMNS).to_pylist()
-        except UNREADABLE as error:
-            raise ConfigError(
-                f"The rounds of the race, {self.file}, cannot be read ({error}): restore the file from a copy."
-            ) from None
-        self._entries = [_Entry(**row) for row in rows]
+        """Take in the rounds of an earlier session; raises ConfigError."""
+        self._entries = read_entries(self.file)
         self.failed = {entry.trial for entry in self._entries if entry.decision == "failed"}
         for number in sorted({entry.round for entry in self._entries if entry.ended}):
             self._take_in([entry for entry in self._entries if entry.round == number])
@@ -259,10 +294,6 @@ class RaceRounds:
 def _key(trial: int) -> str:
     """Return the name of a trial in a race: names are ordered as numbers are."""
     return f"{trial:07d}"
-
-
-def _rung(share: float) -> int:
-    return RUNGS.index(share)
 
 
 def exit_reason(reason: Exit, measure: Measure, *, num_steps: int, margin: float) -> str:

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from optuna.trial import FixedTrial
 from ray.tune.search import Searcher
 
 from raysim.analysis.comparison.race import RUNGS, Exit, Race
+from raysim.analysis.comparison.race_plan import plans_within, usual_spread
 from raysim.analysis.data import ReplayError
 from raysim.analysis.pricing.pooled import in_company
 from raysim.config import RunConfig
 from raysim.plugins import trusting
 from raysim.records import Run
+from raysim.sweeps.budget import Spending, duration
+from raysim.sweeps.budget_lines import plan_lines, spent_lines
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.objectives import Objective
 from raysim.sweeps.race_rounds import RaceRounds, Task, exit_reason
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.store import Store
+from raysim.sweeps.study import Study
+from raysim.sweeps.study_file import SEEDS
 from raysim.sweeps.trial import Outcome, TrialSpec, run_figures
 from raysim.sweeps.trial_rows import TrialRow
 
 
 class RaceSearch(LedgerSearch):
-    """Tune's searcher of a race: it suggests the parts of a round, and ends trials by the decisions after it."""
+    """Tune's searcher of a race: it suggests the parts of a round, and ends trials by the decisions after it.
+
+    `gpus`: of a run. `on_plan` is called with the study on the seeds that the plan of its budget chose; `say` prints a line.
+    """
 
     def __init__(
         self,
@@ -34,15 +44,23 @@ class RaceSearch(LedgerSearch):
         limit: Callable[[int], int],
         spec: Callable[[TrialRow, RunConfig], TrialSpec],
         store: Store,
+        *,
+        gpus: float,
+        on_plan: Callable[[Study], None],
+        say: Callable[[str], None],
     ) -> None:
         super().__init__(ledger, limit, spec)
         self._store = store
+        self._gpus, self._on_plan, self._say = gpus, on_plan, say
+        self.refused: str | None = None
+        """Why the race cannot be had within its budget."""
         self._configs: dict[int, RunConfig] = {}
         self._dense = -1
         self._tasks: dict[str, Task] = {}  # by Tune's name of a trial
         self._failed: dict[int, Outcome] = {}
         self._queue: deque[Task] = deque()
         self._rounds: RaceRounds | None = None
+        self._began_s = time.monotonic()
 
     @property
     def rounds(self) -> RaceRounds:
@@ -58,7 +76,7 @@ class RaceSearch(LedgerSearch):
             return Searcher.FINISHED
         rounds = self.rounds
         if not self._queue and not running:
-            self._queue.extend(rounds.next_round())
+            self._queue.extend(self._next_tasks())
             if not self._queue:
                 self._end(self.ledger.rows[self._dense])
                 return Searcher.FINISHED
@@ -75,7 +93,12 @@ class RaceSearch(LedgerSearch):
             until=1.0 if last else RUNGS[task.rung],
         )
         row.seeds = rounds.trained_seeds(task.trial)
-        self.ledger.begin(row, replace(spec, seeds=tuple(row.seeds)).runs())
+        runs = replace(spec, seeds=tuple(row.seeds)).runs()
+        if row.ended:  # dense, for more seeds than in an earlier session
+            row.runs = runs
+            self.ledger.rows.write()
+        else:
+            self.ledger.begin(row, runs)
         self._rows[trial_id], self._tasks[trial_id] = row, task
         return {"trial": spec}
 
@@ -98,14 +121,61 @@ class RaceSearch(LedgerSearch):
         if not self._rows and not self._queue and not self.stopping:
             self._end_round()
 
+    def _next_tasks(self) -> list[Task]:
+        """Return the parts of the next round, after a plan if there is a budget."""
+        rounds, study = self.rounds, self.ledger.study
+        if study.budget is not None and rounds.spending is None:
+            if pilot := rounds.begin_pilot():
+                return pilot
+            rounds.spending = Spending(
+                study.budget,
+                jobs=max(1, self._limit(0)),
+                gpus=self._gpus,
+                before_s=time.monotonic() - self._began_s + rounds.elapsed_s,
+            )
+            if not rounds.begun:
+                self._plan(rounds.spending)
+        return [] if self.refused else rounds.next_round()
+
+    def _plan(self, spending: Spending) -> None:
+        """Choose the number of seeds by the cost of a run, and print what the budget buys."""
+        rounds, study = self.rounds, self.ledger.study
+        run_s, count = rounds.run_s(self._dense), len(rounds.running)
+        pair_s = spending.elapsing_s(2 * run_s)
+        if 2 * run_s > spending.remaining_s(rounds.trained_s):
+            self.refused = (
+                f"`budget` = {spending.budget.text!r} is below one pair of runs: dense and one setting on one seed take about "
+                f"{duration(pair_s)}. Give at least {duration(3 * len(RUNGS) * pair_s / 2)}, or train fewer steps."
+            )
+            return
+        spread = usual_spread(rounds.measure, branched=study.config({}).start is not None)
+        budgets_s = [share * spending.total_s for share in (0.5, 1.0, 2.0)]
+        options = [seeds for seeds in SEEDS if seeds <= len(rounds.seeds)] or [len(rounds.seeds)]
+        plans = plans_within(
+            count, run_s=run_s, budgets_s=budgets_s, spread=spread, margin=rounds.race.margin, seeds=options
+        )
+        for line in plan_lines(spending, plans, count, run_s, f"{spread:g} {rounds.measure.unit}"):
+            self._say(line)
+        rounds.plan_seeds(plans[1].seeds)
+        self._on_plan(replace(study, seeds=tuple(rounds.seeds)))
+
+    def summary(self) -> list[str]:
+        """Return what the race has decided within its budget, and what is open, a line each; none without a budget."""
+        rounds = self._rounds
+        if rounds is None or rounds.spending is None:
+            return []
+        return spent_lines(rounds.spending, rounds, {row.trial: row.notation for row in self.ledger.rows})
+
     def _begin(self) -> RaceRounds:
         """Take all trials of the study into the race; return its rounds, those of an earlier session among them."""
         study = self.ledger.study
         while (suggestion := self.ledger.next()) is not None:
-            row, config = suggestion
-            self._configs[row.trial] = config
+            row = suggestion[0]
             row.seeds = row.seeds if row.runs else []
             self.ledger.begin(row, row.runs)
+        for row in self.ledger.rows:
+            if row.notation:
+                self._configs[row.trial] = study.config(study.overrides(FixedTrial(row.params), row.name))
         rows = [row for row in self.ledger.rows if row.same_as is None and row.notation]
         assert study.race is not None
         assert study.dense is not None
@@ -181,8 +251,6 @@ class RaceSearch(LedgerSearch):
 
     def _end(self, row: TrialRow) -> None:
         """End a row that trained on all of its seeds."""
-        if row.ended:
-            return
         study, runs = self.ledger.study, [self._run_of(row.trial, seed) for seed in row.seeds]
         try:
             outcome = Outcome(
@@ -190,7 +258,11 @@ class RaceSearch(LedgerSearch):
             )
         except ValueError as error:  # ReplayError among them
             outcome = Outcome("failed", self._seconds(row), str(error), {})
-        self.ledger.end(row, outcome)
+        if row.ended:
+            row.figures, row.seconds = outcome.figures, outcome.seconds
+            self.ledger.rows.write()
+        else:
+            self.ledger.end(row, outcome)
 
     def _seconds(self, row: TrialRow) -> float:
         return math.fsum(float(self._run_of(row.trial, seed).row["seconds"]) for seed in row.seeds)

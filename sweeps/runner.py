@@ -77,6 +77,8 @@ class Sweep:
         self.store = Store.checked(out if out is not None else Path("results") / study.name / stamp)
         self.folder = self.store.local
         self.halt = Halt()
+        self.say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+        """Prints a line."""
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever a row has changed, and every second while trials run."""
         self.phases = Phases()
@@ -97,6 +99,7 @@ class Sweep:
         if self.resumed and not self.store.is_unbegun():
             for name in ("study.toml", "space.py"):
                 self.store.fetch_file(name)
+            self.study = self.study.with_seeds_of(self.folder)
             self.study.check_same(self.folder)
         elif not (self.store.is_empty() or self.store.is_unbegun()):
             raise ConfigError(
@@ -187,7 +190,15 @@ class Sweep:
         if self.study.race is None:
             self.search = LedgerSearch(self.ledger, self.allocation.trials, self._spec)
         else:
-            self.search = RaceSearch(self.ledger, self.allocation.trials, self._spec, self.store)
+            self.search = RaceSearch(
+                self.ledger,
+                self.allocation.trials,
+                self._spec,
+                self.store,
+                gpus=self.share.gpus * self.allocation.processes,
+                on_plan=self._planned,
+                say=lambda line: self.say(line),
+            )
         scheduler = make_scheduler(self.study)
         if scheduler is not None and self.resumed:
             replay_evaluations(scheduler, self.rows, self.store.place())
@@ -202,6 +213,13 @@ class Sweep:
         )
         starting = self.share.jobs if self.allocation.capacity is None else None
         run_tune(self.search, scheduler, stop=Stop(self.halt, self.search), watch=watch, starting=starting)
+        if isinstance(self.search, RaceSearch) and self.search.refused is not None:
+            raise ConfigError(self.search.refused)
+
+    def _planned(self, study: Study) -> None:
+        """Go on with the seeds that the plan of a budget chose."""
+        self.study = self.ledger.study = study
+        self.study.write(self.folder)
 
     def _spec(self, row: TrialRow, config: RunConfig) -> TrialSpec:
         row.engine = self.allocation.engine

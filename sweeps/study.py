@@ -21,11 +21,12 @@ from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_conf
 from raysim.config.reading import merge
 from raysim.files import write_whole
 from raysim.plugins import modules_in
+from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
 from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # points of the space, to find values that are never valid
-CHANGEABLE = {"trials", "jobs", "confirm"}  # of a study that is resumed
+CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour"}  # of a study that is resumed
 COMPRESSORS = ("forward", "backward", "replica_gradient")
 
 
@@ -76,6 +77,10 @@ class Study:
     """Number of fresh seeds on which the choice is confirmed; 0 for none."""
     race: RaceTerms | None = None
     """Terms of the race in which trials are trained; None to train each to its end."""
+    budget: Budget | None = None
+    """What a race may spend."""
+    price_per_hour: float | None = None
+    """Of all machines together, for a budget in money."""
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, without a seed of its own; raises ConfigError."""
@@ -157,7 +162,7 @@ class Study:
         return modules_in(repr(self.as_mapping()), self.source or "")
 
     @property
-    def budget(self) -> int:
+    def most_trials(self) -> int:
         """Configurations to train at most."""
         whole = len(self.grid) + len(self.baselines)
         if self.sampler != "grid":
@@ -186,6 +191,7 @@ class Study:
             "seeds": list(self.seeds),
             "confirm": self.confirm or None,
             "race": vars(self.race) if self.race is not None else None,
+            "budget": self.budget.text if self.budget is not None else None,
             "base": copied(self.base),
             "objectives": [as_mapping(objective) for objective in self.objectives],
             "constraints": [as_mapping(constraint) for constraint in self.constraints],
@@ -201,6 +207,15 @@ class Study:
         if self.source is not None:
             write_whole(folder / "space.py", self.source.encode())
         write_whole(folder / "study.toml", tomli_w.dumps(self.as_mapping()).encode())
+
+    def with_seeds_of(self, folder: Path) -> Study:
+        """Return the study with the seeds that the plan of its budget chose, if `folder` holds it."""
+        try:
+            old = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8")).get("seeds", [])
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+            return self
+        chosen = self.budget is not None and old and list(self.seeds[: len(old)]) == old
+        return replace(self, seeds=tuple(old)) if chosen else self
 
     def check_same(self, folder: Path) -> None:
         """Raise ConfigError, by field, if the study in `folder` differs; budget and jobs may change."""

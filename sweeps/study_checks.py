@@ -127,6 +127,8 @@ def check_confirm(study: Study) -> None:
 def check_race(study: Study) -> None:
     """Raise ConfigError if a study asks for a race that cannot be: settings are paired with dense, seed by seed and step by step."""
     if study.race is None:
+        if study.price_per_hour is not None:
+            raise ConfigError("`price_per_hour` is for a `budget` in money: add `--budget '40 EUR'`.")
         return
     least = max(MIN_SEEDS, study.race.first)
     if study.dense is None:

@@ -16,12 +16,14 @@ from raysim.config import ConfigError, apply_override, make_config, read_source
 from raysim.config.reading import find_data, sentence
 from raysim.files import read_text
 from raysim.notation import known_words
+from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction
 from raysim.sweeps.study import Baseline, RaceTerms, Study, copied, override
 from raysim.sweeps.study_checks import check_baseline, check_confirm, check_draws, check_fields, check_race
 
 MOST_SEEDS = 10_000
+SEEDS = (3, 5, 8, 13, 21)  # among which the plan of a budget chooses
 PARTS: Mapping[str, type] = {"objectives": Objective, "constraints": Constraint, "baselines": Baseline}
 
 
@@ -54,6 +56,10 @@ class StudyKeys(BaseModel):
     """Fresh seeds on which the chosen settings and the dense baseline are trained after the sweep, and judged."""
     race: RaceKeys | None = None
     """true: train settings in parts, paired with dense, only while they may be the answer; or a table of first, error, hopeless."""
+    budget: str | Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """What a race may spend, with or without `race`: seconds or 3h of the sweep, "2 GPU hours", or money, with `price_per_hour`."""
+    price_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Of all machines of the sweep together, for a budget in money."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
     """Algorithm that chooses the trials."""
     sampler_seed: int = Field(default=0, ge=0)
@@ -121,22 +127,31 @@ def read_study(
     confirm: int | None = None,
     transport: str | None = None,
     race: bool = False,
+    budget: str | None = None,
+    price_per_hour: float | None = None,
 ) -> Study:
     """Return the study of a built-in's name, a .toml or a .py file.
 
-    `overrides` are `key=value` texts that change its base. `trials`, `jobs` and `confirm` replace the file's; `seeds` is a number of
-    seeds from 0 on, in place of the file's. `race` makes a race of the study. `transport` is for the prices among its
-    objectives that name none. Raises ConfigError by field and rule.
+    `overrides` are `key=value` texts that change its base. `trials`, `jobs`, `confirm`, `budget` and `price_per_hour` replace the
+    file's; `seeds` is a number of seeds from 0 on, in place of the file's. `race` makes a race of the study, and so does a budget.
+    `transport` is for the prices among its objectives that name none. Raises ConfigError by field and rule.
 
-    >>> read_study("quickstart").budget
+    >>> read_study("quickstart").most_trials
     9
     """
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         rule = "at least 1" if seeds < 1 else f"at most {MOST_SEEDS}"
         raise ConfigError(f"`seeds` must be {rule}, but got {seeds}.")
-    changes = {"trials": trials, "jobs": jobs, "confirm": confirm, "seeds": None if seeds is None else [*range(seeds)]}
+    changes: dict[str, Any] = {
+        "trials": trials,
+        "jobs": jobs,
+        "confirm": confirm,
+        "seeds": None if seeds is None else [*range(seeds)],
+    }
     file = _read(source)
-    changes["race"] = True if race and not file.values.get("race") else None
+    changes |= {"budget": budget, "price_per_hour": price_per_hour}
+    raced = race or budget is not None or "budget" in file.values
+    changes["race"] = True if raced and not file.values.get("race") else None
     values = file.values | {key: value for key, value in changes.items() if value is not None}
     study = _make(file._replace(values=values), overrides)
     if transport is not None:
@@ -233,9 +248,10 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
     resolved = {
         "name": name,
         "base": base,
-        "seeds": tuple(keys.seeds or (config.seed,)),
+        "seeds": tuple(keys.seeds or ((config.seed,) if keys.budget is None else range(max(SEEDS)))),
         "early_stopping": early,
         "sampler": sampler,
+        "budget": None if keys.budget is None else Budget.parse(keys.budget, keys.price_per_hour),
         "race": RaceTerms(**terms.model_dump()) if terms is not None else None,
         "space": space,
         "source": file.python,

@@ -24,6 +24,7 @@ from raysim.quality import Measure, measures_of
 from raysim.records import Run
 from raysim.sweeps.objectives import Figure, Objective
 from raysim.sweeps.progress import format_figure
+from raysim.sweeps.race_search import RaceSearch
 from raysim.sweeps.trial_rows import TrialRow, frontier
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def show_result(sweep: Sweep) -> None:
         say(_learned_nothing(failed, sweep))
     if sweep.results is not None:
         _show_verdicts(console, sweep.results, sweep.study.compute)
+    if isinstance(sweep.search, RaceSearch):
+        for line in sweep.search.summary():
+            say(line)
     counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     say(f"{ended or 'no trials'}: {sweep.store.out}")

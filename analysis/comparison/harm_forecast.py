@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ class Observation(NamedTuple):
     @property
     def forecast(self) -> float:
         """The least of the forecasts of final harm."""
-        return min(float(np.mean(self.harms)), self.delayed, self.evaluated)
+        return min(fmean(self.harms), self.delayed, self.evaluated)
 
 
 class Trace(NamedTuple):

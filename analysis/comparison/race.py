@@ -12,13 +12,13 @@ All functions are pure: the same evidence gives the same decision, so that a kil
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from functools import lru_cache
+from statistics import fmean, median, variance
 from typing import Literal, NamedTuple
 
-import numpy as np
-from scipy import stats
+from scipy import special
 
 from raysim.analysis.comparison.harm_forecast import Observation
 from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED, Sample, judge
@@ -110,6 +110,8 @@ class Race:
     def safe(self, evidence: Mapping[str, Evidence]) -> list[str]:
         """Return the settings that the rule calls safe on all planned seeds; those that left stay in the family."""
         complete = [name for name, each in evidence.items() if len(each.final) == self.seeds]
+        if not complete:
+            return []
         samples = [self._sample(evidence[name].final) for name in complete]
         samples += [self._sample((math.nan,))] * (self.family - len(complete))
         judged = judge(samples, [self.margin] * len(samples))
@@ -127,7 +129,7 @@ class Race:
             if name in safe or not each.observed:
                 continue
             if each.step_s > fastest:
-                found[name] = Exit("slower", each.rung, len(each.harms), float(np.mean(each.harms)), math.nan)
+                found[name] = Exit("slower", each.rung, len(each.harms), fmean(each.harms), math.nan)
             elif (reason := self._harmful(each, evidence) or self._hopeless(each, evidence)) is not None:
                 found[name] = reason
         return found
@@ -146,6 +148,18 @@ class Race:
             for name in sorted(unfinished, key=lambda name: self._turn(name, evidence))[:width]
         ]
 
+    def rounds(self, evidence: dict[str, Evidence], left: dict[str, Exit]) -> Iterator[list[Part]]:
+        """Yield the parts of one round after another until the race is over.
+
+        The caller adds what the parts show to `evidence` before it asks for the next round. `left` collects the exits.
+        """
+        running = list(evidence)
+        while parts := self.next_parts(evidence, running):
+            yield parts
+            exits = self.exits(evidence)
+            left |= {name: exits[name] for name in running if name in exits}
+            running = [name for name in running if name not in left and len(evidence[name].final) < self.seeds]
+
     def _part(self, name: str, each: Evidence) -> Part:
         if each.final:
             count = len(each.final)
@@ -163,11 +177,11 @@ class Race:
         """Return the chance that a setting's true final harm lies within the margin, by its forecast."""
         error = self._error(each.harms, each.rung, evidence)
         if each.final:
-            return float(stats.norm.cdf((self.margin - float(np.mean(each.final))) / max(error, 1e-12)))
+            return float(special.ndtr((self.margin - fmean(each.final)) / max(error, 1e-12)))
         deviation = deviation_of(each.rung, evidence)
         mean = max(each.observed[-1].forecast, FLOOR * self.margin)
         spread = math.hypot(deviation.within, error / mean)
-        return float(stats.norm.cdf((math.log(self.margin / mean) - deviation.mean) / spread))
+        return float(special.ndtr((math.log(self.margin / mean) - deviation.mean) / spread))
 
     def _harmful(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
         """Return the exit of a setting whose final harm surely lies above the margin."""
@@ -176,18 +190,18 @@ class Race:
         bound = self.lower_bound(each, evidence)
         if bound <= self.margin:
             return None
-        return Exit("harmful", each.rung, len(each.harms), float(np.mean(each.harms)), bound)
+        return Exit("harmful", each.rung, len(each.harms), fmean(each.harms), bound)
 
     def lower_bound(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
         """Return the lower bound of a setting's final harm, at a rung's share of the error."""
         level = self.error / len(RUNGS)
-        half = float(stats.t.isf(level, PRIOR_FREEDOM + len(each.harms) - 1))
+        half = float(special.stdtrit(PRIOR_FREEDOM + len(each.harms) - 1, 1 - level))
         half *= self._error(each.harms, each.rung, evidence)
-        mean = float(np.mean(each.final)) if each.final else each.observed[-1].forecast
+        mean = fmean(each.final) if each.final else each.observed[-1].forecast
         if each.final or mean <= half:
             return mean - half
         deviation = deviation_of(each.rung, evidence)
-        unsure = float(stats.norm.isf(level)) * deviation.within
+        unsure = float(-special.ndtri(level)) * deviation.within
         return mean * math.exp(min(0.0, deviation.mean) - math.hypot(unsure, half / mean))
 
     def _hopeless(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
@@ -197,17 +211,17 @@ class Race:
         chance = self.chance_safe(each, evidence)
         if chance >= self.hopeless:
             return None
-        return Exit("hopeless", each.rung, len(each.harms), float(np.mean(each.harms)), chance)
+        return Exit("hopeless", each.rung, len(each.harms), fmean(each.harms), chance)
 
     def chance_safe(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
         """Return the chance that all planned seeds will call a setting safe."""
         if not each.final:
             return self.chance_harmless(each, evidence)
         spread = self._spread(each.final, each.rung, evidence)
-        critical = float(stats.t.isf(LEVEL / self.family, self.seeds - 1)) * spread / math.sqrt(self.seeds)
+        critical = float(special.stdtrit(self.seeds - 1, 1 - LEVEL / self.family)) * spread / math.sqrt(self.seeds)
         unseen = spread * math.sqrt(1 / len(each.final) - 1 / self.seeds)
-        room = self.margin - critical - float(np.mean(each.final))
-        return float(stats.t.cdf(room / unseen, PRIOR_FREEDOM + len(each.final) - 1)) if unseen else float(room > 0)
+        room = self.margin - critical - fmean(each.final)
+        return float(special.stdtr(PRIOR_FREEDOM + len(each.final) - 1, room / unseen)) if unseen else float(room > 0)
 
     def _error(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
         """Return the standard error of a setting's mean harm."""
@@ -217,10 +231,10 @@ class Race:
         """Return the standard deviation of harms over seeds, its square shrunk to the median of the job's (Smyth 2004)."""
         reached = [each for each in evidence.values() if each.rung >= rung]
         of_job = [each.final if rung == len(RUNGS) - 1 else each.observed[rung].harms for each in reached]
-        variance = median([float(np.var(each, ddof=1)) for each in of_job if len(each) > 1] or [0.0])
+        variance = median([_variance(each) for each in of_job if len(each) > 1] or [0.0])
         if len(harms) > 1:
             freedom = len(harms) - 1
-            own = float(np.var(harms, ddof=1))
+            own = _variance(tuple(harms))
             variance = (PRIOR_FREEDOM * variance + freedom * own) / (PRIOR_FREEDOM + freedom) if own else 0.0
         return math.sqrt(variance + (self.step / 2) ** 2)
 
@@ -235,10 +249,16 @@ def deviation_of(rung: int, evidence: Mapping[str, Evidence]) -> Deviation:
         if each.final and len(each.observed) > rung:
             observed = each.observed[rung]
             seeds = len(observed.harms)
-            error = float(np.std(observed.harms, ddof=1)) / math.sqrt(seeds) if seeds > 1 else math.inf
+            error = math.sqrt(_variance(observed.harms) / seeds) if seeds > 1 else math.inf
             if observed.forecast > 2 * error:
-                seen.append(math.log(max(float(np.mean(each.final[:seeds])) / observed.forecast, FLOOR)))
+                seen.append(math.log(max(fmean(each.final[:seeds]) / observed.forecast, FLOOR)))
     mean, between, within = DEVIATION
     precision = between**-2 + len(seen) * within**-2
     mean = (mean * between**-2 + sum(seen) * within**-2) / precision
     return Deviation(mean, precision**-0.5, math.sqrt(within**2 + 1 / precision))
+
+
+@lru_cache(maxsize=1024)
+def _variance(harms: tuple[float, ...]) -> float:
+    """Return the variance of harms; rounds ask for the same ones over and over."""
+    return variance(harms)

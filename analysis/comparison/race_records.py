@@ -102,17 +102,13 @@ class _Replay:
         race, evidence = self.race(), {name: Evidence(self._step_s(runs)) for name, runs in self.settings.items()}
         costs = {name: np.zeros(race.seeds) for name in ("", *evidence)}  # in runs, by seed; "" is dense
         costs[""][: race.first] = 1.0
-        left: dict[str, Exit | None] = {}
-        running = list(evidence)
-        while parts := race.next_parts(evidence, running):
+        left: dict[str, Exit] = {}
+        for parts in race.rounds(evidence, left):
             for part in parts:
                 evidence[part.setting] = self._train(part, evidence[part.setting])
                 for name in ("", part.setting):
                     seeds = list(part.seeds)
                     costs[name][seeds] = np.maximum(costs[name][seeds], RUNGS[part.rung])
-            exits = race.exits(evidence)
-            left |= {name: exits[name] for name in running if name in exits}
-            running = [name for name in running if name not in left and len(evidence[name].final) < race.seeds]
         safe = race.safe(evidence)
         rows = [self._row(name, costs[name], full[name], left.get(name), name in safe) for name in evidence]
         dense = {

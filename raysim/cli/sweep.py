@@ -25,6 +25,12 @@ Seeds = Annotated[int | None, typer.Option(help="Seeds of each, from 0 on, inste
 Race = Annotated[
     bool, typer.Option("--race", help="Train settings in parts, beside dense, only while they may be the answer.")
 ]
+Budget = Annotated[
+    str | None, typer.Option(help="What a race may spend: 90min or 3h of the sweep, '2 GPU hours', or money, '40 EUR'.")
+]
+Price = Annotated[
+    float | None, typer.Option(min=0, help="Of all machines of the sweep together, for a budget in money.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")]
 
 
@@ -46,6 +52,8 @@ def sweep(
         ),
     ] = None,
     race: Race = False,
+    budget: Budget = None,
+    price_per_hour: Price = None,
     resume: Resume = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
     wait: Annotated[
@@ -77,6 +85,8 @@ def sweep(
             confirm=confirm,
             transport=transport,
             race=race,
+            budget=budget,
+            price_per_hour=price_per_hour,
         )
         stack.enter_context(trusting(*checked.modules))  # named by the user, in the study
         listen_on_loopback(address)
@@ -86,7 +96,14 @@ def sweep(
         started = Sweep(checked, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         phases.enter(None)
         options: dict[str, object] = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm}
-        options |= {"--transport": transport, "--address": address, "--wait": wait, "--out": started.store.out}
+        options |= {
+            "--budget": budget,
+            "--price-per-hour": price_per_hour,
+            "--transport": transport,
+            "--address": address,
+            "--wait": wait,
+            "--out": started.store.out,
+        }
         again = shlex.join(
             ["raysim", "sweep", study, *(overrides or []), *_words(options), *(["--race"] if race else []), "--resume"]
         )
@@ -155,6 +172,8 @@ def submit(
     confirm: Annotated[int | None, typer.Option(help="Held-out seeds that judge the choice.")] = None,
     wait: Annotated[float | None, typer.Option(min=0, help="Seconds to wait for resources on the cluster.")] = None,
     race: Race = False,
+    budget: Budget = None,
+    price_per_hour: Price = None,
     resume: Resume = False,
 ) -> None:
     """Run a sweep as a job of a Ray cluster, and print its output. Ctrl-C leaves the job to itself.
@@ -167,6 +186,7 @@ def submit(
 
     files, study = _sent_files(study, files)
     options = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm, "--wait": wait, "--out": out}
+    options |= {"--budget": budget, "--price-per-hour": price_per_hour}
     words = ["sweep", study, *(overrides or []), *_words(options), "--address", "auto"]
     if race:
         words.append("--race")

@@ -59,8 +59,8 @@ def test_the_least_forecast_counts():
 def run_race(race, truth, forecast, final):
     """Run a race to its end; return the exits, and the parts in order."""
     evidence = {name: Evidence(step_s=i) for i, name in enumerate(truth)}
-    running, left, order = list(truth), {}, []
-    while parts := race.next_parts(evidence, running):
+    left, order = {}, []
+    for parts in race.rounds(evidence, left):
         for part in parts:
             order.append(part)
             each = evidence[part.setting]
@@ -70,9 +70,6 @@ def run_race(race, truth, forecast, final):
             else:
                 harms = tuple(final(part.setting, seed) for seed in part.seeds)
                 evidence[part.setting] = each._replace(final=(*each.final, *harms))
-        exits = race.exits(evidence)
-        left |= {name: exits[name] for name in running if name in exits}
-        running = [name for name in running if name not in left and len(evidence[name].final) < race.seeds]
     return left, order, evidence
 
 

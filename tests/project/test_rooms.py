@@ -56,7 +56,7 @@ RECORDS = {
     "units",
 }
 PRICED_RUNS = {"analysis.data", "analysis.pricing", "analysis.runs"}
-STUDIES = {"config", "sweeps.objectives", "sweeps.space"}
+STUDIES = {"config", "sweeps.budget", "sweeps.objectives", "sweeps.space"}
 
 ROOMS = {
     "raysim.errors": (set(), set()),
@@ -110,6 +110,7 @@ ROOMS = {
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
     "raysim.sweeps": ({"*"}, THIRD_PARTY),
+    "raysim.sweeps.budget": ({"config"}, set()),
     "raysim.sweeps.space": ({"config"}, {"optuna"}),
     "raysim.sweeps.objectives": ({"analysis", "config", "network", "quality", "records"}, set()),
     "raysim.sweeps.study": ({*STUDIES, "files", "plugins"}, {"optuna"}),

@@ -72,7 +72,7 @@ def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
         ("dense", {"forward": "Identity"}),
         ("trial-1", {"forward": "TopK(0.5)"}),
     ]
-    assert (second.budget, second.confirm, second.base) == (2, 0, study.base)
+    assert (second.most_trials, second.confirm, second.base) == (2, 0, study.base)
     (tmp_path / "out").mkdir()
     second.write(tmp_path / "out")
     assert read_study(tmp_path / "out" / "study.toml").as_mapping() == second.as_mapping()

@@ -1,5 +1,6 @@
 """Races in a sweep: rounds that resume to the same decisions, and real ones that leave the bits of whole runs."""
 
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -7,16 +8,21 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from ray.tune.search import Searcher
 from studies import BASE, write_study
 
-from raysim.analysis import load, safe_set
 from raysim.analysis.comparison.race import RUNGS, Race
 from raysim.config import ConfigError
 from raysim.quality import MEASURES
 from raysim.records import Run
+from raysim.sweeps.budget import Budget, Spending
+from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.race_rounds import RaceRounds
+from raysim.sweeps.race_search import RaceSearch
 from raysim.sweeps.runner import Sweep
+from raysim.sweeps.store import Store
 from raysim.sweeps.study_file import read_study
+from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.training.train import train
 
 STEPS, SEEDS, DENSE = 100, [3, 4, 5], 0
@@ -148,33 +154,176 @@ def test_a_race_is_part_of_the_study_and_asks_for_no_asha(tmp_path):
     assert read_study(write_study(tmp_path, **(STUDY | {"race": None})), race=True).race == study.race
 
 
-def test_a_real_race_leaves_the_bits_of_whole_runs_and_resumes(ray, tmp_path):
+class Part:
+    """A part of Tune's, trained in this process."""
+
+    def __init__(self, suggestion):
+        self._trial = object.__new__(SweepTrial)
+        self._trial._warm, self._trial._data = None, {}
+        self._trial._begin(suggestion["trial"])
+
+    def run(self):
+        while not (result := self._trial.step()).get("done"):
+            pass
+        return result
+
+
+def search_of(path, out, **changes):
+    """Return the search of a race in a folder, without Tune; `lines` are what it says."""
+    study = replace(read_study(path), **changes).with_seeds_of(out)
+    out.mkdir(exist_ok=True)
+    ledger, lines = Ledger(study, out), []
+    ledger.reconcile()
+
+    def planned(study):
+        ledger.study = study
+        study.write(out)
+
+    def spec(row, config):
+        row.engine = "inline"
+        seeds, bundles = tuple(row.seeds), [{"CPU": 1.0}]
+        return TrialSpec(row.trial, config, seeds, str(out), study.objectives, "inline", "auto", bundles)
+
+    options = {"gpus": 0.0, "on_plan": planned, "say": lines.append}
+    return RaceSearch(ledger, lambda running: 2, spec, Store(out), **options), lines
+
+
+def train_all(search, most=1000):
+    """Train the parts of a race, two at a time and the last one first; stop after `most` of them, as if killed."""
+    for i in range(most):
+        begun = {}
+        for name in (f"{i}-a", f"{i}-b"):
+            suggestion = search.suggest(name)
+            if suggestion == Searcher.FINISHED:
+                break
+            if suggestion is not None:
+                begun[name] = Part(suggestion)
+        if not begun:
+            break
+        for name, part in reversed(begun.items()):
+            search.on_trial_complete(name, part.run())
+    search.ledger.close()
+
+
+def race_study(folder, **changes):
     base = BASE | {"steps": 20, "evaluate_every_steps": 0}
-    path = write_study(
-        tmp_path,
-        **(STUDY | {"base": base, "sampler": "grid", "trials": None, "engine": "inline", "jobs": 2}),
-        baselines=[{"name": "dense", "set": {"forward": "Identity", "backward": "Identity"}}],
-        space={"forward": ["Quantize(8)", "TopK(0.01)"]},
-        symbols=None,
-    )
-    one = Sweep(read_study(path), out=tmp_path / "out")
-    one.run()
-    frame = pd.read_parquet(tmp_path / "out" / "trials.parquet").set_index("trial")
-    assert frame.loc[0, "status"] == "finished"
-    assert set(frame["status"]) <= {"finished", "pruned"}
-    for row in frame[frame["status"] == "pruned"].itertuples():
-        assert "of 20 steps on 2 seeds" in row.error or "slower than a safe setting" in row.error
-    stopped = [Run(path.parent) for path in sorted((tmp_path / "out").glob("trials/*/run.parquet"))]
-    assert {run.status for run in stopped} <= {"finished", "interrupted"}
-    config = one.study.config({"forward": "Quantize(8)"})
-    parts = next(run for run in stopped if run.row["forward"] == "Quantize(8)" and run.row["seed"] == 0)
-    whole = train(config.model_copy(update={"seed": 0}), engine="inline", out=tmp_path / "whole")
-    steps = len(parts.steps)
-    pd.testing.assert_series_equal(parts.steps["loss"], whole.steps["loss"][:steps])
-    decisions = pd.read_parquet(tmp_path / "out" / "race.parquet")
-    (tmp_path / "out" / "optuna.db").unlink()
-    again = Sweep(one.study, out=tmp_path / "out", resume=True)
-    again.run()
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "race.parquet"), decisions)
-    judged = safe_set(load(tmp_path / "out"))
-    assert judged["family"].nunique() == 1
+    space = {"forward": ["Quantize(8)", "TopK(0.01)"]}
+    dense = {"name": "dense", "set": {"forward": "Identity", "backward": "Identity"}}
+    options = {
+        "base": base,
+        "sampler": "grid",
+        "trials": None,
+        "engine": "inline",
+        "space": space,
+        "symbols": None,
+        "baselines": [dense],
+    }
+    return write_study(folder, **(STUDY | options | changes))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The search and the folder of a race that was not disturbed."""
+    folder = tmp_path_factory.mktemp("race")
+    search, _ = search_of(race_study(folder), folder / "out")
+    train_all(search)
+    return search, folder
+
+
+def test_parts_of_a_race_in_tune_end_in_rows(whole):
+    search, folder = whole
+    rows = {row.trial: row for row in search.ledger.rows}
+    assert (rows[0].name, rows[0].status) == ("dense", "finished")
+    assert rows[0].figures.keys() == {"loss_on", "wire_bytes"}
+    assert {row.status for row in rows.values()} <= {"finished", "pruned"}
+    assert all("of 20 steps on 2 seeds" in row.error for row in rows.values() if row.status == "pruned")
+    for row in rows.values():
+        assert row.runs == [f"trials/{row.trial}-s{seed}" for seed in row.seeds]
+        assert all((folder / "out" / run / "run.parquet").is_file() for run in row.runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 3, 5, 8])
+def test_a_race_that_was_killed_resumes_to_the_same_decisions(whole, tmp_path, most):
+    folder = whole[1]
+    train_all(search_of(folder / "small.toml", tmp_path / "out")[0], most)
+    train_all(search_of(folder / "small.toml", tmp_path / "out")[0])
+    decisions = [pd.read_parquet(out / "race.parquet") for out in (tmp_path / "out", folder / "out")]
+    pd.testing.assert_frame_equal(*decisions)
+
+
+def test_a_run_trained_in_parts_has_the_bits_of_a_whole_one(whole, tmp_path):
+    search, folder = whole
+    parts = Run(folder / "out" / "trials" / "1-s0")
+    config = search.ledger.study.config({"forward": "Quantize(8)"})
+    run = train(config.model_copy(update={"seed": 0}), engine="inline", out=tmp_path / "run")
+    columns = ["step", "loss", "wire_bytes"]
+    assert len(parts.steps) >= 2
+    pd.testing.assert_frame_equal(parts.steps[columns], run.steps[columns][: len(parts.steps)])
+
+
+def test_a_plan_says_what_a_budget_buys_and_chooses_the_seeds(tmp_path):
+    path = race_study(tmp_path, seeds=list(range(8)))
+    search, lines = search_of(path, tmp_path / "out", budget=Budget.parse("1h"))
+    train_all(search)
+    assert lines[0].startswith("Budget 1h: a run takes")
+    assert "2 settings and dense race on" in lines[0]
+    assert "with half the budget" in lines[1]
+    chosen = read_study(tmp_path / "out" / "study.toml").seeds
+    assert chosen in {tuple(range(count)) for count in (3, 5, 8)}
+    assert all(set(row.seeds) <= set(chosen) for row in search.ledger.rows)
+    assert "of 1h spent. Decided:" in search.summary()[0]
+    assert "Open: 0 settings" in search.summary()[0]
+
+
+def test_a_budget_below_one_pair_is_refused_with_the_cost_of_a_pair(tmp_path):
+    search, _ = search_of(race_study(tmp_path), tmp_path / "out", budget=Budget.parse(1e-3))
+    train_all(search)
+    assert search.refused.startswith("`budget` = '0.001' is below one pair of runs: dense and one setting on one seed")
+    assert {run.name for run in (tmp_path / "out" / "trials").iterdir()} == {"0-s0"}
+
+
+def test_a_race_whose_budget_is_spent_leaves_the_rest_open_and_goes_on_with_a_greater_one(tmp_path, monkeypatch):
+    path, out = race_study(tmp_path), tmp_path / "out"
+    left = iter([1e9, 1e9])
+    monkeypatch.setattr(Spending, "remaining_s", lambda self, trained_s: next(left, 0.0))
+    search, _ = search_of(path, out, budget=Budget.parse("1h"))
+    train_all(search)
+    assert any(line.startswith("Open: trial") for line in search.summary())
+    assert {row.status for row in search.ledger.rows} >= {"finished", "running"}
+    monkeypatch.undo()
+    again, _ = search_of(path, out, budget=Budget.parse("2h"))
+    train_all(again)
+    assert "Open: 0 settings" in again.summary()[0]
+    assert {row.status for row in again.ledger.rows} <= {"finished", "pruned"}
+
+
+@pytest.mark.parametrize(
+    ("given", "price", "sentence"),
+    [
+        ("soon", None, "`budget` must be a time such as 90min"),
+        ("0h", None, "`budget` must be a time"),
+        ("3 fortnights", None, "`budget` must be a time"),
+        ("2 GPU", None, "`budget` must be a time"),
+        ("40 EUR", None, "add `--price-per-hour`"),
+        ("3h", 2.0, "`price_per_hour` is for a `budget` in money"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_one_sentence(given, price, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Budget.parse(given, price)
+
+
+def test_gpu_hours_count_the_gpus_of_all_runs():
+    spending = Spending(Budget.parse("2 GPU hours"), jobs=4, gpus=2.0)
+    assert spending.total_s == 3600
+    assert spending.remaining_s(600.0) == 3000
+    with pytest.raises(ConfigError, match="needs GPUs"):
+        Spending(Budget.parse("2 GPU hours"), jobs=4, gpus=0.0)
+
+
+@pytest.mark.slow
+def test_a_race_on_ray_makes_the_decisions_of_one_without(ray, whole, tmp_path):
+    Sweep(read_study(whole[1] / "small.toml"), out=tmp_path / "ray").run()
+    decisions = [pd.read_parquet(out / "race.parquet") for out in (tmp_path / "ray", whole[1] / "out")]
+    pd.testing.assert_frame_equal(*decisions)

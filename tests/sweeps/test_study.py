@@ -59,7 +59,7 @@ def test_a_study_in_python_is_a_dict_and_a_function(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(PYTHON)
     study = read_study(path)
-    assert (study.name, study.budget) == ("mine", 3)
+    assert (study.name, study.most_trials) == ("mine", 3)
     folder = tmp_path / "out"
     folder.mkdir()
     study.write(folder)
@@ -285,7 +285,7 @@ def test_studies_are_listed(raysim):
 
 def test_a_budget_is_changed_without_changing_the_file():
     study = read_study("quickstart", trials=3, seeds=4, jobs=2)
-    assert (study.budget, study.seeds, study.jobs) == (3, (0, 1, 2, 3), 2)
+    assert (study.most_trials, study.seeds, study.jobs) == (3, (0, 1, 2, 3), 2)
     with pytest.raises(ConfigError, match=r"^`seeds` must be at least 1, but got 0\.$"):
         read_study("quickstart", seeds=0)
 
