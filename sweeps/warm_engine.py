@@ -122,6 +122,10 @@ class WarmEngine(RayEngine):
         modules = [self._modules(worker) for worker in range(self.num_workers)]
         self._enlist(ray.put(plan), modules, self._warm.data(self.workload.data))
 
+    def fits_elsewhere(self) -> bool:
+        """Return False: the bundles of a placement group stay until their node is gone."""
+        return False
+
     @property
     def device_kind(self) -> str:
         return "cuda" if self._warm.gpus else "cpu"

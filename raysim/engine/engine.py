@@ -215,6 +215,14 @@ class Engine(ABC):
     def device_kind(self) -> str:
         """The kind of device that computes, "cpu" or "cuda"; known once the workers are up."""
 
+    def leaving(self) -> str | None:
+        """Return a sentence if a node of the run is about to leave its cluster, at each of a few looks."""
+        return None
+
+    def fits_elsewhere(self) -> bool:
+        """Return whether the workers have room on nodes that stay, for an engine with a node that is `leaving`."""
+        return False
+
     def restart(self) -> None:
         """Start all workers again at step 0, as another incarnation; for an engine that `can_restart`."""
         self.incarnation += 1

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,14 +20,8 @@ from raysim.engine.delivery import find_limits
 from raysim.engine.engine import Engine, Ref
 from raysim.engine.nodes import Reach
 from raysim.engine.placement import check_on_one_node, nodes_of_workers
-from raysim.engine.resources import (
-    Waiting,
-    check_memories,
-    free_resources,
-    gpus_of_stage,
-    shortage,
-    stages_that_fit,
-)
+from raysim.engine.ray_internals import draining_nodes
+from raysim.engine.resources import check_memories, free_resources, wait_for_capacity, workers_that_fit
 from raysim.engine.start import end_ray, first_reason, start_ray
 from raysim.engine.watch import RayWatch
 from raysim.limits import node_memory, usable_cpus
@@ -39,9 +32,8 @@ from raysim.pipeline.worker import Worker
 
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
 LISTEN_S = 1.0  # seconds that the driver waits at a stretch, before it looks whether Ray's servers are there
+LOOK_S = 5.0  # between two looks for nodes that are about to leave
 PATIENCE_S = 6.0  # seconds in which the driver must see that servers are lost, if it does not wait in Ray for ever
-PLACE_S = 5.0  # seconds that stages wait for resources of a run that has just ended
-PLACE_AGAIN_S = 30.0  # seconds that restarted stages wait for the resources of their predecessors
 
 
 def _pickle_code_of_models() -> None:
@@ -66,6 +58,7 @@ class RayEngine(Engine):
         self._watch: RayWatch | None = None  # on the servers of the Ray that this engine joined or started
         self._private = False  # the Ray is this run's own: its CPUs are only counted
         self._gpus: float | None = None  # of each stage, settled by the first start
+        self._looked_s = 0.0
         self._stored: tuple[Any, ...] = ()
 
     def check(self) -> None:
@@ -201,6 +194,24 @@ class RayEngine(Engine):
             found[address] = max(found.get(address, reach), reach, key=lambda one: one.farthest_s)
         return found
 
+    def leaving(self) -> str | None:
+        if self._private or time.monotonic() - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = time.monotonic()
+        nodes = [node for node in dict.fromkeys(self._nodes) if node in draining_nodes()]
+        if not nodes:
+            return None
+        return " and ".join(
+            f"node {node_address(node)} is about to leave with {self._stages_on(node)}" for node in nodes
+        )
+
+    def fits_elsewhere(self) -> bool:
+        cpus, gpus = self.plan.config.cpus_per_stage, self._gpus or 0.0
+        free = free_resources()
+        for node in (node for node in self._nodes if node in free):  # their workers stop first
+            free[node] |= {"CPU": free[node].get("CPU", 0.0) + cpus, "GPU": free[node].get("GPU", 0.0) + gpus}
+        return sum(workers_that_fit(free, cpus, gpus).values()) >= self.num_workers
+
     def clock_offsets_s(self) -> list[float]:
         """A worker on the driver's node has its clock; another's is read at the quickest of a few calls."""
         import ray
@@ -243,33 +254,10 @@ class RayEngine(Engine):
             print(dashboard_sentence(url), file=sys.stderr, flush=True)
 
     def _place(self) -> list[str]:
-        """Return the node of each worker.
-
-        Raises ConfigError if they do not fit; WorkerLostError if stages that are started again do not fit in time.
-        """
+        """Return the node of each worker; raises what `wait_for_capacity` and `nodes_of_workers` raise."""
         config = self.plan.config
-        again = self._gpus is not None
-        limit_s = max(self.wait_s, min(PLACE_AGAIN_S if again else PLACE_S, config.timeout_s))
-        waiting = Waiting()
-        while True:
-            free = free_resources()
-            if self._gpus is None:
-                self._gpus = gpus_of_stage(config, self.num_workers, free)
-            fitting = {
-                node: stages_that_fit(resources, config.cpus_per_stage, self._gpus) for node, resources in free.items()
-            }
-            if sum(fitting.values()) >= self.num_workers:
-                break
-            asked = f"{config.cpus_per_stage:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
-            needed = (
-                f"{self.num_workers} workers of {asked} each need room, and there is room for {sum(fitting.values())}"
-            )
-            if waiting.seconds >= limit_s:
-                sentence = f"{shortage(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
-                raise WorkerLostError(sentence) if again else ConfigError(sentence)
-            waiting.tell(partial(shortage, needed))
-            time.sleep(0.1 if waiting.seconds < PLACE_AGAIN_S else 1.0)  # killed actors free theirs a moment later
-        nodes = nodes_of_workers(self.workload, fitting)
+        free, self._gpus = wait_for_capacity(config, self.num_workers, self._gpus, self.wait_s)
+        nodes = nodes_of_workers(self.workload, workers_that_fit(free, config.cpus_per_stage, self._gpus))
         if not self._private and not self._gpus:  # stages on a GPU have their memory there
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
             check_memories(self.all_memories, capacity, self.by_stage(nodes))

@@ -173,6 +173,12 @@ def free_by_node() -> dict[str, dict[str, float]]:
     return {ray.get_runtime_context().get_node_id(): dict(ray.available_resources())}  # type: ignore[no-untyped-call]
 
 
+def draining_nodes() -> set[str]:
+    """Return the nodes that are about to leave the cluster, as spot machines with notice; fallback: none."""
+    read = _internal("ray._private.state", "state.get_draining_nodes")
+    return set() if read is None else set(read())
+
+
 class DriverCpus(NamedTuple):
     """The CPUs of a cluster that a driver's actors and placement groups hold and wait for."""
 

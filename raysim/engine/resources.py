@@ -6,14 +6,18 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, free_by_node
+from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, draining_nodes, free_by_node
 from raysim.limits import MemoryLimit
 from raysim.network.memory import StageMemory, check_memory
+from raysim.pipeline.errors import WorkerLostError
 
 GRAINS = 10_000  # of a resource in Ray
+AT_FIRST_S = 5.0  # that workers wait for resources of a run that has just ended
+AGAIN_S = 30.0  # that restarted workers wait for the resources of their predecessors
 SHOWN = 80  # characters of another driver's command
 FIRST_S = 10.0  # of waiting, after which the first message comes
 EVERY_S = 30.0  # between further messages
@@ -43,9 +47,9 @@ def total_resources() -> dict[str, dict[str, float]]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return the free resources of each living node of the cluster, in the order of their addresses."""
-    free = free_by_node()
-    return {node: free.get(node, {}) for node in total_resources()}
+    """Return the free resources of each living node of the cluster that is to stay, in the order of their addresses."""
+    free, leaving = free_by_node(), draining_nodes()
+    return {node: free.get(node, {}) for node in total_resources() if node not in leaving}
 
 
 def equal_share(count: int) -> float:
@@ -80,6 +84,37 @@ def stages_that_fit(free: dict[str, float], cpus: float, gpus: float) -> int:
         whole, rest = divmod(free.get("GPU", 0.0), 1)
         fits = min(fits, whole * int(1 / gpus + 1e-9) + rest / gpus if gpus <= 1 else whole / gpus)
     return int(fits + 1e-9)
+
+
+def workers_that_fit(free: Mapping[str, dict[str, float]], cpus: float, gpus: float) -> dict[str, int]:
+    """Return how many workers of some CPUs and GPUs each node can hold, by its free resources."""
+    return {node: stages_that_fit(resources, cpus, gpus) for node, resources in free.items()}
+
+
+def wait_for_capacity(
+    config: RunConfig, num_workers: int, gpus: float | None, wait_s: float
+) -> tuple[dict[str, dict[str, float]], float]:
+    """Return the free resources of each node, enough for all workers, and the GPUs of each worker.
+
+    `gpus` of workers that start again, None of others. Raises ConfigError if there is not enough within `wait_s` seconds, or the few
+    that others need to end; WorkerLostError if workers start again.
+    """
+    again, waiting = gpus is not None, Waiting()
+    limit_s = max(wait_s, min(AGAIN_S if again else AT_FIRST_S, config.timeout_s))
+    while True:
+        free = free_resources()
+        if gpus is None:
+            gpus = gpus_of_stage(config, num_workers, free)
+        fitting = sum(workers_that_fit(free, config.cpus_per_stage, gpus).values())
+        if fitting >= num_workers:
+            return free, gpus
+        asked = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+        needed = f"{num_workers} workers of {asked} each need room, and there is room for {fitting}"
+        if waiting.seconds >= limit_s:
+            sentence = f"{shortage(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+            raise WorkerLostError(sentence) if again else ConfigError(sentence)
+        waiting.tell(partial(shortage, needed))
+        time.sleep(0.1 if waiting.seconds < AGAIN_S else 1.0)  # killed actors free theirs a moment later
 
 
 def described(driver: DriverCpus) -> str:

@@ -46,7 +46,7 @@ def _show_bar(training: Training, console: Console) -> None:
     pace, wire, dense = Pace(training), 0, 0
     num_samples = training.plan.num_test_samples
     with Progress(*columns, console=console, expand=True) as progress:
-        steps = progress.add_task("steps", total=training.plan.end_step, note=f"starting {training.engine_name}")
+        steps = progress.add_task("steps", total=training.plan.end_step, note=f"starting {training.engine.kind}")
         training.phases.say = partial(progress.console.print, highlight=False, markup=False)
         evaluation = progress.add_task("evaluation", total=num_samples, note="", visible=False)
         for event in events:

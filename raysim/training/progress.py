@@ -49,7 +49,7 @@ def header(training: Training) -> list[str]:
         f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
         f"Training: {_steps(training)} of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
-        f"({plan.num_samples:,} samples), {training.engine_name} engine",
+        f"({plan.num_samples:,} samples), {training.engine.kind} engine",
         f"Evaluation: {plan.num_test_samples:,} test samples, {when}, with compression {_modes(training)}{part}",
         *([] if training.clock.network is None else [f"Clock: {training.clock}"]),
         f"Folder: {training.folder}",

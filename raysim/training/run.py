@@ -261,6 +261,10 @@ class Training:
                 last_flush = time.monotonic()
             if step < self.plan.end_step:
                 self._ending.check()
+                if (leaving := self.engine.leaving()) is not None:
+                    self._keep(step)
+                    if self.engine.fits_elsewhere():
+                        raise WorkerLostError(leaving)
             if self.evaluator.is_due(step):
                 yield from self.evaluator.evaluate(step)
         if self.engine.device_kind == "cuda":
@@ -325,11 +329,6 @@ class Training:
         if self._row["warning"] is None:
             self._row["warning"] = fidelity_warning(self.plan, step, tables["links"]) or self._stage_seconds.warning()
         return tables["steps"][0]
-
-    @property
-    def engine_name(self) -> str:
-        """The kind of the engine: "ray" or "inline"."""
-        return str(self._row["engine"])
 
     def _finish(self, *, compact: bool) -> None:
         """Bring the records to their end: one file a table where the run is over, parts where it can be resumed."""

@@ -12,6 +12,7 @@ from raysim.engine import ray_internals
 from raysim.engine.ray_internals import (
     complaint_of,
     cpus_by_driver,
+    draining_nodes,
     free_by_node,
     is_starting,
     local_address,
@@ -115,6 +116,7 @@ def test_fallbacks_of_questions_claim_nothing(ray, other_ray):
     assert local_address() is None
     assert local_nodes() is None
     assert cpus_by_driver() == []
+    assert draining_nodes() == set()
     assert not is_starting()
 
 
