@@ -114,7 +114,7 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
             *(format_seconds(part, of=timeline.step_s) for part in parts),
             f"{_busy(timeline):.0%}",
             f"{timeline.bubble:.0%}",
-            f"{timeline.busiest:.0%} busy",
+            f"{busiest_share(timeline):.0%} busy",
         )
     out.print(table)
     show_workers(
@@ -143,7 +143,7 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
                 "network": repr(network),
                 "step_s": timeline.step_s,
                 "busy": _busy(timeline),
-                "pipeline": timeline.summary(),
+                "pipeline": summary(timeline),
             }
             for network, timeline in timelines
         ],
