@@ -1,4 +1,4 @@
-"""Write the tables and pictures of docs/findings from the runs in docs/findings/data.
+"""Write the tables and pictures of docs/findings, and the evidence of `raysim advise`, from the runs in docs/findings/data.
 
 Run `make findings` after `keep_findings.py` has kept a study; a test compares the committed pages with this program's.
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from findings_evidence import evidence
 from findings_index import claims_table, coverage_table, studies_table
 from findings_pictures import draw, draw_networks
 from findings_tables import blocks_of, races
@@ -19,6 +20,7 @@ from raysim.analysis import Finding, Results, findings, load
 
 PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"
+EVIDENCE = PAGES.parents[1] / "raysim" / "advice" / "evidence.json"
 PICTURES = PAGES.parent / "images" / "findings"
 
 
@@ -61,7 +63,7 @@ def written(studies: dict[str, Results]) -> dict[Path, str]:
         "claims": claims_table(verdicts),
         "coverage": coverage_table(studies),
     }
-    return texts | {index: filled(index.read_text(encoding="utf-8"), tables)}
+    return texts | {index: filled(index.read_text(encoding="utf-8"), tables), EVIDENCE: evidence(studies)}
 
 
 if __name__ == "__main__":

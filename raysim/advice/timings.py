@@ -39,7 +39,7 @@ from raysim.schedules.arrays import OPS, make_table
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
 ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]
 KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share")
-"""What may be changed about a file of `Profile.save`."""
+"""Keys that may be given with a file of `Profile.save`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,8 @@ def check_transport(value: str | None) -> str | None:
     return value
 
 
-def _check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+def check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Return the file of an option; fails if it cannot be written."""
     check_writable(parameter.opts[0], value)
     return value
 
@@ -95,17 +96,17 @@ Trust = Annotated[
     ),
 ]
 
-JsonFile = Annotated[Path | None, typer.Option("--json", callback=_check_file, help="Write the figures here.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", callback=check_file, help="Write the figures here.")]
 
 TraceFile = Annotated[
     Path | None,
     typer.Option(
-        callback=_check_file, help="Write a step on the first network here, for chrome://tracing or ui.perfetto.dev."
+        callback=check_file, help="Write a step on the first network here, for chrome://tracing or ui.perfetto.dev."
     ),
 ]
 
 ProfileOut = Annotated[
-    Path, typer.Option("--out", callback=_check_file, help="The profile's file, for `raysim simulate --profile`.")
+    Path, typer.Option("--out", callback=check_file, help="The profile's file, for `raysim simulate --profile`.")
 ]
 
 

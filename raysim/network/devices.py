@@ -27,18 +27,27 @@ CODEC_PASSES = 8
 
 
 # From vendors' datasheets; figures quoted with sparsity are halved. Consumer cards: 16 bits in, 32 bits accumulated.
+# "A100" and "V100" are the cards with more memory; H800 and A800 are H100 and A100 with slower links between cards.
 DEVICES: dict[str, Device] = {
     "T4": Device(65e12, 16 * 10**9, 300e9),
     "V100": Device(125e12, 32 * 10**9, 900e9),
+    "V100-16GB": Device(125e12, 16 * 10**9, 900e9),
     "A10G": Device(70e12, 24 * 10**9, 600e9),
+    "A40": Device(150e12, 48 * 10**9, 696e9),
     "L4": Device(121e12, 24 * 10**9, 300e9),
     "L40S": Device(362e12, 48 * 10**9, 864e9),
     "RTX3090": Device(71e12, 24 * 10**9, 936e9),
     "RTX4090": Device(165e12, 24 * 10**9, 1008e9),
+    "RTX5090": Device(210e12, 32 * 10**9, 1792e9),
+    "A6000": Device(155e12, 48 * 10**9, 768e9),
     "A100": Device(312e12, 80 * 10**9, 2039e9),
+    "A100-40GB": Device(312e12, 40 * 10**9, 1555e9),
+    "H20": Device(148e12, 96 * 10**9, 4000e9),
     "H100": Device(989e12, 80 * 10**9, 3350e9),
     "H200": Device(989e12, 141 * 10**9, 4800e9),
     "B200": Device(2250e12, 180 * 10**9, 8000e9),
+    "MI250X": Device(383e12, 128 * 10**9, 3277e9),
+    "MI300X": Device(1307e12, 192 * 10**9, 5300e9),
 }
 
 

@@ -1,0 +1,229 @@
+"""Is this network enough for this job, and which compression would hide it: the answer before any training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raysim.advice.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
+from raysim.advice.evidence import known_word
+from raysim.advice.job import SAME, STATE_BYTES, Job, Layout, Way
+from raysim.errors import InputError
+from raysim.network.devices import DEVICES
+from raysim.network.topology import Network
+from raysim.network.uncertainty import MODEL_ERROR, NINE_TENTHS
+from raysim.units import format_bytes
+
+LINKS = (
+    ("Quantize(8)", "Quantize(8)"),
+    ("Quantize(4)", "Quantize(6)"),
+    ("Quantize(3)", "Quantize(6)"),
+    ("TopK(0.1)", "TopK(0.1)"),
+)
+"""Codecs of activations and of gradients that are tried, the mildest first."""
+METHODS = ("Quantize(8)", "PowerSGD(8)", "ErrorFeedback(TopK(0.01))")
+"""Methods of replicas that average in every step."""
+LOCAL_STEPS = (10, 100, 500)
+PAYS = 1.05
+"""Speed-up over dense from which a setting is worth a study."""
+HARMFUL = "harmful"
+
+
+@dataclass(frozen=True, eq=False)
+class OnNetwork:
+    """A way to train on one network."""
+
+    network: Network
+    step_s: float
+    utilisation: float
+    """The step without compression and network, as a share of the step."""
+    low: float
+    high: float
+    """The 90 % interval of `utilisation`, of the error of the network model."""
+    samples_per_s: float
+    parts: Parts
+    """Seconds of the step by cause."""
+
+    @property
+    def busy(self) -> float:
+        """The share of the step in which a host's GPUs compute."""
+        return self.parts.compute / self.step_s
+
+    @property
+    def limit(self) -> str:
+        """The cause of most of the seconds."""
+        return max(self.parts._fields, key=lambda name: float(getattr(self.parts, name)))
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A way to train, its memory, and the bandwidths that it needs."""
+
+    way: Way
+    memory_bytes: float
+    fits: bool
+    needed: tuple[Needed, ...]
+    """By level of `LEVELS`; empty for networks of several bandwidths."""
+    networks: tuple[OnNetwork, ...]
+    known: str
+    """The worst verdict of raysim's findings, or "untried"."""
+
+    def bandwidth(self, level: float) -> Needed | None:
+        """Return the bandwidth for a utilisation of `LEVELS`."""
+        return self.needed[LEVELS.index(level)] if self.needed else None
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """The answer for one job."""
+
+    job: Job
+    layout: Layout
+    """Of the job as it is."""
+    networks: tuple[Network, ...]
+    rows: tuple[Row, ...]
+    """The first is the job as it is, without compression."""
+
+    @property
+    def dense(self) -> Row:
+        """The job as it is, without compression."""
+        return self.rows[0]
+
+    def remedies(self) -> list[Row]:
+        """Return the compressed ways of the job's own layout that no finding calls harmful, least bandwidth first."""
+        own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense]
+        return sorted((row for row in own if row.known != HARMFUL), key=_hunger)
+
+    def fastest(self) -> Row | None:
+        """Return the way with most samples a second on the first network that fits, and that no finding calls harmful."""
+        able = [row for row in self.rows if row.fits and row.known != HARMFUL]
+        return max(able, key=lambda row: row.networks[0].samples_per_s, default=None)
+
+    def paying(self) -> list[Row]:
+        """Return the compressed ways that fit and whose step on the first network is shorter than dense by `PAYS` or more."""
+        limits = {row.way.layout: row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
+        compressed = [row for row in self.rows if row.fits and not row.way.dense]
+        found = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]
+        return sorted(found, key=lambda row: -row.networks[0].samples_per_s)
+
+
+def _hunger(row: Row) -> float:
+    """Return the bandwidth for 90 %, or the seconds of the steps."""
+    level = row.bandwidth(0.9)
+    return level.bps if level is not None else sum(on.step_s for on in row.networks)
+
+
+def advise(
+    job: Job,
+    networks: Sequence[Network] = (),
+    *,
+    layout: Layout | None = None,
+    local_steps: Sequence[int] = LOCAL_STEPS,
+    tried: Sequence[tuple[str, str, str]] = (),
+) -> Advice:
+    """Return what a job needs of its network, and what compression would change.
+
+    `layout`: of the job as it is; by default one pipeline over all hosts. `tried`: further settings for it, (forward, backward,
+    replica gradient). Raises InputError if the hosts cannot hold the model, or there is but one.
+    """
+    own = layout or _pipeline(job)
+    _check(job, own, networks, tried)
+    ways = _ways(own, local_steps)
+    for other in _others(job, own):
+        ways += _ways(other, local_steps)
+    ways += [Way(own, *setting) for setting in tried]
+    template = networks[0] if networks else Network(1e9)
+    rows = tuple(_row(job, way, template, networks) for way in dict.fromkeys(ways))
+    return Advice(job, own, tuple(networks), rows)
+
+
+def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[tuple[str, str, str]]) -> None:
+    fleet = job.fleet
+    if fleet.hosts < 2:
+        raise InputError(
+            f"{fleet!r} is one host, which sends nothing to others: give two or more, such as 2x{fleet.gpus}x{fleet.name}."
+        )
+    if own.workers * own.replicas != fleet.hosts:
+        raise InputError(
+            f"`--stages` x `--replicas` must be the {fleet.hosts} hosts of {fleet!r}, but got {own.workers} x {own.replicas}."
+        )
+    for network in networks:
+        if network.num_hosts is not None and network.num_hosts < fleet.hosts:
+            raise InputError(
+                f"{network!r} has {network.num_hosts} hosts, but the job {fleet.hosts}: name as many, or use fewer devices."
+            )
+    if own.replicas == 1 and any(method != SAME for *_, method in tried):
+        raise InputError("`--try`: `replica_gradient` needs replicas, but the job is one pipeline: add --replicas 2.")
+    check_memory(job)
+
+
+def check_memory(job: Job) -> None:
+    """Raise InputError if all hosts together cannot hold the model, with the devices that could."""
+    need, have = STATE_BYTES * job.model.num_parameters, job.fleet.hosts * job.fleet.memory_bytes
+    if need <= have:
+        return
+    names = dict.fromkeys([job.fleet.name, "H200", "B200"])
+    larger = " or ".join(f"{math.ceil(need / DEVICES[name].memory_bytes)} {name}" for name in names)
+    raise InputError(
+        f"{job.model.name} needs {format_bytes(need)} for weights, gradients and Adam ({STATE_BYTES} bytes for each of "
+        f"{job.model.num_parameters:.3g} parameters), but {job.fleet!r} has {format_bytes(have)}: {larger} would hold it."
+    )
+
+
+def _pipeline(job: Job) -> Layout:
+    """Return the layout with the longest pipeline that the model allows for."""
+    hosts = job.fleet.hosts
+    workers = max(count for count in range(1, hosts + 1) if hosts % count == 0 and count <= job.model.num_layers)
+    return Layout(workers, hosts // workers)
+
+
+def _others(job: Job, own: Layout) -> list[Layout]:
+    """Return further layouts of the hosts: one pipeline, replicas alone, two pipelines."""
+    hosts = job.fleet.hosts
+    wanted = [Layout(hosts, 1), Layout(1, hosts)] + ([Layout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else [])
+    possible = [each for each in wanted if each.workers <= job.model.num_layers and each != own]
+    return [each for each in possible if job.batch % (each.replicas * job.microbatch) == 0]
+
+
+def _ways(layout: Layout, local_steps: Sequence[int]) -> list[Way]:
+    """Return the ways that are tried in a layout, dense first."""
+    links = LINKS if layout.workers > 1 else ()
+    if layout.replicas == 1:
+        return [Way(layout), *(Way(layout, *pair) for pair in links)]
+    local = [f"DiLoCo({steps})" for steps in local_steps]
+    methods = local if links else [*METHODS, *local]
+    middle = local[len(local) // 2] if local else SAME
+    return [
+        Way(layout, overlap=True),
+        Way(layout),
+        *(Way(layout, method=method) for method in methods),
+        *(Way(layout, *pair, method=middle) for pair in links[:2]),
+    ]
+
+
+def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> Row:
+    memory = job.memory_bytes(way)
+    return Row(
+        way=way,
+        memory_bytes=memory,
+        fits=memory <= job.fleet.memory_bytes,
+        needed=() if isinstance(template.bandwidth_bps, tuple) else needed(job, way, template),
+        networks=tuple(_on(job, way, network) for network in networks),
+        known=known_word(way),
+    )
+
+
+def _on(job: Job, way: Way, network: Network) -> OnNetwork:
+    parts = parts_of(job, way, network)
+    step, free = sum(parts), free_s(job, way.layout)
+    error = NINE_TENTHS * MODEL_ERROR * (parts.links + parts.averaging + parts.latency)
+    return OnNetwork(
+        network=network,
+        step_s=step,
+        utilisation=free / step,
+        low=free / (step + error),
+        high=free / (step - error),
+        samples_per_s=job.batch / step,
+        parts=parts,
+    )

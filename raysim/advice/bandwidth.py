@@ -1,0 +1,151 @@
+"""Step times of a way to train over networks, and the bandwidth that a utilisation needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.advice.job import Job, Layout, Way
+from raysim.network.profile import Profile
+from raysim.network.simulate import step_seconds
+from raysim.network.topology import FREE, Matrix, Network
+from raysim.network.uncertainty import MODEL_ERROR, NINE_TENTHS
+
+Floats = NDArray[np.float64]
+
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+"""Utilisations whose bandwidth is searched."""
+LOWEST, HIGHEST = 1e4, 1e13
+"""Bandwidths between which it is searched, in bit/s."""
+COARSE, FINE = 48, 6
+"""Networks between these, and again within each bracket."""
+ERRORS = (1.0, 1 + NINE_TENTHS * MODEL_ERROR, 1 - NINE_TENTHS * MODEL_ERROR)
+"""Of the seconds that a network adds: as simulated, and the ends of the 90 % interval of the network model's error."""
+
+
+class Needed(NamedTuple):
+    """The bandwidth that a utilisation needs, and its 90 % interval; infinite if no bandwidth is enough."""
+
+    bps: float
+    low_bps: float
+    high_bps: float
+
+
+def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
+    """Return the mean seconds of a step on each network."""
+    layout, kinds = way.layout, job.mixture(way)
+    if way.overlap or any(network.num_hosts is not None or network.jitter_s for network in networks):
+        return sum((share * _run(job, layout, profile, networks) for share, profile in kinds), np.zeros(len(networks)))
+    # replicas are alike, and exchange when all are done: one pipeline, and what the exchange adds to a step of one microbatch
+    alone = Layout(layout.workers, 1)
+    total = _run(job, alone, job.profile(way), networks, job.num_microbatches(layout))
+    if layout.replicas > 1:
+        quiet = _run(job, layout, job.profile(way), networks, 1)
+        for share, profile in kinds:
+            total += share * (_run(job, layout, profile, networks, 1) - quiet)
+    return total
+
+
+def _run(job: Job, layout: Layout, profile: Profile, networks: Sequence[Network], count: int | None = None) -> Floats:
+    """Return the seconds of a step of `count` microbatches, by default the job's."""
+    found: Floats = step_seconds(
+        job.schedule,
+        profile,
+        networks,
+        num_microbatches=count or job.num_microbatches(layout),
+        num_replicas=layout.replicas,
+        overlap=count is None,
+    )[:, 0]
+    return found
+
+
+def quiet_steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
+    """Return the seconds of a step in which replicas exchange nothing."""
+    return _run(job, Layout(way.layout.workers, 1), job.profile(way), networks, job.num_microbatches(way.layout))
+
+
+class Parts(NamedTuple):
+    """Seconds of a step by cause: they add up to the step."""
+
+    compute: float
+    bubble: float
+    """Of the schedule, on a network without limits."""
+    codecs: float
+    links: float
+    averaging: float
+    latency: float
+
+
+def parts_of(job: Job, way: Way, network: Network) -> Parts:
+    """Return what a step's seconds are spent for: each is what the step would gain without it, one after the other."""
+    prompt = replace(network, latency_s=0.0, jitter_s=0.0, name="")
+    step, without_latency, own = steps_s(job, way, [network, prompt, FREE]).tolist()
+    quiet, quiet_own = quiet_steps_s(job, way, [prompt, FREE]).tolist()
+    free, compute = free_s(job, way.layout), job.compute_s(way.layout)
+    return Parts(
+        compute=compute,
+        bubble=free - compute,
+        codecs=own - free,
+        links=quiet - quiet_own,
+        averaging=(without_latency - own) - (quiet - quiet_own),
+        latency=step - without_latency,
+    )
+
+
+@lru_cache(maxsize=64)
+def free_s(job: Job, layout: Layout) -> float:
+    """Return the seconds of a step without compression on a network without limits: utilisation 1."""
+    return float(steps_s(job, Way(layout), [FREE])[0])
+
+
+def scaled(network: Network, factor: float) -> Network:
+    """Return a network of `factor` times the bandwidth everywhere, all else kept."""
+
+    def times(bandwidth: float | Matrix) -> float | Matrix:
+        if isinstance(bandwidth, tuple):
+            return tuple(tuple(factor * each for each in row) for row in bandwidth)
+        return factor * bandwidth
+
+    port = None if network.port_bps is None else factor * network.port_bps
+    return replace(network, bandwidth_bps=times(network.bandwidth_bps), port_bps=port, name="")
+
+
+def needed(job: Job, way: Way, network: Network, levels: Sequence[float] = LEVELS) -> tuple[Needed, ...]:
+    """Return the bandwidth that each utilisation needs, all else of `network`, of one bandwidth, kept.
+
+    Utilisation is the step without compression and network as a share of the step. The step falls with the bandwidth, and its
+    seconds are piecewise linear in the seconds of a bit; between two close networks they are interpolated so.
+    """
+    free = free_s(job, way.layout)
+    own = float(steps_s(job, way, [FREE])[0])
+    # a step of own + error (step - own) seconds has the utilisation where step = own + (free / level - own) / error
+    targets = np.array([own + (free / level - own) / error for level in levels for error in ERRORS])
+    grid = np.geomspace(LOWEST, HIGHEST, COARSE)
+    seconds = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in grid])
+    starts = np.clip(np.searchsorted(-seconds, -targets), 1, COARSE - 1)
+    inner = np.geomspace(grid[starts - 1], grid[starts], FINE, axis=1)
+    within = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in inner.reshape(-1)])
+    found = [
+        _crossing(bps, step, target)
+        for bps, step, target in zip(inner, within.reshape(inner.shape), targets.tolist(), strict=True)
+    ]
+    ends = np.array(found).reshape(len(levels), len(ERRORS))
+    return tuple(Needed(float(row[0]), float(row.min()), float(row.max())) for row in ends)
+
+
+def _crossing(bps: Floats, seconds: Floats, target: float) -> float:
+    """Return the bandwidth at which falling seconds reach a target: at most the first, or infinite if they never do."""
+    below = np.flatnonzero(seconds <= target)
+    if not len(below):
+        return float("inf")
+    place = int(below[0])
+    if place == 0:
+        return float(bps[0])
+    high, low = seconds[place - 1], seconds[place]
+    share = (high - target) / (high - low)
+    return float(1 / (1 / bps[place - 1] + share * (1 / bps[place] - 1 / bps[place - 1])))

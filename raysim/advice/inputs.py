@@ -1,0 +1,119 @@
+"""The job that a command line describes: its model, its defaults, and the settings to try."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from raysim.advice.fleet import Fleet
+from raysim.advice.job import SAME, Job, Layout, Model
+from raysim.advice.recipe_shape import RecipeModel
+from raysim.advice.shapes import ModelShape, read_shape
+from raysim.config import ConfigError, read_config
+from raysim.errors import InputError
+from raysim.network.transport import calibrated_transport
+from raysim.notation import check_real
+from raysim.schedules import parse_schedule
+
+SHAPE = ("layers", "width", "length", "vocabulary")
+HEAD_WIDTH = 128
+"""Of a model given by its shape, if its width is a multiple."""
+BATCH = 8
+"""Samples of a step for each host, if none are given."""
+KEYS = ("forward", "backward", "replica_gradient")
+SETTING = re.compile(rf"\s*({'|'.join(KEYS)})=(.+?)(?=\s+(?:{'|'.join(KEYS)})=|\s*$)")
+
+
+def find_model(source: str | None, length: int | None, shape: Mapping[str, int | None]) -> Model:
+    """Return the model of a recipe, a config of transformers, or a shape; raises InputError."""
+    sizes = {**shape, "length": length}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if source is None:
+        missing = [f"--{name}" for name in SHAPE if name not in given]
+        if missing:
+            raise InputError(
+                f"Give a model: a recipe, a config.json of transformers, or a shape, of which {', '.join(missing)} is missing."
+            )
+        width = given["width"]
+        try:
+            return ModelShape(**given, heads=max(width // HEAD_WIDTH, 1) if width % HEAD_WIDTH == 0 else 1)
+        except ValueError as error:
+            raise InputError(re.sub("`(layers|width|length|vocabulary)`", r"`--\1`", str(error))) from None
+    if any(name in given for name in ("layers", "width", "vocabulary")):
+        raise InputError(
+            f"`--layers`, `--width` and `--vocabulary` describe a model, but {source} is one already: leave them out."
+        )
+    found = read_shape(source, length)
+    if found is not None:
+        return found
+    if Path(source).is_dir():
+        raise InputError(
+            f"{source} holds no config.json of transformers. Give --layers, --width, --length, --vocabulary."
+        )
+    if length is not None:
+        raise InputError("`--length` belongs to a transformer: a recipe's is `data.length`.")
+    try:
+        return RecipeModel(read_config(source))
+    except ConfigError as error:
+        raise InputError(
+            f"{str(error).rstrip('.')}, a config.json of transformers, or --layers, --width, --length, --vocabulary."
+        ) from None
+
+
+def make_job(
+    model: Model,
+    fleet: Fleet,
+    *,
+    schedule: str,
+    batch: int | None,
+    microbatch: int | None,
+    efficiency: float,
+    transport: str,
+    recompute: bool,
+) -> Job:
+    """Return the job with the defaults of its model; raises InputError."""
+    if isinstance(model, RecipeModel):
+        config = model.config
+        batch = batch or config.batch_size
+        microbatch = microbatch or config.microbatch_size
+        dtype = config.dtype
+    else:
+        batch, microbatch, dtype = batch or BATCH * fleet.hosts, microbatch or 1, "bfloat16"
+    try:
+        check_real("--efficiency", efficiency, 0, 1, open_low=True)
+        rows = parse_schedule(schedule)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if batch < 1 or microbatch < 1:
+        raise InputError(f"`--batch` and `--microbatch` must be 1 or more, but got {batch} and {microbatch}.")
+    return Job(model, fleet, rows, batch, microbatch, efficiency, calibrated_transport(transport), recompute, dtype)
+
+
+def parse_layout(job: Job, stages: int | None, replicas: int | None) -> Layout | None:
+    """Return the layout of `--stages` and `--replicas`, of which one may be missing; None if both are. Raises InputError."""
+    if stages is None and replicas is None:
+        return None
+    hosts = job.fleet.hosts
+    given = stages if stages is not None else replicas
+    assert given is not None
+    if given < 1 or hosts % given:
+        name = "--stages" if stages is not None else "--replicas"
+        raise InputError(f"`{name}` must divide the {hosts} hosts of {job.fleet!r}, but got {given}.")
+    return Layout(stages or hosts // given, replicas or hosts // given)
+
+
+def parse_setting(text: str) -> tuple[str, str, str]:
+    """Return the links' codecs and the replicas' method in a text; raises InputError.
+
+    >>> parse_setting("forward=TopK(density=0.1) backward=Quantize(8)")
+    ('TopK(0.1)', 'Quantize(8)', 'Identity')
+    """
+    found = dict(SETTING.findall(text))
+    if not found or SETTING.sub("", text).strip():
+        raise InputError(
+            f"`--try` must be as 'forward=TopK(0.1) backward=Quantize(8) replica_gradient=PowerSGD(8)', but got {text!r}."
+        )
+    values = {key: found.get(key, SAME) for key in KEYS}
+    config = read_config("topics-gpt", ["num_replicas=2", *(f"{key}={value}" for key, value in values.items())])
+    return repr(config.forward), repr(config.backward), repr(config.replica_gradient)

@@ -1,0 +1,210 @@
+"""Bytes and codec seconds of messages too large to make: counted on small ones, made by the codecs and methods themselves.
+
+The size of a packet is linear in the length of each axis of its tensor, as the table of docs/methods/laws.md has it. So a few small
+packets determine a large one, but for the rounding of lengths and bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raysim.config import read_config
+from raysim.errors import InputError
+from raysim.forecast.costs import ReplicaCost, link_costs, replica_costs
+from raysim.network.collectives import DIRECTIONS, TRANSFER, Transfers
+from raysim.values import UNNAMED, BoundaryTensors
+
+Floats = NDArray[np.float64]
+
+MOST_VALUES = 2**18
+"""Of an activation that is encoded in full."""
+FEWEST_ROWS = 64
+"""Of an activation that stands for a larger one: more than the rank of any low-rank codec in use."""
+SMALL = (50, 100)
+"""Lengths of the axes of matrices that stand for a larger one: compressed by default, and with whole densities."""
+ROUNDING = 4
+"""Bytes by which the size of a small packet may be off its polynomial: lengths of headers, bits that fill a byte."""
+FEW = (2, 4)
+"""Replicas whose messages give those of any number: a message between two has p + q / D bytes."""
+UNIT = 1e9
+"""Bytes a second at which seconds of codecs are counted work; another speed scales them."""
+
+
+@dataclass(frozen=True)
+class LinkMessage:
+    """A message of one direction: bytes, and bytes of dense tensors that its codecs go over."""
+
+    wire_bytes: float
+    encode_work: float
+    decode_work: float
+
+
+@lru_cache(maxsize=1024)
+def link_messages(forward: str, backward: str, shape: tuple[int, ...], dtype: str) -> tuple[LinkMessage, LinkMessage]:
+    """Return the messages of an activation of `shape` (sample, position, ...) and of its gradient; raises InputError."""
+    rows = shape[1] if len(shape) > 2 and math.prod(shape) > MOST_VALUES else 0
+    lengths = [0]
+    if rows:
+        small = max(MOST_VALUES * rows // math.prod(shape) // 16 * 8, FEWEST_ROWS)
+        lengths = [small, 2 * small]
+    shapes = [(shape[0], length, *shape[2:]) if length else shape for length in lengths]
+    config = read_config(
+        "topics-gpt", [f"num_stages={len(shapes) + 1}", f"forward={forward}", f"backward={backward}", f"dtype={dtype}"]
+    )
+    costs = link_costs(config, [BoundaryTensors({UNNAMED: each}, {}) for each in shapes], UNIT, [])
+    found = []
+    for direction in ("forward", "backward"):
+        figures = np.array(
+            [
+                (cost.wire_bytes, UNIT * cost.encode_s, UNIT * cost.decode_s)
+                for cost in costs
+                if cost.direction == direction
+            ]
+        )
+        if rows:
+            figures = figures[:1] + (figures[1:] - figures[:1]) * (rows - lengths[0]) / (lengths[1] - lengths[0])
+        found.append(LinkMessage(*figures[0].tolist()))
+    return found[0], found[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A kind of step's end for a stage's replicas: its share of all steps, rounds of messages, and work of codecs."""
+
+    share: float
+    pair_bytes: tuple[float, ...]
+    """By round: of each message between two replicas."""
+    work: float
+    """Bytes of dense tensors that the codecs of one replica go over."""
+
+    def transfers(self, stage: int, num_replicas: int) -> Transfers:
+        """Return the messages between all replicas of a stage."""
+        pairs = [(a, b) for a in range(num_replicas) for b in range(num_replicas) if a != b]
+        found = np.zeros(len(pairs) * len(self.pair_bytes), TRANSFER)
+        for turn, size in enumerate(self.pair_bytes):
+            mine = found[turn * len(pairs) : (turn + 1) * len(pairs)]
+            mine["round"], mine["wire_bytes"] = turn, size
+            mine["source_replica"], mine["target_replica"] = np.array(pairs).T
+        found["direction"], found["source_stage"], found["target_stage"], found["stage"] = (
+            DIRECTIONS[0],
+            stage,
+            stage,
+            stage,
+        )
+        return found
+
+
+@lru_cache(maxsize=4096)
+def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple[Exchange, ...]:
+    """Return how replicas exchange one parameter of `shape` by a method, for each kind of step that exchanges anything.
+
+    Raises InputError if the method's messages depend on more than sizes.
+    """
+    small = _small(shape)
+    few = FEW if num_replicas > FEW[-1] else (num_replicas,)
+    counted = [_counted(method, small, replicas) for replicas in few]
+    kinds = []
+    for kind, (share, _) in enumerate(counted[0]):
+        whole = [_bilinear(shape, small, np.array(each[kind][1])) for each in counted]
+        work, sizes = whole[0][0], whole[0][1:]
+        if len(few) > 1:
+            slope = (whole[1][1:] - sizes) / (1 / few[1] - 1 / few[0])
+            sizes = sizes + slope * (1 / num_replicas - 1 / few[0])
+            work += (whole[1][0] - work) / (few[1] - few[0]) * (num_replicas - few[0])
+        kinds.append(Exchange(share, tuple(sizes.tolist()), float(work)))
+    return tuple(kinds)
+
+
+def sum_exchanges(parts: Sequence[tuple[int, tuple[Exchange, ...]]]) -> tuple[Exchange, ...]:
+    """Return the exchange of a stage from its parameters', each with its number."""
+    kinds = max((len(exchanges) for _, exchanges in parts), default=0)
+    found = []
+    for kind in range(kinds):
+        here = [(count, exchanges[kind]) for count, exchanges in parts if kind < len(exchanges)]
+        rounds = max(len(each.pair_bytes) for _, each in here)
+        sizes = [
+            sum(count * (*each.pair_bytes, *[0.0] * rounds)[turn] for count, each in here) for turn in range(rounds)
+        ]
+        found.append(Exchange(here[0][1].share, tuple(sizes), sum(count * each.work for count, each in here)))
+    return tuple(found)
+
+
+def _small(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the shapes exchanged in place of one: its first two axes shortened in turn; itself if it is small."""
+    short = [tuple(min(length, side) for length in shape[:2]) for side in SMALL]
+    if short[1] == shape[:2]:
+        return [shape]
+    pairs = itertools.product(*zip(*short, strict=True)) if len(shape) > 1 else short
+    return [(*pair, *shape[2:]) for pair in pairs]
+
+
+def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures: Floats) -> Floats:
+    """Return the figures of `shape`, of those of `small` shapes on the first axis: linear in each of two axes."""
+    if len(small) == 1:
+        return figures[0]
+    (low, *_), (high, *_) = small[0], small[-1]
+    t = (shape[0] - low) / (high - low)
+    if len(shape) == 1:
+        found: Floats = figures[0] + t * (figures[1] - figures[0])
+        return found
+    left, right = small[0][1], small[-1][1]
+    u = (shape[1] - left) / (right - left) if right > left else 0.0
+    corner, across, down, far = figures
+    mixed = far - across - down + corner
+    mixed = np.where(np.abs(mixed) <= ROUNDING, 0.0, mixed)
+    whole: Floats = corner + t * (down - corner) + u * (across - corner) + t * u * mixed
+    return whole
+
+
+def _counted(
+    method: str, shapes: Sequence[tuple[int, ...]], num_replicas: int
+) -> list[tuple[float, list[list[float]]]]:
+    """Return for each kind of step its share and, for each shape, the work and the bytes of a pair in each round."""
+    config = read_config(
+        "topics-gpt",
+        [
+            f"num_stages={len(shapes)}",
+            f"num_replicas={num_replicas}",
+            f"replica_gradient={method}",
+            f"batch_size={num_replicas}",
+            "num_microbatches=1",
+        ],
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small matrices, on cores that may be busy
+    try:
+        costs = replica_costs(config, [{"weight": shape} for shape in shapes], UNIT, [])
+    finally:
+        torch.set_num_threads(threads)
+    rule = config.replica_methods()[0]
+    parts = [rule.part(step) for step in range(rule.period)]
+    kinds = []
+    for part in dict.fromkeys(cost.part for cost in costs):
+        mine = [cost for cost in costs if cost.part == part]
+        rounds = max(int(cost.transfers["round"].max(initial=-1)) + 1 for cost in mine)
+        kinds.append(
+            (
+                parts.count(part) / len(parts),
+                [[UNIT * cost.method_s, *_pair_bytes(cost, rounds, num_replicas)] for cost in mine],
+            )
+        )
+    return kinds
+
+
+def _pair_bytes(cost: ReplicaCost, rounds: int, num_replicas: int) -> list[float]:
+    """Return the mean bytes of a message in each round; raises InputError unless each replica sends to every other."""
+    found = []
+    for turn in range(rounds):
+        mine = cost.transfers[cost.transfers["round"] == turn]
+        if len(mine) not in (0, num_replicas * (num_replicas - 1)):
+            raise InputError(f"{cost.method} sends to some replicas only: price a recorded run by `raysim replay`.")
+        found.append(float(mine["wire_bytes"].mean()) if len(mine) else 0.0)
+    return found

@@ -1,0 +1,347 @@
+"""Transformers by their shape: parameters, operations and bytes of every stage, counted from a `config.json` or a few numbers.
+
+Nothing is allocated, and neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from raysim.errors import InputError
+from raysim.files import is_file, read_text
+from raysim.notation import check_integer, known_words
+
+LONGEST = 8192  # tokens of a training sequence, if the model's positions allow for more
+SAVED_FACTOR = 34
+"""Bytes that a block keeps of each value of its input for the backward, in 16 bits with flash attention (Korthikanti et al. 2022,
+2205.05198: 34 s b h, without the scores' 5 a s^2 b)."""
+
+Shapes = Counter[tuple[int, ...]]
+"""Shapes of parameters, with the number of each."""
+
+
+class StageCost(NamedTuple):
+    """One stage for one microbatch."""
+
+    forward_flops: float
+    """Two for each multiplication and addition; a causal mask saves none."""
+    weight_flops: float
+    """Of the forward, those that multiply by parameters: as many as the weight gradients take."""
+    parameters: Shapes
+    saved_bytes: float
+    """From the forward to the backward."""
+    workspace_bytes: float
+    """Besides, within one action."""
+    output: tuple[int, ...]
+    """Shape of the activation that the stage sends on."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of values that the stage learns."""
+        return count_values(self.parameters)
+
+
+def count_values(shapes: Shapes) -> int:
+    """Return the number of values in tensors of these shapes."""
+    total = 0
+    for shape, count in shapes.items():
+        size = count
+        for length in shape:
+            size *= length
+        total += size
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder of equal blocks between an embedding and a head.
+
+    >>> shape = ModelShape(layers=32, width=4096, length=4096, vocabulary=128_000, heads=32)
+    >>> f"{shape.num_parameters:.3g}"
+    '7.49e+09'
+    """
+
+    layers: int
+    width: int
+    length: int
+    """Tokens of a sequence."""
+    vocabulary: int
+    heads: int
+    kv_heads: int = 0
+    """Heads of keys and values; 0 means as many as `heads`."""
+    head_width: int = 0
+    """0 means `width` / `heads`."""
+    hidden: int = 0
+    """Width within the feed-forward part; 0 means four times `width`."""
+    gated: bool = False
+    """Whether the feed-forward part has a third matrix."""
+    experts: int = 1
+    active_experts: int = 1
+    """Experts of each token."""
+    vectors: tuple[int, ...] = ()
+    """Lengths of a block's parameters that are vectors: norms and biases."""
+    last_vectors: tuple[int, ...] = ()
+    """Of the norm before the head."""
+    positions: int = 0
+    """Learned positions."""
+    tied: bool = False
+    """Whether the head is the embedding."""
+    name: str = "the model"
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "width", "length", "vocabulary", "heads", "experts", "active_experts"):
+            check_integer(field, getattr(self, field), 1)
+        defaults = {
+            "kv_heads": self.heads,
+            "head_width": self.width // self.heads,
+            "hidden": 4 * self.width,
+        }
+        for field, default in defaults.items():
+            if not getattr(self, field):
+                object.__setattr__(self, field, default)
+            check_integer(field, getattr(self, field), 1)
+
+    @property
+    def matrices(self) -> Shapes:
+        """Matrices of a block, (output, input)."""
+        own, shared = self.heads * self.head_width, self.kv_heads * self.head_width
+        found: Shapes = Counter()
+        found[own, self.width] += 1
+        found[shared, self.width] += 2
+        found[self.width, own] += 1
+        found[self.hidden, self.width] += self.experts * (2 if self.gated else 1)
+        found[self.width, self.hidden] += self.experts
+        if self.experts > 1:
+            found[self.experts, self.width] += 1
+        return found
+
+    @property
+    def block(self) -> Shapes:
+        """Parameters of a block."""
+        return self.matrices + Counter((length,) for length in self.vectors)
+
+    @property
+    def embedding(self) -> Shapes:
+        """Parameters before the first block."""
+        found: Shapes = Counter({(self.vocabulary, self.width): 1})
+        if self.positions:
+            found[self.positions, self.width] += 1
+        return found
+
+    @property
+    def head(self) -> Shapes:
+        """Parameters after the last block, without a tied head."""
+        return Counter((length,) for length in self.last_vectors) + Counter(
+            {} if self.tied else {(self.vocabulary, self.width): 1}
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of values that the model learns."""
+        return count_values(self.embedding) + self.layers * count_values(self.block) + count_values(self.head)
+
+    @property
+    def num_layers(self) -> int:
+        """Most stages that the model can be cut into."""
+        return self.layers
+
+    @property
+    def samples_name(self) -> str:
+        """The samples' name in tables."""
+        return f"sequences of {self.length:,} tokens"
+
+    def stages(self, num_stages: int, samples: int) -> list[StageCost]:
+        """Return the costs of equal stages for a microbatch of so many sequences; the head weighs as many blocks as it computes.
+
+        The embedding is part of the first stage; a tied head is counted in both its stages, as each holds a copy.
+        """
+        if num_stages > self.layers:
+            raise InputError(f"`stages` must be at most the {self.layers} blocks of {self.name}, but got {num_stages}.")
+        tokens = samples * self.length
+        idle = self.experts - self.active_experts
+        expert = (3 if self.gated else 2) * self.width * self.hidden
+        weights = 2.0 * tokens * (count_values(self.matrices) - idle * expert)
+        attention = 4.0 * tokens * self.length * self.heads * self.head_width
+        head = 2.0 * tokens * self.vocabulary * self.width
+        blocks = _shares(self.layers, num_stages, head / (weights + attention))
+        values = float(tokens * self.width)
+        found = []
+        for stage, count in enumerate(blocks):
+            first, last = stage == 0, stage == num_stages - 1
+            parameters: Shapes = Counter({shape: count * number for shape, number in self.block.items()})
+            parameters += self.embedding if first else Counter()
+            if last:
+                parameters += self.head
+                if self.tied and not first:
+                    parameters[self.vocabulary, self.width] += 1
+            found.append(
+                StageCost(
+                    forward_flops=count * (weights + attention) + (head if last else 0.0),
+                    weight_flops=count * weights + (head if last else 0.0),
+                    parameters=parameters,
+                    saved_bytes=count * SAVED_FACTOR * values,
+                    workspace_bytes=6.0 * tokens * self.vocabulary
+                    if last
+                    else 0.0,  # logits: 16 bits, and their gradient in 32
+                    output=(samples, self.length, self.width),
+                )
+            )
+        return found
+
+    @property
+    def block_saved_bytes(self) -> float:
+        """Bytes that one block keeps of a sequence."""
+        return float(SAVED_FACTOR * self.length * self.width)
+
+
+def _shares(layers: int, num_stages: int, head: float) -> list[int]:
+    """Return the number of blocks of each stage, such that the last stage with a head of `head` blocks is no larger than the rest.
+
+    >>> _shares(32, 4, 0.0), _shares(32, 8, 2.6)
+    ([8, 8, 8, 8], [5, 5, 4, 4, 4, 4, 4, 2])
+    """
+    if num_stages == 1:
+        return [layers]
+    last = max(1, min(layers - num_stages + 1, round((layers + head) / num_stages - head)))
+    each, more = divmod(layers - last, num_stages - 1)
+    return [each + (stage < more) for stage in range(num_stages - 1)] + [last]
+
+
+class Family(NamedTuple):
+    """Properties of a `model_type` of transformers besides the sizes in its config."""
+
+    gated: bool = True
+    norm: int = 1
+    """Vectors of a norm: 1 without a bias, 2 with one."""
+    norms: int = 2
+    """Norms of a block over its width."""
+    head_norms: str = ""
+    """"head": norms of queries and keys over a head's width; "full": over all heads."""
+    biases: tuple[str, ...] = ()
+    """Parts with biases: qkv, out, ffn."""
+    tied: bool = False
+    """Whether the head is tied if the config does not say."""
+    positions: int | None = None
+    """Learned positions besides those of the config; None: none are learned."""
+
+
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("llama", "mistral", "ministral", "phi3", "granite", "smollm3", "mixtral"), Family()),
+    "gemma": Family(tied=True),
+    "gemma2": Family(tied=True, norms=4),
+    "gemma3_text": Family(tied=True, norms=4, head_norms="head"),
+    "qwen2": Family(biases=("qkv",)),
+    "qwen3": Family(head_norms="head"),
+    "qwen3_moe": Family(head_norms="head"),
+    "olmo2": Family(head_norms="full"),
+    "starcoder2": Family(gated=False, norm=2, biases=("qkv", "out", "ffn"), tied=True),
+    "gpt2": Family(gated=False, norm=2, biases=("qkv", "out", "ffn"), tied=True, positions=0),
+    "gpt_neox": Family(gated=False, norm=2, biases=("qkv", "out", "ffn")),
+    "opt": Family(gated=False, norm=2, biases=("qkv", "out", "ffn"), tied=True, positions=2),
+}
+"""Families whose parameters are counted; tests compare each with the model that transformers builds."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "width": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_width": ("head_dim",),
+    "hidden": ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim"),
+    "vocabulary": ("vocab_size",),
+    "experts": ("num_local_experts", "num_experts"),
+    "active_experts": ("num_experts_per_tok",),
+    "positions": ("max_position_embeddings", "n_positions"),
+}
+
+
+def read_shape(path: str, length: int | None = None) -> ModelShape | None:
+    """Return the shape in a transformers `config.json`, or in a folder that holds one; None if the path is neither.
+
+    `length`: tokens of a training sequence, by default the model's positions, at most `LONGEST`. Raises InputError.
+    """
+    file = Path(path) / "config.json" if not path.endswith(".json") else Path(path)
+    if not is_file(file):
+        return None
+    try:
+        values = json.loads(read_text(file))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not JSON: {error}.") from None
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise InputError(
+            f"{file} must be a config of transformers with `model_type`. Give --layers, --width, --length, --vocabulary."
+        )
+    name = str(values.get("_name_or_path") or file.absolute().parent.name)
+    return shape_of(values, length, name=name.rstrip("/").rsplit("/", 1)[-1])
+
+
+def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str = "the model") -> ModelShape:
+    """Return the shape in the values of a config; raises InputError."""
+    kind = str(values["model_type"])
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise InputError(
+            f"Unknown family `model_type` = {kind!r}.{known_words(kind, FAMILIES)} Or give its shape: --layers, --width, --length, "
+            "--vocabulary."
+        )
+    sizes = {field: _size(values, field) for field in NAMES}
+    if values.get("word_embed_proj_dim") not in (None, sizes["width"]):
+        raise InputError(
+            "`word_embed_proj_dim` must be `hidden_size`. Give the shape: --layers, --width, --length, --vocabulary."
+        )
+    missing = [field for field in ("layers", "width", "heads", "vocabulary") if not sizes[field]]
+    if missing:
+        raise InputError(f"`{NAMES[missing[0]][0]}` must be given in the config.")
+    positions = sizes.pop("positions")
+    own = length or min(positions or LONGEST, LONGEST)
+    if positions and own > positions:
+        raise InputError(f"`--length` must be at most the model's {positions} positions, but got {own}.")
+    try:
+        plain = ModelShape(
+            **{field: size for field, size in sizes.items() if size}, length=own, gated=family.gated, name=name
+        )
+        return ModelShape(
+            **vars(plain)
+            | {
+                "vectors": _vectors(family, plain, values),
+                "last_vectors": (plain.width,) * family.norm,
+                "positions": 0 if family.positions is None else positions + family.positions,
+                "tied": bool(values.get("tie_word_embeddings", family.tied)),
+            }
+        )
+    except ValueError as error:
+        raise InputError(f"{error} (in the config of {name})") from None
+
+
+def _size(values: Mapping[str, Any], field: str) -> int:
+    for name in NAMES[field]:
+        value = values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return 0
+
+
+def _vectors(family: Family, shape: ModelShape, values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the lengths of the norms and biases of a block."""
+    own, shared = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    found = [shape.width] * (family.norms * family.norm)
+    biases = {*family.biases}
+    if values.get("attention_bias") is True:
+        biases |= {"qkv", "out"}
+    if values.get("mlp_bias") is True:
+        biases |= {"ffn"}
+    if "qkv" in biases:
+        found += [own, shared, shared]
+    if "out" in biases:
+        found += [shape.width]
+    if "ffn" in biases:
+        found += [shape.hidden] * (2 if shape.gated else 1) + [shape.width]
+    found += {"": [], "head": [shape.head_width] * 2, "full": [own, shared]}[family.head_norms]
+    return tuple(found)

@@ -1,0 +1,286 @@
+"""Advice on a job's network: its bandwidths are those at which the simulator reaches a utilisation, its bytes those of real packets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from raysim.advice.advise import advise
+from raysim.advice.answer import answer
+from raysim.advice.bandwidth import LEVELS, free_s, needed, parts_of, steps_s
+from raysim.advice.fleet import Fleet
+from raysim.advice.inputs import make_job, parse_setting
+from raysim.advice.job import Job, Layout, Way
+from raysim.advice.packets import exchange_of, link_messages
+from raysim.advice.recipe_shape import RecipeModel
+from raysim.advice.shapes import ModelShape
+from raysim.cli import app
+from raysim.config import read_config
+from raysim.errors import InputError
+from raysim.forecast.costs import link_costs, replica_costs
+from raysim.network.presets import parse_network
+from raysim.network.simulate import step_seconds
+from raysim.network.topology import FREE
+from raysim.network.transport import BARE, NCCL
+from raysim.schedules import parse_schedule
+from raysim.sweeps.study_file import read_study
+from raysim.values import BoundaryTensors
+
+SHAPE = ModelShape(layers=8, width=256, length=512, vocabulary=1000, heads=4)
+SLOW, NEAR = parse_network("1gbps+1ms"), parse_network("1gbps+10us")
+
+
+def job(schedule: str = "1F1B", devices: str = "4xA100", **changes: object) -> Job:
+    fields = {"batch": 32, "microbatch": 1, "efficiency": 0.4, "transport": NCCL} | changes
+    return Job(SHAPE, Fleet.parse(devices), parse_schedule(schedule), **fields)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "Identity",
+        "Quantize(4)",
+        "Quantize(3, per='block')",
+        "TopK(0.1)",
+        "TopK(0.01)",
+        "LowRank(8)",
+        "AQSGD(Quantize(2))",
+    ],
+)
+def test_a_large_message_has_the_bytes_of_its_packet(codec: str) -> None:
+    shape = (2, 1024, 320)
+    forward, backward = link_messages(codec, "Identity", shape, "bfloat16")
+    config = read_config("topics-gpt", ["num_stages=2", f"forward={codec}", "dtype=bfloat16"])
+    real = link_costs(config, [BoundaryTensors({"": shape}, {})], 1e9, [])
+    assert forward.wire_bytes == pytest.approx(real[0].wire_bytes, rel=2e-3)
+    assert forward.encode_work == pytest.approx(1e9 * real[0].encode_s, rel=1e-6)
+    assert forward.decode_work == pytest.approx(1e9 * real[0].decode_s, rel=1e-6)
+    assert backward.wire_bytes == real[1].wire_bytes
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "Quantize(8)",
+        "PowerSGD(4)",
+        "ErrorFeedback(TopK(0.01))",
+        "DiLoCo(5)",
+        "DiLoCo(5, codec=Quantize(4))",
+        "Identity",
+    ],
+)
+@pytest.mark.parametrize("shape", [(400,), (300, 160), (120, 40, 3)], ids=str)
+@pytest.mark.parametrize("num_replicas", [2, 3, 8])
+def test_a_large_exchange_has_the_bytes_of_its_packets(method: str, shape: tuple[int, ...], num_replicas: int) -> None:
+    found = exchange_of(method, shape, num_replicas)
+    config = read_config(
+        "topics-gpt",
+        [
+            *(f"replica_gradient={method}", "num_stages=1", f"num_replicas={num_replicas}"),
+            *(f"batch_size={num_replicas}", "num_microbatches=1"),
+        ],
+    )
+    (real,) = replica_costs(config, [{"weight": shape}], 1e9, [])
+    (kind,) = found
+    transfers = kind.transfers(0, num_replicas)
+    assert transfers["wire_bytes"].sum() == pytest.approx(
+        real.transfers["wire_bytes"].sum(), rel=0.02, abs=60 * num_replicas**2
+    )
+    assert kind.work == pytest.approx(1e9 * real.method_s, rel=0.02)
+    assert kind.share == (0.2 if "DiLoCo" in method else 1.0)
+
+
+WAYS = [
+    Way(Layout(4, 1)),
+    Way(Layout(4, 1), "Quantize(4)", "Quantize(6)"),
+    Way(Layout(1, 4)),
+    Way(Layout(2, 2), method="DiLoCo(10)"),
+    Way(Layout(2, 2), "TopK(0.1)", "Quantize(8)", "PowerSGD(4)"),
+    Way(Layout(2, 2), overlap=True),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "GPipe"])
+def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: str) -> None:
+    own = job(schedule)
+    networks = [SLOW, parse_network("100mbps"), FREE]
+    counts = {"num_microbatches": own.num_microbatches(way.layout), "num_replicas": way.layout.replicas}
+    expected = sum(
+        share * step_seconds(own.schedule, profile, networks, overlap=way.overlap, **counts)[:, 0]
+        for share, profile in own.mixture(way)
+    )
+    assert steps_s(own, way, networks) == pytest.approx(expected, rel=1e-9)
+    parts = parts_of(own, way, SLOW)
+    assert sum(parts) == pytest.approx(expected[0])
+    assert min(parts) >= -1e-9 * expected[0]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_at_the_bandwidth_of_a_utilisation_the_step_has_it(way: Way) -> None:
+    own, reached = job(), 0
+    for level, found in zip(LEVELS, needed(own, way, NEAR), strict=True):
+        assert found.low_bps <= found.bps <= found.high_bps
+        if found.bps == float("inf"):
+            best = steps_s(own, way, [replace(NEAR, bandwidth_bps=1e13, name="")])[0]
+            assert free_s(own, way.layout) / best < level
+            continue
+        step = steps_s(own, way, [replace(NEAR, bandwidth_bps=found.bps, name="")])[0]
+        assert free_s(own, way.layout) / step == pytest.approx(level, rel=2e-3)
+        reached += 1
+    assert reached
+
+
+def test_averaging_takes_the_seconds_of_the_formula() -> None:
+    """A direct all-reduce sends 2 (D - 1) / D of 4 bytes a parameter."""
+    own = job(transport=BARE)
+    seconds = steps_s(own, Way(Layout(1, 4)), [parse_network("1gbps")])[0] - free_s(own, Layout(1, 4))
+    assert seconds == pytest.approx(2 * 3 / 4 * 4 * SHAPE.num_parameters * 8 / 1e9, rel=1e-4)
+    tenth = steps_s(own, Way(Layout(1, 4), method="DiLoCo(10)"), [parse_network("1gbps")])[0] - free_s(
+        own, Layout(1, 4)
+    )
+    assert tenth == pytest.approx(seconds / 10, rel=1e-3)
+
+
+def test_memory_is_that_of_the_formula_and_recomputation_saves_some() -> None:
+    own = job()
+    tokens = 512
+    expected = 16 * SHAPE.num_parameters + 8 * 34 * tokens * 256 + 6 * tokens * 1000
+    assert own.memory_bytes(Way(Layout(1, 4))) == pytest.approx(expected)
+    assert own.memory_bytes(Way(Layout(1, 4), method="DiLoCo(10)")) == pytest.approx(
+        expected + 8 * SHAPE.num_parameters
+    )
+    deep = Way(Layout(4, 1))
+    assert replace(own, recompute=True).memory_bytes(deep) < own.memory_bytes(deep)
+    assert job("GPipe").memory_bytes(deep) > own.memory_bytes(deep)
+
+
+def test_a_recipe_is_advised_on_like_a_shape() -> None:
+    model = RecipeModel(read_config("topics-gpt"))
+    own = make_job(
+        model,
+        Fleet.parse("4xT4"),
+        schedule="1F1B",
+        batch=None,
+        microbatch=None,
+        efficiency=0.4,
+        transport="nccl",
+        recompute=False,
+    )
+    advice = advise(own, [SLOW])
+    assert advice.layout == Layout(4, 1)
+    assert own.num_microbatches(advice.layout) == 4
+    assert sum(stage.num_parameters for stage in own.stages(Layout(4, 1))) == model.num_parameters
+    assert advice.dense.networks[0].utilisation < 1
+
+
+def test_settings_are_read_as_they_are_written() -> None:
+    assert parse_setting("forward=TopK(density=0.1) replica_gradient=DiLoCo(10, codec=Quantize(8))") == (
+        "TopK(0.1)",
+        "Identity",
+        "DiLoCo(10, codec=Quantize(8))",
+    )
+    with pytest.raises(InputError, match="`--try` must be as"):
+        parse_setting("forward TopK")
+    with pytest.raises(InputError, match="TopKk"):
+        parse_setting("forward=TopKk(0.1)")
+
+
+def test_the_answer_names_bandwidths_and_the_fastest_way_that_fits() -> None:
+    advice = advise(job(), [parse_network("100mbps")])
+    first, second = answer(advice)
+    dense = advice.dense
+    assert first.startswith(f"On 100mbps this job runs at {dense.networks[0].utilisation:.0%} utilisation")
+    assert "would give 90 %; with" in first
+    assert second.startswith("Fastest of those that fit: ")
+    best = advice.fastest()
+    assert best is not None
+    assert all(
+        row.networks[0].samples_per_s <= best.networks[0].samples_per_s for row in advice.rows if row.known != "harmful"
+    )
+    assert answer(advise(job(), []))[0].startswith("This job needs ")
+
+
+SMALL = ["--layers", "8", "--width", "256", "--length", "512", "--vocabulary", "1000"]
+
+
+def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ["--study", "s.toml", "--plot", "p.png", "--json", "f.json"]
+    extra = ["--try", "forward=Quantize(5) backward=Quantize(5)"]
+    done = CliRunner().invoke(app, ["advise", *SMALL, "--devices", "4xA100", "--network", "100mbps", *files, *extra])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("On 100mbps this job runs at ")
+    figures = json.loads(Path("f.json").read_text())
+    rows = {row["setting"]: row for row in figures["rows"] if row["replicas"] == 1}
+    assert "Quantize(5) / Quantize(5)" in rows
+    study = read_study("s.toml")
+    assert study.name == "s"
+    text = Path("s.toml").read_text()
+    fast = [
+        name
+        for name, row in rows.items()
+        if row["networks"][0]["step_s"] * 1.05 <= rows["dense"]["networks"][0]["step_s"]
+    ]
+    assert fast
+    assert all(f'"{name}"' in text for name in fast)
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+    nothing = CliRunner().invoke(
+        app, ["advise", *SMALL, "--devices", "4xA100", "--network", "free", "--study", "s.toml"]
+    )
+    assert nothing.exit_code == 2
+    assert "nothing pays on free" in " ".join(nothing.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--devices", "4xA100"], "Give a model: a recipe, a config.json"),
+        ([*SMALL[:4], "--devices", "4xA100"], "of which --length, --vocabulary is missing"),
+        (["digits-cnnn", "--devices", "4xA100"], "Unknown recipe 'digits-cnnn'. Did you mean `digits-cnn`"),
+        (["digits-cnn", "--devices", "4xA100", "--layers", "3"], "describe a model, but digits-cnn is one already"),
+        ([*SMALL, "--devices", "4A100"], "`--devices` must be as 8xA100"),
+        ([*SMALL, "--devices", "4xA10O"], "unknown GPU 'A10O'. Did you mean `A10G`?"),
+        (
+            [*SMALL, "--devices", "1xA100"],
+            "1xA100 is one host, which sends nothing to others: give two or more, such as 2x1xA100.",
+        ),
+        ([*SMALL, "--devices", "4xA100", "--stages", "3"], "`--stages` must divide the 4 hosts"),
+        (
+            [*SMALL, "--devices", "4xA100", "--stages", "2", "--replicas", "4"],
+            "must be the 4 hosts of 4xA100, but got 2 x 4",
+        ),
+        ([*SMALL, "--devices", "4xA100", "--batch", "3", "--replicas", "2"], "`--batch` must be a multiple of 2"),
+        ([*SMALL, "--devices", "128xA100", "--network", "worldwide"], "worldwide has 64 hosts, but the job 128"),
+        ([*SMALL, "--devices", "4xA100", "--efficiency", "2"], "`--efficiency` must be in (0, 1]"),
+        ([*SMALL, "--devices", "4xA100", "--schedule", "2F1B"], "schedule"),
+        ([*SMALL, "--devices", "4xA100", "--study", "s.toml"], "`--study` needs a network"),
+        ([*SMALL, "--devices", "4xA100", "--local-steps", "ten"], "`--local-steps` must be numbers such as 10,100,500"),
+        ([*SMALL, "--devices", "4xA100", "--try", "replica_gradient=PowerSGD(4)"], "add --replicas 2"),
+        (
+            [
+                "--layers",
+                "126",
+                "--width",
+                "16384",
+                "--length",
+                "8192",
+                "--vocabulary",
+                "128256",
+                "--devices",
+                "8xA100",
+            ],
+            "but 8xA100 has 640 GB: ",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["advise", *arguments])
+    assert done.exit_code == 2, done.output
+    assert sentence in " ".join(done.output.split())
+    assert "Traceback" not in done.output

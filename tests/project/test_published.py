@@ -1,0 +1,45 @@
+"""The page of published measurements is what its program computes, and keeps its own rules."""
+
+import statistics
+import tomllib
+
+import make_published
+import pytest
+from make_published import DATA, KINDS, PAGE, errors, fit, resnet50
+
+from raysim.advice.shapes import count_values
+
+CONTENT = tomllib.loads(DATA.read_text(encoding="utf-8"))
+TABLES = {table["name"]: table for table in CONTENT["tables"]}
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_program_computes():
+    assert PAGE.read_text(encoding="utf-8") == make_published.written(CONTENT), "run `python docs/make_published.py`"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_a_source_and_at_most_one_constant(name):
+    table = TABLES[name]
+    assert table["kind"] in KINDS
+    assert any(mark in table["source"] for mark in ("(2", "#", "page"))
+    assert "fitted_words" in table or "fitted" not in table
+    cells = errors(table, 1.0 if table["kind"] != "bandwidth" else 100.0)
+    fitted = [cell for cell in cells if cell[-1]]
+    assert bool(fitted) == ("fitted" in table)
+    assert len(fitted) < len(cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("column", "aim"), [("1F1B", 0.03), ("interleaved", 0.05), ("ZB-2p", 0.05)])
+def test_zero_bubble_is_predicted_within_the_aim(column, aim):
+    table = TABLES["Zero Bubble Pipeline Parallelism"]
+    shares = [
+        abs(predicted / measured - 1) for _, each, measured, predicted, _ in errors(table, fit(table)) if each == column
+    ]
+    assert len(shares) == 6
+    assert statistics.fmean(shares) <= aim
+
+
+def test_resnet50_has_its_published_size():
+    assert count_values(resnet50()) == 25_557_032
