@@ -13,20 +13,40 @@ from raysim.units import format_bandwidth, format_bytes
 
 def answer(advice: Advice) -> list[str]:
     """Return the answer, a sentence each: utilisation and bandwidths, the fastest way, and a remedy if the job does not fit."""
-    level, helped = advice.dense.bandwidth(0.9), ""
-    if level is not None and (remedies := advice.remedies()):
-        best = remedies[0]
-        helped = f"with {setting_words(best.way)} ({best.known}), {_bps(best.bandwidth(0.9))} would"
+    level = advice.dense.bandwidth(0.9)
+    helped = _remedy(advice) if level is not None else ""
     if not advice.networks:
         start = f"This job needs {_bps(level)} between two hosts for 90 % utilisation"
         return ["; ".join([start, *([helped] if helped else [])]) + ".", *_too_large(advice)]
     sentences = []
     for on in advice.dense.networks:
-        start = f"On {on.network!r} this job runs at {on.utilisation:.0%} utilisation (its GPUs compute {on.busy:.0%} of the time)"
+        busy = f"its GPUs compute {percent(on.busy)} of the time"
+        start = f"On {on.network!r} this job runs at {percent(on.utilisation)} utilisation ({busy})"
         needs = [f"{_bps(level)} would give 90 %"] if level is not None else []
         first = not sentences
         sentences.append("; ".join([start, *(needs if first else []), *([helped] if first and helped else [])]) + ".")
     return [*sentences, *_fastest(advice), *_too_large(advice)]
+
+
+def _remedy(advice: Advice) -> str:
+    """Return the bandwidth that the best compression of the job's own layout needs, in words."""
+    remedies = advice.remedies()
+    level = remedies[0].bandwidth(0.9) if remedies else None
+    if level is None:
+        return ""
+    if math.isinf(level.bps):
+        enough = math.isfinite(advice.dense.needed[0].bps)
+        return "no compression tried here would" if enough else "latency takes too long at any bandwidth"
+    return f"with {setting_words(remedies[0].way)} ({remedies[0].known}), {_bps(level)} would"
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, with two digits if it is small.
+
+    >>> percent(0.384), percent(0.9999), percent(0.00123)
+    ('38%', '100%', '0.12%')
+    """
+    return f"{share:.0%}" if share >= 0.095 else f"{100 * share:.2g}%"
 
 
 def _fastest(advice: Advice) -> list[str]:

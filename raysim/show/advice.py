@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def show_advice(advice: Advice) -> None:
     """Print the answer, then the bandwidth for each utilisation, the steps on each network, and the assumptions."""
-    from raysim.advice.answer import answer, assumptions
+    from raysim.advice.answer import answer, assumptions, percent
     from raysim.advice.bandwidth import LEVELS
 
     out = console()
@@ -47,9 +47,9 @@ def show_advice(advice: Advice) -> None:
                 str(row.way),
                 format_seconds(on.step_s),
                 three_digits(on.samples_per_s),
-                f"{on.utilisation:.0%} ({on.low:.0%} to {on.high:.0%})",
-                f"{on.busy:.0%}",
-                f"{on.parts.latency / on.step_s:.0%}",
+                f"{percent(on.utilisation)} ({percent(on.low)} to {percent(on.high)})",
+                percent(on.busy),
+                percent(on.parts.latency / on.step_s),
                 f"{on.limit} {getattr(on.parts, on.limit) / on.step_s:.0%}",
             )
         out.print(table)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.advice.advise import advise
-from raysim.advice.answer import answer
+from raysim.advice.answer import answer, percent
 from raysim.advice.bandwidth import LEVELS, free_s, needed, parts_of, steps_s
 from raysim.advice.fleet import Fleet
 from raysim.advice.inputs import make_job, parse_setting
@@ -194,7 +194,7 @@ def test_the_answer_names_bandwidths_and_the_fastest_way_that_fits() -> None:
     advice = advise(job(), [parse_network("100mbps")])
     first, second = answer(advice)
     dense = advice.dense
-    assert first.startswith(f"On 100mbps this job runs at {dense.networks[0].utilisation:.0%} utilisation")
+    assert first.startswith(f"On 100mbps this job runs at {percent(dense.networks[0].utilisation)} utilisation")
     assert "would give 90 %; with" in first
     assert second.startswith("Fastest of those that fit: ")
     best = advice.fastest()
