@@ -18,7 +18,7 @@ def answer(advice: Advice) -> list[str]:
     if not advice.networks:
         start = f"This job needs {_bps(level)} between two hosts for 90 % utilisation"
         return ["; ".join([start, *([helped] if helped else [])]) + ".", *_too_large(advice)]
-    sentences = []
+    sentences: list[str] = []
     for on in advice.dense.networks:
         busy = f"its GPUs compute {percent(on.busy)} of the time"
         start = f"On {on.network!r} this job runs at {percent(on.utilisation)} utilisation ({busy})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from raysim.advice.fleet import Fleet
 from raysim.advice.job import SAME, Job, Layout, Model
@@ -28,7 +29,7 @@ SETTING = re.compile(rf"\s*({'|'.join(KEYS)})=(.+?)(?=\s+(?:{'|'.join(KEYS)})=|\
 def find_model(source: str | None, length: int | None, shape: Mapping[str, int | None]) -> Model:
     """Return the model of a recipe, a config of transformers, or a shape; raises InputError."""
     sizes = {**shape, "length": length}
-    given = {name: size for name, size in sizes.items() if size is not None}
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if source is None:
         missing = [f"--{name}" for name in SHAPE if name not in given]
         if missing:

@@ -184,7 +184,7 @@ class Job:
         for kind in range(kinds):
             transfers = [stage[kind].transfers(number, replicas) for number, stage in enumerate(stages)]
             work_s = [stage[kind].work / self.fleet.codec_bytes_per_s for stage in stages]
-            costs = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
+            costs: dict[str, Any] = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
             found.append((stages[0][kind].share, replace(profile, **costs)))
         rest = 1.0 - sum(share for share, _ in found)
         return [*found, (rest, profile)] if rest > 1e-9 else found

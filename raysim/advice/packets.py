@@ -149,7 +149,8 @@ def _small(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures: Floats) -> Floats:
     """Return the figures of `shape`, of those of `small` shapes on the first axis: linear in each of two axes."""
     if len(small) == 1:
-        return figures[0]
+        own: Floats = figures[0]
+        return own
     (low, *_), (high, *_) = small[0], small[-1]
     t = (shape[0] - low) / (high - low)
     if len(shape) == 1:

@@ -304,9 +304,8 @@ def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str 
     if positions and own > positions:
         raise InputError(f"`--length` must be at most the model's {positions} positions, but got {own}.")
     try:
-        plain = ModelShape(
-            **{field: size for field, size in sizes.items() if size}, length=own, gated=family.gated, name=name
-        )
+        given: dict[str, Any] = {field: size for field, size in sizes.items() if size}
+        plain = ModelShape(**given, length=own, gated=family.gated, name=name)
         return ModelShape(
             **vars(plain)
             | {
