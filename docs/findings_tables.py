@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from raysim.analysis import Finding, Results, replay, safe_set
+from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.contexts import MODES, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
 from raysim.analysis.data.settings import Setting, setting_of
@@ -165,7 +166,8 @@ def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
         return "", "", "the reference"
     row = verdicts.loc[setting]
     bounds = f"{row['harm_low']:+.2f} to {row['harm_high']:+.2f}" if math.isfinite(row["harm_low"]) else "none"
-    return f"{row['harm']:+.2f}", bounds, f"{row['verdict']}: {row['lacking']}" if row["lacking"] else row["verdict"]
+    why = row["lacking"] or (divergence(row) if row["verdict"] == "safe" else "")
+    return f"{row['harm']:+.2f}", bounds, f"{row['verdict']}: {why}" if why else row["verdict"]
 
 
 def _verdicts(findings: Sequence[Finding]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim import analysis
+from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.power import chance_of_safe, paired_spread
 from raysim.analysis.comparison.rule import RULE, SKILL
 from raysim.analysis.data.studies import over
@@ -174,7 +175,8 @@ def show_confirmation(sweep: Sweep | None) -> None:
         table.add_column(name, justify="right" if name != "verdict" else "left")
     for row in judged[judged["confirmed_on"].map(bool)].to_dict("records"):
         figures = [f"{row['harm']:+.2f}", f"{row['harm_high']:+.2f}", f"{row['within']:g} {row['unit']}"]
-        table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if (why := row['lacking']) else ''}")
+        why = row["lacking"] or (divergence(row) if row["verdict"] == "safe" else "")
+        table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if why else ''}")
     console.print(table)
     say(RULE)
     _show_verdicts(console, results, sweep.study.compute, code=True)

@@ -11,8 +11,9 @@ import pandas as pd
 
 from raysim.analysis.claims import Claim
 from raysim.analysis.claims.train_commands import Cost
+from raysim.analysis.comparison.looks import LOOKS
 from raysim.analysis.comparison.rule import Sample
-from raysim.analysis.comparison.statistics import LOOKS, Side
+from raysim.analysis.comparison.statistics import Side
 from raysim.analysis.data.settings import Setting
 
 Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
@@ -85,12 +86,13 @@ class Finding:
 
     @property
     def rule(self) -> str:
-        """The rule of the verdict, in words: the same as for settings, with the claim's comparisons as the family."""
+        """The rule of the verdict, in words: that of settings with the comparisons as family, which borrow no spread."""
         looks = ", ".join(map(str, LOOKS))
         return (
             f"A comparison decides if its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "
-            f"all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at {looks} seeds. Each "
-            "claim is judged by itself; evidence against it is corrected for the number of its comparisons (Holm)."
+            "all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at those of "
+            f"{looks} seeds that follow. Upper bounds allow for skewness. Each claim is judged by itself; evidence against it is "
+            "corrected for the number of its comparisons (Holm)."
         )
 
     @property

@@ -19,8 +19,9 @@ from raysim.analysis.claims import CLAIMS, Claim, Contrast
 from raysim.analysis.claims.finding import Comparison, Finding, Verdict
 from raysim.analysis.claims.train_commands import cost_of, train_commands
 from raysim.analysis.comparison.contexts import Context, contexts
+from raysim.analysis.comparison.looks import MOST_SEEDS, looks_after
 from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
-from raysim.analysis.comparison.statistics import MOST_SEEDS, seeds_to_decide
+from raysim.analysis.comparison.statistics import seeds_to_decide
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.pricing.estimates import Estimate
@@ -228,7 +229,8 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
         if comparison.verdict == "supported" and not finding.claim.pooled:
             continue
         sample = comparison.sample
-        count = seeds_to_decide(sample.values, comparison.threshold, 1 - finding.confidence, sample.known_step)
+        looks = looks_after(sample.planned)
+        count = seeds_to_decide(sample.values, comparison.threshold, 1 - finding.confidence, sample.known_step, looks)
         if count is None:
             hopeless += 1
             continue

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.contexts import Context, contexts
+from raysim.analysis.comparison.moderation import priors
 from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
-from raysim.analysis.comparison.statistics import p_value
+from raysim.analysis.comparison.statistics import ALONE, Prior, highest_rate, studentise
 from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.pricing.estimates import Estimate
@@ -34,10 +35,12 @@ def safe_set(
     `verdict` follows `raysim.analysis.comparison.rule.RULE`: "safe" if `harm_high` lies below `within`, "harmful" if `harm_low`
     lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job with at least one
     seed of a dense run. If some runs confirm a choice, only the settings that they confirm can be safe, by those runs
-    alone. `deviation` is the standard deviation of the differences, and `chance` the chance that the true harm is less than
-    `within`, by the seeds of the setting alone: missing for fewer than two. The seeds that chose can show other settings to be
-    harmful; the error of calling a setting harmful is then halved between the two families. `chose_on` and
-    `confirmed_on` are the seeds of a setting; `seeds` is the number behind the verdict. A diverged run counts as untrained.
+    alone. The seeds that chose can show other settings to be harmful; the error of calling a setting harmful is then halved
+    between the two families. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is the number behind the verdict.
+    `deviation` is the standard deviation of the differences, shrunk to that of similar settings as if it had been seen on
+    `borrowed` further seeds, and `chance` the chance that the true harm is less than `within`, without regard to the family:
+    missing for fewer than two seeds. A diverged run counts as untrained; `diverged` counts them among `seeds`, and their rate
+    is at most `diverged_high`, by a one-sided bound at `confidence`.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(
@@ -72,42 +75,64 @@ def is_promising(judged: Mapping[str, Any]) -> bool:
     return bool(judged.get("verdict") == "undecided" and judged["harm"] <= judged["within"])
 
 
+def divergence(judged: Mapping[Any, Any]) -> str:
+    """Return how many of a setting's runs diverged, with the upper bound of their rate, in a few words.
+
+    >>> divergence({"diverged": 0, "seeds": 5, "diverged_high": 0.4507})
+    '0 of 5 diverged: rate below 45 %'
+    """
+    return f"{judged['diverged']} of {judged['seeds']} diverged: rate below {100 * judged['diverged_high']:.0f} %"
+
+
 def _verdicts(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
     """Return the verdict on each compressed setting: by the runs that confirm a choice, if there are any."""
     if context.confirmations is None:
         return _judged(context, alpha)
-    verdicts = _judged(context.choices, alpha, alpha_above=alpha / 2)
+    choices, confirmations = context.choices, context.confirmations
+    verdicts = _judged(choices, alpha, alpha_above=alpha / 2, lender=confirmations)
     for row in verdicts.values():
         if row["verdict"] != "harmful":
             row |= {"verdict": "undecided", "lacking": "its choice was not confirmed"}
-    return verdicts | _judged(context.confirmations, alpha, alpha_above=alpha / 2)
+    return verdicts | _judged(confirmations, alpha, alpha_above=alpha / 2, lender=choices)
 
 
-def _judged(context: Context, alpha: float, *, alpha_above: float | None = None) -> dict[Setting, dict[str, Any]]:
-    """Return the bounds and the verdict of each compressed setting of a context, which is one family."""
-    samples = {setting: _sample(context, setting, alpha) for setting in context.settings if setting != Setting()}
-    family = [setting for setting, sample in samples.items() if sample.values]
-    outcomes = judge(
-        [samples[setting] for setting in family], [context.margin] * len(family), alpha, alpha_above=alpha_above
+def _judged(
+    context: Context, alpha: float, *, alpha_above: float | None = None, lender: Context | None = None
+) -> dict[Setting, dict[str, Any]]:
+    """Return the bounds and the verdict of each compressed setting of a context, which is one family.
+
+    The settings of `lender`, on other seeds, lend their spread.
+    """
+    samples, lenders = _samples(context, alpha), [] if lender is None else [*_samples(lender, alpha).values()]
+    family = {setting: sample for setting, sample in samples.items() if sample.values}
+    borrowed = priors(
+        [sample.values for sample in family.values()],
+        [sample.known_step for sample in family.values()],
+        context.margin,
+        [(sample.values, sample.known_step) for sample in lenders],
     )
-    judged = dict(zip(family, outcomes, strict=True))
-    return {
-        setting: _outcome(sample, judged.get(setting), len(family)) | _spread(sample, context.margin)
-        for setting, sample in samples.items()
-    }
+    outcomes = judge(
+        [*family.values()], [context.margin] * len(family), alpha, alpha_above=alpha_above, priors=borrowed
+    )
+    judged = dict(zip(family, zip(outcomes, borrowed, strict=True), strict=True))
+    rows = {}
+    for setting, sample in samples.items():
+        outcome, prior = judged.get(setting, (None, ALONE))
+        rows[setting] = _outcome(sample, outcome, len(family)) | _spread(sample, prior, context.margin)
+        rows[setting] |= _divergence(context.settings[setting], sample, alpha)
+    return rows
 
 
-def _sample(context: Context, setting: Setting, alpha: float) -> Sample:
-    """Return the differences from dense that count; lacking if the dense runs may have learned nothing."""
-    runs, dense = context.settings[setting], context.settings.get(Setting())
-    harms = {}
-    if dense is not None:
-        seeds = [seed for seed in runs.index if seed in dense.index]
-        harms = {seed: context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds}
-    sample = context.sample(harms, setting, Setting())
-    if sample.lacking or context.learned(Setting(), sample.seeds, alpha=alpha):
-        return sample
-    return sample._replace(lacking="the dense runs are not surely above chance")
+def _samples(context: Context, alpha: float) -> dict[Setting, Sample]:
+    """Return the differences from dense that count of each setting; lacking if the dense runs may have learned nothing."""
+    samples = {}
+    for setting in context.settings:
+        if setting != Setting():
+            sample = context.sample(context.harms(setting), setting, Setting())
+            if not sample.lacking and not context.learned(Setting(), sample.seeds, alpha=alpha):
+                sample = sample._replace(lacking="the dense runs are not surely above chance")
+            samples[setting] = sample
+    return samples
 
 
 def _outcome(sample: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
@@ -123,12 +148,25 @@ def _outcome(sample: Sample, judged: Judged | None, family: int) -> dict[str, An
     }
 
 
-def _spread(sample: Sample, margin: float) -> dict[str, float]:
+def _spread(sample: Sample, prior: Prior, margin: float) -> dict[str, float]:
     """Return the spread of a sample, and the chance that its mean lies below the margin: not a number for fewer than two seeds."""
     if len(sample.values) < 2:
-        return {"deviation": math.nan, "chance": math.nan}
-    deviation = math.hypot(float(np.std(sample.values, ddof=1)), sample.known_step / 2)
-    return {"deviation": deviation, "chance": 1 - p_value(sample.values, margin, "below", sample.known_step)}
+        return {"deviation": math.nan, "borrowed": math.nan, "chance": math.nan}
+    found = studentise(sample.values, sample.known_step, prior)
+    return {
+        "deviation": float(found.error) * math.sqrt(len(sample.values)),
+        "borrowed": float(prior.freedom),
+        "chance": 1 - float(found.p_value(margin, "below")),
+    }
+
+
+def _divergence(runs: pd.DataFrame, sample: Sample, alpha: float) -> dict[str, Any]:
+    """Return how many of the counted runs of a setting diverged, and the upper bound of their rate: 1 without runs."""
+    diverged = int(runs.loc[list(sample.seeds), "diverged"].sum())
+    return {
+        "diverged": diverged,
+        "diverged_high": highest_rate(diverged, len(sample.seeds), 1 - alpha) if sample.seeds else 1.0,
+    }
 
 
 def break_even(
@@ -198,7 +236,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 _COLUMNS = ("context", "setting", *Setting._fields, "compression_factor")
 _SAFE = (
     *("seeds", "chose_on", "confirmed_on", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "family"),
-    *("verdict", "lacking", "deviation", "chance"),
+    *("verdict", "lacking", "deviation", "borrowed", "chance", "diverged", "diverged_high"),
 )
 _EVEN = (
     *("network", "seeds", "break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays"),

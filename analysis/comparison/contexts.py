@@ -35,8 +35,8 @@ class Context:
     """Runs equal in all but compression and seed.
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
-    predictions (of an evaluation), study, and confirms (whether it confirms a choice that other runs made). `quantities`
-    are worked out only if a claim asks for them.
+    predictions (of an evaluation), study, confirms (whether it confirms a choice that other runs made), and diverged.
+    `quantities` are worked out only if a claim asks for them.
     """
 
     label: str
@@ -72,15 +72,23 @@ class Context:
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
         """Return the differences between settings, by seed, behind a verdict: all of a plan, or of the last interim analysis.
 
-        `step` is the least difference that can be shown; by default the resolution of an evaluation.
+        Of runs of several studies the longest plan counts as judged before. `step` is the least difference that can be shown;
+        by default the resolution of an evaluation.
         """
         runs = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
         studies = {study for of_setting in runs for study in of_setting["study"]}
         named = [study for study in studies if study is not None]
         confirming = bool(runs) and all(of_setting["confirms"].all() for of_setting in runs)
-        planned = len(named) == 1 and (len(studies) == 1 or confirming)
-        plan = (self.plans.get(named[0]) or None) if planned else None
-        return sample(effects, plan=plan, spent=bool(named) or confirming, step=self.step if step is None else step)
+        plan = max((self.plans.get(name, ()) for name in named), key=len, default=())
+        by_plan = bool(plan) and len(named) == 1 and (len(studies) == 1 or confirming)
+        grown = not by_plan and (bool(named) or confirming)
+        return sample(effects, plan=plan, grown=grown, step=self.step if step is None else step)
+
+    def harms(self, setting: Setting) -> dict[int, float]:
+        """Return how much worse a setting is than dense at each seed that both have, with compression on."""
+        runs, dense = self.settings[setting], self.settings.get(Setting())
+        seeds = [] if dense is None else [seed for seed in runs.index if seed in dense.index]
+        return {seed: self.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds if dense is not None}
 
     def learned(self, setting: Setting, seeds: Iterable[int], mode: Mode = "on", *, alpha: float) -> bool:
         """Return whether the models of a setting at these seeds are clearly better than chance."""
@@ -208,6 +216,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
                 "predictions": predictions.get(run, math.nan),
                 "study": None if is_missing(row["study"]) else str(row["study"]),
                 "confirms": is_confirmation(results.path(run)),
+                "diverged": row["status"] == "diverged",
             }
         )
     return pd.DataFrame(rows)

@@ -10,8 +10,10 @@ import numpy as np
 from scipy import stats
 
 from raysim.analysis.comparison.contexts import contexts
-from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED
-from raysim.analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
+from raysim.analysis.comparison.looks import MIN_SEEDS, MOST_SEEDS, planned_share
+from raysim.analysis.comparison.moderation import priors
+from raysim.analysis.comparison.rule import CONFIDENCE
+from raysim.analysis.comparison.statistics import wider
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.results import Results
 
@@ -27,6 +29,8 @@ class Spread(NamedTuple):
     """The least difference that an evaluation can show."""
     margin: float
     unit: str
+    freedom: float = 0.0
+    """Degrees of freedom that a setting borrows from the spread of similar ones."""
 
 
 def paired_spread(results: Results, runs: Collection[str]) -> Spread:
@@ -36,32 +40,34 @@ def paired_spread(results: Results, runs: Collection[str]) -> Spread:
         dense = context.settings.get(Setting())
         if not settings or dense is None:
             continue
-        variances, weights = [0.0], [0]
-        for setting in settings:
-            runs_of = context.settings[setting]
-            seeds = [seed for seed in runs_of.index if seed in dense.index]
-            harms = [context.harm(runs_of.loc[seed], "on", dense.loc[seed], "on") for seed in seeds]
-            if len(harms) > 1:
-                variances.append(float(np.var(harms, ddof=1)))
-                weights.append(len(harms) - 1)
-        pooled = math.sqrt(np.average(variances, weights=weights)) if sum(weights) else math.nan
-        return Spread(pooled, context.step, context.margin, context.unit)
+        harms = {setting: list(context.harms(setting).values()) for setting in context.settings if setting != Setting()}
+        known = [values for setting in settings if len(values := harms.get(setting, [])) > 1]
+        if not known:
+            return Spread(math.nan, context.step, context.margin, context.unit)
+        weights = [len(values) - 1 for values in known]
+        pooled = math.sqrt(np.average([np.var(values, ddof=1) for values in known], weights=weights))
+        step = 0.0 if math.isnan(context.step) else context.step
+        borrowed = dict(zip(harms, priors([*harms.values()], [step] * len(harms), context.margin), strict=True))
+        freedom = float(np.mean([borrowed[setting].freedom for setting in settings if setting in harms]))
+        return Spread(pooled, context.step, context.margin, context.unit, freedom)
     return Spread(math.nan, math.nan, math.nan, "")
 
 
 def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0.0) -> float:
     """Return the chance that a setting of a true `harm` is called safe on planned seeds, as one of `settings` judged ones.
 
-    It is the power of Student's one-sided test, from the non-central t distribution, at the level of Holm's method for the
+    It is the power of the rule's one-sided test, from the non-central t distribution, at the level of Holm's method for the
     first of the settings: the others can only be tested at a milder one. Not a number if the spread is unknown.
     """
     if seeds < MIN_SEEDS:
         return 0.0
-    level = (1 - CONFIDENCE) * PLANNED / settings
+    level = (1 - CONFIDENCE) * planned_share(seeds) / settings
+    freedom = seeds - 1 + spread.freedom
     error = math.hypot(spread.deviation, spread.step / 2) / math.sqrt(seeds)
     if error == 0:
         return float(harm < spread.margin)
-    return float(stats.nct.sf(stats.t.isf(level, seeds - 1), seeds - 1, (spread.margin - harm) / error))
+    critical = float(stats.t.isf(level, freedom)) * wider(seeds, spread.freedom)
+    return float(stats.nct.sf(critical, freedom, (spread.margin - harm) / error))
 
 
 def seeds_needed(spread: Spread, *, settings: int, harm: float) -> int | None:

@@ -21,7 +21,9 @@ from typing import Literal, NamedTuple
 from scipy import special
 
 from raysim.analysis.comparison.harm_forecast import Observation
-from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED, Sample, judge
+from raysim.analysis.comparison.looks import PLANNED
+from raysim.analysis.comparison.moderation import priors
+from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
 
 
 class Deviation(NamedTuple):
@@ -114,7 +116,8 @@ class Race:
             return []
         samples = [self._sample(evidence[name].final) for name in complete]
         samples += [self._sample((math.nan,))] * (self.family - len(complete))
-        judged = judge(samples, [self.margin] * len(samples))
+        borrowed = priors([each.values for each in samples], [self.step] * len(samples), self.margin)
+        judged = judge(samples, [self.margin] * len(samples), priors=borrowed)
         return [name for name, each in zip(complete, judged, strict=False) if each.where == "below"]
 
     def _sample(self, values: tuple[float, ...]) -> Sample:

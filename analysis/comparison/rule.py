@@ -2,8 +2,8 @@
 
 `RULE` states it. Three errors are bounded together: a harmful setting is called safe because its seeds were
 lucky, because it was the luckiest of many, or because seeds were added until it looked safe. Sources: non-inferiority by a
-one-sided bound (Schuirmann 1987), families by Holm 1979, interim analyses by spending the error in fixed shares (Lan and DeMets
-1983, their sum bounded as Bonferroni's).
+one-sided bound (Schuirmann 1987), spreads shrunk to those of the job (Smyth 2004), families by Holm 1979, interim analyses by
+spending the error in fixed shares (Lan and DeMets 1983, their sum bounded as Bonferroni's).
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from raysim.analysis.comparison.statistics import LOOKS, MIN_SEEDS, Bounds, Side, bounds, holm, look_at, p_value
+from raysim.analysis.comparison.looks import LOOKS, MIN_SEEDS, PLANNED, look_at, looks_after, planned_share
+from raysim.analysis.comparison.statistics import ALONE, Bounds, Prior, Side, bounds, holm, p_value
 
 CONFIDENCE = 0.95
-PLANNED = 0.5  # share of the error for seeds fixed beforehand; later interim analyses have the rest
 SKILL = 10.0  # per cent of the way from chance to perfection that a model must surely have learned
 
 RULE = (
     "A setting is safe if the one-sided 95 % upper bound of its mean harm lies below the margin (half a point of an "
     "accuracy, an F1 score or R2, or 1 % of a loss or another measure), and harmful if the lower bound lies above it; else it "
-    "is undecided. Harm is the loss of final quality against dense runs of the same seeds. The 95 % hold for all "
-    "settings of a job together (Holm), and for all looks: half of the error is spent on the seeds that a study fixed before it "
-    f"began, the rest at {', '.join(map(str, LOOKS))} seeds. If the dense baseline is not clearly better than chance, no setting is "
+    "is undecided. Harm is the loss of final quality against dense runs of the same seeds; its spread over seeds is shrunk to that "
+    "of similar settings of the job, and upper bounds allow for skewness. The 95 % hold for all settings of a job together (Holm), and "
+    "for all looks: half of the error is spent on the seeds that a study fixed before it began, the rest at those of "
+    f"{', '.join(map(str, LOOKS))} seeds that follow. If the dense baseline is not clearly better than chance, no setting is "
     "called safe."
 )
 
@@ -40,6 +41,8 @@ class Sample(NamedTuple):
     """The least difference that the metric can show."""
     lacking: str
     """The reason for no verdict; empty if there can be one."""
+    planned: int = 0
+    """Number of seeds that a study fixed before it began; 0 without a plan."""
 
     @property
     def known_step(self) -> float:
@@ -54,30 +57,30 @@ class Judged(NamedTuple):
     where: Where
 
 
-def sample(
-    effects: Mapping[int, float], *, plan: Sequence[int] | None = None, spent: bool = False, step: float = 0.0
-) -> Sample:
+def sample(effects: Mapping[int, float], *, plan: Sequence[int] = (), grown: bool = False, step: float = 0.0) -> Sample:
     """Return the differences that count, of all by seed.
 
-    `plan`: the seeds that a study fixed before it began; only they count, and none may be missing. Without one, the first
-    seeds up to the last of `LOOKS` count, so that an analysis after every seed gives no advantage. `spent`: a plan was judged
-    before, and the interim analyses have the rest of the error.
+    `plan`: the seeds that a study fixed before it began; only they count, and none may be missing. `grown`: other runs were added
+    to those of a plan, which was judged before: the seeds of the last look after the plan count, or the plan's until there is
+    one. Without a plan the first seeds up to the last look count, so that an analysis after every seed gives no advantage.
     """
     known = {seed: effects[seed] for seed in sorted(effects) if not math.isnan(effects[seed])}
-    if plan is not None:
-        chosen = [seed for seed in sorted(plan) if seed in known]
-        wanted, share = max(len(plan), MIN_SEEDS), PLANNED
-        lacking = f"{len(chosen)} of {wanted} planned seeds" if len(plan) >= MIN_SEEDS else ""
-    else:
-        count = look_at(len(known))
+    planned = len(plan) if len(plan) >= MIN_SEEDS else 0
+    count = 0 if plan and not grown else look_at(len(known), planned)
+    if count or not plan:
         chosen = list(known)[:count] if count else list(known)
-        wanted, lacking = MIN_SEEDS, ""
-        share = LOOKS.get(count, 1.0) * (1 - PLANNED if spent else 1.0)
-    if len(chosen) >= wanted:
-        lacking = "the number of predictions is not recorded" if math.isnan(step) else ""
-    elif not lacking:
+        share = looks_after(planned).get(count, 1.0)
+        if grown and not plan:  # by a study whose seeds are not known
+            share *= 1 - PLANNED
+    else:
+        chosen = [seed for seed in sorted(plan) if seed in known]
+        share = planned_share(planned) if planned else 1.0
+    lacking = "the number of predictions is not recorded" if math.isnan(step) else ""
+    if not count and planned and len(chosen) < planned:
+        lacking = f"{len(chosen)} of {planned} planned seeds"
+    elif len(chosen) < MIN_SEEDS:
         lacking = f"{len(chosen)} of at least {MIN_SEEDS} seeds"
-    return Sample(tuple(known[seed] for seed in chosen), tuple(chosen), share, step, lacking)
+    return Sample(tuple(known[seed] for seed in chosen), tuple(chosen), share, step, lacking, planned)
 
 
 def judge(
@@ -86,18 +89,22 @@ def judge(
     alpha: float = 1 - CONFIDENCE,
     *,
     alpha_above: float | None = None,
+    priors: Sequence[Prior] | None = None,
 ) -> list[Judged]:
     """Return the side of its threshold on which the mean of each sample of a family surely lies.
+
+    `priors`: what each sample borrows from similar ones, see `raysim.analysis.comparison.moderation`; nothing by default.
 
     The chance of putting any mean of the family below its threshold in error is at most `alpha` over all interim analyses. The
     chance of putting any above in error is at most `alpha_above`, by default `alpha` too.
     """
-    pairs = list(zip(samples, thresholds, strict=True))
-    highs = _confidences(pairs, "below", alpha)
-    lows = _confidences(pairs, "above", alpha if alpha_above is None else alpha_above)
+    tests = list(zip(samples, thresholds, priors or [ALONE] * len(samples), strict=True))
+    highs = _confidences(tests, "below", alpha)
+    lows = _confidences(tests, "above", alpha if alpha_above is None else alpha_above)
     judged = []
-    for (each, threshold), high, low in zip(pairs, highs, lows, strict=True):
-        both = bounds(each.values, low, each.known_step)._replace(high=bounds(each.values, high, each.known_step).high)
+    for (each, threshold, prior), high, low in zip(tests, highs, lows, strict=True):
+        lower, upper = (bounds(each.values, confidence, each.known_step, prior) for confidence in (low, high))
+        both = lower._replace(high=upper.high)
         where: Where = "undecided"
         if not each.lacking:
             where = next((side for side in _SIDES if both.beyond(threshold, side)), "undecided")
@@ -114,9 +121,10 @@ def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:
 _SIDES: tuple[Side, Side] = ("below", "above")
 
 
-def _confidences(pairs: Sequence[tuple[Sample, float]], side: Side, alpha: float) -> list[float]:
+def _confidences(tests: Sequence[tuple[Sample, float, Prior]], side: Side, alpha: float) -> list[float]:
     """Return the confidence of the bound that puts each sample on a side of its threshold."""
     spread = [
-        min(1.0, p_value(each.values, threshold, side, each.known_step) / each.share) for each, threshold in pairs
+        min(1.0, p_value(each.values, threshold, side, each.known_step, prior) / each.share)
+        for each, threshold, prior in tests
     ]
-    return [1 - level * each.share for level, (each, _) in zip(holm(spread, alpha), pairs, strict=True)]
+    return [1 - level * each.share for level, (each, *_) in zip(holm(spread, alpha), tests, strict=True)]

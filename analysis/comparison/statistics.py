@@ -1,7 +1,7 @@
-"""One-sided bounds of differences paired by seed, judged in families and at fixed numbers of seeds.
+"""One-sided bounds of the mean of differences paired by seed, Holm's method, and the bound of a rate of divergence.
 
-The bounds are Student's, so they assume roughly normal differences. A metric that moves in steps, such as an accuracy
-on 360 samples, can give equal differences by chance; its step counts as spread (see `bounds`).
+The bounds are those of a moderated t (Smyth 2004): a setting's spread is shrunk to that of similar settings of its job
+(`raysim.analysis.comparison.moderation`), and upper bounds are raised by what skewness does to Student's t (Hall 1992).
 """
 
 from __future__ import annotations
@@ -9,17 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy import stats
+from numpy.typing import ArrayLike, NDArray
+from scipy import special, stats
 
-LOOKS = {3: 0.1, 5: 0.3, 8: 0.3, 13: 0.2, 21: 0.1}
-"""Numbers of seeds of interim analyses, and the share of the error spent at each (Lan and DeMets 1983)."""
-MIN_SEEDS = min(LOOKS)
-MOST_SEEDS = max(LOOKS)  # nothing is judged beyond: an effect that needs more seeds is too small to matter
+from raysim.analysis.comparison.looks import LOOKS, MIN_SEEDS
+
+SKEWNESS = 1.0
+"""Skewness assumed of differences: upwards, since what is rare is large harm."""
+ASSUMED = 20.0
+"""Differences that the assumed skewness counts for, beside the recorded ones.
+
+By simulation of 3 to 40 differences of skewness 1 (gamma) the error of a bound at 2.5 % stays below 3 %; without recorded ones
+(infinitely many here) normal differences would need bounds 16 % wider than Student's even at 40 seeds, and so it is 5 %.
+"""
 
 Side = Literal["above", "below"]
+Array: TypeAlias = NDArray[np.float64]
+Number: TypeAlias = float | Array
 
 
 class Bounds(NamedTuple):
@@ -38,31 +47,106 @@ class Bounds(NamedTuple):
         return self.low > threshold if side == "above" else self.high < threshold
 
 
-def bounds(differences: Sequence[float], confidence: float = 0.95, step: float = 0.0) -> Bounds:
-    """Return the mean of differences, one a seed, with the lower and the upper one-sided bound of Student's t.
+class Prior(NamedTuple):
+    """The spread and the skewness that a sample borrows from similar settings of its job; nothing by default."""
+
+    variance: Number = 1.0
+    freedom: Number = 0.0
+    """Degrees of freedom of the variance."""
+    skewness: Number = 0.0
+    differences: Number = 0.0
+    """Independent ones behind the skewness."""
+
+
+ALONE = Prior()
+
+
+class Studentised(NamedTuple):
+    """The mean of differences, its standard error with degrees of freedom, and how much wider skewness makes its bounds.
+
+    Each is an array of the leading shape of the differences.
+    """
+
+    mean: Array
+    error: Array
+    freedom: Array
+    above: Array
+    """Factor of a lower bound's distance from the mean, for differences skewed downwards."""
+    below: Array
+    """Factor of an upper bound's distance from the mean, for differences skewed upwards."""
+
+    def p_value(self, threshold: Number, side: Side) -> Array:
+        """Return the least error level at which the bound lies beyond the threshold on that side."""
+        distance = self.mean - threshold if side == "above" else threshold - self.mean
+        wider = self.above if side == "above" else self.below
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tail = special.stdtr(self.freedom, -distance / (self.error * wider))
+        return np.where(self.error > 0, tail, np.where(distance > 0, 0.0, 1.0))
+
+
+def studentise(differences: ArrayLike, step: ArrayLike = 0.0, prior: Prior = ALONE) -> Studentised:
+    """Return the mean of two or more differences, on the last axis, with its error.
 
     `step` is the least difference that the metric can show. Values a step apart have a variance of at most a quarter of its
-    square; that much is added to the sample's, so that differences equal by chance keep an interval. Infinite for fewer
-    than two differences.
+    square; that much is added to the sample's, so that differences equal by chance keep an interval. The variance is shrunk to
+    that of the prior, but never below the sample's own (Smyth 2004).
     """
     values = np.asarray(differences, float)
-    if len(values) < 2:
-        return Bounds(float(values[0]) if len(values) else math.nan, -math.inf, math.inf)
-    mean, half = float(values.mean()), _quantile(confidence, len(values) - 1) * _error(values, step)
-    return Bounds(mean, mean - half, mean + half)
+    count = values.shape[-1]
+    mean = values.mean(axis=-1)
+    own = variance_of(values, step)
+    freedom = count - 1 + np.asarray(prior.freedom, float)
+    weight = (count - 1) / freedom
+    variance = np.maximum(own, weight * own + (1 - weight) * prior.variance)
+    borrows = np.asarray(prior.freedom) > 0
+    skewness = np.where(borrows, prior.skewness, skewness_of(values, step))
+    known = np.where(borrows, prior.differences, count if count > 2 else 0)
+    skewness = (ASSUMED * SKEWNESS + known * skewness) / (ASSUMED + known) * weight**2 / math.sqrt(count)
+    above, below = (1 + np.maximum(sign * skewness, 0) for sign in (-1, 1))
+    return Studentised(mean, np.sqrt(variance / count), freedom, above, below)
 
 
-def p_value(differences: Sequence[float], threshold: float, side: Side, step: float = 0.0) -> float:
+def variance_of(values: Array, step: ArrayLike) -> Array:
+    """Return the variance on the last axis, the metric's own step counted as spread."""
+    return np.asarray(values.var(axis=-1, ddof=1) + (np.asarray(step) / 2) ** 2)
+
+
+def skewness_of(values: Array, step: ArrayLike) -> Array:
+    """Return the adjusted Fisher-Pearson skewness on the last axis; 0 for fewer than three values, or equal ones."""
+    count = values.shape[-1]
+    if count < 3:
+        return np.zeros(values.shape[:-1])
+    spread = np.sqrt(variance_of(values, step))
+    moment = ((values - values.mean(axis=-1, keepdims=True)) ** 3).sum(axis=-1) * count / (count - 1) / (count - 2)
+    return np.asarray(np.divide(moment, spread**3, out=np.zeros_like(spread), where=spread > 0))
+
+
+def bounds(differences: Sequence[float], confidence: float = 0.95, step: float = 0.0, prior: Prior = ALONE) -> Bounds:
+    """Return the mean of differences, one a seed, with the lower and the upper one-sided bound; see `studentise`.
+
+    Infinite for fewer than two differences.
+    """
+    if len(differences) < 2:
+        return Bounds(float(differences[0]) if len(differences) else math.nan, -math.inf, math.inf)
+    found = studentise(differences, step, prior)
+    half = _quantile(confidence, float(found.freedom)) * float(found.error)
+    mean = float(found.mean)
+    return Bounds(mean, mean - half * float(found.above), mean + half * float(found.below))
+
+
+def p_value(
+    differences: Sequence[float], threshold: float, side: Side, step: float = 0.0, prior: Prior = ALONE
+) -> float:
     """Return the least error level at which the bound of `bounds` lies beyond the threshold on that side; 1 for one seed."""
-    values = np.asarray(differences, float)
-    if len(values) < 2:
+    if len(differences) < 2:
         return 1.0
-    distance = float(values.mean()) - threshold
-    distance = distance if side == "above" else -distance
-    error = _error(values, step)
-    if error == 0:
-        return 0.0 if distance > 0 else 1.0
-    return float(stats.t.sf(distance / error, len(values) - 1))
+    return float(studentise(differences, step, prior).p_value(threshold, side))
+
+
+def wider(seeds: int, freedom: float = 0.0) -> float:
+    """Return the expected factor by which skewness raises upper bounds of symmetric differences, with a prior's `freedom`."""
+    weight = (seeds - 1) / (seeds - 1 + freedom)
+    return 1 + ASSUMED * SKEWNESS / (ASSUMED + (seeds if seeds > 2 else 0)) * weight**2 / math.sqrt(seeds)
 
 
 def holm(p_values: Sequence[float], alpha: float) -> list[float]:
@@ -87,39 +171,40 @@ def holm(p_values: Sequence[float], alpha: float) -> list[float]:
     return levels
 
 
-def look_at(seeds: int) -> int:
-    """Return the number of seeds of the last interim analysis among `seeds` seeds, of `LOOKS`; 0 before the first.
-
-    >>> look_at(2), look_at(7), look_at(100)
-    (0, 5, 21)
-    """
-    return max((count for count in LOOKS if count <= seeds), default=0)
-
-
 def seeds_to_decide(
-    differences: Sequence[float], threshold: float, alpha: float = 0.05, step: float = 0.0
+    differences: Sequence[float],
+    threshold: float,
+    alpha: float = 0.05,
+    step: float = 0.0,
+    looks: dict[int, float] = LOOKS,
 ) -> int | None:
-    """Return the first of `LOOKS` with a verdict in four of five cases, by the mean and the spread of these differences.
+    """Return the first look with a verdict in four of five cases, by the mean and the spread of these differences.
 
-    None if all would need more seeds.
+    None if all would need more seeds. `looks`: the numbers of seeds at which verdicts can still be given, with their shares of
+    the error.
     """
-    values = np.asarray(differences, float)
-    if len(values) < 2:
+    if len(differences) < 2:
         return MIN_SEEDS
-    distance, spread = abs(float(values.mean()) - threshold), _error(values, step) * math.sqrt(len(values))
-    for count, share in LOOKS.items():
-        needed = _quantile(1 - alpha * share, count - 1) + _quantile(0.8, count - 1)
-        if count > len(values) and needed * spread / math.sqrt(count) <= distance and distance > 0:
+    found = studentise(differences, step)
+    distance, spread = abs(float(found.mean) - threshold), float(found.error) * math.sqrt(len(differences))
+    for count, share in looks.items():
+        needed = _quantile(1 - alpha * share, count - 1) * wider(count) + _quantile(0.8, count - 1)
+        if count > len(differences) and needed * spread / math.sqrt(count) <= distance and distance > 0:
             return count
     return None
 
 
-def _error(values: np.ndarray, step: float) -> float:
-    """Return the standard error of the mean, the metric's own step counted as spread."""
-    return math.sqrt((float(values.var(ddof=1)) + (step / 2) ** 2) / len(values))
+def highest_rate(events: int, trials: int, confidence: float = 0.95) -> float:
+    """Return the one-sided upper bound of a rate (Clopper and Pearson 1934).
+
+    >>> round(highest_rate(0, 5), 3), highest_rate(5, 5)
+    (0.451, 1.0)
+    """
+    test: Any = stats.binomtest(events, trials, alternative="less")
+    return float(test.proportion_ci(confidence, method="exact").high)
 
 
 @cache
-def _quantile(probability: float, freedom: int) -> float:
+def _quantile(probability: float, freedom: float) -> float:
     """Return a quantile of Student's t; a report asks for a few of them thousands of times."""
-    return float(stats.t.ppf(probability, freedom))
+    return float(special.stdtrit(freedom, probability))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raysim.analysis.comparison.choice import break_even
+from raysim.analysis.comparison.choice import break_even, divergence
 from raysim.analysis.data.recorded_methods import read_method
 from raysim.analysis.data.settings import COMPRESSION
 from raysim.analysis.data.studies import over
@@ -32,6 +32,7 @@ from raysim.analysis.report.figures import (
 )
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
+from raysim.quality import Measure
 
 # --- step time against quality, with the dense baseline -----------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ def _settings_table(job: Job, material: Material) -> Table:
                 Cell(pays, float(matches[0]["break_even_bps"]) if matches else math.nan),
                 *(Cell(job.metric.write(*setting.quality[m][:2]), setting.quality[m].mean) for m in MODES),
                 Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
-                Cell(against_dense(setting, job.metric.measure) if judged else ""),
+                Cell(_evidence(setting, job.metric.measure) if judged else ""),
             ]
         )
     return Table(
@@ -123,6 +124,12 @@ def _settings_table(job: Job, material: Material) -> Table:
         rows,
         live=True,
     )
+
+
+def _evidence(setting: SettingRuns, measure: Measure) -> str:
+    """Return the difference of a setting from dense, with the bound on divergence if it is safe."""
+    diverged = f"; {divergence(setting.judged)}" if setting.verdict == "safe" else ""
+    return f"{against_dense(setting, measure)}{diverged}"
 
 
 def priced(setting: SettingRuns, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:

@@ -213,7 +213,7 @@ class Job:
     def seeds_for(self, setting: SettingRuns) -> int | None:
         """Return the number of seeds that would decide about a setting; None if it is unknown or too large."""
         judged = setting.judged
-        spread = PairedSpread(judged["deviation"], 0.0, judged["within"], judged["unit"])
+        spread = PairedSpread(judged["deviation"], 0.0, judged["within"], judged["unit"], judged["borrowed"])
         return seeds_needed(spread, settings=judged["family"], harm=judged["harm"])
 
     def cost_s(self, seeds: int) -> float:

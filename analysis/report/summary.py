@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from raysim.analysis.comparison.choice import divergence
+from raysim.analysis.comparison.looks import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.comparison.rule import RULE
-from raysim.analysis.comparison.statistics import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Details, Heading, Section, Table, Text
 from raysim.analysis.report.figures import COLOURS, DENSE, Axis, ByNetwork, Figure, Panel, Series, Style, finite, style
@@ -79,7 +80,7 @@ def sure(setting: SettingRuns) -> str:
         return ""
     return (
         f" At {judged['confidence']:.0%} confidence, over {seeds_of(judged)}, it is at most "
-        f"{judged['within']:g} {judged['unit']} worse than dense."
+        f"{judged['within']:g} {judged['unit']} worse than dense; {divergence(judged)}."
     )
 
 
@@ -337,7 +338,10 @@ def _row(job: Job, network: str) -> list[Cell]:
     elif chosen.dense:
         evidence = _short_why(job, network)
     else:
-        evidence = f"{chosen.verdict}: {against_dense(chosen, job.metric.measure)}, {seeds_of(chosen.judged)}"
+        evidence = (
+            f"{chosen.verdict}: {against_dense(chosen, job.metric.measure)}, {seeds_of(chosen.judged)}; "
+            f"{divergence(chosen.judged)}"
+        )
     faster = speedup(chosen.speedup[network]) if chosen.speedup else "unknown"
     return [
         Cell(network),

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from records_made import write_run
 
 from raysim.analysis import load
+from raysim.analysis.comparison.looks import planned_share
+from raysim.analysis.comparison.moderation import priors
 from raysim.analysis.comparison.power import Spread, chance_of_safe, paired_spread, seeds_needed
-from raysim.analysis.comparison.rule import CONFIDENCE, PLANNED, judge, sample
+from raysim.analysis.comparison.rule import CONFIDENCE, judge, sample
 from raysim.sweeps.verdicts import show_power
 
 MARGIN = 0.5
 TRIES = 400
 
-spreads = st.builds(Spread, st.floats(0.05, 2), st.floats(0, 0.3), st.just(MARGIN), st.just(""))
+spreads = st.builds(Spread, st.floats(0.05, 2), st.floats(0, 0.3), st.just(MARGIN), st.just(""), st.floats(0, 8))
 
 
 @pytest.mark.parametrize(("harm", "seeds", "count"), [(0.0, 12, 1), (0.1, 30, 3), (0.3, 8, 1)])
@@ -35,18 +37,31 @@ def test_the_chance_is_the_share_of_simulated_confirmations_that_are_safe(harm, 
     assert abs(safe / TRIES - expected) < 4 * math.sqrt(expected * (1 - expected) / TRIES)
 
 
+@pytest.mark.parametrize(("seeds", "count"), [(3, 8), (5, 4)])
+def test_the_chance_with_borrowed_spread_is_no_more_than_the_share_that_is_safe(seeds, count):
+    rng, deviation, safe, freedoms = np.random.default_rng(seeds), 0.2, 0, []
+    for _ in range(TRIES):
+        drawn = [sample(dict(enumerate(row)), plan=range(seeds)) for row in rng.normal(0, deviation, (count, seeds))]
+        borrowed = priors([each.values for each in drawn], [0.0] * count, MARGIN)
+        freedoms.append(borrowed[0].freedom)
+        safe += judge(drawn, [MARGIN] * count, priors=borrowed)[0].where == "below"
+    spread = Spread(deviation, 0.0, MARGIN, "", float(np.median(freedoms)))
+    alone = chance_of_safe(spread._replace(freedom=0.0), seeds, settings=count)
+    assert alone + 0.2 < chance_of_safe(spread, seeds, settings=count) < safe / TRIES + 0.05
+
+
 @given(spreads, st.integers(3, 60), st.integers(1, 5))
 @settings(max_examples=50)
-def test_at_the_margin_the_chance_is_the_level_of_the_rule(spread, seeds, count):
-    level = (1 - CONFIDENCE) * PLANNED / count
-    assert chance_of_safe(spread, seeds, settings=count, harm=MARGIN) == pytest.approx(level)
+def test_at_the_margin_the_chance_is_at_most_the_level_of_the_rule(spread, seeds, count):
+    level = (1 - CONFIDENCE) * planned_share(seeds) / count
+    assert level / 4 < chance_of_safe(spread, seeds, settings=count, harm=MARGIN) < level
 
 
 @given(spreads, st.integers(3, 60), st.integers(1, 4), st.floats(0, 0.4))
 @settings(max_examples=50)
 def test_more_seeds_help_and_more_settings_or_harm_do_not(spread, seeds, count, harm):
     chance = chance_of_safe(spread, seeds, settings=count, harm=harm)
-    assert chance_of_safe(spread, seeds + 1, settings=count, harm=harm) >= chance - 1e-4
+    assert chance_of_safe(spread, seeds + 1, settings=count, harm=harm) >= chance - 2e-3
     assert chance_of_safe(spread, seeds, settings=count + 1, harm=harm) <= chance + 1e-4
     assert chance_of_safe(spread, seeds, settings=count, harm=harm + 0.05) <= chance + 1e-4
 
@@ -73,7 +88,7 @@ def test_the_spread_is_that_of_the_differences_from_dense_and_the_chance_is_told
     near = [f"1-s{seed}" for seed in range(3)]
     deviation = np.std([0, 1, -1], ddof=1)
     found = paired_spread(results, near)
-    assert found == (pytest.approx(deviation), pytest.approx(100 / 360), MARGIN, "points of accuracy")
+    assert found == (pytest.approx(deviation), pytest.approx(100 / 360), MARGIN, "points of accuracy", 0.0)
     worse = np.std(100 * (np.array(accuracies["Identity"]) - accuracies["TopK(0.1)"]), ddof=1)
     pooled = paired_spread(results, [*near, "2-s0"]).deviation
     assert pooled == pytest.approx(math.sqrt((deviation**2 + worse**2) / 2))

@@ -256,10 +256,13 @@ def test_a_verdict_names_the_seeds_that_it_rests_on():
         "within": 0.5,
         "unit": "points of accuracy",
         "confirmed_on": [*range(4, 44)],
+        "diverged": 0,
+        "diverged_high": 0.0722,
     }
     setting = dataclasses.replace(made("a", 0.5), judged=judged, seeds=44)  # four of them chose it
     assert sure(setting) == (
-        " At 95% confidence, over 40 fresh seeds, it is at most 0.5 points of accuracy worse than dense."
+        " At 95% confidence, over 40 fresh seeds, it is at most 0.5 points of accuracy worse than dense; 0 of 40 "
+        "diverged: rate below 7 %."
     )
     assert "over 40 seeds" in sure(dataclasses.replace(setting, judged=judged | {"confirmed_on": []}))
 
@@ -279,6 +282,7 @@ def undecided(name, harm, *, seeds=2, **changes):
         "lacking": f"{seeds} of at least 3 seeds",
         "chance": 0.6,
         "deviation": 6.9,
+        "borrowed": 0.0,
     } | changes
     return dataclasses.replace(made(name, 0.2), judged=row, seeds=seeds)
 
@@ -296,7 +300,9 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
         "On 100mbps over Ray, stay dense: 1 s a step. 2 settings are faster, but none is shown to be safe."
     )
     assert "None is promising. The least harmful is `a`: loss 15 % higher than dense on 2 seeds." in said
-    assert said.endswith("2 seeds cannot decide: 6 would, 2 h of training.")  # three settings, four seeds more of each
+    assert said.endswith(
+        "2 seeds cannot decide: 7 would, 2.5 h of training."
+    )  # three settings, five seeds more of each
     assert adoption(harmful, "100mbps") == (
         "On 100mbps there is no setting to take home: dense needs no change of your training.",
         "",
