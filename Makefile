@@ -10,8 +10,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 .PHONY: demo test test-slow test-cluster campaign test-gpu lint types dist image docs notation findings golden picture clean
 
 demo: .venv/installed
-	rm -rf results/demo
-	$(BIN)/raysim sweep quickstart --seeds 4 --confirm 40 --out results/demo
+	rm -rf results/demo results/demo-dense
+	$(BIN)/raysim train digits-cnn steps=150 num_microbatches=2 checkpoint_at_steps=[50] --engine inline --out results/demo-dense
+	$(BIN)/raysim sweep quickstart steps=100 start=results/demo-dense@50 --seeds 12 --race --out results/demo
 	$(BIN)/raysim report results/demo --network 100mbps
 
 test: lint types

@@ -71,7 +71,7 @@ def show_result(sweep: Sweep) -> None:
     counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     say(f"{ended or 'no trials'}: {sweep.store.out}")
-    if best and not sweep.study.confirm:
+    if best and not sweep.study.confirm and sweep.study.race is None:
         say(
             "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` judges it on held-out seeds."
         )

@@ -140,16 +140,14 @@ class Race:
     def next_parts(self, evidence: Mapping[str, Evidence], running: Sequence[str], width: int = 2) -> list[Part]:
         """Return the next parts: the first rung of all settings, then those of the `width` fastest ones that are likely safe.
 
-        `running` are the settings in the race, without those that left it.
+        More seeds than the first ones are for the fastest alone. `running` are the settings in the race, without those that left it.
         """
         fresh = [name for name in running if not evidence[name].observed]
         if fresh:
             return [Part(name, tuple(range(self.first)), 0) for name in fresh]
         unfinished = [name for name in running if len(evidence[name].final) < self.seeds]
-        return [
-            self._part(name, evidence[name])
-            for name in sorted(unfinished, key=lambda name: self._turn(name, evidence))[:width]
-        ]
+        first = sorted(unfinished, key=lambda name: self._turn(name, evidence))[:width]
+        return [self._part(name, evidence[name]) for name in first if name == first[0] or not evidence[name].final]
 
     def rounds(self, evidence: dict[str, Evidence], left: dict[str, Exit]) -> Iterator[list[Part]]:
         """Yield the parts of one round after another until the race is over.
