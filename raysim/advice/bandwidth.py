@@ -74,7 +74,7 @@ class Parts(NamedTuple):
 
     compute: float
     bubble: float
-    """Of the schedule, on a network without limits."""
+    """Of the schedule, and the optimiser, on a network without limits."""
     codecs: float
     links: float
     averaging: float

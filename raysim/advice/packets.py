@@ -137,13 +137,13 @@ def sum_exchanges(parts: Sequence[tuple[int, tuple[Exchange, ...]]]) -> tuple[Ex
     return tuple(found)
 
 
-def _small(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _small(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the shapes exchanged in place of one: its first two axes shortened in turn; itself if it is small."""
     short = [tuple(min(length, side) for length in shape[:2]) for side in SMALL]
     if short[1] == shape[:2]:
-        return [shape]
+        return (shape,)
     pairs = itertools.product(*zip(*short, strict=True)) if len(shape) > 1 else short
-    return [(*pair, *shape[2:]) for pair in pairs]
+    return tuple((*pair, *shape[2:]) for pair in pairs)
 
 
 def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures: Floats) -> Floats:
@@ -165,9 +165,10 @@ def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures:
     return whole
 
 
+@lru_cache(maxsize=1024)
 def _counted(
-    method: str, shapes: Sequence[tuple[int, ...]], num_replicas: int
-) -> list[tuple[float, list[list[float]]]]:
+    method: str, shapes: tuple[tuple[int, ...], ...], num_replicas: int
+) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
     """Return for each kind of step its share and, for each shape, the work and the bytes of a pair in each round."""
     config = read_config(
         "topics-gpt",
@@ -191,13 +192,9 @@ def _counted(
     for part in dict.fromkeys(cost.part for cost in costs):
         mine = [cost for cost in costs if cost.part == part]
         rounds = max(int(cost.transfers["round"].max(initial=-1)) + 1 for cost in mine)
-        kinds.append(
-            (
-                parts.count(part) / len(parts),
-                [[UNIT * cost.method_s, *_pair_bytes(cost, rounds, num_replicas)] for cost in mine],
-            )
-        )
-    return kinds
+        figures = tuple((UNIT * cost.method_s, *_pair_bytes(cost, rounds, num_replicas)) for cost in mine)
+        kinds.append((parts.count(part) / len(parts), figures))
+    return tuple(kinds)
 
 
 def _pair_bytes(cost: ReplicaCost, rounds: int, num_replicas: int) -> list[float]:
