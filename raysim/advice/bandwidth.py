@@ -39,7 +39,7 @@ class Needed(NamedTuple):
 def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     """Return the mean seconds of a step on each network."""
     layout, kinds = way.layout, job.mixture(way)
-    if way.overlap or any(network.num_hosts is not None or network.jitter_s for network in networks):
+    if way.overlap or _differ(networks):
         return sum((share * _run(job, layout, profile, networks) for share, profile in kinds), np.zeros(len(networks)))
     # replicas are alike, and exchange when all are done: one pipeline, and what the exchange adds to a step of one microbatch
     alone = Layout(layout.workers, 1)
@@ -49,6 +49,11 @@ def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
         for share, profile in kinds:
             total += share * (_run(job, layout, profile, networks, 1) - quiet)
     return total
+
+
+def _differ(networks: Sequence[Network]) -> bool:
+    """Return whether replicas may take different times on some network."""
+    return any(network.num_hosts is not None or network.jitter_s for network in networks)
 
 
 def _run(job: Job, layout: Layout, profile: Profile, networks: Sequence[Network], count: int | None = None) -> Floats:
@@ -66,6 +71,8 @@ def _run(job: Job, layout: Layout, profile: Profile, networks: Sequence[Network]
 
 def quiet_steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     """Return the seconds of a step in which replicas exchange nothing."""
+    if _differ(networks):
+        return _run(job, way.layout, job.profile(way), networks)
     return _run(job, Layout(way.layout.workers, 1), job.profile(way), networks, job.num_microbatches(way.layout))
 
 
