@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raysim.analysis.claims import CLAIMS, Claim
     from raysim.analysis.claims.finding import Comparison, Finding, findings_frame
     from raysim.analysis.claims.verdicts import findings
+    from raysim.analysis.comparison.branches import branch_harms, parts_and_whole
     from raysim.analysis.comparison.choice import break_even, safe_set
     from raysim.analysis.comparison.importances import importance
     from raysim.analysis.comparison.pareto import frontier
@@ -37,6 +38,7 @@ _MODULES = {
     "claims": ("CLAIMS", "Claim"),
     "claims.finding": ("Comparison", "Finding", "findings_frame"),
     "claims.verdicts": ("findings",),
+    "comparison.branches": ("branch_harms", "parts_and_whole"),
     "comparison.choice": ("break_even", "safe_set"),
     "comparison.importances": ("importance",),
     "comparison.pareto": ("frontier",),
@@ -68,6 +70,7 @@ __all__ = [
     "Results",
     "Target",
     "beside",
+    "branch_harms",
     "break_even",
     "dense_partners",
     "findings",
@@ -78,6 +81,7 @@ __all__ = [
     "load",
     "natural_direction",
     "pack",
+    "parts_and_whole",
     "race_on_records",
     "race_plan",
     "replay",

@@ -23,13 +23,15 @@ from raysim.engine.start import end_ray, start_ray
 from raysim.engine.watch import RayWatch, end_process
 from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
+from raysim.places import in_bucket
 from raysim.plugins import trusting
 from raysim.sweeps.allocation import Allocation, allocate
+from raysim.sweeps.branches import parent_study, started
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.race_search import RaceSearch
 from raysim.sweeps.search import LedgerSearch, make_scheduler, replay_evaluations
 from raysim.sweeps.store import Store, find_database_error, find_disk_error
-from raysim.sweeps.study import Study
+from raysim.sweeps.study import PARENT, Study
 from raysim.sweeps.study_checks import check_here
 from raysim.sweeps.trial import TrialSpec
 from raysim.sweeps.trial_resources import Share
@@ -73,6 +75,10 @@ class Sweep:
         self.dashboard_url: str | None = None
         if self.address and not ray.is_initialized():
             check_address(self.address, "`address`")
+        if study.branches is not None and in_bucket(out or ""):
+            raise ConfigError(
+                "`branches` needs a folder as `out`, not a bucket: trials read the dense run's checkpoints."
+            )
         stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
         self.store = Store.checked(out if out is not None else Path("results") / study.name / stamp)
         self.folder = self.store.local
@@ -159,6 +165,7 @@ class Sweep:
             if self.halt.signal is None:
                 with self._ray():
                     self.phases.enter(None)
+                    self._train_parent()
                     self.allocation = self._allocate()
                     on_begin()
                     self.phases.enter("the first trial's processes, its data and its first step")
@@ -175,6 +182,22 @@ class Sweep:
                 self.store.clear()
             else:
                 self._send(always=True)
+
+    def _train_parent(self) -> None:
+        """Train the dense run from which trials branch, unless it is there; raises SweepError if it fails."""
+        if self.study.branches is None:
+            return
+        out = self.folder.absolute() / PARENT
+        self.phases.enter("the dense run from which trials branch")
+        begun = (out / "study.toml").is_file()
+        dense = Sweep(parent_study(self.study), out=out, resume=begun, address=self.address, wait_s=self.wait_s)
+        dense.on_lost = self.on_lost
+        dense.run()
+        (row,) = dense.rows
+        if row.status != "finished":
+            raise SweepError(f"the dense run from which trials branch {row.status}: {row.error}")
+        self._parent = str(out / row.runs[0])
+        self.phases.enter(None)
 
     def _settle(self) -> None:
         """Settle the prices of the study, with the records of all its runs."""
@@ -223,6 +246,8 @@ class Sweep:
 
     def _spec(self, row: TrialRow, config: RunConfig) -> TrialSpec:
         row.engine = self.allocation.engine
+        if self.study.branches is not None:
+            config = started(config, self._parent)
         return TrialSpec(
             number=row.trial,
             config=config,

@@ -27,6 +27,7 @@ from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # points of the space, to find values that are never valid
 CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour"}  # of a study that is resumed
+PARENT = "parent"  # folder of the dense run from which trials branch
 COMPRESSORS = ("forward", "backward", "replica_gradient")
 
 
@@ -49,6 +50,14 @@ class RaceTerms:
     """Chance of calling a harmless setting harmful, over the whole race."""
     hopeless: float = 0.1
     """Chance of a verdict of safe below which a setting is given up."""
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Points of one dense run, as shares of its steps, from which every setting is trained for some steps."""
+
+    at: tuple[float, ...]
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,16 @@ class Study:
     """What a race may spend."""
     price_per_hour: float | None = None
     """Of all machines together, for a budget in money."""
+    branches: Branches | None = None
+    """Points of one dense run from which trials start; None to train each from scratch."""
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, without a seed of its own; raises ConfigError."""
         values = copied(self.base)
         for key, value in overrides.items():
             override(values, key, value)
+        if self.branches is not None and "start" in overrides:
+            override(values, "steps", self.branches.steps)
         return make_config(values)
 
     def overrides(self, trial: Any, baseline: str | None = None) -> Mapping[str, Any]:
@@ -97,8 +110,23 @@ class Study:
     def _draw(self, trial: Any) -> Mapping[str, Any]:
         overrides = self.space(trial)
         if isinstance(overrides, Mapping):
-            return overrides
+            return (
+                overrides
+                if self.branches is None
+                else {**overrides, "start": trial.suggest_categorical("start", self.starts)}
+            )
         raise ConfigError(f"The function `space` must return a table of keys and values, but got {overrides!r}.")
+
+    @property
+    def branch_steps(self) -> list[int]:
+        """The steps of the dense run from which trials start."""
+        base, branches = self.config({}), self.branches
+        return [round(share * (base.steps or 0)) for share in branches.at] if branches is not None else []
+
+    @property
+    def starts(self) -> list[str]:
+        """The values of `start` of trials; the dense run's folder stands for `PARENT` once it is known."""
+        return [f"{PARENT}@{step}" for step in self.branch_steps]
 
     def make_sampler(self, number: int) -> BaseSampler:
         """Return the sampler of trial `number`, seeded by the number so that a resumed study draws the same trials."""
@@ -131,7 +159,7 @@ class Study:
     @cached_property
     def grid(self) -> list[dict[str, Choice]]:
         """The points of a grid, shuffled by the sampler's seed: the first of them are a sample of the whole."""
-        grid = points(self.space) if self.sampler == "grid" else []
+        grid = points(self._draw) if self.sampler == "grid" else []
         Random(self.sampler_seed).shuffle(grid)
         return grid
 
@@ -192,6 +220,7 @@ class Study:
             "confirm": self.confirm or None,
             "race": vars(self.race) if self.race is not None else None,
             "budget": self.budget.text if self.budget is not None else None,
+            "branches": copied(vars(self.branches)) if self.branches is not None else None,
             "base": copied(self.base),
             "objectives": [as_mapping(objective) for objective in self.objectives],
             "constraints": [as_mapping(constraint) for constraint in self.constraints],

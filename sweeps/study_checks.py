@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, keys_of
@@ -155,6 +157,42 @@ def check_race(study: Study) -> None:
                 f"`race` compares settings of compression, so `{other}` must be the same in all trials, but got "
                 f"{flat.get(other)!r} beside {dense.get(other)!r} of dense. Leave out `race`."
             )
+
+
+def check_branches(study: Study) -> None:
+    """Raise ConfigError if a study asks for branches that cannot be."""
+    if study.branches is not None:
+        for sentence in _branch_problems(study):
+            raise ConfigError(sentence)
+
+
+def _branch_problems(study: Study) -> Iterator[str]:
+    branches, base = study.branches, study.config({})
+    assert branches is not None
+    if base.steps is None:
+        yield "`branches` needs `steps` in the base, of which its points are shares, but got epochs."
+    if base.start is not None:
+        yield "`branches` makes the run from which trials start: leave out `start` of the base."
+    for field, given in (
+        ("budget", study.budget is not None),
+        ("race", study.race is not None),
+        ("confirm", bool(study.confirm)),
+        ("constraints.of", any(constraint.of is not None for constraint in study.constraints)),
+    ):
+        if given:
+            yield f"`{field}` must be left out with `branches`, whose table judges each point."
+    if study.sampler != "grid":
+        yield f"`branches` trains every setting at every point, so `sampler` must be grid, but got {study.sampler!r}."
+    if study.dense is None:
+        yield "`branches` needs a baseline without compression among `baselines`, but there is none."
+    steps = study.branch_steps
+    if len(set(steps)) < len(steps):
+        yield f"`branches.at` must give different steps of the {base.steps} of the base, but got {', '.join(map(str, steps))}."
+    if max(steps) + branches.steps > (base.steps or 0):
+        yield (
+            f"`branches.steps` must be at most {(base.steps or 0) - max(steps)}, from the last point (step {max(steps)}) to the end of "
+            f"the base's {base.steps} steps, but got {branches.steps}."
+        )
 
 
 def check_here(study: Study) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,8 +20,15 @@ from raysim.notation import known_words
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction
-from raysim.sweeps.study import Baseline, RaceTerms, Study, copied, override
-from raysim.sweeps.study_checks import check_baseline, check_confirm, check_draws, check_fields, check_race
+from raysim.sweeps.study import PARENT, Baseline, Branches, RaceTerms, Study, copied, override
+from raysim.sweeps.study_checks import (
+    check_baseline,
+    check_branches,
+    check_confirm,
+    check_draws,
+    check_fields,
+    check_race,
+)
 
 MOST_SEEDS = 10_000
 SEEDS = (3, 5, 8, 13, 21)  # among which the plan of a budget chooses
@@ -35,6 +43,15 @@ class RaceKeys(BaseModel):
     first: int = Field(default=RaceTerms.first, ge=2, le=MOST_SEEDS)
     error: float = Field(default=RaceTerms.error, gt=0, lt=0.5)
     hopeless: float = Field(default=RaceTerms.hopeless, ge=0, lt=0.5)
+
+
+class BranchKeys(BaseModel):
+    """The keys of `branches`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    at: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1, max_length=1000)
+    steps: int = Field(ge=1, le=2**31 - 1)
 
 
 class StudyKeys(BaseModel):
@@ -60,6 +77,8 @@ class StudyKeys(BaseModel):
     """What a race may spend, with or without `race`: seconds or 3h of the sweep, "2 GPU hours", or money, with `price_per_hour`."""
     price_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Of all machines of the sweep together, for a budget in money."""
+    branches: BranchKeys | None = None
+    """Table of `at`, shares of the base's steps, and `steps`: one dense run is trained, and every setting goes on from there."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
     """Algorithm that chooses the trials."""
     sampler_seed: int = Field(default=0, ge=0)
@@ -253,12 +272,29 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
         "sampler": sampler,
         "budget": None if keys.budget is None else Budget.parse(keys.budget, keys.price_per_hour),
         "race": RaceTerms(**terms.model_dump()) if terms is not None else None,
+        "branches": Branches(tuple(keys.branches.at), keys.branches.steps) if keys.branches is not None else None,
         "space": space,
         "source": file.python,
     }
     study = Study(**same | {part: tuple(getattr(keys, part)) for part in PARTS} | resolved)
+    if study.branches is not None:
+        study = replace(study, baselines=tuple(_at_points(study)))
+        check_branches(study)
     check_fields(study, config)
     return study
+
+
+def _at_points(study: Study) -> Iterator[Baseline]:
+    """Yield every baseline at every point of `branches`."""
+    for baseline in study.baselines:
+        given = baseline.params if baseline.params is not None else baseline.set
+        for start in study.starts if "start" not in (given or {}) else ():
+            params, changes = (
+                {**part, "start": start} if part is not None else None for part in (baseline.params, baseline.set)
+            )
+            yield Baseline(f"{baseline.name}{start.removeprefix(PARENT)}", params, changes)
+        if "start" in (given or {}):
+            yield baseline
 
 
 def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:

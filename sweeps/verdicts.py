@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim import analysis
+from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.power import chance_of_safe, paired_spread
 from raysim.analysis.comparison.rule import RULE, SKILL
 from raysim.analysis.data.studies import over
+from raysim.analysis.report.branches import COLUMNS, figures, safe_from
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.summary import verdict
@@ -45,6 +47,9 @@ def show_result(sweep: Sweep) -> None:
     """Print the frontier with the baselines in it, the verdict of the report, the trials that did not finish, and the folder."""
     console = _console()
     say = partial(console.print, highlight=False, soft_wrap=True)
+    if sweep.study.branches is not None:
+        show_branches(sweep)
+        return
     objectives, rows = sweep.study.objectives, sweep.rows
     failed = [row for row in rows if row.same_as is None and row.status == "finished" and _near_chance(row, sweep)]
     best = frontier(rows, objectives, {row.trial for row in failed})
@@ -75,6 +80,28 @@ def show_result(sweep: Sweep) -> None:
         say(
             "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` judges it on held-out seeds."
         )
+
+
+def show_branches(sweep: Sweep) -> None:
+    """Print the harm of each setting by the part of training that it compresses, and the steps from which on it is safe."""
+    console = _console()
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    harms = branch_harms(sweep.results) if sweep.results is not None else None
+    if harms is None or not len(harms):
+        say("No branch can be judged: it needs a setting and dense with the same seed, both finished.")
+    else:
+        unit, within = harms["unit"].iloc[0], harms["within"].iloc[0]
+        table = Table("setting", title=f"Harm in {unit}, margin {within:g}, by the steps that are compressed")
+        for column in COLUMNS:
+            table.add_column(column.text, justify="right" if column.number else "left")
+        for row in harms.to_dict("records"):
+            table.add_row(row["setting"], *figures(row))
+        console.print(table)
+        for _, rows in harms.groupby("setting", sort=False):
+            say(safe_from(rows).replace("`", ""))
+        say(ASSUMPTION)
+    counts = Counter("repeated" if row.same_as is not None else row.status for row in sweep.rows)
+    say(f"{', '.join(f'{count} {status}' for status, count in counts.items()) or 'no trials'}: {sweep.store.out}")
 
 
 def _table(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.report.blocks import Block, Heading, Page, Section, Text
+from raysim.analysis.report.branches import branches_section, has_branches
 from raysim.analysis.report.frontier import frontier_section, quality_section
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, Job, Material
@@ -85,6 +86,7 @@ def _sections(material: Material) -> list[Section]:
         summary_section(material),
         own_network_section(material),
         *([probes_section(material)] if material.probes else []),
+        *([branches_section(material)] if has_branches(material.results) else []),
         *(
             [_job_section(job, topics, material) for job in material.jobs]
             if len(material.jobs) > 1

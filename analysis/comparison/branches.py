@@ -1,0 +1,233 @@
+"""Harm by the part of training that is compressed, from branches of one dense run; and bounds for the rest of training.
+
+A branch from step n with m steps measures the harm of compressing these steps alone. `branch_harms` judges each, and bounds the harm of
+compressing from n to the end by the sum of the parts, which `parts_and_whole` tests on runs that have both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from raysim.analysis.comparison.choice import VERDICTS
+from raysim.analysis.comparison.contexts import Context, contexts
+from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, judge
+from raysim.analysis.comparison.statistics import bounds
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, plain
+from raysim.analysis.runs.results import Results
+
+ASSUMPTION = (
+    "Harm to the end is a sum of parts: each part stands for the steps until the next point, harm per step is constant in it, and "
+    "the harm of parts adds up. Compression at inference counts once, at the last point."
+)
+_LENGTH = ("start", "steps", "epochs")
+_HARM = ("seeds", "harm", "harm_low", "harm_high", "verdict", "lacking")
+_REST = tuple(f"rest_{name}" for name in _HARM)
+
+
+class Part(NamedTuple):
+    """The runs that compress one part of training, or train it densely: steps `first` to `end`."""
+
+    first: int
+    end: int
+    context: Context
+
+    def value(self, setting: Setting, seed: int, mode: str) -> float:
+        """Return the quality of a run after the part, with compression in a mode."""
+        column: pd.Series[Any] = self.context.settings[setting][f"{self.context.quality.name}_{mode}"]
+        return float(column[seed])
+
+    def difference(self, setting: Setting, seed: int, mode: str) -> float:
+        """Return how much worse a setting is than dense after the part, in the measure's own numbers."""
+        worse = self.value(setting, seed, mode) - self.value(Setting(), seed, mode)
+        return -worse if self.context.quality.higher else worse
+
+    def harms(self, setting: Setting, seeds: Iterable[int]) -> dict[int, float]:
+        """Return the harm of a setting by seed, with compression on."""
+        harm = self.context.quality.harm
+        return {seed: harm(self.value(setting, seed, "on"), self.value(Setting(), seed, "on")) for seed in seeds}
+
+    def seeds(self, setting: Setting) -> set[int]:
+        """Return the seeds that a setting and dense have in common."""
+        known = self.context.settings
+        return (
+            set(known[setting].index) & set(known[Setting()].index) if {setting, Setting()} <= known.keys() else set()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Branches of one dense run, equal in all but compression, seed and the part of training; and runs of the whole of it."""
+
+    label: str
+    parts: Sequence[Part]
+    """In the order of their first steps; of several lengths from one step, the shortest."""
+    wholes: Sequence[Part]
+    """Runs of all steps from a point to the end of other parts."""
+    planned: int
+    """Steps of the whole training."""
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """The compressed settings of any part."""
+        named = {setting for part in self.parts for setting in part.context.settings if setting != Setting()}
+        return sorted(named, key=str)
+
+    def sums(self, setting: Setting, first: int, end: int) -> dict[int, float]:
+        """Return by seed the harm of compressing from step `first` to `end`, by the sum of the parts; see `ASSUMPTION`.
+
+        Empty if no part begins at `first`, or a later one lacks the setting.
+        """
+        within = [part for part in self.parts if first <= part.first < end]
+        if not within or within[0].first != first:
+            return {}
+        weights = [
+            (until - part.first) / (part.end - part.first)
+            for part, until in zip(within, [*(part.first for part in within[1:]), end], strict=True)
+        ]
+        *_, last = within
+        quality, found = last.context.quality, {}
+        for seed in sorted(set.intersection(*(part.seeds(setting) for part in within))):
+            total = last.difference(setting, seed, "on") - last.difference(setting, seed, "off")
+            total += sum(w * part.difference(setting, seed, "off") for w, part in zip(weights, within, strict=True))
+            dense = last.value(Setting(), seed, "on")
+            found[seed] = quality.harm(dense - total if quality.higher else dense + total, dense)
+        return found
+
+
+def families(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[Family]:
+    """Return the branches of each dense run of `results`, with the whole runs beside them."""
+    rows = {str(row["run"]): row for row in results.runs.to_dict("records")}
+    alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, *_LENGTH, "seed"}]
+    groups: dict[tuple[str, ...], list[tuple[str | None, int, Part]]] = {}
+    for context in contexts(results, quality=quality, margin=margin):
+        row = rows[str(context.rows["run"].iloc[0])]
+        first, parent = int(plain(row.get("first_step")) or 0), plain(row.get("parent"))
+        done, planned = int(row["steps_done"]), int(plain(row.get("rate_steps")) or row["steps_done"])
+        key = tuple(repr(plain(row.get(name))) for name in alike)
+        groups.setdefault(key, []).append((parent, planned, Part(first, first + done, context)))
+    found = []
+    for entries in groups.values():
+        for parent in dict.fromkeys(parent for parent, _, _ in entries if parent is not None):
+            planned = max(steps for other, steps, _ in entries if other == parent)
+            ours = sorted((part for other, _, part in entries if other == parent), key=lambda part: part[:2])
+            parts = list({part.first: part for part in reversed(ours)}.values())[::-1]
+            wholes = [part for other, _, part in entries if other in (parent, None) and part not in parts]
+            label = parts[0].context.label.partition(", start=")[0]
+            found.append(Family(label, parts, wholes, planned))
+    return found
+
+
+def branch_harms(
+    results: Results, *, quality: str = "auto", margin: float | None = None, confidence: float = CONFIDENCE
+) -> pd.DataFrame:
+    """Return one row for each compressed setting and point of branching: the harm of its part of training, and of all steps from there.
+
+    `harm` is that of compressing steps `first_step` to `end_step` alone, by the rule of `safe_set`: all settings and points of a dense
+    run are one family. `rest_harm` bounds that of compressing from `first_step` to the end of training, see `ASSUMPTION`; its
+    verdicts are a family too. `safe_from` is the first point from which on the rest is safe, missing if there is none.
+    """
+    rows = []
+    for family in families(results, quality=quality, margin=margin):
+        pairs = [(setting, part) for setting in family.settings for part in family.parts if part.seeds(setting)]
+        alone = _judged([_alone(setting, part, 1 - confidence) for setting, part in pairs], pairs, confidence)
+        rest = _judged([_rest(family, setting, part) for setting, part in pairs], pairs, confidence)
+        safe: dict[Setting, int] = {}
+        for (setting, part), after in reversed(list(zip(pairs, rest, strict=True))):
+            later = [p.first for s, p in pairs if s == setting and p.first > part.first]
+            if after["verdict"] == "safe" and (not later or safe.get(setting) == later[0]):
+                safe[setting] = part.first
+        for (setting, part), own, after in zip(pairs, alone, rest, strict=True):
+            rows.append(
+                {
+                    "job": family.label,
+                    "setting": str(setting),
+                    "first_step": part.first,
+                    "end_step": part.end,
+                    "planned_steps": family.planned,
+                    "unit": part.context.unit,
+                    "within": part.context.margin,
+                    **own,
+                    **{f"rest_{name}": value for name, value in after.items()},
+                    "safe_from": safe.get(setting),
+                }
+            )
+    names = ("job", "setting", "first_step", "end_step", "planned_steps", "unit", "within", *_HARM, *_REST, "safe_from")
+    return pd.DataFrame(rows, columns=list(names)).astype({"safe_from": "Int64"})
+
+
+def parts_and_whole(results: Results, *, quality: str = "auto") -> pd.DataFrame:
+    """Return one row for each setting and whole run: its harm, and the sum of the parts that it spans.
+
+    Tests the assumption behind the bounds of `branch_harms`: `difference` is the mean over seeds of the sum minus the whole, between
+    `low` and `high` with 95 % confidence each. Runs from scratch count as wholes too, whose first weights are others.
+    """
+    rows = []
+    for family in families(results, quality=quality):
+        for setting in family.settings:
+            for whole in family.wholes:
+                sums = family.sums(setting, whole.first, whole.end)
+                seeds = sorted(sums.keys() & whole.seeds(setting))
+                spanned = [part for part in family.parts if whole.first <= part.first < whole.end]
+                if len(spanned) < 2 or len(seeds) < 2:
+                    continue
+                harms = whole.harms(setting, seeds)
+                differences = [sums[seed] - harm for seed, harm in harms.items()]
+                mean, low, high = bounds(differences)
+                rows.append(
+                    {
+                        "job": family.label,
+                        "setting": str(setting),
+                        "first_step": whole.first,
+                        "end_step": whole.end,
+                        "parts": len(spanned),
+                        "seeds": len(seeds),
+                        "unit": whole.context.unit,
+                        "whole": sum(harms.values()) / len(harms),
+                        "sum_of_parts": sum(sums[seed] for seed in seeds) / len(seeds),
+                        "difference": mean,
+                        "low": low,
+                        "high": high,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def _alone(setting: Setting, part: Part, alpha: float) -> Sample:
+    """Return the harms of compressing a part alone."""
+    harms = part.harms(setting, sorted(part.seeds(setting)))
+    sample = part.context.sample(harms, setting, Setting())
+    return _with_learned(sample, part.context, alpha)
+
+
+def _rest(family: Family, setting: Setting, part: Part) -> Sample:
+    """Return the harms of compressing from the begin of a part to the end of training."""
+    sample = part.context.sample(family.sums(setting, part.first, family.planned), setting, Setting())
+    return _with_learned(sample, family.parts[-1].context, 1 - CONFIDENCE)
+
+
+def _with_learned(sample: Sample, context: Context, alpha: float) -> Sample:
+    if sample.lacking or context.learned(Setting(), sample.seeds, alpha=alpha):
+        return sample
+    return sample._replace(lacking="the dense runs are not surely above chance")
+
+
+def _judged(
+    samples: Sequence[Sample], pairs: Sequence[tuple[Setting, Part]], confidence: float
+) -> list[dict[str, Any]]:
+    """Return the bounds and the verdict of each sample, all one family."""
+    family = [i for i, sample in enumerate(samples) if sample.values]
+    margins = [pairs[i][1].context.margin for i in family]
+    outcomes = dict(zip(family, judge([samples[i] for i in family], margins, 1 - confidence), strict=True))
+    return [_columns(sample, outcomes.get(i)) for i, sample in enumerate(samples)]
+
+
+def _columns(sample: Sample, judged: Judged | None) -> dict[str, Any]:
+    mean, low, high = judged.bounds if judged is not None else (math.nan, -math.inf, math.inf)
+    verdict = VERDICTS[judged.where if judged is not None else "undecided"]
+    return dict(zip(_HARM, (len(sample.values), mean, low, high, verdict, sample.lacking), strict=True))

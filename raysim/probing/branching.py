@@ -1,0 +1,169 @@
+"""Branches of a user's own training: the same steps dense and under each candidate from one state, which is then restored."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysim.codecs import NonFiniteError
+from raysim.nn.link import CompressedLink
+from raysim.units import format_bytes
+
+
+class Stateful(Protocol):
+    """An optimiser, a learning-rate schedule, a gradient scaler: anything with a state that can be loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Load the state."""
+
+
+class Branch(NamedTuple):
+    """The training losses of one candidate, step by step; infinite from the step on in which it diverged."""
+
+    candidate: str
+    losses: tuple[float, ...]
+
+    def harm(self, dense: Branch) -> float:
+        """Return by how many per cent the mean loss is above that of `dense`, over the second half of the steps."""
+        half = len(self.losses) // 2
+        own, other = (math.fsum(each.losses[half:]) for each in (self, dense))
+        return 100 * (own / other - 1) if other else math.nan
+
+
+class Snapshot:
+    """The state of a training in memory: a model's tensors, gradients and modes, other states, and random generators.
+
+    `restore` puts back every bit. The state of optimisers is copied as it is; `load_state_dict` would cast it.
+    """
+
+    def __init__(self, model: nn.Module, state: Sequence[Stateful] = ()) -> None:
+        self._tensors = [(x, x.detach().clone()) for x in (*model.parameters(), *model.buffers())]
+        self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._optimizers = [(each, _slots(each)) for each in state if isinstance(each, torch.optim.Optimizer)]
+        others = [each for each in state if not isinstance(each, torch.optim.Optimizer)]
+        self._others = [(each, copy.deepcopy(each.state_dict())) for each in others]
+        self._random = (torch.get_rng_state(), np.random.get_state(), random.getstate())
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the copies of tensors."""
+        gradients = [gradient for _, gradient in self._gradients if gradient is not None]
+        slots = [x for _, (kept, _) in self._optimizers for own in kept.values() for x in own.values()]
+        copies = [*(kept for _, kept in self._tensors), *gradients, *(x for x in slots if isinstance(x, Tensor))]
+        return sum(x.nbytes for x in copies)
+
+    def restore(self) -> None:
+        """Put the state back, as often as wanted."""
+        with torch.no_grad():
+            for x, kept in self._tensors:
+                x.copy_(kept)
+        for parameter, gradient in self._gradients:
+            parameter.grad = None if gradient is None else gradient.clone()
+        for module, mode in self._modes:
+            module.training = mode
+        for optimizer, (kept, groups) in self._optimizers:
+            optimizer.state.clear()
+            optimizer.state.update({parameter: _copied(own) for parameter, own in kept.items()})
+            for group, options in zip(optimizer.param_groups, groups, strict=True):
+                group.update(copy.deepcopy(options))
+        for other, entries in self._others:
+            other.load_state_dict(copy.deepcopy(entries))
+        cpu, numpy_state, python_state = self._random
+        torch.set_rng_state(cpu)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+def branches(
+    model: nn.Module,
+    cuts: Sequence[nn.Module],
+    candidates: Sequence[str],
+    train_step: Callable[[Any], Tensor | float],
+    batches: Sequence[Any],
+    state: Sequence[Stateful] = (),
+    *,
+    num_microbatches: int = 1,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+) -> list[Branch]:
+    """Return the losses of `train_step` on `batches` under each candidate, all from the present state, which is then restored.
+
+    Outputs of `cuts` and their gradients go through the candidate, a notation for both directions. `state`: what `train_step`
+    changes beside the model, such as the optimiser. `say` is told the cost before the first step. Raises ValueError if there are no
+    batches, or a cut returns no tensor.
+    """
+    if not batches:
+        raise ValueError("`batches` must hold at least one batch, but is empty.")
+    snapshot = Snapshot(model, state)
+    if say is not None:
+        steps = len(candidates) * len(batches)
+        say(
+            f"Branching: {len(candidates)} settings of {len(batches)} steps each take the time of {steps} steps of the training, and "
+            f"{format_bytes(snapshot.num_bytes)} of memory for its state."
+        )
+    taken = []
+    try:
+        for candidate in candidates:
+            with _linked(cuts, candidate, num_microbatches, seed):
+                taken.append(Branch(candidate, _losses(train_step, batches)))
+            snapshot.restore()
+    finally:
+        snapshot.restore()
+    return taken
+
+
+def _losses(train_step: Callable[[Any], Tensor | float], batches: Sequence[Any]) -> tuple[float, ...]:
+    losses: list[float] = []
+    for batch in batches:
+        try:
+            losses.append(float(train_step(batch)))
+        except NonFiniteError:
+            return (*losses, *[math.inf] * (len(batches) - len(losses)))
+    return tuple(losses)
+
+
+@contextmanager
+def _linked(cuts: Sequence[nn.Module], candidate: str, num_microbatches: int, seed: int) -> Iterator[None]:
+    """Let the outputs of modules go through links, within the context."""
+    hooks = []
+    for boundary, cut in enumerate(cuts):
+        link = CompressedLink(candidate, candidate, boundary=boundary, num_microbatches=num_microbatches, seed=seed)
+
+        def cross(module: nn.Module, inputs: Any, output: Any, link: CompressedLink = link) -> Tensor:
+            if not isinstance(output, Tensor):
+                raise ValueError(f"`cuts` must be modules that return a tensor, but got {type(output).__name__}.")
+            link.train(module.training)
+            received: Tensor = link(output)
+            return received
+
+        hooks.append(cut.register_forward_hook(cross))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> tuple[dict[Tensor, dict[str, Any]], list[dict[str, Any]]]:
+    """Return copies of an optimiser's state by parameter, and of the options of its groups."""
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return {parameter: _copied(own) for parameter, own in optimizer.state.items()}, copy.deepcopy(groups)
+
+
+def _copied(own: dict[str, Any]) -> dict[str, Any]:
+    return {key: x.clone() if isinstance(x, Tensor) else copy.deepcopy(x) for key, x in own.items()}

@@ -1,0 +1,130 @@
+"""Harm by parts of training: sums follow the parts, and verdicts the rule."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raysim import analysis
+from raysim.analysis.comparison.branches import Family, Part
+from raysim.analysis.comparison.contexts import Context
+from raysim.analysis.data.settings import Setting
+from raysim.analysis.report import compose
+from raysim.config import make_config
+from raysim.quality import MEASURES
+from raysim.training.train import train
+
+TOPK = Setting("TopK(0.1)")
+LEVELS = st.floats(-0.5, 0.5)
+
+
+def part(first, end, harms, gap=0.0, dense=2.0, measure="loss"):
+    """Return a part in which each seed's loss is `harms` above dense with compression off, and `gap` more with it on."""
+    quality = MEASURES[measure]
+    sign = -1 if quality.higher else 1
+    rows = [
+        {
+            "run": f"{first}-{name}-{seed}",
+            "setting": setting,
+            "seed": seed,
+            f"{measure}_on": dense + sign * (worse + gap * (setting == TOPK)),
+            f"{measure}_off": dense + sign * worse,
+            f"chance_{measure}": 10.0,
+            "predictions": 1000.0,
+            "study": None,
+            "confirms": False,
+        }
+        for name, setting, values in (("dense", Setting(), [0.0] * len(harms)), ("topk", TOPK, harms))
+        for seed, worse in enumerate(values)
+    ]
+    return Part(first, end, Context("small", pd.DataFrame(rows), quality))
+
+
+@given(st.lists(st.lists(LEVELS, min_size=3, max_size=3), min_size=1, max_size=5), st.floats(0, 0.5))
+@settings(max_examples=20)
+def test_the_sum_is_that_of_the_parts_and_one_gap_at_inference(levels, gap):
+    """Parts that cover all steps are added as they are, whatever their order; the gap between on and off is not added up."""
+    edges = [10 * i for i in range(len(levels) + 1)]
+    parts = [part(first, end, harms, gap) for first, end, harms in zip(edges[:-1], edges[1:], levels, strict=True)]
+    family = Family("small", parts, [], edges[-1])
+    for i in range(len(parts)):
+        sums = family.sums(TOPK, edges[i], edges[-1])
+        expected = 100 * (np.sum(levels[i:], axis=0) + gap) / 2.0
+        np.testing.assert_allclose(list(sums.values()), expected, atol=1e-9)
+
+
+def test_a_short_part_stands_for_the_steps_until_the_next():
+    """Harm per step is constant: 5 of 20 steps count four times, and an accuracy falls where a loss rises."""
+    for measure, factor in (("loss", 50.0), ("accuracy", 100.0)):
+        parts = [
+            part(0, 5, [0.01, 0.02], measure=measure, dense=2.0),
+            part(20, 30, [0.1, 0.1], measure=measure, dense=2.0),
+        ]
+        sums = Family("small", parts, [], 40).sums(TOPK, 0, 40)
+        np.testing.assert_allclose(list(sums.values()), [factor * (0.04 + 0.2), factor * (0.08 + 0.2)])
+    assert Family("small", parts, [], 40).sums(TOPK, 5, 40) == {}
+
+
+@pytest.fixture(scope="module")
+def branched(tmp_path_factory):
+    """One dense run of twelve steps; branches of three seeds at 0, 4 and 8, and the whole from 0."""
+    from configurations import SMALL
+
+    folder = tmp_path_factory.mktemp("branched")
+    values = {**SMALL, "steps": 12, "num_stages": 2, "optimizer": {"learning_rate": 0.05, "momentum": 0.9}}
+    values |= {"data": {"name": "digits", "train_samples": 640, "test_samples": 100}, "checkpoint_every_steps": 0}
+    parent = train(
+        make_config(values | {"checkpoint_at_steps": [0, 4, 8], "seed": 9}), engine="inline", out=folder / "parent"
+    )
+    for first, steps in ((0, 4), (4, 4), (8, 4), (0, 12)):
+        for name, changes in (("dense", {}), ("topk", {"forward": "TopK(0.05)", "backward": "TopK(0.05)"})):
+            for seed in range(3):
+                config = {**values, **changes, "seed": seed, "steps": steps, "start": f"{parent.folder}@{first}"}
+                train(make_config(config), engine="inline", out=folder / "runs" / f"{name}-{first}-{steps}-{seed}")
+    return folder / "runs"
+
+
+def test_each_part_and_the_rest_are_judged(branched):
+    results = analysis.load(branched)
+    assert results.problems == []
+    harms = analysis.branch_harms(results)
+    assert harms["setting"].unique().tolist() == ["forward=TopK(0.05) backward=TopK(0.05)"]
+    assert harms[["first_step", "end_step", "seeds"]].values.tolist() == [[0, 4, 3], [4, 8, 3], [8, 12, 3]]
+    assert harms["planned_steps"].tolist() == [12] * 3
+    runs = results.runs.set_index("run")
+    name = next(iter(results.measures))
+    for first, harm in zip(harms["first_step"], harms["harm"], strict=True):
+        on = {
+            kind: runs[f"final_{name}_on"][[f"{kind}-{first}-4-{seed}" for seed in range(3)]]
+            for kind in ("dense", "topk")
+        }
+        measure = results.measures[name]
+        each = [measure.harm(b, a) for a, b in zip(on["dense"], on["topk"], strict=True)]
+        assert harm == pytest.approx(np.mean(each))
+    last = harms.iloc[-1]
+    assert (last["rest_harm"], last["rest_harm_high"]) == pytest.approx((last["harm"], last["harm_high"]), nan_ok=True)
+
+
+def test_the_sum_of_parts_is_compared_with_the_whole(branched):
+    results = analysis.load(branched)
+    (row,) = analysis.parts_and_whole(results).to_dict("records")
+    assert (row["first_step"], row["end_step"], row["parts"], row["seeds"]) == (0, 12, 3, 3)
+    assert row["difference"] == pytest.approx(row["sum_of_parts"] - row["whole"])
+    rest = analysis.branch_harms(results).iloc[0]["rest_harm"]
+    assert row["sum_of_parts"] == pytest.approx(rest)
+    assert row["low"] <= row["difference"] <= row["high"]
+
+
+def test_the_report_has_a_section(branched):
+    page = compose(branched, ["100mbps"])
+    (section,) = [section for section in page.sections if section.key == "branches"]
+    assert section.title == "Where in training compression harms"
+    assert "harms most in steps" in str(section.blocks[0])
+
+
+def test_runs_without_branches_have_none(branched, tmp_path, small):
+    train(small(), engine="inline", out=tmp_path / "run")
+    results = analysis.load(tmp_path)
+    assert len(analysis.branch_harms(results)) == len(analysis.parts_and_whole(results)) == 0
+    assert not any(section.key == "branches" for section in compose(tmp_path, ["100mbps"]).sections)
