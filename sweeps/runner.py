@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -12,7 +11,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -36,8 +34,7 @@ from raysim.sweeps.study_checks import check_here
 from raysim.sweeps.trial import TrialSpec
 from raysim.sweeps.trial_resources import Share
 from raysim.sweeps.trial_rows import Rows, TrialRow
-from raysim.sweeps.tuning import SETTINGS, Halt, Stop, Watch, run_tune, tune_settings
-from raysim.training.ending import ECHO_S, SIGNALS
+from raysim.sweeps.tuning import SETTINGS, Halt, Stop, Watch, on_signals, run_tune, tune_settings
 from raysim.training.events import Phases
 
 PATIENCE_S = 3.0  # seconds in which the main thread must end a watch on lost servers: it does if Ray does not start
@@ -132,7 +129,7 @@ class Sweep:
 
         Raises ConfigError if no trial gets resources, SweepError if the study cannot go on; ended trials are kept.
         """
-        with self._locked(), tune_settings(SETTINGS), _on_signals(self.halt), self.phases:
+        with self._locked(), tune_settings(SETTINGS), on_signals(self.halt), self.phases:
             try:
                 self._run(on_begin)
             except KeyboardInterrupt:
@@ -338,28 +335,3 @@ class Sweep:
         if always or time.monotonic() - self._sent > SEND_S:
             self.store.send("optuna.db")
             self._sent = time.monotonic()
-
-
-@contextmanager
-def _on_signals(halt: Halt) -> Iterator[None]:
-    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sweep in order, and the second, after `ECHO_S`, at once."""
-    asked: list[float] = []
-
-    def handle(number: int, frame: Any) -> None:
-        if asked and time.monotonic() - asked[0] < ECHO_S:
-            return
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(time.monotonic())
-        halt.signal = number
-        with suppress(OSError):  # the terminal may be closed
-            print("\nending: running trials are kept for a resume", file=sys.stderr)
-
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        for number in before:
-            signal.signal(number, handle)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -6,10 +6,11 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +29,7 @@ from raysim.engine.start import first_reason
 from raysim.network.presets import parse_network
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.trial import SweepTrial, TrialSpec
+from raysim.training.ending import ECHO_S, SIGNALS
 from raysim.training.events import Phases
 
 LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two updates of the display
@@ -69,6 +71,31 @@ class Halt:
     def wanted(self) -> bool:
         """True if the sweep must end."""
         return self.signal is not None or self.reason is not None
+
+
+@contextmanager
+def on_signals(halt: Halt) -> Iterator[None]:
+    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sweep in order, and the second, after `ECHO_S`, at once."""
+    asked: list[float] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if asked and time.monotonic() - asked[0] < ECHO_S:
+            return
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(time.monotonic())
+        halt.signal = number
+        with suppress(OSError):  # the terminal may be closed
+            print("\nending: running trials are kept for a resume", file=sys.stderr)
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Stop(tune.Stopper):
