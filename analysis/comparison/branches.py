@@ -23,7 +23,8 @@ from raysim.analysis.runs.results import Results
 
 ASSUMPTION = (
     "Harm to the end is a sum of parts: each part stands for the steps until the next point, harm per step is constant in it, and "
-    "the harm of parts adds up. Compression at inference counts once, at the last point."
+    "the harm of parts adds up. Compression at inference counts once, at the last point. Harm that passes is "
+    "counted, so the sum is an upper bound."
 )
 _LENGTH = ("start", "steps", "epochs")
 _HARM = ("seeds", "harm", "harm_low", "harm_high", "verdict", "lacking")
@@ -130,13 +131,15 @@ def branch_harms(
 
     `harm` is that of compressing steps `first_step` to `end_step` alone, by the rule of `safe_set`: all settings and points of a dense
     run are one family. `rest_harm` bounds that of compressing from `first_step` to the end of training, see `ASSUMPTION`; its
-    verdicts are a family too. `safe_from` is the first point from which on the rest is safe, missing if there is none.
+    verdicts are a family too. As harm may pass, the sum of several parts can show that the rest is safe, not that it is harmful.
+    `safe_from` is the first point from which on the rest is safe, missing if there is none.
     """
     rows = []
     for family in families(results, quality=quality, margin=margin):
         pairs = [(setting, part) for setting in family.settings for part in family.parts if part.seeds(setting)]
         alone = _judged([_alone(setting, part, 1 - confidence) for setting, part in pairs], pairs, confidence)
         rest = _judged([_rest(family, setting, part) for setting, part in pairs], pairs, confidence)
+        rest = [_bounded(columns, family.parts[-1] is part) for columns, (_, part) in zip(rest, pairs, strict=True)]
         safe: dict[Setting, int] = {}
         for (setting, part), after in reversed(list(zip(pairs, rest, strict=True))):
             later = [p.first for s, p in pairs if s == setting and p.first > part.first]
@@ -209,6 +212,13 @@ def _rest(family: Family, setting: Setting, part: Part) -> Sample:
     """Return the harms of compressing from the begin of a part to the end of training."""
     sample = part.context.sample(family.sums(setting, part.first, family.planned), setting, Setting())
     return _with_learned(sample, family.parts[-1].context, 1 - CONFIDENCE)
+
+
+def _bounded(columns: dict[str, Any], alone: bool) -> dict[str, Any]:
+    """Return the verdict of a sum: of several parts, harm is bounded from above alone."""
+    if alone or columns["verdict"] != "harmful":
+        return columns
+    return columns | {"verdict": VERDICTS["undecided"], "lacking": "harm of early parts may pass"}
 
 
 def _with_learned(sample: Sample, context: Context, alpha: float) -> Sample:

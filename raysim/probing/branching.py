@@ -131,9 +131,10 @@ def _losses(train_step: Callable[[Any], Tensor | float], batches: Sequence[Any])
     losses: list[float] = []
     for batch in batches:
         try:
-            losses.append(float(train_step(batch)))
+            loss = train_step(batch)
         except NonFiniteError:
             return (*losses, *[math.inf] * (len(batches) - len(losses)))
+        losses.append(loss.item() if isinstance(loss, Tensor) else loss)
     return tuple(losses)
 
 

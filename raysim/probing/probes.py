@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raysim.distributed.exchange import Channel, build_alike
 from raysim.nn.boundary import DIRECTIONS
+from raysim.probing.branching import Branch, Stateful, branches
 from raysim.probing.candidates import DENSE, GradientCandidate, LinkCandidate, check_gradients
 from raysim.probing.folder import write_candidate
 from raysim.probing.sample import Sample, has_halves, in_parts, together
@@ -50,6 +51,7 @@ class Probe:
         job: Job,
         sampling: Sampling,
         group: dist.ProcessGroup | None = None,
+        cuts: Sequence[nn.Module] = (),
     ) -> None:
         self.folder = sampling.out
         self._stations, self._settings, self._job, self._sampling, self._group = (
@@ -59,6 +61,7 @@ class Probe:
             sampling,
             group,
         )
+        self._cuts = cuts
         self._began = 0.0
         self._ended: float | None = None
 
@@ -113,6 +116,40 @@ class Probe:
         """End the step at hand: for trainings in which some steps have fewer microbatches. These steps are not sampled."""
         for station in self._stations:
             station.end_step()
+
+    def branch(
+        self,
+        train_step: Callable[[Any], Tensor | float],
+        batches: Sequence[Any],
+        state: Sequence[Stateful] = (),
+        *,
+        say: Callable[[str], None] = print,
+    ) -> list[Branch]:
+        """Return the losses of `train_step` on `batches`, dense and under each candidate, all from the present state.
+
+        Call it between two steps. The state is restored bit for bit: the model's, that of `state` (the optimiser, its schedule), and
+        of the random generators. `say` is told the cost first. The steps are not sampled. Raises ValueError for a pipeline
+        or replicas, whose other ranks would have to follow.
+        """
+        if self._group is not None or not self._cuts:
+            raise ValueError("`branch` needs a model in one process, at whose cuts candidates are tried.")
+        (station,) = self._stations
+        began = time.perf_counter()
+        candidates = list(dict.fromkeys(setting["forward"] for setting in self._settings))
+        with station.paused():
+            taken = branches(
+                station.module,
+                self._cuts,
+                candidates,
+                train_step,
+                batches,
+                state,
+                num_microbatches=self._sampling.num_microbatches,
+                seed=self._sampling.seed,
+                say=say,
+            )
+        station.overhead_s += time.perf_counter() - began
+        return taken
 
     def _gathered(self, mine: list[Any]) -> list[list[Any]]:
         """Return the lists of all ranks at the first rank of the group, and nothing at the others."""
@@ -197,7 +234,7 @@ def probe_cuts(model: nn.Module, cuts: Sequence[str], candidates: Sequence[str],
     sampling.check(len(cuts) + 1)
     tried = _link_candidates(candidates, len(cuts))
     station = Station(model, modules, tried, sampling, num_stages=len(cuts) + 1)
-    return Probe([station], _of_links(tried), Job(type(model).__name__, cuts, _device(model)), sampling)
+    return Probe([station], _of_links(tried), Job(type(model).__name__, cuts, _device(model)), sampling, cuts=modules)
 
 
 def probe_replicas(

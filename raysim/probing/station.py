@@ -108,6 +108,16 @@ class Station:
         if ends:
             self.end_step()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """End the step at hand, and take the hooks off within the context."""
+        self.end_step()
+        self._watch.remove()
+        try:
+            yield
+        finally:
+            self.open()
+
     def forward(self) -> int | None:
         if not self.module.training or not torch.is_grad_enabled():
             return None

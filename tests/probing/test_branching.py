@@ -103,7 +103,7 @@ def test_gradients_and_modes_come_back():
 
 
 def test_the_state_comes_back_after_an_error():
-    loop, plain = Loop().run(0, 2), Loop().run(0, 4)
+    plain, loop = Loop().run(0, 4), Loop().run(0, 2)
 
     def failing(batch):
         loop.step(batch)
