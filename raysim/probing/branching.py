@@ -55,7 +55,7 @@ class Snapshot:
         others = [each for each in state if not isinstance(each, torch.optim.Optimizer)]
         self._others = [(each, copy.deepcopy(each.state_dict())) for each in others]
         self._random = (torch.get_rng_state(), np.random.get_state(), random.getstate())
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
     @property
     def num_bytes(self) -> int:
@@ -74,9 +74,9 @@ class Snapshot:
             parameter.grad = None if gradient is None else gradient.clone()
         for module, mode in self._modes:
             module.training = mode
-        for optimizer, (kept, groups) in self._optimizers:
+        for optimizer, (slots, groups) in self._optimizers:
             optimizer.state.clear()
-            optimizer.state.update({parameter: _copied(own) for parameter, own in kept.items()})
+            optimizer.state.update({parameter: _copied(own) for parameter, own in slots.items()})
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.update(copy.deepcopy(options))
         for other, entries in self._others:
