@@ -23,8 +23,7 @@ from raysim.analysis.runs.results import Results
 
 ASSUMPTION = (
     "Harm to the end is a sum of parts: each part stands for the steps until the next point, harm per step is constant in it, and "
-    "the harm of parts adds up. Compression at inference counts once, at the last point. Harm that passes is "
-    "counted, so the sum is an upper bound."
+    "the harm of parts adds up. Harm that passes, and compression at inference, count in every part, so the sum is an upper bound."
 )
 _LENGTH = ("start", "steps", "epochs")
 _HARM = ("seeds", "harm", "harm_low", "harm_high", "verdict", "lacking")
@@ -38,20 +37,20 @@ class Part(NamedTuple):
     end: int
     context: Context
 
-    def value(self, setting: Setting, seed: int, mode: str) -> float:
-        """Return the quality of a run after the part, with compression in a mode."""
-        column: pd.Series[Any] = self.context.settings[setting][f"{self.context.quality.name}_{mode}"]
+    def value(self, setting: Setting, seed: int) -> float:
+        """Return the quality of a run after the part, with compression on."""
+        column: pd.Series[Any] = self.context.settings[setting][f"{self.context.quality.name}_on"]
         return float(column[seed])
 
-    def difference(self, setting: Setting, seed: int, mode: str) -> float:
+    def difference(self, setting: Setting, seed: int) -> float:
         """Return how much worse a setting is than dense after the part, in the measure's own numbers."""
-        worse = self.value(setting, seed, mode) - self.value(Setting(), seed, mode)
+        worse = self.value(setting, seed) - self.value(Setting(), seed)
         return -worse if self.context.quality.higher else worse
 
     def harms(self, setting: Setting, seeds: Iterable[int]) -> dict[int, float]:
         """Return the harm of a setting by seed, with compression on."""
         harm = self.context.quality.harm
-        return {seed: harm(self.value(setting, seed, "on"), self.value(Setting(), seed, "on")) for seed in seeds}
+        return {seed: harm(self.value(setting, seed), self.value(Setting(), seed)) for seed in seeds}
 
     def seeds(self, setting: Setting) -> set[int]:
         """Return the seeds that a setting and dense have in common."""
@@ -94,9 +93,8 @@ class Family:
         *_, last = within
         quality, found = last.context.quality, {}
         for seed in sorted(set.intersection(*(part.seeds(setting) for part in within))):
-            total = last.difference(setting, seed, "on") - last.difference(setting, seed, "off")
-            total += sum(w * part.difference(setting, seed, "off") for w, part in zip(weights, within, strict=True))
-            dense = last.value(Setting(), seed, "on")
+            total = sum(w * part.difference(setting, seed) for w, part in zip(weights, within, strict=True))
+            dense = last.value(Setting(), seed)
             found[seed] = quality.harm(dense - total if quality.higher else dense + total, dense)
         return found
 
