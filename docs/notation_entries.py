@@ -218,6 +218,15 @@ ENTRIES = {
             "Fast links: a smaller bubble for more packets.",
         ),
         "ZBH1": Entry("ZBH1", "Qi et al. 2023, arXiv:2401.10241", "A smaller bubble in the memory of 1F1B."),
+        "ZBH2": Entry(
+            "ZBH2", "Qi et al. 2023, arXiv:2401.10241", "No bubble between post-validated steps, in twice the memory."
+        ),
+        "ZBV": Entry("ZBV", "Qi et al. 2023, arXiv:2401.10241", "The same in the memory of 1F1B, for more packets."),
+        "DualPipeV": Entry(
+            "DualPipeV",
+            "DeepSeek-AI 2024, arXiv:2412.19437",
+            "Comparison with DeepSeek's schedule, whose pairs overlap.",
+        ),
         "Custom": Entry(
             "Custom('rows.csv')", "", "A schedule of your own, in the CSV format of torch.distributed.pipelining."
         ),

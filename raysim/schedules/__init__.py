@@ -9,7 +9,10 @@ from raysim.schedules.actions import Action, Row
 from raysim.schedules.families import (
     SCHEDULES,
     ZBH1,
+    ZBH2,
+    ZBV,
     Custom,
+    DualPipeV,
     GPipe,
     Interleaved1F1B,
     OneFOneB,
@@ -21,8 +24,11 @@ from raysim.schedules.unflushed import Unflushed
 __all__ = [
     "SCHEDULES",
     "ZBH1",
+    "ZBH2",
+    "ZBV",
     "Action",
     "Custom",
+    "DualPipeV",
     "GPipe",
     "Interleaved1F1B",
     "OneFOneB",

@@ -1,8 +1,9 @@
 """Schedules in the CSV format of torch.distributed.pipelining ("compute_only"): one line a worker, one action a cell.
 
 Torch writes `2B0` for a whole backward, and `2I0` and `2W0` for a backward in two parts, of the input and of the weights. raysim
-writes both `2B0` and `2I0` as B; a W of the same microbatch tells them apart. Empty cells, which stand for bubbles, and empty
-lines are ignored: an action runs as soon as it can.
+writes both `2B0` and `2I0` as B; a W of the same microbatch tells them apart. Torch's overlapped pairs, such as
+`(0F4;3B1)OVERLAP_F_B`, are read as two actions. Empty cells, which stand for bubbles, and empty lines are ignored: an action runs as
+soon as it can.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from raysim.files import read_text
 from raysim.schedules.actions import Action, Row, check_rows
 
 CELL = re.compile(r"(\d+)([FIBW])(\d+)")
+PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 
 
 def rows_to_csv(rows: Sequence[Row]) -> str:
@@ -45,13 +47,11 @@ def rows_from_csv(text: str) -> list[Row]:
         if not line:
             continue
         row = []
-        for cell in line:
-            if not cell.strip():
-                continue
-            match = CELL.fullmatch(cell.strip())
+        for text_of_action in _actions(line):
+            match = CELL.fullmatch(text_of_action)
             if match is None:
                 raise ValueError(
-                    f"A cell must be a stage, one of F, B, I, W and a microbatch, such as '2F0', but got {cell.strip()!r}."
+                    f"A cell must be a stage, one of F, B, I, W and a microbatch, such as '2F0', but got {text_of_action!r}."
                 )
             stage, op, microbatch = int(match[1]), match[2], int(match[3])
             action = Action(stage, "B" if op == "I" else op, microbatch)
@@ -66,6 +66,16 @@ def rows_from_csv(text: str) -> list[Row]:
         raise ValueError(f"An input's backward must have a W, but got {action._replace(op='I')} alone.")
     check_rows(rows)
     return rows
+
+
+def _actions(line: Sequence[str]) -> Iterator[str]:
+    """Yield the text of each action of a line."""
+    for cell in map(str.strip, line):
+        pair = PAIR.fullmatch(cell)
+        if pair is not None:
+            yield from map(str.strip, pair.groups())
+        elif cell:
+            yield cell
 
 
 def read_csv(path: Path | str) -> list[Row]:

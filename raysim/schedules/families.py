@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
@@ -33,6 +34,25 @@ class Schedule(Notation, ABC):
     def workers(self, num_stages: int) -> list[int]:
         """Return the worker that owns each stage."""
         return list(range(num_stages))
+
+
+class Placed(Schedule):
+    """Base of schedules with several stages a worker, defined by the rows of workers instead of those of stages."""
+
+    @abstractmethod
+    def workers(self, num_stages: int) -> list[int]:
+        """Return the worker that owns each stage."""
+
+    @abstractmethod
+    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
+        """Return one row a worker."""
+
+    def row(self, stage: int, num_stages: int, num_microbatches: int) -> Row:
+        row = self.rows(num_stages, num_microbatches)[self.workers(num_stages)[stage]]
+        return [action for action in row if action.stage == stage]
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        return "".join(action.op for action in self.row(stage, num_stages, num_microbatches))
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +97,7 @@ class OneFOneB(Schedule):
 
 
 @dataclass(frozen=True, repr=False)
-class Interleaved1F1B(Schedule):
+class Interleaved1F1B(Placed):
     """1F1B with several stages a worker: worker w of p owns stages w, w + p, w + 2p, ... (Narayanan et al. 2021, 2104.04473).
 
     A worker with v stages has a bubble v times smaller, and sends v times as many packets.
@@ -108,10 +128,6 @@ class Interleaved1F1B(Schedule):
             )
         return [self._row(worker, num_workers, num_microbatches) for worker in range(num_workers)]
 
-    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
-        row = self.rows(num_stages, num_microbatches)[self.workers(num_stages)[stage]]
-        return "".join(action.op for action in row if action.stage == stage)
-
     def _row(self, worker: int, num_workers: int, num_microbatches: int) -> Row:
         """Return a worker's row: as many microbatches as there are workers go through one stage, then through the next."""
         total = num_microbatches * self.stages_per_worker
@@ -134,7 +150,7 @@ class Interleaved1F1B(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class ZBH1(Schedule):
-    """1F1B whose weight gradients wait, and fill what would be bubble (Qi et al. 2023, 2401.10241).
+    """1F1B with split backwards in the memory of 1F1B (Qi et al. 2023, 2401.10241).
 
     Stage s puts off each W until s backwards later: so every stage holds as many microbatches as the first of 1F1B does, and the
     bubble is p - 1 times forward + B - W.
@@ -144,15 +160,116 @@ class ZBH1(Schedule):
     """
 
     def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
-        warmup, delay = min(num_stages - 1 - stage, num_microbatches), min(stage, num_microbatches)
-        letters = "F" * warmup
-        for m in range(num_microbatches):
-            letters += ("F" if warmup + m < num_microbatches else "") + "B" + ("W" if m >= delay else "")
-        return letters + "W" * delay
+        return _split_1f1b(num_stages - 1 - stage, stage, num_microbatches)
 
 
 @dataclass(frozen=True, repr=False)
-class Custom(Schedule):
+class ZBH2(Schedule):
+    """ZBH1 with twice the warm-up, in almost twice the memory (Qi et al. 2023, 2401.10241).
+
+    Every stage holds up to 2p - 1 microbatches. If forward, B and W take equally long and there are at least 2p - 1 microbatches, no
+    stage waits between its first and its last action. Otherwise each waits p - 1 times F + B - 2W.
+
+    >>> print(*ZBH2().row(0, num_stages=2, num_microbatches=4))
+    0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3
+    """
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        return _split_1f1b(2 * (num_stages - 1 - stage), 2 * stage, num_microbatches)
+
+
+class VShaped(Placed):
+    """Base of schedules with two stages a worker: worker w of p owns stages w and 2p - 1 - w.
+
+    So the first and the last stage share a worker, and so do the two stages in the middle.
+    """
+
+    def workers(self, num_stages: int) -> list[int]:
+        if num_stages % 2:
+            raise ValueError(f"`num_stages` must be even for {self!r}, with two stages a worker, but got {num_stages}.")
+        return [min(stage, num_stages - 1 - stage) for stage in range(num_stages)]
+
+    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
+        num_workers = max(self.workers(num_stages)) + 1
+        return [self._row(worker, num_workers, num_microbatches) for worker in range(num_workers)]
+
+    @abstractmethod
+    def _row(self, worker: int, num_workers: int, num_microbatches: int) -> Row:
+        """Return the row of a worker."""
+
+
+@dataclass(frozen=True, repr=False)
+class ZBV(VShaped):
+    """Two stages a worker along a V, with split backwards, in the memory of 1F1B (Qi et al. 2023, 2401.10241, section 6).
+
+    The actions are those of torch's ScheduleZBVZeroBubble. If forward, B and W take equally long and there are at least 2p
+    microbatches, no worker waits between its first and its last action: with `weights=PostValidated` there is no bubble.
+
+    >>> print(*ZBV().rows(num_stages=4, num_microbatches=2)[1])
+    1F0 2F0 1F1 2F1 2B0 2W0 1B0 1W0 2B1 2W1 1B1 1W1
+    """
+
+    def _row(self, worker: int, num_workers: int, num_microbatches: int) -> Row:
+        """Return a row, for fewer microbatches than fill the pipeline that of as many, without the missing ones."""
+        p, w, n = num_workers, worker, max(2 * num_workers - 1, num_microbatches)
+        letters = "F" * (2 * (p - w) - 1) + "fF" * w + "fbw" * (p - w)  # large of stage w, small of stage 2p - 1 - w
+        letters += "FBWfbw" * (n - 2 * p + w + 1) + "BWfbw" * (p - w - 1)
+        letters += "Bb" * w + "BW" * (p - w) + "w" * w + "W" * w
+        counts = {letter: count() for letter in "FBWfbw"}
+        row = [
+            Action(w if letter.isupper() else 2 * p - 1 - w, letter.upper(), next(counts[letter])) for letter in letters
+        ]
+        return [action for action in row if action.microbatch < num_microbatches]
+
+
+@dataclass(frozen=True, repr=False)
+class DualPipeV(VShaped):
+    """DualPipe cut in half: two stages a worker along a V, most backwards whole (DeepSeek-AI 2024, 2412.19437).
+
+    The actions are those of torch's ScheduleDualPipeV, whose overlapped pairs run here one after the other, forward first. Needs as
+    many microbatches as stages, 2p. The bubble is at most p - 1 times F + 2B - 3W, where B is a whole backward.
+
+    >>> print(*DualPipeV().rows(num_stages=4, num_microbatches=4)[1])
+    1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2B3 1B3 2W3 1W3
+    """
+
+    def _row(self, worker: int, num_workers: int, num_microbatches: int) -> Row:
+        p, w = num_workers, worker
+        if num_microbatches < 2 * p:
+            raise ValueError(
+                f"`num_microbatches` must be at least the number of stages ({2 * p}) for {self!r}, but got {num_microbatches}."
+            )
+        row: Row = []
+        stages = {"0": w, "1": 2 * p - 1 - w}
+        counts = {(stage, op): count() for stage in stages.values() for op in "FB"}
+        waiting: deque[Action] = deque()  # weight gradients of both stages, the oldest first
+
+        def add(*steps: str) -> None:
+            """Add actions: F and B whole, I a backward whose weight gradients wait, W the oldest weight gradients that wait."""
+            for step in steps:
+                if step != "W":
+                    op, stage = step[0].replace("I", "B"), stages[step[1]]
+                    row.append(Action(stage, op, next(counts[stage, op])))
+                elif waiting:
+                    row.append(waiting.popleft())
+                if step[0] == "I":
+                    waiting.append(row[-1]._replace(op="W"))
+
+        add(*["F0"] * (2 * (p - w - 1)))
+        add(*["F0", "F1"] * (w + 1))
+        add(*["I1", "W", "F1"] * (p - w - 1))
+        add(*["F0", "B1", "F1", "B0"] * (num_microbatches - 2 * p + w + 1))
+        add(*["B1", "F1", "B0"] * (p - w - 1))
+        backwards = ["1", "0"] * (w + 1)  # after the middle their weight gradients wait
+        split = 2 * ((w + 1) // 2) + (1 if w % 2 == 0 else 0)
+        add(*(("B" if i < split else "I") + stage for i, stage in enumerate(backwards)))
+        add(*["W", "I0"] * (p - w - 1))
+        add(*["W"] * (w + 1))
+        return row
+
+
+@dataclass(frozen=True, repr=False)
+class Custom(Placed):
     """The rows of a file in the CSV format of torch's pipelines, which fix the numbers of stages and microbatches.
 
     The file is read once, when the schedule is made.
@@ -191,12 +308,10 @@ class Custom(Schedule):
         owner = {action.stage: worker for worker, row in enumerate(self._rows) for action in row}
         return [owner[stage] for stage in sorted(owner)]
 
-    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
-        rows = self.rows(num_stages, num_microbatches)
-        return "".join(action.op for row in rows for action in row if action.stage == stage)
 
-
-SCHEDULES: dict[str, type[Schedule]] = {cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, Custom)}
+SCHEDULES: dict[str, type[Schedule]] = {
+    cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, ZBH2, ZBV, DualPipeV, Custom)
+}
 """All schedule families, by the name of their notation."""
 
 
@@ -207,3 +322,12 @@ def parse_schedule(text: str) -> Schedule:
     (1F1B(extra_warmup=2), Interleaved1F1B(2))
     """
     return parse(text, SCHEDULES, kind="schedule")
+
+
+def _split_1f1b(warmup: int, delay: int, num_microbatches: int) -> str:
+    """Return the letters of a row of 1F1B whose W follow `delay` backwards later."""
+    warmup, delay = min(warmup, num_microbatches), min(delay, num_microbatches)
+    letters = "F" * warmup
+    for m in range(num_microbatches):
+        letters += ("F" if warmup + m < num_microbatches else "") + "B" + ("W" if m >= delay else "")
+    return letters + "W" * delay

@@ -21,7 +21,7 @@ from raysim.network.topology import Network, Placement
 from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Band, Transport
 from raysim.network.wire_use import wire_use
 from raysim.schedules.actions import Action, Row, dependency, sends
-from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
+from raysim.schedules.families import ZBH1, ZBH2, ZBV, DualPipeV, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 FREE = parse_network("free")
 SIZES = [(p, m) for p in range(1, 7) for m in range(1, 9)]
@@ -101,6 +101,53 @@ def test_zero_bubble_leaves_a_third_of_the_bubble() -> None:
     profile = Profile.uniform(4, 1.0, 1.0, weight_s=1.0)
     assert simulate(ZBH1(), profile, FREE, num_microbatches=8).step_s == 27.0
     assert simulate(OneFOneB(), Profile.uniform(4, 1.0, 2.0), FREE, num_microbatches=8).step_s == 33.0
+
+
+@pytest.mark.parametrize("costs", [(1, 1, 1), (2, 2, 1), (4, 5, 3), (3, 4, 3), (4, 6, 2)], ids=str)
+def test_zero_bubble_h2_waits_as_published(costs: tuple[float, float, float]) -> None:
+    """Seconds that a stage waits between its first and its last action: Qi et al. 2023, table 1, and the flush beside it."""
+    forward, backward, weights = costs
+    for p in range(2, 7):
+        for m in (2 * p, 3 * p):
+            profile = Profile.uniform(p, forward, backward, weight_s=weights)
+            timeline = simulate(ZBH2(), profile, FREE, num_microbatches=m)
+            spans = np.nanmax(timeline.end_s, axis=(0, 2, 3)) - np.nanmin(timeline.start_s, axis=(0, 2, 3))
+            waits = (p - 1) * (forward + backward - 2 * weights)
+            assert spans.max() == m * sum(costs) + waits
+            assert timeline.step_s == m * sum(costs) + max(waits, (p - 1) * forward)
+
+
+def test_v_shaped_schedules_wait_as_published() -> None:
+    for p in range(1, 7):
+        for m in range(2 * p, 5 * p):
+            profile = Profile.uniform(2 * p, 1.0, 1.0, weight_s=1.0)
+            timeline = simulate(ZBV(), profile, FREE, num_microbatches=m)
+            for worker in range(p):
+                stages = [worker, 2 * p - 1 - worker]
+                assert np.nanmax(timeline.end_s[0, stages]) - np.nanmin(timeline.start_s[0, stages]) == 6 * m
+            assert timeline.step_s == 6 * m + p - 1
+
+
+@pytest.mark.parametrize("costs", [(1, 1, 1), (2, 2, 1), (4, 5, 3), (4, 6, 2)], ids=str)
+def test_dual_pipe_v_waits_no_longer_than_published(costs: tuple[float, float, float]) -> None:
+    """The bound of DualPipe's repository, (p - 1) (F&B + B - 3W), whose pair F&B takes as long as its parts one after the other."""
+    forward, backward, weights = costs
+    for p in range(1, 7):
+        profile = Profile.uniform(2 * p, forward, backward, weight_s=weights)
+        step_s = simulate(DualPipeV(), profile, FREE, num_microbatches=4 * p).step_s
+        whole = backward + weights
+        bubble = step_s - 8 * p * sum(costs)
+        assert 0 <= bubble <= (p - 1) * (forward + 2 * whole - 3 * weights)
+        joint = Profile.uniform(2 * p, forward, whole)
+        assert p == 1 or step_s < simulate(Interleaved1F1B(2), joint, FREE, num_microbatches=4 * p).step_s
+
+
+def test_stages_of_one_worker_pass_packets_without_a_wire() -> None:
+    """The middle of a V: the packets between stages 2p - 1 and 2p take no time."""
+    profile = Profile.uniform(6, 1.0, 1.0, weight_s=1.0, wire_bytes=1000)
+    uses = wire_use(simulate(ZBV(), profile, Network(1e6, 0.01), num_microbatches=6))
+    assert {(use.source, use.target) for use in uses} == {(0, 1), (1, 0), (1, 2), (2, 1)}
+    assert {use.messages for use in uses} == {2 * 6}
 
 
 def test_interleaving_divides_the_bubble() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_variants import SIZES, VARIANTS, ZBV, Variant
+from schedule_variants import SIZES, VARIANTS, ZBV_CSV, Variant
 
 from raysim.schedules.actions import (
     Action,
@@ -24,7 +25,10 @@ from raysim.schedules.csv import rows_from_csv, rows_to_csv
 from raysim.schedules.families import (
     SCHEDULES,
     ZBH1,
+    ZBH2,
+    ZBV,
     Custom,
+    DualPipeV,
     GPipe,
     Interleaved1F1B,
     OneFOneB,
@@ -36,7 +40,9 @@ variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: vari
 FAMILIES = [variant.schedule for variant in VARIANTS if variant.sizes == SIZES]
 every_family = pytest.mark.parametrize("schedule", FAMILIES, ids=repr)
 
-families = st.one_of(st.just(GPipe()), st.just(ZBH1()), st.builds(OneFOneB, st.integers(0, 40), st.integers(1, 9)))
+families = st.one_of(
+    st.sampled_from([GPipe(), ZBH1(), ZBH2()]), st.builds(OneFOneB, st.integers(0, 40), st.integers(1, 9))
+)
 
 
 def check_laws(schedule: Schedule, num_stages: int, num_microbatches: int) -> None:
@@ -49,7 +55,7 @@ def check_laws(schedule: Schedule, num_stages: int, num_microbatches: int) -> No
     for stage, worker in enumerate(owners):
         mine = [action for action in rows[worker] if action.stage == stage]
         assert mine == schedule.row(stage, num_stages, num_microbatches)
-        for op in sorted({a.op for a in mine}):
+        for op in "FB":
             assert [a.microbatch for a in mine if a.op == op] == list(range(num_microbatches))
         position = {action: index for index, action in enumerate(mine)}
         for m in range(num_microbatches):
@@ -95,6 +101,13 @@ def test_interleaved_keeps_the_laws(num_workers: int, each: int, turns: int) -> 
     check_laws(Interleaved1F1B(each), num_workers * each, num_workers * turns)
 
 
+@settings(max_examples=30)
+@given(st.integers(1, 6), st.integers(1, 30))
+def test_v_shaped_schedules_keep_the_laws(num_workers: int, num_microbatches: int) -> None:
+    check_laws(ZBV(), 2 * num_workers, num_microbatches)
+    check_laws(DualPipeV(), 2 * num_workers, 2 * num_workers + num_microbatches)
+
+
 def test_interleaved_with_one_stage_a_worker_warms_up_twice_as_deep() -> None:
     for p, m in ((1, 4), (2, 4), (4, 8)):
         assert Interleaved1F1B(1).rows(p, m) == OneFOneB(ahead=2).rows(p, m)
@@ -116,6 +129,15 @@ def test_zero_bubble_holds_what_the_first_stage_of_1f1b_does() -> None:
         assert [peak_in_flight(row) for row in ZBH1().rows(p, m)] == [min(m, p)] * p
         for s, row in enumerate(ZBH1().rows(p, m)):
             assert [a for a in row if a.op != "W"] == OneFOneB().rows(p, m)[s]
+
+
+def test_more_memory_buys_a_smaller_bubble() -> None:
+    """Microbatches held at once, in units of a stage of 1F1B: of Qi et al. 2023, table 1, and of DualPipe's repository."""
+    for p in range(1, 7):
+        m = 4 * p
+        assert [peak_in_flight(row) for row in ZBH2().rows(p, m)] == [2 * p - 1] * p
+        assert [peak_in_flight(row) for row in ZBV().rows(2 * p, m)] == [2 * p] * p  # of half the layers each
+        assert {peak_in_flight(row) for row in DualPipeV().rows(2 * p, m)} == {2 * p + 1}
 
 
 def test_gpipe_row() -> None:
@@ -256,7 +278,7 @@ def test_rows_that_are_no_schedule_are_refused(lines: list[str], message: str) -
 # Torch's CSV.
 
 
-@pytest.mark.parametrize("schedule", [*FAMILIES, Interleaved1F1B(2)], ids=repr)
+@pytest.mark.parametrize("schedule", [*FAMILIES, Interleaved1F1B(2), ZBV(), DualPipeV()], ids=repr)
 def test_csv_round_trip(schedule: Schedule, tmp_path: Path) -> None:
     rows = schedule.rows(4, 6)
     assert rows_from_csv(rows_to_csv(rows)) == rows
@@ -275,7 +297,15 @@ def test_csv_round_trip(schedule: Schedule, tmp_path: Path) -> None:
 def test_torch_reads_what_we_write_and_we_read_what_it_writes() -> None:
     torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     read = torch_schedules._Action.from_str
-    for schedule, stages in ((OneFOneB(), 4), (GPipe(), 4), (ZBH1(), 4), (Interleaved1F1B(2), 8)):
+    for schedule, stages in (
+        (OneFOneB(), 4),
+        (GPipe(), 4),
+        (ZBH1(), 4),
+        (ZBH2(), 4),
+        (Interleaved1F1B(2), 8),
+        (ZBV(), 8),
+        (DualPipeV(), 8),
+    ):
         lines = rows_to_csv(schedule.rows(stages, 8)).splitlines()
         actions = {rank: [read(cell) for cell in line.split(",")] for rank, line in enumerate(lines)}
         torch_schedules._validate_schedule(actions, 4, stages, 8)
@@ -283,21 +313,37 @@ def test_torch_reads_what_we_write_and_we_read_what_it_writes() -> None:
         assert rows_from_csv(text) == schedule.rows(stages, 8)
 
 
+def csv_of_torch(name: str, p: int, m: int) -> str:
+    """Return torch's schedule of p ranks with two stages each."""
+    torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    made = object.__new__(getattr(torch_schedules, name))  # without the process group that it would ask for
+    made.pp_group_size, made.n_local_stages, made._n_microbatches, made.rank = p, 2, m, 0
+    made.number_of_rounds, made.microbatches_per_round, made.num_stages = m // p, p, 2 * p
+    order_of = {rank: made._calculate_single_rank_operations(rank) for rank in range(p)}
+    return "\n".join(",".join("" if cell is None else str(cell) for cell in row) for row in order_of.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "fewest"),
+    [("ScheduleZBVZeroBubble", ZBV(), lambda p: 1), ("ScheduleDualPipeV", DualPipeV(), lambda p: 2 * p)],
+    ids=["ZBV", "DualPipeV"],
+)
+def test_v_shaped_schedules_are_torchs(name: str, schedule: Schedule, fewest: Callable[[int], int]) -> None:
+    for p in range(1, 6):
+        for m in range(fewest(p), 3 * p + 4):
+            assert rows_from_csv(csv_of_torch(name, p, m)) == schedule.rows(2 * p, m)
+
+
 @pytest.mark.parametrize("name", ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleInterleaved1F1B"])
 @pytest.mark.parametrize("p", [2, 3, 4])
 def test_torchs_own_schedules_are_valid(name: str, p: int, tmp_path: Path) -> None:
-    torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    made = object.__new__(getattr(torch_schedules, name))  # without the process group that it would ask for
-    made.pp_group_size, made.n_local_stages, made._n_microbatches, made.rank = p, 2, 2 * p, 0
-    made.number_of_rounds, made.microbatches_per_round, made.num_stages = 2, p, 2 * p
-    order_of = {rank: made._calculate_single_rank_operations(rank) for rank in range(p)}
-    text = "\n".join(",".join("" if cell is None else str(cell) for cell in row) for row in order_of.values())
+    text = csv_of_torch(name, p, 2 * p)
     path = tmp_path / "rows.csv"
     path.write_text(text)
     custom = Custom(str(path))
     check_laws(custom, 2 * p, 2 * p)
     if (name, p) == ("ScheduleZBVZeroBubble", 2):
-        assert text == ZBV.read_text().rstrip()
+        assert text == ZBV_CSV.read_text().rstrip()
 
 
 def test_a_custom_schedule_is_read_once(tmp_path: Path) -> None:
@@ -369,7 +415,7 @@ def test_notation_is_canonical(text: str, canonical: str) -> None:
         ("1F1B(extra_warmup=-1)", r"^`extra_warmup` must be an integer of at least 0, but got -1"),
         ("1F1B(ahead=0)", r"^`ahead` must be an integer of at least 1, but got 0"),
         ("1F1B(1.5)", r"^`extra_warmup` must be an integer of at least 0, but got 1\.5"),
-        ("ZBH2", r"^Unknown schedule `ZBH2` in 'ZBH2'\. Did you mean `ZBH1`\?$"),
+        ("ZBH3", r"^Unknown schedule `ZBH3` in 'ZBH3'\. Did you mean `ZBH[12]`\?$"),
         ("GPipe(3)", r"^`GPipe` in 'GPipe\(3\)' takes no arguments"),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raysim.schedules.families import Schedule, parse_schedule
 
-ZBV = Path(__file__).parents[1] / "golden" / "zbv.csv"  # 4 stages on 2 workers, 4 microbatches
+ZBV_CSV = Path(__file__).parents[1] / "golden" / "zbv.csv"  # 4 stages on 2 workers, 4 microbatches
 SIZES = [(p, m) for p in range(1, 7) for m in range(1, 9)]
 
 
@@ -43,5 +43,8 @@ VARIANTS = [
     Variant("Interleaved1F1B(1)", interleaved(1)),
     Variant("Interleaved1F1B(2)", interleaved(2)),
     Variant("ZBH1"),
-    Variant(f"Custom({str(ZBV)!r})", lambda num_stages, num_microbatches: (num_stages, num_microbatches) == (4, 4)),
+    Variant("ZBH2"),
+    Variant("ZBV", lambda num_stages, num_microbatches: num_stages % 2 == 0),
+    Variant("DualPipeV", lambda num_stages, num_microbatches: num_stages % 2 == 0 and num_microbatches >= num_stages),
+    Variant(f"Custom({str(ZBV_CSV)!r})", lambda num_stages, num_microbatches: (num_stages, num_microbatches) == (4, 4)),
 ]
