@@ -233,6 +233,11 @@ ENTRIES = {
     },
     "weight policy": {
         "Synchronous": Entry("Synchronous", "", "The reference: all stages read the same weights."),
+        "PostValidated": Entry(
+            "PostValidated",
+            "Qi et al. 2023, arXiv:2401.10241",
+            "The weights of `Synchronous` without a wait between steps, for ZBH2 and ZBV.",
+        ),
         "Stashed": Entry(
             "Stashed",
             "Narayanan et al. 2019 (PipeDream), arXiv:1806.03377",

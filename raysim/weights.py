@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from raysim.notation import Notation, check_choice, check_integer, check_real, parse
-from raysim.schedules import Schedule, Unflushed
+from raysim.schedules import PostValidatedSteps, Schedule, Unflushed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,9 @@ class WeightPolicy(Notation, ABC):
     """
 
     flush: ClassVar[bool] = False  # whether the pipeline runs empty between steps
+    validates: ClassVar[bool] = (
+        False  # whether stages update at once, and amend it if the norms of all stages ask for it
+    )
     rate_by_stage: ClassVar[bool] = False  # whether stages update at different rates
     predicts: ClassVar[bool] = False  # whether forwards read weights moved on along the optimiser's directions
     corrects: ClassVar[bool] = False  # whether backwards read other weights than their forwards
@@ -46,6 +49,11 @@ class WeightPolicy(Notation, ABC):
     def order(self, schedule: Schedule) -> Schedule:
         """Return a schedule as it runs with these weights; raises ValueError if it needs a flush and they have none."""
         return schedule if self.flush else Unflushed(schedule)
+
+    @property
+    def clips_by_stage(self) -> bool:
+        """True if each stage clips by its own norm, since it does not know those of the others."""
+        return not (self.flush or self.validates)
 
     def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
         """Raise ValueError, by field and rule, if the policy does not fit the run.
@@ -101,6 +109,25 @@ class Synchronous(WeightPolicy):
     """Updates once a step, when the pipeline is empty: `W[t+1] = W[t] - rate grad f(W[t])`."""
 
     flush: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, repr=False)
+class PostValidated(WeightPolicy):
+    """Updates each stage as soon as its step is done, and validates the update in the next step (Qi et al. 2023, 2401.10241,
+    section 4)::
+
+        W[t+1] = W[t] - rate grad f(W[t])
+
+    No stage waits for the others between steps. With `optimizer.clip_norm`, the norms of the stages travel from the first worker to
+    the last: a worker whose own and earlier norms ask for clipping, or are not finite, puts its update off. The norm of all then
+    travels back, and a worker that updated although the gradients have to be clipped, or are not finite, takes its update back
+    and makes it anew. The weights are those of `Synchronous`, bit for bit.
+    """
+
+    validates: ClassVar[bool] = True
+
+    def order(self, schedule: Schedule) -> Schedule:
+        return PostValidatedSteps(schedule)
 
 
 @dataclass(frozen=True, repr=False)
@@ -220,7 +247,7 @@ class Predicted(Continuous):
 
 
 POLICIES: dict[str, type[WeightPolicy]] = {
-    cls.name(): cls for cls in (Synchronous, Stashed, DoubleBuffered, PipeMare, Predicted)
+    cls.name(): cls for cls in (Synchronous, PostValidated, Stashed, DoubleBuffered, PipeMare, Predicted)
 }
 
 

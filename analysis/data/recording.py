@@ -114,11 +114,10 @@ class Recording:
     def _schedule(self) -> Schedule:
         """Return the recorded schedule; its name and that of the weights come from the record."""
         rows = self.row.get("schedule_rows")
-        if rows:
-            return Custom.of_rows(str(self.run.folder), rows_from_csv(rows))
+        recorded = Custom.of_rows(str(self.run.folder), rows_from_csv(rows)) if rows else None
         with from_record():
             weights = parse_weights(self.row.get("weights") or SYNCHRONOUS)
-            return weights.order(parse_schedule(self.row["schedule"]))
+            return weights.order(recorded or parse_schedule(self.row["schedule"]))
 
     def __repr__(self) -> str:
         return f"Recording({str(self.run.folder)!r})"

@@ -38,7 +38,7 @@ from raysim.network.uncertainty import with_model_error
 from raysim.network.wire_use import busiest_share
 from raysim.places import Place
 from raysim.records import Run
-from raysim.schedules import Unflushed
+from raysim.schedules import StepsOnEnd
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
 PARTS = WorkerTime._fields[2:]
@@ -142,7 +142,7 @@ class Replay:
             notes.append(
                 "The optimiser's update is not in the price: this version of the records does not have its seconds."
             )
-        if isinstance(self.schedule, Unflushed):
+        if isinstance(self.schedule, StepsOnEnd):
             notes.append(
                 f"{self.row['weights']}: a step is priced as one of many without a flush, from the end of the step before to its own. "
                 "The stages of raysim's engines wait for one another between steps, so recorded seconds are longer."

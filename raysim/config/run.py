@@ -185,7 +185,7 @@ def _compress_from(run: RunConfig) -> Iterator[str]:
 def _weights(run: RunConfig) -> Iterator[str]:
     """The weight policy fits the schedule, the replicas, the compressors and the optimiser."""
     policy = run.weights
-    if policy.flush:
+    if policy.flush or policy.validates:
         return
     try:
         schedule = Unflushed(run.schedule)

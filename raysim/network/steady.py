@@ -1,7 +1,10 @@
 """Steps without a flush: several of them on end, and the step in the middle that is priced, once all of them take as long.
 
 The time of a step is the time between the ends of two steps that follow each other, not from its first action to its last. Stages
-update within their rows, in the seconds of the step's last backward, and no stage waits for the driver.
+update within their rows, in the seconds of their last action, and no stage waits for the driver.
+
+The messages of post-validation are left out, since no action waits for them: before its update, a worker needs the norms of the
+workers before it, which arrive no later than the activation that its next step needs from them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from raysim.network.profile import COSTS, Profile
 from raysim.schedules.arrays import OPS, ActionTable, make_table
 from raysim.schedules.families import Schedule
-from raysim.schedules.unflushed import Unflushed
+from raysim.schedules.unflushed import PostValidatedSteps, Unflushed
 
 Floats = NDArray[np.float64]
 
@@ -27,6 +30,9 @@ SAME = 1e-9  # of all time simulated: steps that differ by less take as long
 
 def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     """Return the rows that give the time of a step: its own, or those of several steps without a flush."""
+    if isinstance(schedule, PostValidatedSteps):
+        table = make_table(schedule.schedule, num_stages, num_microbatches)
+        return table.repeated(FEWEST_STEPS + 1)._replace(priced_step=FEWEST_STEPS - 1)  # no worker is two steps ahead
     if not isinstance(schedule, Unflushed):
         return make_table(schedule, num_stages, num_microbatches)
     priced, ahead = _lengths(schedule, num_stages, num_microbatches)
@@ -47,7 +53,7 @@ def _lengths(schedule: Unflushed, num_stages: int, num_microbatches: int) -> tup
 
 
 def on_end(profile: Profile, table: ActionTable) -> Profile:
-    """Return the costs of all steps of a table; without a flush, the last backward of a step holds the stage's update."""
+    """Return the costs of all steps of a table; without a flush, the last action of a stage in a step holds its update."""
     if table.num_steps == 1:
         return profile
     if profile.num_microbatches is None and not profile.update_s.any():
@@ -56,10 +62,16 @@ def on_end(profile: Profile, table: ActionTable) -> Profile:
         name: np.broadcast_to(getattr(profile, name), (*profile.compute_s.shape[:3], table.per_step)).copy()
         for name in COSTS
     }
-    for name in ("compute_s", "cpu_s"):
-        changed[name][:, :, OPS.index("B"), -1] += profile.update_s
+    for stage, op in enumerate(_last_ops(table)):
+        for name in ("compute_s", "cpu_s"):
+            changed[name][:, stage, op, -1] += profile.update_s[stage]
     changed = {name: np.tile(costs, table.num_steps) for name, costs in changed.items()}
     return replace(profile, **changed)
+
+
+def _last_ops(table: ActionTable) -> list[int]:
+    """Return the op of each stage's last action, which works on the last microbatch."""
+    return [int(table.op[np.flatnonzero(table.stage == stage)[-1]]) for stage in range(table.num_stages)]
 
 
 def steady_end(table: ActionTable, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
@@ -105,6 +117,10 @@ def windows(table: ActionTable) -> NDArray[np.int64]:
     whole = np.stack([table.offsets[:-1], table.offsets[1:]], axis=1)
     if table.num_steps == 1:
         return whole
+    if table.repeats:
+        lengths = np.diff(table.offsets) // table.num_steps
+        first = table.offsets[:-1] + table.priced_step * lengths
+        return np.stack([first, first + lengths], axis=1)
     for edge, step in ((0, table.priced_step - 1), (1, table.priced_step)):
         lasts = np.flatnonzero((table.op == OPS.index("B")) & (table.microbatch == (step + 1) * table.per_step - 1))
         whole[:, edge] = lasts + 1  # of one stage a worker, in order

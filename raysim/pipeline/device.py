@@ -68,6 +68,11 @@ def _driver() -> str:
         return ""
 
 
+def cpu_seconds(num_threads: int) -> float:
+    """Return the CPU seconds of this thread, or of its process if it computes with several threads."""
+    return time.thread_time() if num_threads == 1 else time.process_time()
+
+
 Moment: TypeAlias = float | torch.cuda.Event
 """A marked moment: seconds of the host's clock, or an event in a GPU's stream."""
 

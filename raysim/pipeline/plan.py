@@ -105,6 +105,9 @@ class Plan:
         stages = {stage for stage, owner in enumerate(self.owners) if owner == row}
         near = {stage + way for stage in stages for way in (-1, 1)} & set(range(self.num_stages))
         peers = {self.worker(replica, stage) for stage in near}
+        if self.validates:
+            rows = {row - 1, row + 1} & set(range(len(self.rows)))
+            peers |= {replica * len(self.rows) + neighbour for neighbour in rows}
         for group in (group for phase in self.groups for group in phase):
             members = {self.worker(*member) for member in group.members}
             peers |= members if worker in members else set()
@@ -113,6 +116,11 @@ class Plan:
     def replica_method(self, stage: int, step: int) -> ReplicaMethod:
         """Return the replica method of a stage in a step: the uncompressed mean before `compress_from`."""
         return self.replica_methods[stage] if step >= self.config.compress_from else AVERAGED
+
+    @property
+    def validates(self) -> bool:
+        """True if workers send each other the norms of their gradients, for post-validation."""
+        return self.config.weights.validates and self.config.optimizer.clip_norm is not None
 
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:

@@ -234,7 +234,7 @@ def _check_twins(plan: Plan) -> None:
 def _check_tied_weights(plan: Plan) -> None:
     """Raise ConfigError if the copies of tied parameters would diverge."""
     policy = plan.config.weights
-    if policy.flush or not plan.tied:
+    if not policy.clips_by_stage or not plan.tied:
         return
     if policy.updates_each_microbatch or policy.rate_by_stage:
         raise ConfigError(

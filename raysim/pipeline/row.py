@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,7 +13,7 @@ from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
 from raysim.codecs.transfers import Flight, to_device
 from raysim.pipeline.boundary import Boundary
-from raysim.pipeline.device import DeviceClock
+from raysim.pipeline.device import DeviceClock, cpu_seconds
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.plan import Plan
@@ -93,24 +92,20 @@ class RowExecution:
         """Return the records of a profiled step's actions; the device must have finished them."""
         return [timed.record(self.clock) for timed in self._timed]
 
-    def cpu_s(self) -> float:
-        """Return the CPU seconds of this worker's thread, or of its process if a stage has several threads."""
-        return time.thread_time() if self.plan.config.threads_per_stage == 1 else time.process_time()
-
     def _execute(self, action: Action) -> Turns[None]:
         """Receive the message that an action needs, compute, and send the result."""
         source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
             yield from self._deliver()  # before this worker waits, so that no other waits for its packets
             (message,) = yield Receive(self.plan.worker(self.replica, source.stage), tuple(source))
-        profiled = self.plan.profiles(self.step)
+        profiled, threads = self.plan.profiles(self.step), self.plan.config.threads_per_stage
         where = f"stage {action.stage}, {action}, step {self.step}"
         with self._blamed(where), self.flight.open():
             start = self.clock.mark()
             x = self._input(action, message)
-            decoded, cpu_s = self.clock.mark(), self.cpu_s() if profiled else 0.0
+            decoded, cpu_s = self.clock.mark(), cpu_seconds(threads)
             y = self._compute(action, x)
-            computed, cpu_s = self.clock.mark(), self.cpu_s() - cpu_s if profiled else 0.0
+            computed, cpu_s = self.clock.mark(), cpu_seconds(threads) - cpu_s
         yield from self._deliver()  # on a GPU the packet before has left it while this was computed
         boundary = self._outgoing_boundary(action)
         with self._blamed(where), self.flight.open():

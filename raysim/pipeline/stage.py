@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,14 @@ class _Saved(NamedTuple):
     targets: Tensor | None
     buffers: dict[str, Tensor]  # as they were before the forward; kept for recomputation only
     weights: Weights | None  # that the forward read; None for the stage's own
+
+
+class Snapshot(NamedTuple):
+    """A stage before an update."""
+
+    parameters: dict[str, Tensor]
+    slots: dict[int, Any]
+    gradients: dict[str, Tensor]
 
 
 class Stage:
@@ -205,10 +214,11 @@ class Stage:
         if scale != 1.0 and gradients:
             torch._foreach_mul_(list(gradients.values()), scale)
         rest = [self.module.get_parameter(name) for name in with_momentum & gradients.keys()]
-        if self.optimizer is None:
+        optimizer = self.optimizer
+        if optimizer is None:
             return
-        with self.versions.update(learning_rate, self._directions):
-            self._step_all(self.optimizer, learning_rate, rest)
+        with self.versions.update(learning_rate, lambda: directions(optimizer, self.module.named_parameters())):
+            self._step_all(optimizer, learning_rate, rest)
 
     def _step_all(
         self, optimizer: torch.optim.Optimizer | Together, learning_rate: float, without_momentum: list[nn.Parameter]
@@ -230,16 +240,25 @@ class Stage:
         for part in self._constrained:
             part.constrain()
 
-    def _directions(self) -> Weights:
-        assert self.optimizer is not None
-        return directions(self.optimizer, self.module.named_parameters())
-
     @staticmethod
     def _step(optimizer: torch.optim.Optimizer | Together, learning_rate: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def snapshot(self) -> Snapshot:
+        """Return all that an update changes: copies of parameters and slots, and the gradients themselves."""
+        slots = copy.deepcopy(self.optimizer.state_dict()["state"]) if self.optimizer is not None else {}
+        return Snapshot({name: x.clone() for name, x in self.parameters()}, slots, self.gradients())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take back an update by the snapshot before it."""
+        self.place(snapshot.parameters)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": snapshot.slots})
+        for name, gradient in snapshot.gradients.items():
+            self.module.get_parameter(name).grad = gradient
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of weights, buffers and optimiser slots, by flat names."""

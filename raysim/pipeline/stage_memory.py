@@ -49,15 +49,15 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     for stage, module in enumerate(parts.stages):
         in_flight, waiting, workspace = worst[stage]
         weights = copies * sum(parameter.nbytes for parameter in module.parameters())
-        trained = needs[stage].gradients
+        trained, slots = needs[stage].gradients, _optimizer_bytes(config, module, elementwise[stage])
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(
             StageMemory(
                 stage,
                 weights_bytes=weights + buffers + footprints[stage].constants,
-                versions_bytes=trained * policy.num_copies(delays[stage]),
+                versions_bytes=trained * policy.num_copies(delays[stage]) + _snapshot_bytes(config, trained, slots),
                 gradients_bytes=trained,
-                optimizer_bytes=_optimizer_bytes(config, module, elementwise[stage]),
+                optimizer_bytes=slots,
                 saved_bytes=needs[stage].saved,
                 in_flight=in_flight,
                 kept_bytes=needs[stage].kept if waiting else 0,
@@ -148,6 +148,11 @@ def _optimizer_bytes(config: RunConfig, module: nn.Module, elementwise: frozense
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     )
+
+
+def _snapshot_bytes(config: RunConfig, trained: int, slots: int) -> int:
+    """Return the bytes of a stage's copies that post-validation keeps until an update is validated."""
+    return trained + slots if config.weights.validates and config.optimizer.clip_norm is not None else 0
 
 
 def check_devices(

@@ -24,6 +24,7 @@ from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import pack_tensors, under, unpack_tensors
 from raysim.pipeline.updates import Updates
+from raysim.pipeline.validation import Validation
 from raysim.workloads.splits import Data
 
 
@@ -68,8 +69,9 @@ class Worker:
         }
         warm(plan)  # before a step is timed
         self.averaging = Averaging(plan, self.replica, self.stages, self.device)
-        self.updates = Updates(plan, self.replica, self.stages, self.averaging)
         self.clock = DeviceClock(self.device)
+        self.updates = Updates(plan, self.replica, self.stages, self.averaging, self.clock)
+        self.validation = Validation(plan, self.replica, place, self.updates) if plan.validates else None
         self.boundaries = {
             (index, stage): Boundary(plan, self.replica, index, stage, self.device, self.clock)
             for index in range(plan.num_stages - 1)
@@ -102,6 +104,8 @@ class Worker:
         for boundary in self.boundaries.values():
             boundary.begin()
         self.row.begin(step)
+        if self.validation is not None:
+            self.validation.begin()
         self._has_run = False
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():
@@ -121,10 +125,12 @@ class Worker:
             taken = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
             self._measured = {boundary: value for boundary, value in taken.items() if value is not None}
             yield from self.averaging.run(step, step_s)
+            if self.validation is not None:
+                yield from self.validation.update_early(step)
         except (DivergedError, StageError) as error:
             return Failure(self.row.action, error)
         self._has_run = True
-        if self.plan.config.optimizer.clip_norm is None:
+        if self.plan.config.optimizer.clip_norm is None or self.validation is not None:
             return {}
         return {index: self.updates.squared_norm(index) for index in self.stages}
 
@@ -139,10 +145,11 @@ class Worker:
         self._check_step(step)
         if not self._has_run:
             raise StageError(f"worker {self.index} was told to update in step {step} before the step was run")
-        begun, cpu_s = self.clock.mark(), self.row.cpu_s()
         try:
-            norm = self.updates.end_step(step, norms)
-            ended, cpu_s = self.clock.mark(), self.row.cpu_s() - cpu_s
+            if self.validation is not None:
+                norm: float | None = yield from self.validation.validate(step)
+            else:
+                norm = self.updates.end_step(step, norms)
             yield from self.averaging.run(step, feedback.step_s, after_update=True)
         except (DivergedError, StageError) as error:
             return Failure(None, error)
@@ -152,7 +159,6 @@ class Worker:
         groups = self.averaging.end_step()
         synchronize(self.device)
         links = [account for each in self.boundaries.values() for account in each.end_step(step, feedback)]
-        on_gpu = self.device.type == "cuda"
         report = StepReport(
             self.replica,
             self.row.losses(),
@@ -160,7 +166,7 @@ class Worker:
             groups,
             self.row.action_records(),
             norm,
-            self.clock.between(begun, ended) if on_gpu else cpu_s / self.plan.config.threads_per_stage,
+            self.updates.take_seconds(),
             self._measured,
         )
         self._begin(step + 1)

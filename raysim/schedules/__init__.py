@@ -19,7 +19,7 @@ from raysim.schedules.families import (
     Schedule,
     parse_schedule,
 )
-from raysim.schedules.unflushed import Unflushed
+from raysim.schedules.unflushed import PostValidatedSteps, StepsOnEnd, Unflushed
 
 __all__ = [
     "SCHEDULES",
@@ -32,8 +32,10 @@ __all__ = [
     "GPipe",
     "Interleaved1F1B",
     "OneFOneB",
+    "PostValidatedSteps",
     "Row",
     "Schedule",
+    "StepsOnEnd",
     "Unflushed",
     "parse_schedule",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ class ActionTable(NamedTuple):
     """Steps that follow each other without a flush."""
     priced_step: int = 0
     """The step of these whose time counts."""
+    repeats: bool = False
+    """True if the rows hold the actions of one step again and again, with later microbatches."""
 
     @property
     def per_step(self) -> int:
@@ -51,6 +54,29 @@ class ActionTable(NamedTuple):
     def num_workers(self) -> int:
         """Return the number of workers."""
         return len(self.offsets) - 1
+
+    def repeated(self, num_steps: int) -> ActionTable:
+        """Return the rows of several steps on end, whose microbatches are numbered consecutively.
+
+        >>> from raysim.schedules import GPipe
+        >>> table = make_table(GPipe(), num_stages=1, num_microbatches=2).repeated(2)
+        >>> table.op.tolist(), table.microbatch.tolist()
+        ([0, 0, 1, 1, 0, 0, 1, 1], [0, 1, 0, 1, 2, 3, 2, 3])
+        """
+        rows = [slice(*bounds) for bounds in pairwise(self.offsets)]
+        microbatches = [
+            self.microbatch[row] + step * self.num_microbatches for row in rows for step in range(num_steps)
+        ]
+        return ActionTable(
+            offsets=self.offsets * num_steps,
+            stage=np.concatenate([np.tile(self.stage[row], num_steps) for row in rows]),
+            op=np.concatenate([np.tile(self.op[row], num_steps) for row in rows]),
+            microbatch=np.concatenate(microbatches).astype(np.int32),
+            owner=self.owner,
+            num_microbatches=num_steps * self.num_microbatches,
+            num_steps=num_steps,
+            repeats=True,
+        )
 
 
 def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:

@@ -1,4 +1,4 @@
-"""Schedules without a flush: the steps of a run follow each other as if their microbatches were those of one step.
+"""Schedules without a flush: steps that follow each other as one long step, or at every worker as soon as its row is done.
 
 The engines run the rows of one step after another, since numbers do not depend on when an action runs; the simulator runs several
 steps on end. The delay of a microbatch is worked out here, once, from the order of the actions.
@@ -14,13 +14,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.schedules.actions import Row
-from raysim.schedules.families import Schedule
+from raysim.schedules.families import Placed, Schedule
 
 MOST_IN_FLIGHT = 1 << 16  # microbatches within which a schedule has to reach its steady state
 
 
 @dataclass(frozen=True, repr=False)
-class Unflushed(Schedule):
+class StepsOnEnd(Placed):
+    """Base of schedules whose steps follow each other without a flush; the rows are those of one step."""
+
+    schedule: Schedule
+
+    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
+        return self.schedule.rows(num_stages, num_microbatches)
+
+    def workers(self, num_stages: int) -> list[int]:
+        return self.schedule.workers(num_stages)
+
+
+@dataclass(frozen=True, repr=False)
+class PostValidatedSteps(StepsOnEnd):
+    """Steps of which every worker begins the next as soon as its row is done (Qi et al. 2023, 2401.10241, section 4).
+
+    Unlike `Unflushed`, no forward of the next step comes before the row's end, so all passes read the newest weights.
+    """
+
+    def __repr__(self) -> str:
+        return f"{self.schedule!r} with post-validation"
+
+
+@dataclass(frozen=True, repr=False)
+class Unflushed(StepsOnEnd):
     """A schedule whose steps follow each other without a flush; its rows are those of one step. Raises ValueError where the
     schedule has no such form.
 
@@ -29,23 +53,12 @@ class Unflushed(Schedule):
     [[3, 3], [2, 2], [1, 1], [0, 0]]
     """
 
-    schedule: Schedule
-
     def __repr__(self) -> str:
         return f"{self.schedule!r} without a flush"
 
     def __post_init__(self) -> None:
         if not self.schedule.goes_on:
             raise ValueError(f"{self.schedule!r} cannot run without a flush.")
-
-    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
-        return self.schedule.ops(stage, num_stages, num_microbatches)
-
-    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
-        return self.schedule.rows(num_stages, num_microbatches)
-
-    def workers(self, num_stages: int) -> list[int]:
-        return self.schedule.workers(num_stages)
 
     def in_flight(self, num_stages: int) -> list[int]:
         """Return the most microbatches between forward and backward at every stage, in the steady state."""

@@ -111,7 +111,7 @@ class Training:
         self._row |= {name: getattr(plan, name) for name in steps}
         self._row["measures"] = write_measures(plan.task.measures)
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
-        custom = isinstance(self.config.executed_schedule, Custom)  # whose file may change, or stay behind
+        custom = isinstance(self.config.schedule, Custom)  # whose file may change, or stay behind
         self._row["schedule_rows"] = rows_to_csv(plan.rows) if custom else None
 
     def events(self) -> Generator[Event]:

@@ -59,6 +59,8 @@ def engine(ray):
                 "replicas-gravac",
                 "batchnorm",
                 "zero-bubble-gpt",
+                "post-validated",
+                "dual-pipe-v",
                 "custom-tied-clip",
                 "interleaved-tied-clip",
                 "topk-quantize",

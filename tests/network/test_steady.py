@@ -12,7 +12,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.topology import Network
 from raysim.network.trace import trace_events
-from raysim.schedules import OneFOneB, Unflushed
+from raysim.schedules import ZBH1, ZBH2, ZBV, DualPipeV, Interleaved1F1B, OneFOneB, PostValidatedSteps, Unflushed
 from raysim.schedules.actions import dependency
 
 FREE = parse_network("free")
@@ -167,3 +167,96 @@ def test_the_trace_of_a_step_shows_all_workers_at_work() -> None:
         spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] == worker)
         inside = sum(min(end, found.step_s * 1e6) - start for start, end in spans)
         assert inside == pytest.approx(found.step_s * 1e6)
+
+
+# Post-validated steps.
+
+
+def plain_ends(schedule, profile: Profile, network: Network, p: int, m: int, steps: int) -> list[float]:
+    """Return the ends of steps, whose rows follow each other at every worker, by the simulator's rules in plain Python."""
+    free, arrivals, wires, ends = {}, {}, {}, [0.0] * steps
+    owners = schedule.workers(p)
+    rows = [[(step, action) for step in range(steps) for action in row] for row in schedule.rows(p, m)]
+    last = {
+        (stage, step): index for row in rows for index, (step, action) in enumerate(row) for stage in [action.stage]
+    }
+
+    def cost(name, action):
+        return float(getattr(profile, name)[0, action.stage, "FBW".index(action.op), 0])
+
+    heads = [0] * len(rows)
+    while any(head < len(row) for head, row in zip(heads, rows, strict=True)):
+        for worker, row in enumerate(rows):
+            while heads[worker] < len(row):
+                step, action = row[heads[worker]]
+                source = dependency(action, p)
+                if source is not None and (step, source) not in arrivals:
+                    break
+                busy = cost("compute_s", action)
+                if last[action.stage, step] == heads[worker]:
+                    busy += float(profile.update_s[action.stage])
+                end = max(free.get(worker, 0.0), arrivals.get((step, source), 0.0)) + busy
+                free[worker], ends[step] = end, max(ends[step], end)
+                heads[worker] += 1
+                target = action.stage + {"F": 1, "B": -1, "W": p}[action.op]
+                if not 0 <= target < p:
+                    continue
+                if owners[target] == worker:
+                    arrivals[step, action] = end
+                    continue
+                way = (worker, owners[target])
+                begin = max(end, wires.get(way, 0.0))
+                wires[way] = begin + 8 * network.framing * cost("wire_bytes", action) / network.bandwidth_bps
+                arrivals[step, action] = wires[way] + network.latency_s
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("schedule", "p", "m"),
+    [
+        (OneFOneB(), 3, 4),
+        (ZBH1(), 3, 5),
+        (ZBH2(), 4, 8),
+        (ZBV(), 6, 7),
+        (DualPipeV(), 4, 6),
+        (Interleaved1F1B(2), 4, 4),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("network", ["free", "10mbps+100ms"])
+def test_post_validated_steps_are_rows_on_end(schedule, p, m, network) -> None:
+    random, chosen = np.random.default_rng(p * m), parse_network(network)
+    two = isinstance(schedule, (OneFOneB, Interleaved1F1B))
+    shape = (1, p, 2 if two else 3, 1)
+    profile = Profile(
+        compute_s=random.uniform(0.5, 1.0, shape),
+        wire_bytes=random.uniform(0, 2e5, shape),
+        update_s=random.uniform(0, 0.5, p),
+    )
+    if isinstance(schedule, DualPipeV):  # of whole backwards, the weights' part counts too
+        joined = [action for row in schedule.rows(p, m) for action in row]
+        split = {(a.stage, a.microbatch) for a in joined if a.op == "W"}
+        assert 0 < len(split) < p * m
+        profile = Profile.uniform(p, 1.0, 1.0, weight_s=0.0, wire_bytes=1e5)
+    steps = 40
+    ends = plain_ends(schedule, profile, chosen, p, m, steps)
+    found = simulate(PostValidatedSteps(schedule), profile, chosen, num_microbatches=m)
+    assert found.step_s == pytest.approx((ends[-1] - ends[steps // 2]) / (steps - 1 - steps // 2), rel=1e-9)
+    assert step_seconds(PostValidatedSteps(schedule), profile, [chosen], num_microbatches=m)[0, 0] == found.step_s
+    check_timeline(found)
+
+
+def test_zero_bubble_has_none_with_post_validation() -> None:
+    """Qi et al. 2023: ZB-H2 and ZB-V if forward, B and W take equally long; ZB-H1 and 1F1B keep theirs."""
+    for p in (2, 3, 4):
+        m = 3 * p
+        halves, whole = (Profile.uniform(n, 1.0, 1.0, weight_s=1.0) for n in (2 * p, p))
+        work = {ZBH2(): (whole, 3 * m), ZBV(): (halves, 6 * m)}
+        for schedule, (profile, seconds) in work.items():
+            found = simulate(PostValidatedSteps(schedule), profile, FREE, num_microbatches=m)
+            assert found.step_s == seconds
+            assert found.bubble == 0.0
+        bubbles = {ZBH1(): p - 1, OneFOneB(): 3 * (p - 1)}
+        for schedule, bubble in bubbles.items():
+            found = simulate(PostValidatedSteps(schedule), whole, FREE, num_microbatches=m)
+            assert found.step_s == 3 * m + bubble

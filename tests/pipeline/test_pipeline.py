@@ -332,6 +332,10 @@ def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
                 for header, *arrays in (one for one in (message, *asked.everyone) if one and target != worker):
                     assert type(header) is bytes
                     assert all(type(x) is np.ndarray and x.dtype == np.uint8 and x.ndim == 1 for x in arrays)
+                    if (
+                        key[0] == "norms"
+                    ):  # of post-validation, as few as the norms that the engine hands over otherwise
+                        continue
                     handed["packets" if len(key) == 3 else "exchanges"] += wire_bytes((header, *arrays))
             answer = yield asked
 

@@ -49,6 +49,12 @@ RUNS = {
         "forward": "AQSGD(Quantize(4))",
         "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 0.1},
     },
+    "post-validated": {
+        "weights": "PostValidated",
+        "schedule": "ZBH2",
+        "forward": "TopK(0.2)",
+        "optimizer": {"learning_rate": 0.1, "momentum": 0.9, "clip_norm": 1.0},
+    },
     "topk-quantize": {"forward": "TopK(0.1)", "backward": "Quantize(4)"},
     "per-boundary": {"forward": ["TopK(0.3)", "Quantize(2)"], "backward": ["Cast('bfloat16')", "Nonzero"]},
     "stochastic": {"forward": "Quantize(4, rounding='stochastic')", "backward": "Quantize(3, rounding='stochastic')"},

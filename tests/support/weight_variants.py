@@ -14,6 +14,7 @@ from raysim.weights import parse_weights
 
 VARIANTS = [
     "Synchronous",
+    "PostValidated",
     "Stashed",
     "Stashed(update='step')",
     "DoubleBuffered",
@@ -23,7 +24,7 @@ VARIANTS = [
     "Predicted",
     "Predicted(update='step')",
 ]
-DELAYED = [text for text in VARIANTS if text != "Synchronous"]
+DELAYED = [text for text in VARIANTS if text not in ("Synchronous", "PostValidated")]
 
 CURVATURE, RATE, MOMENTUM, MICROBATCHES = 0.5, 0.25, 0.5, 4
 

@@ -1,13 +1,14 @@
 """The time and the memory of runs without a flush: forecast, replayed and on a simulated clock."""
 
 import pytest
+from pipelines import ZBV
 
 from raysim.analysis.pricing.pooled import in_company
 from raysim.analysis.pricing.step import Replay
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate
-from raysim.schedules import OneFOneB, Unflushed
+from raysim.schedules import OneFOneB, PostValidatedSteps, Unflushed
 from raysim.training.train import train
 
 NETWORKS = [parse_network(text) for text in ("free", "20mbps", "1gbps+20ms")]
@@ -81,3 +82,19 @@ def test_the_speed_up_of_a_run_without_a_flush_is_against_the_dense_run_with_one
     even = found.break_even_bps(dense, NETWORKS[1])
     assert even is not None
     assert even.value > 1e9  # the same bytes, without the bubble: faster on any link
+
+
+@pytest.mark.parametrize("schedule", ["ZBV", ZBV["schedule"]], ids=["family", "custom"])
+def test_post_validated_steps_are_recorded_and_replayed(small, tmp_path, schedule) -> None:
+    changes = {"schedule": schedule, "num_stages": 4, "forward": "TopK(0.3)", "optimizer": {"clip_norm": 1.0}}
+    config = small(**changes, weights="PostValidated")
+    train(config, engine="inline", out=tmp_path / "run")
+    replay = Replay(tmp_path / "run")
+    assert isinstance(replay.schedule, PostValidatedSteps)
+    assert replay.schedule.rows(4, 4) == config.executed_schedule.rows(4, 4)
+    for network, row in zip(NETWORKS, replay.step_seconds(NETWORKS), strict=True):
+        expected = [simulate(config.executed_schedule, each, network).step_s for each in replay.profiles.values()]
+        assert row.tolist() == pytest.approx(expected, rel=1e-12)
+        flushed = [simulate(config.schedule, each, network).step_s for each in replay.profiles.values()]
+        assert all(a < b for a, b in zip(row, flushed, strict=True))
+    assert any("PostValidated" in note for note in replay.notes)
