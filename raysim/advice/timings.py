@@ -35,10 +35,11 @@ from raysim.network.topology import Network
 from raysim.network.transport import Transport
 from raysim.schedules import Schedule, parse_schedule
 from raysim.schedules.arrays import OPS, make_table
+from raysim.weights import parse_weights
 
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
 ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]
-KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share")
+KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share", "weights")
 """Keys that may be given with a file of `Profile.save`."""
 
 
@@ -95,6 +96,8 @@ class Timings(Strict):
 
     schedule: str = "1F1B"
     """The order of forwards and backwards, such as 1F1B, ZBH1 or Interleaved1F1B(2)."""
+    weights: str = "Synchronous"
+    """When stages update, such as PostValidated: without a flush between steps."""
     num_stages: int = Field(ge=1, le=MOST_STAGES)
     """Stages of the pipeline; with an interleaved schedule more than there are workers."""
     num_microbatches: Positive
@@ -140,6 +143,12 @@ class Timings(Strict):
     @classmethod
     def _parses(cls, value: str) -> str:
         parse_schedule(value)
+        return value
+
+    @field_validator("weights")
+    @classmethod
+    def _parses_weights(cls, value: str) -> str:
+        parse_weights(value)
         return value
 
     @model_validator(mode="after")
@@ -194,6 +203,7 @@ class Timings(Strict):
             self.num_microbatches,
             num_replicas=self.num_replicas,
             weight_share=self.weight_share,
+            weights=self.weights,
         )
 
     def _by_stage(self, value: float | Sequence[float] | None) -> NDArray[np.float64]:
@@ -207,13 +217,15 @@ def timed_step(
     *,
     num_replicas: int | None = None,
     weight_share: float | None = None,
+    weights: str = "Synchronous",
 ) -> TimedStep:
     """Return a profile's step under a schedule, its counts by default the profile's.
 
-    `weight_share`: weight gradients' part of a backward that was timed as a whole. Raises InputError.
+    `weight_share`: weight gradients' part of a backward that was timed as a whole. `weights`: a weight policy, which may do without
+    a flush between steps. Raises InputError.
     """
     try:
-        rows = parse_schedule(schedule) if isinstance(schedule, str) else schedule
+        rows = parse_weights(weights).order(parse_schedule(schedule) if isinstance(schedule, str) else schedule)
         count = num_microbatches if num_microbatches is not None else profile.num_microbatches or 1
         table = make_table(rows, profile.num_stages, count)
         if count != profile.num_microbatches:

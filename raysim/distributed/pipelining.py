@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -285,42 +285,41 @@ def compress_stages(
         field: [text] * last if isinstance(text, str) else list(text)
         for field, text in zip(DIRECTIONS, (forward, backward), strict=True)
     }
+    common = {"dtype": dtype, "num_microbatches": num_microbatches, "seed": seed}
 
-    def end(kind: type[SendPacket] | type[ReceivePacket], boundary: int) -> nn.Module:
-        return kind(
-            shapes[boundary],
-            *(notations[field][boundary] for field in DIRECTIONS),
-            dtype=dtype,
-            boundary=boundary,
-            num_microbatches=num_microbatches,
-            seed=seed,
-            replica=replica,
-        )
-
-    def wrapped(index: int, stage: nn.Module) -> nn.Module:
-        parts: OrderedDict[str, nn.Module] = OrderedDict()
-        if index > 0:
-            parts["receive"] = end(ReceivePacket, index - 1)
-        parts["stage"] = stage
-        if index < last:
-            parts["send"] = end(SendPacket, index)
-        return nn.Sequential(parts)
+    def side(kind: type[SendPacket] | type[ReceivePacket], boundary: int) -> nn.Module:
+        texts = [notations[field][boundary] for field in DIRECTIONS]
+        return kind(shapes[boundary], *texts, boundary=boundary, replica=replica, **common)  # type: ignore[arg-type]
 
     def build() -> dict[int, nn.Module]:
         _check_stages(held, notations, last)
-        return {index: wrapped(index, stage) for index, stage in held.items()}
+        return {index: _with_sides(index, stage, last, side) for index, stage in held.items()}
 
     if group is None and not dist.is_initialized():
         return build()
-    settings = {f"`{field}`": texts for field, texts in notations.items()} | {
-        "`shapes`": [tuple(shape) for shape in shapes],
-        "`num_microbatches`": num_microbatches,
-        "`dtype`": str(dtype),
-        "`seed`": seed,
-    }
+    settings: dict[str, Any] = {f"`{field}`": texts for field, texts in notations.items()}
+    settings["`shapes`"] = [tuple(shape) for shape in shapes]
+    settings |= {f"`{name}`": common[name] for name in ("num_microbatches", "dtype", "seed")}
+    settings["`dtype`"] = str(dtype)
     everyone = group or dist.group.WORLD
     assert everyone is not None
     return build_alike(everyone, "compress stages", build, settings)
+
+
+def _with_sides(
+    index: int,
+    stage: nn.Module,
+    last: int,
+    side: Callable[[type[SendPacket] | type[ReceivePacket], int], nn.Module],
+) -> nn.Module:
+    """Return a stage between its sides of the boundaries."""
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    if index > 0:
+        parts["receive"] = side(ReceivePacket, index - 1)
+    parts["stage"] = stage
+    if index < last:
+        parts["send"] = side(SendPacket, index)
+    return nn.Sequential(parts)
 
 
 def _check_stages(stages: Iterable[int], notations: Mapping[str, Sequence[str]], last: int) -> None:

@@ -32,8 +32,8 @@ from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_real
-from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
-from raysim.pipeline.plan import averaged_shapes, compressors_of, exchange_delay, exchange_period, tied_owners
+from raysim.pipeline.groups import TIED_TABLE, chunk_bytes, exchange_delay, exchange_period
+from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule

@@ -13,9 +13,9 @@ from torch import Tensor
 from raysim.codecs import NonFiniteError
 from raysim.codecs import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
-from raysim.pipeline.groups import CONTROL_VALUES, TIED_TABLE, Group, GroupAccount, MemberRounds, ring_bytes
+from raysim.pipeline.groups import CONTROL_VALUES, TIED_TABLE, Group, GroupAccount, MemberRounds, ring_bytes, takes_part
 from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
-from raysim.pipeline.plan import Plan, averaged_shapes, takes_part
+from raysim.pipeline.plan import Plan, averaged_shapes
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
 from raysim.replication.method import (

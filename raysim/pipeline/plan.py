@@ -16,7 +16,7 @@ from raysim.config import RunConfig
 from raysim.config.boundaries import Pairs, of_tensor
 from raysim.config.run_fields import AVERAGED
 from raysim.network.memory import StageMemory
-from raysim.pipeline.groups import Group
+from raysim.pipeline.groups import Group, exchange_delay, exchange_period, takes_part
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import learning_rate
 from raysim.pipeline.origin import FROM_SCRATCH, Origin
@@ -328,29 +328,3 @@ def compressors_of(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> 
                 for pairs, boundary in zip(links, boundaries, strict=True)
             ]
     return [known[id(links)] for links in replicas]
-
-
-def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
-    """Return whether a method does anything with this number of replicas."""
-    return num_replicas > 1 or method.works_alone
-
-
-def exchange_period(config: RunConfig) -> int:
-    """Return the period in steps of the exchanges of all stages."""
-    return math.lcm(*(method.period for method in _taking_part(config)))
-
-
-def exchange_delay(config: RunConfig) -> int:
-    """Return how many steps the exchanges of all stages may lag before a step waits for them.
-
-    If no forward reads the newest weights, the next steps run while the update waits for its exchange.
-    """
-    methods = _taking_part(config)
-    if not methods:
-        return 0
-    unread = 0 if config.weights.updates_each_microbatch else min(map(min, config.weight_delays()))
-    return unread + min(method.steps_under_way for method in methods)
-
-
-def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
-    return [method for method in config.replica_methods() if takes_part(method, config.num_replicas)]

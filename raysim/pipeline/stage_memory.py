@@ -12,8 +12,9 @@ from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import Pairs
 from raysim.network.memory import Needs, StageMemory, check_memory, packets_in_flight, worst_moment
 from raysim.pipeline.device import DeviceFacts
+from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise, slot_values
-from raysim.pipeline.plan import averaged_shapes, compressors_of, takes_part, tied_owners
+from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
 from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
 from raysim.workloads.partition import Partition

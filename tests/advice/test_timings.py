@@ -42,6 +42,23 @@ def test_a_file_is_priced_as_the_profile_of_its_figures(text: str) -> None:
     assert step_s(**timings, schedule=text, num_replicas=2) == expected
 
 
+def test_steps_may_follow_without_a_flush() -> None:
+    thirds = {
+        "num_stages": 4,
+        "num_microbatches": 8,
+        "forward_s": 1.0,
+        "input_s": 1.0,
+        "weight_s": 1.0,
+        "schedule": "ZBH2",
+    }
+    flushed, validated = (
+        Timings(**thirds, weights=weights).step().simulate(FREE) for weights in ("Synchronous", "PostValidated")
+    )
+    assert (flushed.step_s, validated.step_s) == (27.0, 24.0)
+    with pytest.raises(InputError, match=r"^ZBH2 cannot run without a flush\.$"):
+        Timings(**thirds, weights="Stashed").step()
+
+
 def test_lists_have_a_value_for_each_stage() -> None:
     timings = Timings(**WHOLE | {"forward_s": (0.01, 0.03, 0.01, 0.01), "message_bytes": (3e5, 2e5, 1e5, 0)})
     profile = timings.step().profile
