@@ -219,10 +219,16 @@ class Race:
         if not each.final:
             return self.chance_harmless(each, evidence)
         spread = self._spread(each.final, each.rung, evidence)
-        critical = float(special.stdtrit(self.seeds - 1, 1 - LEVEL / self.family)) * spread / math.sqrt(self.seeds)
+        freedom = self.seeds - 1 + self._borrowed(each, evidence)
+        critical = float(special.stdtrit(freedom, 1 - LEVEL / self.family)) * spread / math.sqrt(self.seeds)
         unseen = spread * math.sqrt(1 / len(each.final) - 1 / self.seeds)
         room = self.margin - critical - fmean(each.final)
         return float(special.stdtr(PRIOR_FREEDOM + len(each.final) - 1, room / unseen)) if unseen else float(room > 0)
+
+    def _borrowed(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+        """Return the degrees of freedom that the rule will lend to a setting, as far as the finished settings tell."""
+        finals = [each.final, *(other.final for other in evidence.values() if other is not each and other.final)]
+        return float(priors(finals, [self.step] * len(finals), self.margin)[0].freedom)
 
     def _error(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
         """Return the standard error of a setting's mean harm."""
