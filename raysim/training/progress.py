@@ -48,18 +48,18 @@ def header(training: Training) -> list[str]:
     return [
         f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
-        f"Training: {_steps(training)} of {config.batch_size} samples, {epochs:.3g} epochs of {config.data.name} "
-        f"({plan.num_samples:,} samples), {training.engine.kind} engine",
+        f"Training: {plan.num_steps:,} steps of {config.batch_size} samples{_origin(training)}, {epochs:.3g} epochs of "
+        f"{config.data.name} ({plan.num_samples:,} samples), {training.engine.kind} engine",
         f"Evaluation: {plan.num_test_samples:,} test samples, {when}, with compression {_modes(training)}{part}",
         *([] if training.clock.network is None else [f"Clock: {training.clock}"]),
         f"Folder: {training.folder}",
     ]
 
 
-def _steps(training: Training) -> str:
-    plan = training.plan
-    start = f" from step {plan.first_step:,} of {training.config.start.folder}" if training.config.start else ""
-    return f"{plan.num_steps:,} steps{start}"
+def _origin(training: Training) -> str:
+    """Return where a branch begins, in words; nothing for other runs."""
+    start = training.config.start
+    return f" from step {training.plan.first_step:,} of {start.folder} on" if start is not None else ""
 
 
 class Pace:
