@@ -30,19 +30,21 @@ def pipeline(table: Table, row: Table, column: str, overhead_s: float) -> float:
     keys = ("num_microbatches", "microbatch_samples")
     workers, count, chunks = row["num_stages"], row["num_microbatches"], row["stages_per_worker"]
     times = {name: row[name] for name in ("forward_s", "input_s", "weight_s")}
-    if column == "ZB-2p":
-        step_s = count * (sum(times.values()) + 2 * row["message_s"])
-    else:
-        parts = chunks if column == "interleaved" else 1
-        timings = Timings(
-            **{key: row[key] for key in keys},
-            **{name: seconds / parts for name, seconds in times.items()},
-            num_stages=workers * parts,
-            message_s=row["message_s"],
-            blocking_sends=True,
-            schedule=f"Interleaved1F1B({parts})" if parts > 1 else "1F1B",
-        )
-        step_s = timings.step().simulate(FREE).step_s
+    parts = chunks if column == "interleaved" else 1
+    orders = {
+        "1F1B": {"schedule": "1F1B"},
+        "interleaved": {"schedule": f"Interleaved1F1B({parts})"},
+        "ZB-2p": {"schedule": "ZBH2", "weights": "PostValidated"},
+    }
+    timings = Timings(
+        **{key: row[key] for key in keys},
+        **{name: seconds / parts for name, seconds in times.items()},
+        **orders[column],
+        num_stages=workers * parts,
+        message_s=row["message_s"],
+        blocking_sends=True,
+    )
+    step_s = timings.step().simulate(FREE).step_s
     step_s += overhead_s * row["billions"] / workers
     return float(count * row["microbatch_samples"] / (workers * step_s))
 
