@@ -6,7 +6,7 @@ from raysim_benchmarks.bench import plain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("codec", "compression"), plain.CODECS, ids=lambda value: repr(value) if value else "none")
+@pytest.mark.parametrize(("codec", "compression"), plain.CODECS, ids=[repr(codec) for codec, _ in plain.CODECS])
 def test_the_plain_loop_trains_what_raysim_trains(codec, compression):
     from raysim.pipeline.prepare import prepare
 
