@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.checks import check_actions, check_finite, check_tables
 from raysim.analysis.data.jobs import Job, device_kind, job_of
-from raysim.analysis.data.settings import SYNCHRONOUS
+from raysim.analysis.data.settings import DENSE, SYNCHRONOUS
 from raysim.analysis.data.work import (
     NO_KIND,
     UPDATE,
@@ -26,7 +26,14 @@ from raysim.analysis.data.work import (
     octaves_of,
     work_codes,
 )
-from raysim.network.collectives import DIRECTIONS, Transfers, as_transfers, spread_evenly, transfers_from_columns
+from raysim.network.collectives import (
+    DIRECTIONS,
+    Transfers,
+    as_transfers,
+    spread_evenly,
+    transfers_from_columns,
+    whole_bytes,
+)
 from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.places import Place
@@ -199,7 +206,7 @@ class Recording:
         averages = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.priced_steps)]
         averages = averages[averages["rounds"] != 0]
         if averages.empty:
-            return pd.DataFrame({"step": [], "stage": [], "kind": [], "encode_s": []})
+            return pd.DataFrame({name: [] for name in ("step", "stage", "kind", "encode_s", "codec", "dense_bytes")})
         rows = averages.sort_values("encode_s").drop_duplicates(["step", "stage"], keep="last").reset_index(drop=True)
         octaves = octaves_of(rows["dense_bytes"], rows["wire_bytes"]).tolist()
         kinds = [
@@ -247,6 +254,20 @@ class Recording:
     def knows_totals_alone(self) -> bool:
         """True for a run with collectives but no table of transfers, as earlier versions recorded it."""
         return self._transfers.empty and not set(DIRECTIONS).isdisjoint(self.links["direction"])
+
+    def averaged_bytes(self, step: int) -> dict[str, Any]:
+        """Return `gradient_bytes` and `bucketed_bytes` of a `Profile`, by stage: bytes averaged uncompressed, and in buckets.
+
+        An uncompressed average of gradients may leave in buckets; a compressed one may if the record says so.
+        """
+        rows = self._averages
+        rows = rows[rows["step"] == step] if len(rows) else rows
+        dense, bucketed = np.zeros(self.num_stages), np.zeros(self.num_stages)
+        for stage, codec, sent in zip(rows["stage"], rows["codec"], rows["dense_bytes"], strict=True):
+            size = whole_bytes(sent, self.num_replicas)
+            dense[int(stage)] = size if codec == DENSE else 0.0
+            bucketed[int(stage)] = size if codec == DENSE or self.row.get("averages_by_bucket") else 0.0
+        return {"gradient_bytes": dense, "bucketed_bytes": bucketed}
 
     def collective_bytes(self, direction: str) -> float:
         """Return the bytes of all transfers of one direction in a mean priced step."""

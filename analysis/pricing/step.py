@@ -27,7 +27,7 @@ from raysim.analysis.pricing.job_costs import Costs
 from raysim.analysis.pricing.step_profiles import priced_profiles, resampled_profiles
 from raysim.analysis.pricing.targets import Target, best_value, steps_to_target
 from raysim.network.collectives import DIRECTIONS
-from raysim.network.overlap import hidden, without_exchange
+from raysim.network.overlap import averaging_words, hidden, without_exchange
 from raysim.network.profile import Profile, mean_profile
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline, WorkerTime
@@ -63,8 +63,8 @@ class Replay:
 
     Bytes are the run's own, step by step. The seconds of compute, codecs and updates are the job's: `costs`, pooled over recordings
     of the job, or by default over this run alone. `transport`: "ray", "nccl", "gloo" or "bare", whose bytes, trips and seconds of a
-    host are its own, whatever engine and load recorded the run. `compute` and `profile` make a `Recording` and `Costs` if these are
-    not given.
+    host are its own, whatever engine and load recorded the run. `averaging`: how replicas average over it, such as "ring/25MiB".
+    `compute` and `profile` make a `Recording` and `Costs` if these are not given.
 
     >>> Replay("results/none")
     Traceback (most recent call last):
@@ -79,9 +79,10 @@ class Replay:
         compute: str = "auto",
         profile: Profile | Path | str | None = None,
         transport: str = "ray",
+        averaging: str | None = None,
     ) -> None:
         try:
-            self.transport = calibrated_transport(transport)
+            self.transport = calibrated_transport(transport, averaging)
         except ValueError as error:
             raise ReplayError(str(error)) from None
         self.recording = run if isinstance(run, Recording) else Recording(run, clock=compute)
@@ -161,9 +162,13 @@ class Replay:
             )
         if self.num_replicas > 1:
             known = "by the transfers recorded"
+            if self.transport.averaging.algorithm != "direct" and self.exchange_profile.gradient_bytes.all():
+                known = "by the bytes recorded"
             if self.recording.knows_totals_alone:
                 known = "and the bytes recorded are spread evenly over rounds and peers, as the run has no table of transfers"
-            notes.append(f"{self.num_replicas} replicas average their gradients once all pipelines are done, {known}.")
+            notes.append(
+                f"{self.num_replicas} replicas average their gradients {averaging_words(self.exchange_profile)}, {known}."
+            )
         return notes
 
     def placement(self, network: Network) -> Placement:
@@ -185,6 +190,11 @@ class Replay:
         quiet_s = self._seconds([without_exchange(profile) for profile in profiles], networks)
         codec_s = np.array([float(profile.method_s.max()) for profile in profiles])
         return hidden(seconds, quiet_s, np.broadcast_to(codec_s, seconds.shape), delay)
+
+    @cached_property
+    def exchange_profile(self) -> Profile:
+        """The priced step whose replicas average most gradients."""
+        return max(self.profiles.values(), key=lambda profile: float(profile.bucketed_bytes.sum()))
 
     @cached_property
     def exchanging(self) -> NDArray[np.bool_]:

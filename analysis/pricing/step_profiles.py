@@ -36,6 +36,7 @@ def priced_profiles(recording: Recording, costs: Costs, transport: Transport, nu
             update_s=costs.updates()[0],
             method_s=method_s,
             transfers=recording.transfers(step),
+            **recording.averaged_bytes(step),
         )
         profiles[step] = own.over(transport, num_workers)
     return profiles

@@ -34,6 +34,17 @@ def check_transport(value: str | None) -> str | None:
     return value
 
 
+def _check_averaging(value: str | None) -> str | None:
+    """Return how replicas average as it was written; fails if it cannot be parsed."""
+    from raysim.network.transport import parse_averaging
+
+    try:
+        parse_averaging(value or "direct")
+    except ValueError as error:
+        fail(str(error).replace("`averaging`", "`--averaging`"), 2)
+    return value
+
+
 def check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
     """Return the file of an option; fails if it cannot be written."""
     check_writable(parameter.opts[0], value)
@@ -73,6 +84,16 @@ Transport = Annotated[
         "--transport",
         callback=check_transport,
         help="The transport of packets: ray, nccl or gloo, or bare, which costs nothing but wires.",
+    ),
+]
+
+Averaging = Annotated[
+    str | None,
+    typer.Option(
+        "--averaging",
+        callback=_check_averaging,
+        help="How replicas average gradients: direct, ring, tree or sites (hierarchical), and with /25MiB in buckets of that size "
+        "during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
     ),
 ]
 

@@ -11,6 +11,7 @@ import typer
 
 from raysim.cli.exits import fail
 from raysim.cli.options import (
+    Averaging,
     JsonFile,
     Networks,
     ProfileOut,
@@ -61,6 +62,7 @@ def replay(
         typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
     ] = "auto",
     transport: Transport = "ray",
+    averaging: Averaging = None,
     bandwidths: Annotated[
         str | None,
         typer.Option(
@@ -83,7 +85,7 @@ def replay(
     from raysim.show.priced_runs import replay_figures, show_curve, show_replay
 
     wanted = Target.parse(target) if target is not None else None
-    options: dict[str, Any] = {"compute": compute, "profile": profile, "transport": transport}
+    options: dict[str, Any] = {"compute": compute, "profile": profile, "transport": transport, "averaging": averaging}
     candidates = _candidates(run)
     if candidates:
         alone = {"--against": against, "--target": target, "--bandwidths": bandwidths, "--trace": trace}
@@ -196,6 +198,7 @@ def simulate(
             help="The transport of packets: ray, nccl, gloo or bare [default: ray; bare of timings].",
         ),
     ] = None,
+    averaging: Averaging = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -211,7 +214,7 @@ def simulate(
         for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
             if value is not None:
                 fail(f"`{option}` belongs to a recipe, but {recipe} has the seconds of its own.", 2)
-        _simulate_timings(timed, networks, transport, trace, json_file)
+        _simulate_timings(timed, networks, transport, averaging, trace, json_file)
         return
     from raysim.config import read_config
     from raysim.files import is_file
@@ -234,6 +237,7 @@ def simulate(
         efficiency=efficiency,
         codec_bytes_per_s=codec_speed,
         transport=transport or "ray",
+        averaging=averaging,
     )
     show_forecast(plan, networks)
     if trace is not None:
@@ -243,14 +247,19 @@ def simulate(
 
 
 def _simulate_timings(
-    timed: TimedStep, networks: list[Network], transport: str | None, trace: Path | None, json_file: Path | None
+    timed: TimedStep,
+    networks: list[Network],
+    transport: str | None,
+    averaging: str | None,
+    trace: Path | None,
+    json_file: Path | None,
 ) -> None:
     from raysim.network.trace import trace_events
     from raysim.network.transport import calibrated_transport
     from raysim.show.forecasts import show_timed, timed_figures
 
-    if transport is not None:
-        timed = timed.over(calibrated_transport(transport))
+    if transport is not None or averaging is not None:
+        timed = timed.over(calibrated_transport(transport or "bare", averaging))
     show_timed(timed, networks)
     if trace is not None:
         write_trace_file(trace_events(timed.simulate(networks[0])), trace, f"a step on {networks[0]!r}")

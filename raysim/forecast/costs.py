@@ -218,6 +218,10 @@ class ReplicaCost(NamedTuple):
     method_s: float
     coded_bytes: float
     transfers: Transfers
+    gradient_bytes: float = 0.0
+    """Bytes averaged uncompressed, see `Profile.gradient_bytes`."""
+    bucketed_bytes: float = 0.0
+    """Bytes of gradients whose average may leave in buckets during backward."""
 
 
 def replica_costs(
@@ -247,7 +251,19 @@ def replica_costs(
             sent = np.bincount(transfers["source_replica"], transfers["wire_bytes"], count).max()
             rounds = method.num_rounds(count)
             costs.append(
-                ReplicaCost(stage, repr(method), 0, ring_bytes(values, count), int(sent), rounds, 0.0, 0.0, transfers)
+                ReplicaCost(
+                    stage,
+                    repr(method),
+                    0,
+                    ring_bytes(values, count),
+                    int(sent),
+                    rounds,
+                    0.0,
+                    0.0,
+                    transfers,
+                    4.0 * values,
+                    4.0 * values,
+                )
             )
             continue
         memory = process_memory()
@@ -310,11 +326,13 @@ def _averaged(
         last = [*last[-1:], exchanges]
     coded_bytes = statistics.fmean(max(one.coded_bytes for one in step) for step in last)
     codec_s = statistics.fmean(max(one.codec_s for one in step) for step in last)
+    num_values = sum(math.prod(shape) for shape in shapes.values())
     return ReplicaCost(
         stage=stage,
         method=repr(method),
         part=part,
-        dense_bytes=ring_bytes(sum(math.prod(shape) for shape in shapes.values()), count),
+        dense_bytes=ring_bytes(num_values, count),
+        bucketed_bytes=4.0 * num_values if method.by_bucket else 0.0,
         wire_bytes=round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
         rounds=max(step[0].num_rounds for step in last),
         method_s=codec_s if codec_bytes_per_s is None else coded_bytes / codec_bytes_per_s,

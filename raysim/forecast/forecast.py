@@ -24,7 +24,7 @@ from raysim.forecast.structure import data_of, structure_of
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory
-from raysim.network.overlap import hidden, without_exchange
+from raysim.network.overlap import averaging_words, hidden, without_exchange
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
@@ -40,6 +40,8 @@ from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
 from raysim.workloads.partition import partition
 
+EXCHANGE = ("transfers", "method_s", "gradient_bytes", "bucketed_bytes")
+
 
 @dataclass(frozen=True, eq=False)
 class Ending:
@@ -47,7 +49,7 @@ class Ending:
 
     share: float
     costs: dict[str, Any]
-    """The transfers and the seconds of the replica methods, as `Profile` has them."""
+    """`EXCHANGE` of a `Profile`: the transfers, bytes and seconds of the replica methods."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +144,9 @@ class Forecast:
         timeline = self.simulate(network, first=first, ending=ending)
         if not self.exchange_delay:
             return timeline.step_s
-        quiet = replace(self, endings=(Ending(1.0, _costs(without_exchange(timeline.profile))),))
+        quiet = replace(
+            self, endings=(Ending(1.0, {name: getattr(without_exchange(timeline.profile), name) for name in EXCHANGE}),)
+        )
         quiet_s = quiet.simulate(network, first=first).step_s
         return hidden(timeline.step_s, quiet_s, float(timeline.profile.method_s.max()), self.exchange_delay)
 
@@ -161,13 +165,14 @@ def forecast(
     efficiency: float = EFFICIENCY,
     codec_bytes_per_s: float | None = None,
     transport: str = "ray",
+    averaging: str | None = None,
 ) -> Forecast:
     """Return the forecast of a run on `device`, by its datasheet, or with the compute of `profile`, a file of `raysim profile`.
 
     `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement. The seconds
     of codecs are their counted work at `codec_bytes_per_s`, by default the device's speed (see `raysim.network.devices`); with a
     recorded profile and no `codec_bytes_per_s`, codecs are timed on this machine. `transport` is the transport of packets: "ray",
-    "nccl" or "gloo". Raises ConfigError.
+    "nccl" or "gloo"; `averaging` how replicas average over it, such as "ring/25MiB", by default the transport's. Raises ConfigError.
 
     >>> plan = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
     >>> from raysim.network.presets import parse_network
@@ -186,7 +191,9 @@ def forecast(
         if device is not None:
             check_choice("device", device, DEVICES)
         recorded = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
-        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, calibrated_transport(transport))
+        return _forecast(
+            config, device, recorded, efficiency, codec_bytes_per_s, calibrated_transport(transport, averaging)
+        )
     except ConfigError:
         raise
     except ValueError as error:
@@ -238,7 +245,6 @@ def _forecast(
     if config.num_replicas > 1:
         shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
         averages = replica_costs(config, shapes, codec_bytes_per_s, notes)
-        notes.append(f"{config.num_replicas} replicas average their gradients once all pipelines are done.")
     if not config.weights.flush:
         notes.append(
             f"{config.weights!r}: a step is one of many without a flush, from the end of the step before to its own; its parts "
@@ -248,6 +254,8 @@ def _forecast(
     tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)
     endings = _endings(config, averages, _tied_transfers(config, tied))
     steady, first = (replace(profile, **endings[0].costs) for profile in (steady, first))
+    if averages:
+        notes.append(f"{config.num_replicas} replicas average their gradients {averaging_words(steady)}.")
     steps_per_epoch = num_samples // config.batch_size
     num_steps = config.steps or (config.epochs or 0) * steps_per_epoch
     for stage, averaging in enumerate(config.replica_methods()):
@@ -320,11 +328,6 @@ def _codec_speed(device: str | None, given: float | None, notes: list[str]) -> f
     return speed
 
 
-def _costs(profile: Profile) -> dict[str, Any]:
-    """Return the part of a profile that an ending replaces."""
-    return {"transfers": profile.transfers, "method_s": profile.method_s}
-
-
 def _endings(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> tuple[Ending, ...]:
     """Return the ways in which the steps of a period end, those with most bytes first; `tied` transfers are in all of them."""
     methods = config.replica_methods()
@@ -333,11 +336,12 @@ def _endings(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers
     found = []
     for parts, count in counts.items():
         here = [cost for cost in averages if parts[cost.stage] == cost.part]
-        method_s = np.zeros(config.stages)
+        by_stage = {name: np.zeros(config.stages) for name in EXCHANGE[1:]}
         for cost in here:
-            method_s[cost.stage] = cost.method_s
+            for name, values in by_stage.items():
+                values[cost.stage] = getattr(cost, name)
         transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in here), tied])
-        found.append(Ending(count / period, {"transfers": transfers, "method_s": method_s}))
+        found.append(Ending(count / period, {"transfers": transfers, **by_stage}))
     return tuple(sorted(found, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
 
 

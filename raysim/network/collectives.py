@@ -90,6 +90,11 @@ def all_reduce(direction: str, stage: int, members: Sequence[tuple[int, int]], c
     )
 
 
+def whole_bytes(ring_bytes: float, num_members: int) -> float:
+    """Return the bytes that members sum, given the bytes that each sends in a ring: 2 (D - 1) / D of them."""
+    return ring_bytes * num_members / (2 * (num_members - 1)) if num_members > 1 else 0.0
+
+
 def spread_evenly(
     direction: str, stage: int, members: Sequence[tuple[int, int]], sent_bytes: float, num_rounds: int
 ) -> Transfers:
@@ -117,15 +122,23 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Collective:
-    """Groups that go through their rounds side by side, since they share hosts."""
+    """Groups that go through their rounds side by side, since they share hosts; or one group whose gradients leave in buckets."""
 
     direction: str
     stages: tuple[int, ...]
     """The stages whose replicas average, or the first owners of tied parameters."""
     hosts: frozenset[int]
     codec_s: float
-    """Seconds of the slowest worker to compress, decompress and add, before the first round."""
+    """Seconds of the slowest worker to compress, decompress and add, over all buckets."""
     rounds: tuple[Round, ...]
+    """Rounds of one bucket."""
+    num_buckets: int = 0
+    """Buckets that overlap the last backward of the stage; 0 if all gradients are averaged once all pipelines are done."""
+
+    @property
+    def repeats(self) -> int:
+        """How often the rounds are gone through."""
+        return max(self.num_buckets, 1)
 
 
 def collectives(
@@ -133,37 +146,39 @@ def collectives(
     method_s: Floats,
     hosts: NDArray[np.int64],
     owner: NDArray[Any],
+    num_buckets: Sequence[int] = (),
     *,
     transport: Transport = BARE,
-    joined: bool = True,
 ) -> list[Collective]:
     """Return the collectives of a step's end, in order of direction and stage.
 
     `method_s` has the codec seconds of each stage's average, which add up over the stages of a worker; `owner` the worker of each
-    stage; `hosts` the host of each (replica, stage). Groups of one direction that share hosts are `joined`: their n-th rounds are
-    one, unless each is to be placed by itself.
+    stage; `hosts` the host of each (replica, stage); `num_buckets` the buckets of each stage's average that overlap backward, by
+    default none. Other groups of one direction that share hosts are joined: their n-th rounds are one.
     """
-    found = []
+    joined = []
     for direction in DIRECTIONS:
-        mine = transfers[transfers["direction"] == direction]
+        of_direction = transfers[transfers["direction"] == direction]
         averages = direction == DIRECTIONS[0]
-        stages = set(mine["stage"].tolist())
+        stages = set(of_direction["stage"].tolist())
         if averages and len(hosts) > 1:
             stages |= set(np.flatnonzero(method_s).tolist())
-        groups = [
-            (
-                [stage],
-                _hosts_of(mine[mine["stage"] == stage], hosts) | (set(hosts[:, stage].tolist()) if averages else set()),
-            )
-            for stage in sorted(stages)
-        ]
-        for members, used in _join(groups) if joined else groups:
-            chosen = mine[np.isin(mine["stage"], members)]
+        buckets = {stage: int(num_buckets[stage]) for stage in stages if averages and len(num_buckets)}
+        used = {stage: _hosts_of(of_direction[of_direction["stage"] == stage], hosts) for stage in sorted(stages)}
+        if averages:
+            used = {stage: each | set(hosts[:, stage].tolist()) for stage, each in used.items()}
+        groups = _join([([stage], each) for stage, each in used.items() if not buckets.get(stage)])
+        groups += [([stage], each) for stage, each in used.items() if buckets.get(stage)]
+        for members, across in sorted(groups, key=lambda group: group[0][0]):
+            count = buckets.get(members[0], 0)
+            sent = of_direction[np.isin(of_direction["stage"], members)]
             codec_s = np.bincount(owner[members], method_s[members]).max() if averages else 0.0
-            last = int(chosen["round"].max(initial=-1))
-            rounds = tuple(_round(chosen[chosen["round"] == turn], hosts, transport) for turn in range(last + 1))
-            found.append(Collective(direction, tuple(members), frozenset(used), float(codec_s), rounds))
-    return found
+            last = int(sent["round"].max(initial=-1))
+            rounds = tuple(
+                _round(sent[sent["round"] == turn], max(count, 1), hosts, transport) for turn in range(last + 1)
+            )
+            joined.append(Collective(direction, tuple(members), frozenset(across), float(codec_s), rounds, count))
+    return joined
 
 
 def round_of(
@@ -215,39 +230,9 @@ def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
     return found
 
 
-def start_times(
-    found: Sequence[Collective], seconds: Floats, ready_s: Floats, pipeline_s: Floats, *, overlap: bool
-) -> tuple[Floats, Floats]:
-    """Return the start of each collective, (collective, network), and the end of all, (network).
-
-    `seconds` is the duration of each collective, (collective, network), `ready_s` the end of each stage, (stage, network), and
-    `pipeline_s` the end of all stages. Averages start when all pipelines are done. With `overlap` an average starts when its own
-    stage is done, and averages that share a host follow one another. Owners of tied parameters start after all averages.
-    """
-    if not found:
-        return np.empty(seconds.shape), pipeline_s
-    starts = np.empty(seconds.shape)
-    averages = [index for index, one in enumerate(found) if one.direction == DIRECTIONS[0]]
-    sums = [index for index, one in enumerate(found) if one.direction != DIRECTIONS[0]]
-    if overlap:
-        for lane in range(seconds.shape[1]):
-            ready = {index: float(ready_s[list(found[index].stages), lane].max()) for index in averages}
-            free: dict[int, float] = {}
-            for index in sorted(averages, key=lambda index: (ready[index], index)):
-                start = max([ready[index], *(free.get(host, 0.0) for host in found[index].hosts)])
-                starts[index, lane] = start
-                free |= dict.fromkeys(found[index].hosts, start + float(seconds[index, lane]))
-    else:
-        starts[averages] = pipeline_s
-    averaged = np.max([pipeline_s, *(starts + seconds)[averages]], axis=0)
-    starts[sums] = averaged
-    over: Floats = np.max([averaged, *(starts + seconds)[sums]], axis=0)
-    return starts, over
-
-
 def total_seconds(found: Sequence[Collective], networks: Sequence[Network]) -> Floats:
-    """Return the seconds of each collective on each network, codec and rounds: shape (collective, network)."""
-    totals = [one.codec_s + sum(round_seconds(each, networks) for each in one.rounds) for one in found]
+    """Return the seconds of each collective on each network, codec and all rounds: shape (collective, network)."""
+    totals = [one.codec_s + one.repeats * sum(round_seconds(each, networks) for each in one.rounds) for one in found]
     return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(found), len(networks))
 
 
@@ -267,8 +252,8 @@ def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int],
     return sorted(joined, key=lambda each: each[0][0])
 
 
-def _round(transfers: Transfers, hosts: NDArray[np.int64], transport: Transport) -> Round:
-    """Return the transfers of one round."""
+def _round(transfers: Transfers, num_buckets: int, hosts: NDArray[np.int64], transport: Transport) -> Round:
+    """Return the transfers of one round, of one bucket of so many."""
     source = hosts[transfers["source_replica"], transfers["source_stage"]]
     target = hosts[transfers["target_replica"], transfers["target_stage"]]
-    return round_of(source, target, transfers["wire_bytes"], transport)
+    return round_of(source, target, transfers["wire_bytes"] / num_buckets, transport)

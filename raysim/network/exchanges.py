@@ -21,7 +21,7 @@ import numpy as np
 
 from raysim.network.collectives import Transfers, as_transfers, round_of, round_seconds
 from raysim.network.topology import Network
-from raysim.network.transport import BARE, Transport
+from raysim.network.transport import ALL_REDUCES, BARE, Transport
 from raysim.notation import check_choice
 
 Pair = tuple[int, int]
@@ -67,25 +67,22 @@ def _over_sites(num_members: int, wire_bytes: float, sites: Sequence[str]) -> li
     return [Rounds(1, scatter, shard), ring, Rounds(1, [pair[::-1] for pair in scatter], shard)]
 
 
-ALGORITHMS: dict[str, Callable[[int, float, Sequence[str]], list[Rounds]]] = {
-    "direct": _direct,
-    "ring": _ring,
-    "tree": _tree,
-    "sites": _over_sites,
-}
+_ROUNDS: dict[str, Callable[[int, float, Sequence[str]], list[Rounds]]] = dict(
+    zip(ALL_REDUCES, (_direct, _ring, _tree, _over_sites), strict=True)
+)
 
 
 def all_reduce_rounds(
     num_members: int, wire_bytes: float, algorithm: str = "ring", sites: Sequence[str] | None = None
 ) -> list[Rounds]:
-    """Return the rounds that sum `wire_bytes` over members, by one of `ALGORITHMS`; none for a single member.
+    """Return the rounds that sum `wire_bytes` over members, by one of `ALL_REDUCES`; none for a single member.
 
     `sites`: the site of each member, for "sites"; by default one for all, which makes it a ring.
     """
-    check_choice("algorithm", algorithm, ALGORITHMS)
+    check_choice("algorithm", algorithm, ALL_REDUCES)
     if num_members < 2:
         return []
-    return ALGORITHMS[algorithm](num_members, wire_bytes, sites or [""] * num_members)
+    return _ROUNDS[algorithm](num_members, wire_bytes, sites or [""] * num_members)
 
 
 def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str = "ring") -> list[Rounds]:
@@ -96,6 +93,11 @@ def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str = "rin
     if algorithm == "direct":
         return [Rounds(1, list(permutations(range(num_members), 2)), wire_bytes)]
     return [Rounds(num_members - 1, _neighbours(num_members), wire_bytes)]
+
+
+def sites_of(hosts: Sequence[int], network: Network) -> list[str] | None:
+    """Return the site of each of `hosts`; None if the network has no sites."""
+    return [network.host_sites[host] for host in hosts] if network.host_sites else None
 
 
 def rounds_s(rounds: Sequence[Rounds], hosts: Sequence[int], network: Network, transport: Transport = BARE) -> float:
@@ -117,8 +119,7 @@ def all_reduce_s(
     On a uniform network with D members, latency a and bandwidth W: direct 2 (a + S/(D W) (D - 1)), ring 2 (D - 1) (a + S/(D W)),
     tree 2 ceil(log2 D) (a + S/W). A round is as slow as its slowest pair.
     """
-    sites = [network.host_sites[host] for host in hosts] if network.host_sites else None
-    rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites)
+    rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites_of(hosts, network))
     return rounds_s(rounds, hosts, network, transport)
 
 
@@ -134,7 +135,7 @@ def reduce_scatter_s(wire_bytes: float, hosts: Sequence[int], network: Network, 
     return all_reduce_s(wire_bytes, hosts, network, "ring", transport) / 2
 
 
-def as_rounds_of(rounds: Sequence[Rounds], direction: str, stage: int, members: Sequence[tuple[int, int]]) -> Transfers:
+def transfers_of(rounds: Sequence[Rounds], direction: str, stage: int, members: Sequence[tuple[int, int]]) -> Transfers:
     """Return the transfers of rounds between `members`, each a (replica, stage)."""
     turns = (equal for equal in rounds for _ in range(equal.times))
     return as_transfers(

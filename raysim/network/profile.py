@@ -27,7 +27,7 @@ from raysim.schedules.arrays import OPS
 Floats = NDArray[np.float64]
 
 COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes")
-STAGE_COSTS = ("update_s", "gradient_bytes", "method_s")
+STAGE_COSTS = ("update_s", "gradient_bytes", "bucketed_bytes", "method_s")
 SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s", "codec_bytes_per_s")
 FORMAT = "raysim profile 2"
@@ -59,7 +59,11 @@ class Profile:
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds of the optimiser's update."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes that replicas average uncompressed, where `transfers` do not list their messages."""
+    """By stage: bytes that replicas average uncompressed, by the algorithm of the transport's averaging. If it is direct, and
+    `transfers` list messages of the stage, these are the average."""
+    bucketed_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """By stage: bytes of gradients whose average may leave in buckets during the last backward, if the transport's averaging has
+    buckets; 0 if it waits until all pipelines are done."""
     transfers: Transfers = field(default_factory=lambda: np.empty(0, TRANSFER))
     """Transfers of the collectives that end the step, an array of `raysim.network.collectives.TRANSFER`."""
     method_s: Floats = field(default_factory=lambda: np.zeros(1))
@@ -214,7 +218,7 @@ class Profile:
 
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""
-        own = ("compute_s", "cpu_s", "update_s", "gradient_bytes")
+        own = ("compute_s", "cpu_s", "update_s", "gradient_bytes", "bucketed_bytes")
         taken = [name for name in (*COSTS, *STAGE_COSTS, "transfers") if name not in own]
         return replace(self, **{name: getattr(other, name) for name in taken})
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ import numpy as np
 from raysim.network.collectives import (
     DIRECTIONS,
     Collective,
-    all_reduce,
+    Transfers,
     collectives,
     round_seconds,
-    start_times,
     total_seconds,
 )
 from raysim.network.event_inputs import SharedWiring
+from raysim.network.exchanges import all_reduce_rounds, sites_of, transfers_of
+from raysim.network.overlap import last_backwards, start_times
 from raysim.network.profile import Profile
 from raysim.network.steady import on_end, steady_end, steps_table, windows
 from raysim.network.timeline import Exchange, Timeline
@@ -49,15 +51,13 @@ def simulate(
     num_microbatches: int | None = None,
     num_replicas: int | None = None,
     placement: Placement | None = None,
-    overlap: bool = False,
     seed: int = 0,
 ) -> Timeline:
     """Return the timeline of one step.
 
     `num_microbatches` and `num_replicas` default to the profile's. Without `placement` every worker has a host of its own, or
-    the workers are spread evenly over the hosts that the network names. With `overlap` a stage's replicas average their gradients
-    as soon as the stage is done, otherwise when the pipeline is. Stages update when all collectives are over. `seed` draws the
-    jitter.
+    the workers are spread evenly over the hosts that the network names. Replicas average by `profile.transport.averaging`. Stages
+    update when all collectives are over. `seed` draws the jitter.
 
     A schedule without a flush is simulated over several steps. The timeline is of one in the steady state, which lasts from the end of
     the step before to its own.
@@ -75,9 +75,9 @@ def simulate(
     began, lasted, ready = steady_end(table, *wiring.run(schedule, profile, seed, times))
     for moments in times:
         moments -= began
-    found = _collectives(profile, placement, table, replicas, overlap=overlap)
+    found = _collectives(profile, placement, table, replicas, network)
     seconds = total_seconds(found, [network])
-    starts, over = start_times(found, seconds, ready, lasted, overlap=overlap)
+    starts = start_times(found, seconds, ready, last_backwards(table, profile), lasted)
     return Timeline(
         table=table,
         profile=profile,
@@ -91,12 +91,15 @@ def simulate(
         pipeline_s=float(lasted[0]),
         collectives=tuple(
             Exchange(
-                one, float(start), float(end), tuple(float(round_seconds(each, [network])[0]) for each in one.rounds)
+                collective,
+                float(start),
+                float(end),
+                tuple(collective.repeats * float(round_seconds(each, [network])[0]) for each in collective.rounds),
             )
-            for one, start, end in zip(found, starts[:, 0], (starts + seconds)[:, 0], strict=True)
+            for collective, start, end in zip(found, starts.start_s[:, 0], starts.end_s[:, 0], strict=True)
         ),
-        collectives_end_s=float(over[0]),
-        step_s=float((over + _end_s(profile, table, _farthest_s([network], placement)))[0]),
+        collectives_end_s=float(starts.over_s[0]),
+        step_s=float((starts.over_s + _end_s(profile, table, _farthest_s([network], placement)))[0]),
     )
 
 
@@ -108,7 +111,6 @@ def step_seconds(
     num_microbatches: int | None = None,
     num_replicas: int | None = None,
     placement: Placement | None = None,
-    overlap: bool = False,
     seed: int = 0,
 ) -> Floats:
     """Return `step_s` for every network and every profile: shape (networks, profiles). Arguments as of `simulate`.
@@ -122,9 +124,9 @@ def step_seconds(
         )
     result = np.empty((len(networks), len(steps)))
     asked = receivers_ask(steps)
-    groups: dict[tuple[int | None, bool], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for row, network in enumerate(networks):
-        groups.setdefault((network.num_hosts, network.sharing == "inbound"), []).append(row)
+        groups.setdefault((network.num_hosts, network.host_sites, network.sharing == "inbound"), []).append(row)
     for rows in groups.values():
         table, replicas, placed = _set_up(
             schedule, steps[0], networks[rows[0]], num_microbatches, num_replicas, placement
@@ -142,10 +144,10 @@ def step_seconds(
             ran = wiring.run_each(schedule, whole, seed)
             for column, (profile, moments) in enumerate(zip(whole, ran, strict=True)):
                 _, lasted, ready = steady_end(table, *moments)
-                found = _collectives(profile, placed, table, replicas, overlap=overlap)
+                found = _collectives(profile, placed, table, replicas, chosen[0])
                 seconds = total_seconds(found, chosen)
-                over = start_times(found, seconds, ready, lasted, overlap=overlap)[1]
-                result[lanes, column] = over + _end_s(profile, table, farthest_s)
+                starts = start_times(found, seconds, ready, last_backwards(table, profile), lasted)
+                result[lanes, column] = starts.over_s + _end_s(profile, table, farthest_s)
     return result
 
 
@@ -263,27 +265,38 @@ def _end_s(profile: Profile, table: ActionTable, farthest_s: Floats) -> Floats:
 
 
 def _collectives(
-    profile: Profile, placement: Placement, table: ActionTable, replicas: int, *, overlap: bool
+    profile: Profile, placement: Placement, table: ActionTable, replicas: int, network: Network
 ) -> list[Collective]:
-    """Return the collectives that end the step: of the profile's transfers, and of `gradient_bytes` averaged uncompressed."""
+    """Return the collectives that end the step: of the profile's transfers, and of gradients averaged uncompressed."""
     if replicas == 1 and not len(profile.transfers):
         return []
-    transfers = [profile.transfers]
     for name in ("source_replica", "target_replica"):
         highest = int(profile.transfers[name].max(initial=0))
         if highest >= replicas:
             raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
-    if replicas > 1:
-        for stage in np.flatnonzero(profile.gradient_bytes):
-            members = [(replica, int(stage)) for replica in range(replicas)]
-            chunk = float(profile.gradient_bytes[stage]) / replicas
-            transfers.append(all_reduce(DIRECTIONS[0], int(stage), members, [chunk] * replicas))
     hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
+    averaging = profile.transport.averaging
+    transfers = [profile.transfers]
+    for stage in np.flatnonzero(profile.gradient_bytes).tolist() if replicas > 1 else ():
+        listed = (transfers[0]["direction"] == DIRECTIONS[0]) & (transfers[0]["stage"] == stage)
+        if averaging.algorithm == "direct" and listed.any():
+            continue
+        transfers[0] = transfers[0][~listed]
+        sites = tuple(sites_of(hosts[:, stage].tolist(), network) or ())
+        transfers.append(_average(stage, replicas, float(profile.gradient_bytes[stage]), averaging.algorithm, sites))
+    num_buckets = [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()]
     return collectives(
         np.concatenate(transfers),
         profile.method_s,
         hosts,
         table.owner,
+        num_buckets,
         transport=profile.transport,
-        joined=not overlap,
     )
+
+
+@lru_cache(maxsize=256)
+def _average(stage: int, replicas: int, size: float, algorithm: str, sites: tuple[str, ...]) -> Transfers:
+    """Return the transfers by which the replicas of a stage average gradients of `size` bytes uncompressed."""
+    rounds = all_reduce_rounds(replicas, size, algorithm, sites or None)
+    return transfers_of(rounds, DIRECTIONS[0], stage, [(replica, stage) for replica in range(replicas)])

@@ -60,6 +60,14 @@ class Exchange(NamedTuple):
     """Its codec comes first, then its rounds."""
     end_s: float
     round_s: tuple[float, ...]
+    """Seconds of each round, of all buckets together."""
+
+    @property
+    def critical_s(self) -> float:
+        """When the stretch without waits that ends the collective began: at its start, or with its last bucket."""
+        seconds = self.collective.codec_s + sum(self.round_s)
+        waited = self.end_s - self.start_s > seconds * (1 + 1e-9)
+        return self.end_s - seconds / self.collective.repeats if waited else self.start_s
 
     def spans(self) -> list[tuple[int, float, float]]:
         """Return the number, start and end of every round."""
@@ -167,7 +175,7 @@ class Timeline:
         table = self.table
         place = np.empty(self._num_slots, np.int64)
         place[self._slots] = np.arange(len(self._slots))
-        backwards, r, last = self._ending()
+        backwards, r, last, until = self._ending()
         start, end = self._flat(self.start_s, r), self._flat(self.end_s, r)
         begin, arrive = self._flat(self.begin_s, r), self._flat(self.arrive_s, r)
         sizes = self.whole(self.profile.moved_bytes, r)
@@ -176,8 +184,8 @@ class Timeline:
             slot = int(self._slots[i])
             action = self._action(slot)
             for kind, low, high in reversed(self.phases(r, i)):
-                if high > low:
-                    backwards.append(Segment(kind, low, high, r, action))
+                if min(high, until) > low:
+                    backwards.append(Segment(kind, low, min(high, until), r, action))
             source = int(self._sources[i])
             first = i == table.offsets[np.searchsorted(table.offsets, i, side="right") - 1]
             previous = 0.0 if first else float(end[self._slots[i - 1]])
@@ -199,18 +207,30 @@ class Timeline:
             else:
                 i -= 1
 
-    def _ending(self) -> tuple[list[Segment], int, int]:
-        """Return the critical path behind the last action, last to first, and that action's replica and slot."""
+    def _ending(self) -> tuple[list[Segment], int, int, float]:
+        """Return the critical path behind the last action, last to first; that action's replica and slot, and where its part ends."""
         updated = self.step_s - self.profile.step_s
         spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
-        moment = self.collectives_end_s
+        moment, last = self.collectives_end_s, None
         while one := next((one for one in reversed(self.collectives) if one.start_s < one.end_s == moment), None):
-            spans += [("collective", low, high) for _, low, high in reversed(one.spans())]
-            spans.append(("codec", one.start_s, one.start_s + one.collective.codec_s))
-            moment = one.start_s
+            if one.critical_s > one.start_s:
+                spans.append(("collective", one.critical_s, one.end_s))
+            else:
+                spans += [("collective", low, high) for _, low, high in reversed(one.spans())]
+                spans.append(("codec", one.start_s, one.start_s + one.collective.codec_s))
+            moment, last = one.critical_s, one
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
-        r, slot = divmod(int(np.nanargmin(np.abs(self.end_s - moment))), self._num_slots)
-        return backwards, r, slot
+        if last is None or not last.collective.num_buckets:
+            r, slot = divmod(int(np.nanargmin(np.abs(self.end_s - moment))), self._num_slots)
+            return backwards, r, slot, np.inf
+        of_stage = (
+            slice(None),
+            last.collective.stages[0],
+        )  # its last backward, in the midst of which a bucket may leave
+        ends = np.full_like(self.end_s, -np.inf)
+        ends[of_stage] = np.where(self.start_s[of_stage] <= moment, self.end_s[of_stage], -np.inf)
+        r, slot = divmod(int(np.argmax(ends)), self._num_slots)
+        return backwards, r, slot, moment
 
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
         """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.

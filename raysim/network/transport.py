@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +53,66 @@ class Band(NamedTuple):
     """The message and the short ones by which the receiver asks for it, there and back in turn. All wait for their wires."""
 
 
+ALL_REDUCES = ("direct", "ring", "tree", "sites")
+"""Algorithms of an all-reduce, see `raysim.network.exchanges`."""
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How replicas average gradients: the algorithm of the uncompressed all-reduce, and its overlap with backward.
+
+    >>> Averaging(), Averaging("ring", bucket_mib=25)
+    (direct, ring/25MiB)
+    """
+
+    algorithm: str = "direct"
+    """One of `ALL_REDUCES`."""
+    bucket_mib: float | None = None
+    """Size of the buckets that are averaged while the last backward of a step goes on (DDP's `bucket_cap_mb`); None: gradients
+    are averaged once all pipelines are done."""
+
+    def __post_init__(self) -> None:
+        check_choice("averaging", self.algorithm, ALL_REDUCES)
+        if self.bucket_mib is not None:
+            object.__setattr__(
+                self, "bucket_mib", check_real("bucket_mib", self.bucket_mib, 0, math.inf, open_low=True)
+            )
+
+    def __repr__(self) -> str:
+        return self.algorithm if self.bucket_mib is None else f"{self.algorithm}/{self.bucket_mib:g}MiB"
+
+    def words(self, *, dense: bool = True, in_buckets: bool = True) -> str:
+        """Return how gradients are averaged, for sentences: `dense` if uncompressed, `in_buckets` if the method allows it.
+
+        >>> Averaging().words()
+        'once all pipelines are done'
+        >>> Averaging("ring", 25).words()
+        'by a ring all-reduce, in buckets of 25 MiB during the last backward'
+        """
+        when = "once all pipelines are done"
+        if in_buckets and self.bucket_mib is not None:
+            when = f"in buckets of {self.bucket_mib:g} MiB during the last backward"
+        return f"by a {self.algorithm} all-reduce, {when}" if dense and self.algorithm != "direct" else when
+
+    def num_buckets(self, size: float) -> int:
+        """Return the number of buckets of gradients of `size` bytes; 0 if they do not overlap backward."""
+        return 0 if self.bucket_mib is None else math.ceil(size / (self.bucket_mib * 2**20))
+
+
+def parse_averaging(text: str) -> Averaging:
+    """Return the averaging that `text` writes: "ring", or with buckets "ring/25MiB".
+
+    >>> parse_averaging("ring/25MiB"), parse_averaging("direct")
+    (ring/25MiB, direct)
+    """
+    match = re.fullmatch(r"(\w+)(?:/(\d+(?:\.\d+)?)MiB)?", text.strip())
+    if match is None:
+        raise ValueError(
+            f"`averaging` must be {', '.join(ALL_REDUCES)}, or one of them with buckets such as 'ring/25MiB', but got {text!r}."
+        )
+    return Averaging(match[1], float(match[2]) if match[2] else None)
+
+
 @dataclass(frozen=True)
 class Transport:
     """The costs of messages by their size, and of a step."""
@@ -62,6 +123,8 @@ class Transport:
     step_trips: float = 0
     """One-way trips between the driver and the workers at a step's end."""
     host: HostCosts = HostCosts()
+    averaging: Averaging = Averaging()
+    """How replicas average gradients over this transport by default."""
 
     def __str__(self) -> str:
         """Return the costs in words, as reports name them.
@@ -134,6 +197,9 @@ with Linux's default of 1, packets take 3 to 20 trips. Headers of TCP, IP and Et
 beside a packet: networks count them by `framing`.
 """
 
+DDP = Averaging("ring", bucket_mib=25)
+"""torch's DistributedDataParallel by default, over NCCL or gloo."""
+
 GLOO = Transport(
     "gloo",
     (Band(0, 96, 1),),
@@ -143,6 +209,7 @@ GLOO = Transport(
         byte_s=0.25e-9,
         source="seconds of gloo between two idle processes of a virtual machine with two cores, 2026-11-25",
     ),
+    averaging=DDP,
 )
 """gloo over TCP. A notification and the preamble of the message itself take 48 bytes each (`gloo/transport/tcp/pair.h`, `Op`). The
 message leaves at once if its receive was posted before, which is assumed; otherwise it waits for the receiver's notification, and
@@ -155,6 +222,7 @@ NCCL = Transport(
     host=HostCosts(
         message_s=22.4e-6, source="NCCL's own model of a hop over a network: 8.4 + 14.0 us (tuning.cc, Simple)"
     ),
+    averaging=DDP,
 )
 """NCCL over sockets: four bytes of length before each piece of up to 512 KiB (`src/transport/net_socket.cc`), of which one is counted.
 Pieces leave at once while the receiver's 4 MiB of buffers are free; the wait for buffers on links of more delay times bandwidth than
@@ -174,12 +242,15 @@ def calibration_file() -> Path:
     return cache_folder() / "transports.json"
 
 
-def calibrated_transport(name: str) -> Transport:
+def calibrated_transport(name: str, averaging: str | None = None) -> Transport:
     """Return the transport of a name with the measured seconds of this machine (`raysim calibrate`), else with its default ones.
 
-    Raises ValueError if there is no such transport, or if the file of calibrations is not what `save_calibration` writes.
+    `averaging`: how replicas average over it, instead of its default. Raises ValueError if there is no such transport or
+    averaging, or if the file of calibrations is not what `save_calibration` writes.
     """
     transport = parse_transport(name)
+    if averaging is not None:
+        transport = replace(transport, averaging=parse_averaging(averaging))
     costs = _read().get(transport.name)
     return transport if costs is None else replace(transport, host=costs)
 

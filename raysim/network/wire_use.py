@@ -38,11 +38,12 @@ def wire_use(timeline: Timeline) -> list[WireUse]:
                     total = totals.setdefault(ends, [0.0, 0.0])
                     total[0] += timeline.table.per_step
                     total[1] += float(sizes[stage, op].sum()) / timeline.table.num_steps
-    for one in (each for exchange in timeline.collectives for each in exchange.collective.rounds):
-        for source, target, messages, _, size in zip(*(part.tolist() for part in one), strict=True):
-            total = totals.setdefault((source, target), [0.0, 0.0])
-            total[0] += messages
-            total[1] += size
+    for collective in (exchange.collective for exchange in timeline.collectives):
+        for each in collective.rounds:
+            for source, target, messages, _, size in zip(*(part.tolist() for part in each), strict=True):
+                total = totals.setdefault((source, target), [0.0, 0.0])
+                total[0] += collective.repeats * messages
+                total[1] += collective.repeats * size
     uses = []
     for (source, target), (messages, size) in sorted(totals.items()):
         if messages:
@@ -55,10 +56,11 @@ def busiest_share(timeline: Timeline) -> float:
     """Return the share of the step in which the busiest wire, or the busiest port of a host in collectives, moved bytes."""
     ports: dict[tuple[str, int], float] = {}
     half = timeline.network.sharing == "half"
-    for one in (each for exchange in timeline.collectives for each in exchange.collective.rounds):
-        for source, target, size in zip(one.source.tolist(), one.target.tolist(), one.wire_bytes, strict=True):
-            for port in (("both", source), ("both", target)) if half else (("out", source), ("in", target)):
-                ports[port] = ports.get(port, 0.0) + float(size)
+    for collective in (exchange.collective for exchange in timeline.collectives):
+        for each in collective.rounds:
+            for source, target, size in zip(each.source.tolist(), each.target.tolist(), each.wire_bytes, strict=True):
+                for port in (("both", source), ("both", target)) if half else (("out", source), ("in", target)):
+                    ports[port] = ports.get(port, 0.0) + collective.repeats * float(size)
     bps = timeline.network.ports_bps(timeline.placement.num_hosts)
     loads = [
         _share(8 * timeline.network.framing * size / float(bps[host]), timeline) for (_, host), size in ports.items()
@@ -80,6 +82,8 @@ def summary(timeline: Timeline) -> dict[str, Any]:
                 "start_s": one.start_s,
                 "codec_s": one.collective.codec_s,
                 "round_s": list(one.round_s),
+                "end_s": one.end_s,
+                "num_buckets": one.collective.num_buckets,
             }
             for one in timeline.collectives
         ],

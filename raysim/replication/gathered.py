@@ -42,6 +42,10 @@ class Dense(ReplicaMethod):
     def __repr__(self) -> str:
         return repr(Identity())
 
+    @property
+    def by_bucket(self) -> bool:
+        return True
+
     def num_rounds(self, num_replicas: int) -> int:
         return 2
 
@@ -87,6 +91,10 @@ class Gathered(Layered):
     def __repr__(self) -> str:
         bare = Gathered(self.compressor)
         return repr(self.compressor) if self == bare else super().__repr__()
+
+    @property
+    def by_bucket(self) -> bool:
+        return self.scope == "tensor"
 
     def entries(self) -> tuple[Entry, ...]:
         return self.compressor.entries()
@@ -171,6 +179,10 @@ class SignSGD(ReplicaMethod):
 
     def entries(self) -> tuple[Entry, ...]:
         return (Entry.of(Sign(scaled=False)),)
+
+    @property
+    def by_bucket(self) -> bool:
+        return True
 
     def num_rounds(self, num_replicas: int) -> int:
         return 1

@@ -99,6 +99,11 @@ class ReplicaMethod(Notation, ABC):
     optimizers: ClassVar[frozenset[str] | None] = None  # names of the optimisers that it is for; None for all
 
     @property
+    def by_bucket(self) -> bool:
+        """True if averaging part of the tensors after another sends what one average of all sends, as DDP's buckets do."""
+        return False
+
+    @property
     def keeps_momentum(self) -> bool:
         """True if its averages hold the optimiser's momentum already, which then applies none."""
         return False

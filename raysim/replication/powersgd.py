@@ -62,6 +62,10 @@ class PowerSGD(Layered):
         rows, columns = matrix_of(shape)
         return rows * columns <= self.min_compression * min(rows, columns, self.rank) * (rows + columns)
 
+    @property
+    def by_bucket(self) -> bool:
+        return True
+
     def compressed_rounds(self, num_replicas: int) -> int:
         return 2 if self.alternate else 4
 

@@ -12,7 +12,7 @@ import numpy as np
 from raysim.config import ConfigError
 from raysim.files import is_file
 from raysim.forecast.compute import datasheet_profile, recorded_profile
-from raysim.network.collectives import as_transfers
+from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.devices import DEVICES
 from raysim.network.overlap import hidden, without_exchange
 from raysim.network.presets import parse_network
@@ -74,7 +74,7 @@ class Clock:
         """Return the costs of a step under a simulated clock: the frozen compute, and transfers and work that workers report."""
         shape = (self.plan.num_replicas, self.plan.num_stages, self._profile.compute_s.shape[2], 1)
         wire_bytes, encode_s, decode_s = np.zeros((3, *shape))
-        method_s = np.zeros(self.plan.num_stages)
+        method_s, gradient_bytes, bucketed_bytes = np.zeros((3, self.plan.num_stages))
         for report in reports:
             for link in report.links:
                 if link.packets:
@@ -86,15 +86,20 @@ class Clock:
                     seconds[report.replica, stage, op] += link.coded_bytes / link.packets / self.codec_speed
             for group in report.groups:
                 if not group.tied:
+                    method = self.plan.replica_methods[group.stage]
+                    size = whole_bytes(group.dense_bytes, self.plan.num_replicas) if group.num_rounds else 0.0
                     method_s[group.stage] = max(method_s[group.stage], group.coded_bytes / self.codec_speed)
+                    gradient_bytes[group.stage] = 0.0 if method.compresses else size
+                    bucketed_bytes[group.stage] = size if method.by_bucket else 0.0
         frozen: dict[str, Any] = {
             name: np.broadcast_to(getattr(self._profile, name), shape) for name in ("compute_s", "cpu_s", "dense_bytes")
         }
         coded: dict[str, Any] = {"encode_s": encode_s, "decode_s": decode_s, "method_s": method_s}
+        averaged: dict[str, Any] = {"gradient_bytes": gradient_bytes, "bucketed_bytes": bucketed_bytes}
         transfers = as_transfers(
             sorted(transfer for report in reports for group in report.groups for transfer in group.transfers)
         )
-        profile = replace(self._profile, **frozen, **coded, wire_bytes=wire_bytes, transfers=transfers)
+        profile = replace(self._profile, **frozen, **coded, **averaged, wire_bytes=wire_bytes, transfers=transfers)
         # The transport as it comes, and not as this machine is calibrated: decisions are the same everywhere.
         return profile.over(parse_transport(self.plan.config.transport), len(self.plan.rows) * self.plan.num_replicas)
 

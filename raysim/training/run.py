@@ -109,6 +109,7 @@ class Training:
         self._row["parent"] = self._parent.row["run_id"] if self._parent else None
         steps = ("first_step", "rate_steps", "model_seed", "memories_from", "exchange_period", "exchange_delay")
         self._row |= {name: getattr(plan, name) for name in steps}
+        self._row["averages_by_bucket"] = all(method.by_bucket for method in plan.replica_methods)
         self._row["measures"] = write_measures(plan.task.measures)
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
         custom = isinstance(self.config.schedule, Custom)  # whose file may change, or stay behind

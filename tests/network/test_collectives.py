@@ -31,6 +31,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.topology import SHARING, Network, Placement
+from raysim.network.transport import Averaging
 from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import Group, exchange_together
 from raysim.replication import parse_replica_method
@@ -147,7 +148,7 @@ def test_bytes_of_a_worker_count_however_many_stages_hold_them(schedule: Schedul
     network = Network(100e6)
     timeline = simulate(schedule, profile, network, num_microbatches=2, num_replicas=2)
     assert timeline.step_s == pytest.approx(2.0)
-    during = simulate(schedule, profile, network, num_microbatches=2, num_replicas=2, overlap=True)
+    during = simulate(schedule, in_buckets(profile), network, num_microbatches=2, num_replicas=2)
     assert during.step_s == pytest.approx(2.0)
 
 
@@ -224,6 +225,16 @@ def test_a_round_is_bounded_by_its_busiest_port_and_by_all_messages_in_turn(
             assert port / BPS - 1e-9 <= round_seconds(each, [network])[0] <= bits.sum() / BPS + 1e-9
 
 
+def in_buckets(profile: Profile, num_buckets: int = 1) -> Profile:
+    """Return a profile whose stages average in buckets during their last backward."""
+    averaging = Averaging(bucket_mib=1.0)
+    return replace(
+        profile,
+        transport=replace(profile.transport, averaging=averaging),
+        bucketed_bytes=np.full(1, num_buckets * 2.0**20),
+    )
+
+
 def random_transfers(num_replicas: int, num_stages: int, seed: int) -> Transfers:
     random = np.random.default_rng(seed)
     found = []
@@ -251,11 +262,12 @@ def test_collectives_are_part_of_the_step(
     workers = num_replicas * num_stages
     placement = Placement(tuple(worker // num_stages if packed else worker for worker in range(workers)))
     network = Network(BPS, LATENCY)
-    timeline = simulate(OneFOneB(), profile, network, num_microbatches=2, placement=placement, overlap=overlap)
+    profile = in_buckets(profile) if overlap else profile
+    timeline = simulate(OneFOneB(), profile, network, num_microbatches=2, placement=placement)
     check_timeline(timeline)
-    assert step_seconds(OneFOneB(), profile, [network], num_microbatches=2, placement=placement, overlap=overlap)[
-        0, 0
-    ] == pytest.approx(timeline.step_s)
+    assert step_seconds(OneFOneB(), profile, [network], num_microbatches=2, placement=placement)[0, 0] == pytest.approx(
+        timeline.step_s
+    )
     across = [
         m
         for m in transfers
@@ -274,7 +286,7 @@ def test_collectives_are_part_of_the_step(
 def test_groups_that_meet_follow_one_another_where_they_overlap() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, gradient_bytes=np.full(2, 1e6))
     shared = Placement((0, 0, 1, 1))
-    timeline = simulate(GPipe(), profile, Network(8e6), num_microbatches=1, placement=shared, overlap=True)
+    timeline = simulate(GPipe(), in_buckets(profile), Network(8e6), num_microbatches=1, placement=shared)
     last, first = timeline.collectives
     assert first.start_s == 3.0  # stage 1 is done one backward before stage 0
     assert (first.end_s, last.start_s, last.end_s) == (4.0, 4.0, 5.0)

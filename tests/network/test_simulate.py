@@ -18,7 +18,7 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
 from raysim.network.topology import Network, Placement
-from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Band, Transport
+from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Averaging, Band, Transport
 from raysim.network.wire_use import wire_use
 from raysim.schedules.actions import Action, Row, dependency, sends
 from raysim.schedules.families import ZBH1, ZBH2, ZBV, DualPipeV, GPipe, Interleaved1F1B, OneFOneB, Schedule
@@ -622,12 +622,13 @@ def test_the_end_of_the_step() -> None:
     assert after.pipeline_s == 9.0
     assert [one.end_s - one.start_s for one in after.collectives] == [2.0, 1.0]
     assert after.step_s == 9.0 + 2.0 + 1.0 + 0.25
-    during = simulate(GPipe(), profile, network, overlap=True, **arguments)  # type: ignore[arg-type]
+    bucket = {"transport": replace(BARE, averaging=Averaging(bucket_mib=1.0)), "bucketed_bytes": np.ones(2)}
+    during = simulate(GPipe(), replace(profile, **bucket), network, **arguments)  # type: ignore[arg-type]
     # Stage 1 is done at 7, and its average at 8; stage 0's at 9 + 2.
     assert [(one.start_s, one.end_s) for one in during.collectives] == [(9.0, 11.0), (7.0, 8.0)]
     assert during.step_s == 11.0 + 1.0 + 0.25
     late = replace(profile, gradient_bytes=np.array([0.0, 12000.0]))
-    assert simulate(GPipe(), late, network, overlap=True, **arguments).step_s == 10.0 + 1.0 + 0.25  # type: ignore[arg-type]
+    assert simulate(GPipe(), replace(late, **bucket), network, **arguments).step_s == 10.0 + 1.0 + 0.25  # type: ignore[arg-type]
     assert simulate(GPipe(), late, network, **arguments).step_s == 9.0 + 3.0 + 1.0 + 0.25  # type: ignore[arg-type]
     single = simulate(GPipe(), profile, network, num_microbatches=2)
     assert single.step_s == 9.0 + 1.0 + 0.25
