@@ -162,6 +162,11 @@ ENTRIES = {
         "MARINA": Entry(
             "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs if compute is cheap."
         ),
+        "TwoShot": Entry(
+            "TwoShot(Quantize(8))",
+            "Wang et al. 2023 (ZeRO++), arXiv:2306.10209",
+            "Codes among three or more replicas: the bytes of an all-reduce, not of a gather.",
+        ),
         "SignSGD": Entry("SignSGD", "Bernstein et al. 2018, arXiv:1802.04434", "1 bit a value, by majority vote."),
         "PowerGossip": Entry(
             "PowerGossip(2)",

@@ -39,6 +39,7 @@ from raysim.notation import check_choice
 from raysim.places import Place
 from raysim.plugins import from_record
 from raysim.records import RecordsError, Run
+from raysim.records.links import exceeds_dense
 from raysim.schedules.csv import rows_from_csv
 from raysim.schedules.families import Custom, Schedule, parse_schedule
 from raysim.weights import parse_weights
@@ -254,6 +255,11 @@ class Recording:
     def knows_totals_alone(self) -> bool:
         """True for a run with collectives but no table of transfers, as earlier versions recorded it."""
         return self._transfers.empty and not set(DIRECTIONS).isdisjoint(self.links["direction"])
+
+    @property
+    def more_than_dense(self) -> str | None:
+        """A sentence if replicas send more than an uncompressed all-reduce would, else None."""
+        return exceeds_dense(self.links, self.num_replicas)
 
     def averaged_bytes(self, step: int) -> dict[str, Any]:
         """Return `gradient_bytes` and `bucketed_bytes` of a `Profile`, by stage: bytes averaged uncompressed, and in buckets.

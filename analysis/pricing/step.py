@@ -160,6 +160,8 @@ class Replay:
                 f"An exchange of replicas may last {self.row['exchange_delay']} steps more: of a step's seconds the part that these "
                 "hide is left out, but its shares by worker and the break-even are those of exchanges that are waited for."
             )
+        if (sentence := self.recording.more_than_dense) is not None:
+            notes.append(sentence)
         if self.num_replicas > 1:
             known = "by the transfers recorded"
             if self.transport.averaging.algorithm != "direct" and self.exchange_profile.gradient_bytes.all():

@@ -214,6 +214,7 @@ def _setting(
         quality={mode: _spread(well.get(f"final_{metric.name}_{mode}")) for mode in MODES},
         priced=next(iter(priced), None),
         notes=next(iter(priced.values())).replay.notes if priced else (),
+        exceeds_dense=next(iter(priced.values())).replay.recording.more_than_dense if priced else None,
         **price._asdict(),
         judged=next((judged[run] for run in runs["run"] if run in judged), {}),
         skill=_skill(well, metric.measure),

@@ -98,6 +98,8 @@ class SettingRuns:
     priced: str | None
     """The first run with a price."""
     notes: Sequence[str]
+    exceeds_dense: str | None
+    """A sentence if replicas send more than an uncompressed all-reduce would."""
     """Limits of its recording."""
     step_s: Mapping[str, Estimate]
     """By network: of its runs, which differ only in their bytes; empty if none could be priced."""

@@ -262,6 +262,8 @@ def _caveats(job: Job) -> Iterator[Text]:
     yield Text(f"Bytes are counted on the packets; steps are simulated on the network. {job.compute}", "note")
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
     yield from (Text(note, "note") for note in reference.notes)
+    exceeding = {setting.exceeds_dense for setting in job.priced if setting is not reference}
+    yield from (Text(sentence, "note") for sentence in sorted(filter(None, exceeding)))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
         yield Text(f"{plural(runs, 'run')} warned: {warning}", "note")
     if any(setting.judged for setting in job.settings):

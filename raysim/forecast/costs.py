@@ -20,6 +20,7 @@ from raysim.compressors import Compressor, Context, State
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
+from raysim.network.exchanges import more_than_dense
 from raysim.network.profile import Profile
 from raysim.pipeline.groups import CONTROL_VALUES, Group, MemberRounds, chunk_bytes, exchange_together, ring_bytes
 from raysim.pipeline.plan import compressors_of
@@ -276,6 +277,11 @@ def replica_costs(
         found = (method.part(step) for step in range(method.period))
         parts = sorted({part for part in found if part is not None})
         costs += [_averaged(method, stage, part, mine, config, codec_bytes_per_s) for part in parts]
+    notes += dict.fromkeys(
+        sentence
+        for cost in costs
+        if (sentence := more_than_dense(cost.method, cost.wire_bytes, cost.dense_bytes, count))
+    )
     if any(method.compresses for method in config.replica_methods()):
         notes.append(
             "Replica gradients: averaged by the methods themselves, of seeded normal tensors, on this machine."

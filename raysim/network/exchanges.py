@@ -26,6 +26,9 @@ from raysim.notation import check_choice
 
 Pair = tuple[int, int]
 
+HEADERS = 1.01
+"""Bytes of uncompressed messages, headers included, for each byte of payload, at most: above it a method sends more."""
+
 
 class Rounds(NamedTuple):
     """Equal rounds of a collective: which member sends to which, and the bytes of each message."""
@@ -93,6 +96,22 @@ def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str = "rin
     if algorithm == "direct":
         return [Rounds(1, list(permutations(range(num_members), 2)), wire_bytes)]
     return [Rounds(num_members - 1, _neighbours(num_members), wire_bytes)]
+
+
+def more_than_dense(method: str, wire_bytes: float, dense_bytes: float, num_replicas: int) -> str | None:
+    """Return a sentence if a replica sends more by a method than in an uncompressed ring, else None.
+
+    >>> print(more_than_dense("Quantize(8)", 132e6, 75e6, 14))
+    Quantize(8) on 14 replicas sends 1.76 times the bytes of an uncompressed all-reduce: a two-shot average would send less.
+    >>> more_than_dense("Quantize(8)", 1e6, 4e6, 2)
+    """
+    if wire_bytes <= HEADERS * dense_bytes or not dense_bytes:
+        return None
+    times = wire_bytes / dense_bytes
+    return (
+        f"{method} on {num_replicas} replicas sends {times:.2f} times the bytes of an uncompressed all-reduce: "
+        "a two-shot average would send less."
+    )
 
 
 def sites_of(hosts: Sequence[int], network: Network) -> list[str] | None:

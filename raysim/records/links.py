@@ -1,8 +1,10 @@
-"""Links of replicas that have other compressors, told apart."""
+"""Rows of `links.parquet`: the replicas of a codec, and averages that send more than uncompressed ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from raysim.network.exchanges import more_than_dense
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,3 +37,12 @@ def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
         links["direction"], links["boundary"].fillna(-1).astype(int), links["tensor"], links["codec"], strict=True
     )
     return links.assign(replicas=[names.get(key, "") for key in columns])
+
+
+def exceeds_dense(links: pd.DataFrame, num_replicas: int) -> str | None:
+    """Return a sentence if replicas send more than an uncompressed all-reduce of their gradients would, else None."""
+    averages = links[(links["direction"] == "replica_gradient") & (links["dense_bytes"] > 0)]
+    if averages.empty:
+        return None
+    most = averages.loc[(averages["wire_bytes"] / averages["dense_bytes"]).idxmax()]
+    return more_than_dense(str(most["codec"]), float(most["wire_bytes"]), float(most["dense_bytes"]), num_replicas)

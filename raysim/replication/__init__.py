@@ -17,6 +17,7 @@ from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, R
 from raysim.replication.powergossip import PowerGossip
 from raysim.replication.powersgd import PowerSGD
 from raysim.replication.sparsified import DGC, GTopK, RedSync
+from raysim.replication.two_shot import TwoShot
 
 METHODS: dict[str, type[ReplicaMethod]] = {
     cls.name(): cls
@@ -39,6 +40,7 @@ METHODS: dict[str, type[ReplicaMethod]] = {
         SparseLoCo,
         SPARTA,
         StreamingDiLoCo,
+        TwoShot,
     )
 }
 

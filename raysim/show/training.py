@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-from raysim.records import with_replicas
+from raysim.records.links import exceeds_dense, with_replicas
 from raysim.training.progress import Pace, header, print_progress, sentence
 from raysim.units import format_bytes
 
@@ -78,6 +78,8 @@ def tables(run: Run) -> None:
         console.print(_links_table(links))
         if (run.row.get("exchange_period") or 1) > 1:
             console.print(exchange_words(links), highlight=False, soft_wrap=True)
+        if (sentence := exceeds_dense(links, int(run.row["num_replicas"]))) is not None:
+            console.print(sentence, highlight=False, soft_wrap=True)
     if len(evals):
         console.print(_evals_table(run, evals))
     about = run.row

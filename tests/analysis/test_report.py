@@ -224,6 +224,7 @@ def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.
         quality,
         name,
         (),
+        None,
         price,
         dict.fromkeys(NETWORKS, 1.0),
         faster,

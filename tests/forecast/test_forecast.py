@@ -15,12 +15,14 @@ from raysim.forecast.profiling import record_profile
 from raysim.network.devices import DEVICES, gpt_forward_flops
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
+from raysim.network.simulate import simulate
 from raysim.network.topology import Network
 from raysim.network.transport import RAY
 from raysim.network.uncertainty import MODEL_ERROR, mean_bounds
 from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
 from raysim.pipeline.prepare import prepare
+from raysim.schedules.families import GPipe
 
 FREE = parse_network("free")
 QUICK = ["data.train_samples=64", "data.test_samples=20", "model.width=4"]
@@ -398,3 +400,42 @@ def test_benches_are_commands(tmp_path, monkeypatch):
     refused = CliRunner().invoke(app, ["bench", "codecs", "Quantise(4)"])
     assert refused.exit_code == 2
     assert "`codecs`: Unknown codec `Quantise`" in refused.stderr
+
+
+def test_a_gather_that_exceeds_a_dense_average_is_said_and_two_shots_do_not() -> None:
+    replicas = ("num_replicas=14", "batch_size=14", "num_stages=1", "num_microbatches=1")
+    gathered = forecast("digits-cnn", *replicas, "replica_gradient=Quantize(8)", device="T4", transport="nccl")
+    (note,) = [note for note in gathered.notes if "uncompressed all-reduce" in note]
+    (cost,) = gathered.averages
+    assert f"sends {cost.wire_bytes / cost.dense_bytes:.2f} times" in note
+    assert 1.7 < cost.wire_bytes / cost.dense_bytes < 1.85
+    shots = forecast("digits-cnn", *replicas, "replica_gradient=TwoShot(Quantize(8))", device="T4", transport="nccl")
+    assert not any("uncompressed all-reduce" in note for note in shots.notes)
+    assert 3.5 < shots.averages[0].dense_bytes / shots.averages[0].wire_bytes < 4.1
+    assert any("in buckets of 25 MiB" in note for note in shots.notes)
+    dense = forecast("digits-cnn", *replicas, device="T4", transport="nccl")
+    assert any("14 replicas average their gradients by a ring all-reduce, in buckets" in note for note in dense.notes)
+    assert not any("times the bytes" in note for note in dense.notes)
+
+
+def test_published_utilisation_by_diloco_of_int8_in_two_shots() -> None:
+    """INTELLECT-1 (2412.01152): 38 minutes of compute, then 10.2 e9 values in int8 over 14 nodes, at the bandwidths its times imply.
+
+    The transfers are those of the method on a small model, scaled to the paper's number of values.
+    """
+    replicas = ("num_replicas=14", "batch_size=14", "num_stages=1", "num_microbatches=1")
+    plan = forecast(
+        "digits-cnn",
+        *replicas,
+        "replica_gradient=DiLoCo(100, codec=TwoShot(Quantize(8)))",
+        device="T4",
+        transport="bare",
+    )
+    (cost,) = plan.averages
+    times = 10.2e9 / (cost.dense_bytes * 14 / (2 * 13) / 4)
+    transfers = cost.transfers.copy()
+    transfers["wire_bytes"] *= times
+    profile = Profile.uniform(1, 38 * 20, 38 * 40, transfers=transfers)
+    for bps, published in ((1.47e9, 0.957), (0.40e9, 0.856), (0.32e9, 0.830)):
+        step_s = simulate(GPipe(), profile, Network(bps), num_microbatches=1, num_replicas=14).step_s
+        assert 38 * 60 / step_s == pytest.approx(published, abs=0.01)

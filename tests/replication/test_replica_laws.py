@@ -9,7 +9,7 @@ import torch
 from codec_variants import normal
 from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, dense_mean, gradients
 
-from raysim.codecs import QSGD, Mean, Natural, RandomK, TernGrad, TopK
+from raysim.codecs import QSGD, Mean, Natural, Quantize, RandomK, TernGrad, TopK
 from raysim.codecs.selection import select_topk
 from raysim.replication import parse_replica_method
 from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
@@ -28,6 +28,58 @@ def together(method, given, memories=None, step=0, **changes):
     count = len(given)
     contexts = [context(replica, count, step, **changes) for replica in range(count)]
     return average_together(method, given, memories or [{}] * count, contexts)
+
+
+# TwoShot.
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_two_shots_send_what_a_ring_of_codes_sends(count: int) -> None:
+    given = [{"weight": normal(64, 80, seed=replica)} for replica in range(count)]
+    _, sent = together(parse_replica_method("TwoShot(Quantize(8))"), given)
+    _, gathered = together(parse_replica_method("Quantize(8)"), given)
+    values, header = 64 * 80, 64
+    ring = 2 * (count - 1) / count * values
+    assert all(ring <= size <= ring + 2 * (count - 1) * header for size in sent)
+    assert all((count - 1) * values <= size <= (count - 1) * (values + header) for size in gathered)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_two_shots_code_each_chunk_twice(count: int) -> None:
+    """By hand: the mean of chunk i holds replica i's own values and the others' decoded ones, and is coded once more."""
+    codec = Quantize(8)
+    given = [{"weight": normal(9, 13, seed=replica)} for replica in range(count)]
+    chunks = [x["weight"].reshape(-1).tensor_split(count) for x in given]
+    expected = []
+    for i in range(count):
+        total = torch.zeros_like(chunks[i][i])
+        for replica in range(count):
+            own = chunks[replica][i]
+            total += own if replica == i else codec.encode(own[None], 0).decode()[0]
+        expected.append(codec.encode((total / count)[None], 0).decode()[0])
+    results, _ = together(parse_replica_method("TwoShot(Quantize(8), min_values=1)"), given)
+    for result in results:
+        assert torch.equal(result.gradients["weight"], torch.cat(expected).view(9, 13))
+
+
+def test_two_unbiased_shots_are_unbiased() -> None:
+    draws, count = 2000, 3
+    given = [{"weight": normal(4, 6, seed=replica)} for replica in range(count)]
+    method = parse_replica_method("TwoShot(QSGD(3), min_values=1)")
+    mean = sum(x["weight"] for x in given).double() / count
+    drawn = torch.stack(
+        [together(method, given, step=step)[0][0].gradients["weight"].double() for step in range(draws)]
+    )
+    error = drawn.std(dim=0) / math.sqrt(draws)
+    assert ((drawn.mean(dim=0) - mean).abs() <= 5 * error + 1e-6).all()
+    assert (drawn.std(dim=0) > 0).all()
+
+
+def test_two_shots_need_chunks_of_any_length() -> None:
+    with pytest.raises(
+        ValueError, match=r"^`codec` must code chunks of any length, but LowRank\(2\) works on matrices"
+    ):
+        parse_replica_method("TwoShot(LowRank(2))")
 
 
 # PowerSGD.
