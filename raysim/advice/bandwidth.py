@@ -64,7 +64,6 @@ def _run(job: Job, layout: Layout, profile: Profile, networks: Sequence[Network]
         networks,
         num_microbatches=count or job.num_microbatches(layout),
         num_replicas=layout.replicas,
-        overlap=count is None,
     )[:, 0]
     return found
 

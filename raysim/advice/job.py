@@ -14,7 +14,7 @@ from raysim.advice.shapes import StageCost
 from raysim.config import read_config
 from raysim.errors import InputError
 from raysim.network.profile import Profile
-from raysim.network.transport import Transport
+from raysim.network.transport import Averaging, Transport
 from raysim.schedules import Schedule
 from raysim.schedules.actions import peak_in_flight
 from raysim.schedules.arrays import OPS, make_table
@@ -64,6 +64,10 @@ class Layout(NamedTuple):
         if self.replicas == 1:
             return f"1 pipeline of {self.workers}"
         return f"{self.replicas} replicas" if self.workers == 1 else f"{self.replicas} pipelines of {self.workers}"
+
+
+BY_STAGE = Averaging("direct", bucket_mib=2.0**40)
+"""One bucket for all gradients of a stage, which are averaged when its own backward is done."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,8 @@ class Job:
             source=f"{self.fleet!r} at {self.efficiency:g} of its datasheet's dense 16-bit peak",
             **costs,
         )
-        return profile.over(self.transport, way.layout.workers * way.layout.replicas)
+        transport = replace(self.transport, averaging=BY_STAGE if way.overlap else Averaging())
+        return profile.over(transport, way.layout.workers * way.layout.replicas)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def mixture(self, way: Way) -> list[tuple[float, Profile]]:
@@ -184,7 +189,9 @@ class Job:
         for kind in range(kinds):
             transfers = [stage[kind].transfers(number, replicas) for number, stage in enumerate(stages)]
             work_s = [stage[kind].work / self.fleet.codec_bytes_per_s for stage in stages]
+            sizes = [4.0 * stage.num_parameters if way.overlap else 0.0 for stage in self.stages(way.layout)]
             costs: dict[str, Any] = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
+            costs["bucketed_bytes"] = np.array(sizes)
             found.append((stages[0][kind].share, replace(profile, **costs)))
         rest = 1.0 - sum(share for share, _ in found)
         return [*found, (rest, profile)] if rest > 1e-9 else found

@@ -111,8 +111,7 @@ def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: s
     networks = [SLOW, parse_network("100mbps"), FREE]
     counts = {"num_microbatches": own.num_microbatches(way.layout), "num_replicas": way.layout.replicas}
     expected = sum(
-        share * step_seconds(own.schedule, profile, networks, overlap=way.overlap, **counts)[:, 0]
-        for share, profile in own.mixture(way)
+        share * step_seconds(own.schedule, profile, networks, **counts)[:, 0] for share, profile in own.mixture(way)
     )
     assert steps_s(own, way, networks) == pytest.approx(expected, rel=1e-9)
     for network, step_s in ((SLOW, expected[0]), (FAR, steps_s(own, way, [FAR])[0])):
