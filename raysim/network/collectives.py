@@ -137,7 +137,7 @@ class Collective:
 
     @property
     def repeats(self) -> int:
-        """How often the rounds are gone through."""
+        """Times that the rounds are gone through."""
         return max(self.num_buckets, 1)
 
 
