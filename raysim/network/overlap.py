@@ -1,4 +1,4 @@
-"""When the collectives of a step start, and the seconds of them that a step waits for.
+"""Starts of the collectives of a step, and the seconds of them that a step waits for.
 
 Averages in buckets overlap the last backward of their stage: bucket k of n may leave once that backward has come k/n of its way, as
 its parameters are taken to be spread evenly over it. All buckets of a stage leave one after another. Packets between stages and
@@ -21,7 +21,7 @@ Seconds = TypeVar("Seconds", float, Floats)
 
 
 class Starts(NamedTuple):
-    """When each collective starts and ends, (collective, network), and when all have ended, (network)."""
+    """Start and end of each collective, (collective, network), and the end of all, (network)."""
 
     start_s: Floats
     end_s: Floats

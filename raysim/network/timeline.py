@@ -64,7 +64,7 @@ class Exchange(NamedTuple):
 
     @property
     def critical_s(self) -> float:
-        """When the stretch without waits that ends the collective began: at its start, or with its last bucket."""
+        """Start of the stretch without waits that ends the collective: its own start, or that of its last bucket."""
         seconds = self.collective.codec_s + sum(self.round_s)
         waited = self.end_s - self.start_s > seconds * (1 + 1e-9)
         return self.end_s - seconds / self.collective.repeats if waited else self.start_s

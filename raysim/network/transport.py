@@ -59,7 +59,7 @@ ALL_REDUCES = ("direct", "ring", "tree", "sites")
 
 @dataclass(frozen=True)
 class Averaging:
-    """How replicas average gradients: the algorithm of the uncompressed all-reduce, and its overlap with backward.
+    """Averaging of gradients over replicas: the algorithm of the uncompressed all-reduce, and its overlap with backward.
 
     >>> Averaging(), Averaging("ring", bucket_mib=25)
     (direct, ring/25MiB)
