@@ -11,8 +11,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 demo: .venv/installed
 	rm -rf results/demo results/demo-dense
-	$(BIN)/raysim train digits-cnn steps=150 num_microbatches=2 checkpoint_at_steps=[50] --engine inline --out results/demo-dense
-	$(BIN)/raysim sweep quickstart steps=100 start=results/demo-dense@50 --seeds 12 --race --out results/demo
+	$(BIN)/raysim train digits-cnn steps=150 num_microbatches=2 checkpoint_at_steps=[100] --engine inline --out results/demo-dense
+	$(BIN)/raysim sweep quickstart steps=50 start=results/demo-dense@100 --seeds 16 --race --out results/demo
 	$(BIN)/raysim report results/demo --network 100mbps
 
 test: lint types
