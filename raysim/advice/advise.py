@@ -22,7 +22,7 @@ LINKS = (
     ("TopK(0.1)", "TopK(0.1)"),
 )
 """Codecs of activations and of gradients that are tried, the mildest first."""
-METHODS = ("Quantize(8)", "PowerSGD(8)", "ErrorFeedback(TopK(0.01))")
+METHODS = ("TwoShot(Quantize(8))", "PowerSGD(8)", "ErrorFeedback(TopK(0.01))")
 """Methods of replicas that average in every step."""
 LOCAL_STEPS = (10, 100, 500)
 PAYS = 1.05

@@ -14,13 +14,15 @@ from raysim.advice.shapes import StageCost
 from raysim.config import read_config
 from raysim.errors import InputError
 from raysim.network.profile import Profile
-from raysim.network.transport import Averaging, Transport
+from raysim.network.transport import DDP, Averaging, Transport
 from raysim.schedules import Schedule
 from raysim.schedules.actions import peak_in_flight
 from raysim.schedules.arrays import OPS, make_table
 
 STATE_BYTES = 16
 """Of each parameter: weights and gradients in 16 bits; a copy of the weights and two moments of Adam in 32."""
+GRADIENT_BYTES = 4.0
+"""Of each parameter, averaged between replicas: float32, as raysim averages."""
 UPDATE_BYTES = 28
 """That the optimiser moves through the memory of a GPU for each parameter: it reads 16 and writes 12 or more."""
 RECOMPUTED_SHARE = 2 / 34
@@ -66,10 +68,6 @@ class Layout(NamedTuple):
         return f"{self.replicas} replicas" if self.workers == 1 else f"{self.replicas} pipelines of {self.workers}"
 
 
-BY_STAGE = Averaging("direct", bucket_mib=2.0**40)
-"""One bucket for all gradients of a stage, which are averaged when its own backward is done."""
-
-
 @dataclass(frozen=True)
 class Way:
     """A way to train in a layout: codecs of the links, and the method of the replicas."""
@@ -79,7 +77,7 @@ class Way:
     backward: str = SAME
     method: str = SAME
     overlap: bool = False
-    """Whether a stage's replicas average as soon as the stage is done."""
+    """Whether uncompressed gradients are averaged in buckets during the last backward, as DDP does."""
 
     @property
     def dense(self) -> bool:
@@ -169,7 +167,7 @@ class Job:
             source=f"{self.fleet!r} at {self.efficiency:g} of its datasheet's dense 16-bit peak",
             **costs,
         )
-        transport = replace(self.transport, averaging=BY_STAGE if way.overlap else Averaging())
+        transport = replace(self.transport, averaging=DDP if way.overlap else Averaging())
         return profile.over(transport, way.layout.workers * way.layout.replicas)
 
     @lru_cache(maxsize=256)  # noqa: B019
@@ -189,9 +187,10 @@ class Job:
         for kind in range(kinds):
             transfers = [stage[kind].transfers(number, replicas) for number, stage in enumerate(stages)]
             work_s = [stage[kind].work / self.fleet.codec_bytes_per_s for stage in stages]
-            sizes = [4.0 * stage.num_parameters if way.overlap else 0.0 for stage in self.stages(way.layout)]
             costs: dict[str, Any] = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
-            costs["bucketed_bytes"] = np.array(sizes)
+            if way.overlap:  # a ring in place of the messages that are listed
+                sizes = GRADIENT_BYTES * np.array([stage.num_parameters for stage in self.stages(way.layout)])
+                costs |= {"gradient_bytes": sizes, "bucketed_bytes": sizes}
             found.append((stages[0][kind].share, replace(profile, **costs)))
         rest = 1.0 - sum(share for share, _ in found)
         return [*found, (rest, profile)] if rest > 1e-9 else found

@@ -44,5 +44,5 @@ def exceeds_dense(links: pd.DataFrame, num_replicas: int) -> str | None:
     averages = links[(links["direction"] == "replica_gradient") & (links["dense_bytes"] > 0)]
     if averages.empty:
         return None
-    most = averages.loc[(averages["wire_bytes"] / averages["dense_bytes"]).idxmax()]
+    most = averages.iloc[int((averages["wire_bytes"] / averages["dense_bytes"]).to_numpy().argmax())]
     return more_than_dense(str(most["codec"]), float(most["wire_bytes"]), float(most["dense_bytes"]), num_replicas)
