@@ -40,7 +40,7 @@ RUNGS = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the steps of a run after which a race decides."""
 DEVIATION = Deviation(mean=0.3, between=0.68, within=0.68)
 """Before a setting of the job has finished: by docs/findings/data/finetune-links, gravac-text, pictures-causes and
-equal-bandwidth-pictures, on forecasts beyond the margin and twice their error (2025-11-25). Other studies had no part in it."""
+equal-bandwidth-pictures, on forecasts beyond the margin and twice their error (2026-11-25). Other studies had no part in it."""
 PRIOR_FREEDOM = 3.0  # degrees of freedom of the variance of a job's settings, as prior of each
 LEVEL = (1 - CONFIDENCE) * PLANNED  # of the rule on planned seeds
 GROWTH = 1.5  # of the seeds that have finished, from part to part

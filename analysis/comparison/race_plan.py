@@ -14,7 +14,7 @@ from raysim.analysis.comparison.race import DEVIATION, RUNGS, Evidence, Exit, Ra
 from raysim.quality import Measure
 
 COUNT = 60  # simulated races of a plan: the standard error of a chance is 6 points at most
-HARMLESS = 1 / 3  # share of settings that are within half the margin, as in docs/findings/data (2025-11-25)
+HARMLESS = 1 / 3  # share of settings that are within half the margin, as in docs/findings/data (2026-11-25)
 HARMS = (1.5, 30.0)  # margins: the others lie between, evenly in the logarithm
 SEED = 42
 SEEDS = (3, 5, 8, 13, 21)  # among which a plan chooses
@@ -26,7 +26,7 @@ def usual_spread(measure: Measure, *, branched: bool) -> float:
     `branched`: runs go on from one checkpoint, as in fine-tuning.
     """
     if measure.points:
-        return 0.3 if branched else 1.1  # digits-cnn, branches at two thirds of the steps: 0.31 points (2025-11-25)
+        return 0.3 if branched else 1.1  # digits-cnn, branches at two thirds of the steps: 0.31 points (2026-11-25)
     return 0.22 if branched else 0.39
 
 
