@@ -61,7 +61,7 @@ def show_sweep(sweep: Sweep) -> None:
 
 
 def _plan(sweep: Sweep) -> list[str]:
-    """Return what a sweep is about to do, a line each: trials, resources, folder, and what to know beforehand."""
+    """Return what a sweep is about to do, one line each: trials, resources, folder, and what to know beforehand."""
     allocation, study = sweep.allocation, sweep.study
     share, budget, seeds = allocation.share, study.most_trials, len(study.seeds)
     now, most = (min(jobs, budget) for jobs in (allocation.now, share.jobs))
@@ -78,7 +78,7 @@ def _plan(sweep: Sweep) -> list[str]:
 
 
 def beforehand(study: Study) -> list[str]:
-    """Return what to know of a study before its first run, a sentence each."""
+    """Return what to know about a study before its first run, one sentence each."""
     sentences = []
     drawn = study.most_trials - len(study.baselines)
     if drawn < len(study.grid):

@@ -92,7 +92,7 @@ class StudyKeys(BaseModel):
     engine: Literal["auto", "ray", "inline"] = "auto"
     """`ray`: one actor a stage. `inline`: all stages in the trial's own process."""
     jobs: int | None = Field(default=None, ge=1, le=10_000)
-    """Trials at once; by default as many as there are CPUs for, one a stage."""
+    """Trials at once; by default as many as there are CPUs for, one per stage."""
     compute: Literal["auto", "cpu", "wall"] = "auto"
     """Seconds of compute in prices: of the CPU, of the wall clock, or by the kind of device (auto)."""
     objectives: list[InstanceOf[Objective]] = Field(min_length=1)

@@ -177,7 +177,7 @@ def break_even(
     profile: Path | str | None = None,
     transport: str = "ray",
 ) -> pd.DataFrame:
-    """Return one row a setting: the bandwidth below which its step is faster than a dense one, on an otherwise equal `network`.
+    """Return one row per setting: the bandwidth below which its step is faster than a dense one, on an otherwise equal `network`.
 
     Compute is that of the job, as for `replay`; `transport` is "ray", "nccl" or "gloo".
 

@@ -22,7 +22,7 @@ class Observation(NamedTuple):
     """A setting's harm at a rung, in the unit of the measure, and the final harm that it forecasts."""
 
     harms: tuple[float, ...]
-    """By training losses over the latter half of the steps done, one a seed."""
+    """By training losses over the latter half of the steps done, one per seed."""
     delayed: float
     """Final harm if the setting is only behind dense, see `delayed_harm`."""
     evaluated: float = math.inf

@@ -23,10 +23,11 @@ def importance(
     """Return the importance of each parameter for each objective of a study: the share of the objective's variance due to it.
 
     `of` is a result of `load`, a frame of trials, or a study of Optuna's. Importances of an objective sum to 1 over the
-    parameters that all trials have. A parameter that only some trials have (a density, where others quantise) is judged over these
-    trials, beside the parameters of all: the column `trials` is their number, and `conditional` marks such parameters. Trials
-    without the objective, baselines, and trials that share another's results are left out. Raises AnalysisError if an
-    objective is unknown. Source: Hutter, Hoos, Leyton-Brown 2014, "An efficient approach for assessing hyperparameter importance".
+    parameters that all trials have. A parameter that only some trials have (such as a density, if others quantise) is
+    judged over these trials, beside the parameters that all have: the column `trials` is their number, and
+    `conditional` marks such parameters. Trials without the objective, baselines, and trials that share another's
+    results are left out. Raises AnalysisError if an objective is unknown. Source: Hutter, Hoos, Leyton-Brown 2014, "An
+    efficient approach for assessing hyperparameter importance".
     """
     trials = _trials(of)
     wanted = None if objectives is None else list(objectives)

@@ -113,7 +113,7 @@ def judge(
 
 
 def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:
-    """Return whether models, one a seed, may be at chance: their mean skill is not surely above `SKILL` per cent."""
+    """Return whether models, one per seed, may be at chance: their mean skill is not surely above `SKILL` per cent."""
     known = [skill for skill in skills if not math.isnan(skill)]
     return len(known) < MIN_SEEDS or not bounds(known, 1 - alpha).beyond(SKILL, "above")
 

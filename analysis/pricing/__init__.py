@@ -1,1 +1,1 @@
-"""Step times of recorded runs on other networks, from one compute profile a job."""
+"""Step times of recorded runs on other networks, from one compute profile per job."""

@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 
 
 def random_weights(seed: tuple[int, ...], count: int) -> Floats:
-    """Return random weights of a Bayesian bootstrap (Rubin 1981): a row of ones for the estimate, then a row a resample."""
+    """Return random weights of a Bayesian bootstrap (Rubin 1981): a row of ones for the estimate, then one row per resample."""
     weights = np.random.default_rng(seed).exponential(size=(1 + RESAMPLES, count))
     weights[0] = 1.0
     return weights
@@ -52,7 +52,7 @@ def random_weights(seed: tuple[int, ...], count: int) -> Floats:
 
 @lru_cache
 def random_factors(seed: tuple[int, ...], spread: float) -> Floats:
-    """Return 1 for the estimate, then a random factor a resample, whose logarithm has this standard deviation."""
+    """Return 1 for the estimate, then one log-normal factor per resample, with this standard deviation of the logarithm."""
     factors = np.exp(spread * np.random.default_rng(seed).standard_normal(1 + RESAMPLES))
     factors[0] = 1.0
     factors.flags.writeable = False

@@ -137,7 +137,7 @@ class Replay:
 
     @property
     def notes(self) -> list[str]:
-        """Limits of the figures, a sentence each."""
+        """Limits of the figures, one sentence each."""
         notes = [f"Transport {self.transport}."]
         if not self.costs.knows_updates:
             notes.append(

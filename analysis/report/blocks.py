@@ -109,7 +109,7 @@ class Page(NamedTuple):
     title: str
     subtitle: str
     problems: Sequence[str]
-    """Unreadable records, a sentence each."""
+    """Unreadable records, one sentence each."""
     sections: Sequence[Section]
     networks: Sequence[str]
     network: str

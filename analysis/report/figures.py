@@ -166,7 +166,7 @@ class Figure:
         return list(first.values())
 
     def table(self, network: str | None = None) -> pd.DataFrame:
-        """Return the drawn points, a row each, for one network or for all; a series that depends on no network names none."""
+        """Return the drawn points as rows, for one network or for all; the network is empty for a series that depends on none."""
         return pd.DataFrame(
             [row for panel in self.panels for series in panel.series for row in _rows(panel, series, network)]
         )

@@ -51,7 +51,7 @@ SETTING_COLUMNS = (
 
 
 def frontier_section(material: Material) -> Section:
-    """Return a figure a job, and a table of the settings that figures name."""
+    """Return a figure per job, and a table of the settings named in figures."""
     jobs = [job for job in material.jobs if len(job.priced) > 1]
     blocks = [block for job in jobs for block in (_frontier_figure(job, material), _settings_table(job, material))]
     without = "A frontier needs two settings or more of a job, with profiled actions; there are none here."
@@ -243,7 +243,7 @@ def strength(notation: str, kind: str) -> float | None:
 
 
 def quality_section(material: Material) -> Section:
-    """Return a figure a job, with a panel for density and for bits in each direction with two values or more."""
+    """Return a figure per job, with panels for density and for bits in each direction that has at least two values."""
     figures = [figure for job in material.jobs if (figure := _quality_figure(job)) is not None]
     without = "It needs settings that differ in the density or the bits of a codec; there are none here."
     return Section.of("quality", "Quality against density and bits", figures, without)

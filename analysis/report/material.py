@@ -110,7 +110,7 @@ class SettingRuns:
     judged: Mapping[str, Any]
     """Its row of `safe_set`; empty without one."""
     skill: float = math.nan
-    """Per cent of the way from chance to perfection, with compression on, mean over seeds; nan where chance is unknown."""
+    """Per cent of the way from chance to perfection, with compression on, mean over seeds; NaN if chance is unknown."""
 
     @property
     def factor(self) -> float:

@@ -53,7 +53,7 @@ KindSpans = list[tuple[str, Span]]
 
 
 def links_section(material: Material) -> Section:
-    """Return a figure and a table a job, of the settings with a look of their own."""
+    """Return a figure and a table per job, of the highlighted settings."""
     blocks: list[Block] = []
     for job in material.jobs:
         links = _links(job, material)
@@ -151,7 +151,7 @@ def _links_table(job: Job, links: pd.DataFrame, material: Material) -> Table:
 
 
 def timeline_section(material: Material) -> Section:
-    """Return a figure a job, and name the steps that are too large for one."""
+    """Return a figure per job, and name the steps that are too large to draw."""
     figures, large = [], []
     for job in material.jobs:
         pair = _pair(job, material)

@@ -50,7 +50,7 @@ DECISION_COLUMNS = (
 
 
 def curves_section(material: Material) -> Section:
-    """Return a figure a job: evaluations with compression on and off, and the training loss."""
+    """Return a figure per job: evaluations with compression on and off, and the training loss."""
     figures = [_curves_figure(job, material) for job in material.jobs]
     return Section.of("curves", "Learning curves", figures, "No run here has recorded its steps yet.")
 

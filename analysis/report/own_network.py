@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def own_network_section(material: Material) -> Section:
-    """Return a table a job, to be priced on the page: the settings that figures name and all safe ones."""
+    """Return a table per job, to be priced on the page: the settings named in figures, and all safe settings."""
     key, title = "typed-network", "A network of your own"
     jobs = [job for job in material.jobs if job.priced]
     if not jobs:

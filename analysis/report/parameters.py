@@ -30,7 +30,7 @@ class Scale(NamedTuple):
 
 
 def parallel_section(material: Material) -> Section:
-    """Return a figure a job."""
+    """Return a figure per job."""
     figures = [_parallel_figure(job, material) for job in material.jobs if len(job.priced) >= LEAST_SETTINGS]
     without = f"They need {LEAST_SETTINGS} settings or more of a job, with profiled actions."
     return Section.of("parallel", "Parallel coordinates", figures, without)
@@ -115,7 +115,7 @@ def _position(value: float, low: float, high: float, log: bool) -> float:
 
 
 def importance_section(material: Material) -> Section:
-    """Return a figure a study, a panel an objective."""
+    """Return a figure per study, with a panel per objective."""
     key, title = "importance", "Importance of parameters"
     if not len(material.results.trials):
         return Section(key, title, absent="It needs a study of `raysim sweep`; there is none here.")

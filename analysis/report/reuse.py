@@ -32,7 +32,7 @@ class Adoption(NamedTuple):
     text: str
     """A sentence that names it."""
     code: str
-    """Python for another training loop; empty where dense needs none."""
+    """Python for another training loop; empty for dense."""
 
 
 def adoption(job: Job, network: str) -> Adoption:

@@ -1,4 +1,4 @@
-"""Writing a pack: the runs of a folder in one Parquet file a table."""
+"""Writing a pack: the runs of a folder in one Parquet file per table."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ USUAL_NETWORK = "1gbps"  # if neither the caller nor a study names one
 
 
 class Results:
-    """Runs and studies, a DataFrame a table; units are in the names of the columns.
+    """Runs and studies, one DataFrame per table; units are in the names of the columns.
 
     `runs` has one row for each run: its name (its folder relative to the loaded one, and the column `run` of all other tables),
     `study` and `trial` if it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then the columns
@@ -135,7 +135,7 @@ class Results:
 
     @cached_property
     def evals(self) -> pd.DataFrame:
-        """A row an evaluation: the loss and all metrics, with compression on and off."""
+        """One row for each evaluation: the loss and all metrics, with compression on and off."""
         return self.table("evals")
 
     @cached_property

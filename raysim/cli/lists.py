@@ -89,7 +89,7 @@ def keys(
         fail(f"`SECTION` must be one of {', '.join(SECTIONS)}, but got {section!r}.{near}", 2)
     if section in ("run", "study"):
         if name is not None:
-            fail(f"`NAME` has a meaning only with model or data, but got {name!r} with {section}.", 2)
+            fail(f"`NAME` belongs to `model` or `data`, but got {name!r} with {section}.", 2)
         _print(_of_run() if section == "run" else _of_study())
         return
     functions = _functions(section)

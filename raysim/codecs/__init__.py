@@ -1,7 +1,8 @@
-"""Stateless maps tensor -> packet -> tensor, packed for real: wire bytes are counted from the arrays sent.
+"""Stateless maps tensor -> packet -> tensor; values are really packed, so wire bytes are counted, not estimated.
 
-A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the inverse. Adding one is a class, and a line in
-`CODECS`; the laws in the tests then ask for a variant of it. Rarely used codecs are in the plug-in `raysim-contrib`.
+A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the inverse. A new codec is a class and a
+line in `CODECS`; the tests of laws then require a variant of it. Rarely used codecs are in the plug-in
+`raysim-contrib`.
 """
 
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ _COMMON: tuple[Codec, ...] = (
 
 
 def warm(codecs: Iterable[Codec] = ()) -> None:
-    """Compile the kernels of TopK, Quantize and `codecs` for every dtype that they serve, before a step is timed.
+    """Compile the kernels of TopK, Quantize and `codecs` for every supported dtype, before a step is timed.
 
     Kernels that an earlier process compiled are loaded from disk, which takes a fraction of a second.
     """

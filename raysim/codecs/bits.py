@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Return the bytes that `count` fields of `width` bits take.
+    """Return the number of bytes of `count` packed fields of `width` bits.
 
     >>> packed_bytes(10, 3), packed_bytes(1000, 6)
     (4, 750)
@@ -47,7 +47,7 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 
 def pack(values: Tensor, width: int) -> Tensor:
-    """Return flat non-negative integers, each below 2**width, as a uint8 stream; `width` is 0 to 32.
+    """Pack flat non-negative integers, each below 2**width, into a uint8 stream; `width` is 0 to 32.
 
     >>> pack(torch.tensor([5, 2, 7]), 3)
     tensor([171, 128], dtype=torch.uint8)

@@ -35,8 +35,9 @@ _RAW = 255  # the width of such a block
 class ErrorBounded(Codec):
     """Rounds x to a multiple of 2e, so that no value is off by more than e: the bound of SZ (2016) with a block packing.
 
-    e is `bound` itself (`relative="absolute"`), or a share of the tensor's "range" or of its "rms". Each 128 codes are sent as
-    their least and the bits that the others need beyond it; a block whose codes pass 2^30 is sent as it is.
+    e is `bound` itself (`relative="absolute"`), or a share of the tensor's "range" or of its "rms". Each block of 128
+    codes is sent as its minimum and the differences from it, in as few bits as the largest needs; a block with codes
+    above 2^30 is sent uncompressed.
 
     >>> packet = ErrorBounded(0.1).encode(torch.linspace(0, 1, 6))
     >>> packet.decode(), packet.array_bytes

@@ -1,10 +1,10 @@
-"""Bundles: the packets of several tensors, and tensors of integers and booleans as they are, in one message.
+"""Bundles: the packets of several tensors, and exact tensors of integers and booleans, in one message.
 
 header = count, count x packet, count, count x exact tensor
 packet = name, length, header of the packet's message, number of its arrays
 exact tensor = name, type, dimensions, sizes
 
-The arrays follow in the same order. The message of a tensor without a name, which crosses alone, is no bundle.
+The arrays follow in the same order. A single unnamed tensor is sent as a plain message, not as a bundle.
 """
 
 from __future__ import annotations

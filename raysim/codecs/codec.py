@@ -53,11 +53,11 @@ def count_work(num_bytes: int) -> None:
 
 
 def work_bytes() -> int:
-    """Return the bytes of dense tensors that codecs have gone over in this process: a difference is the work in between.
+    """Return the total bytes of dense tensors that codecs have processed in this process; differences measure the work between.
 
-    Seconds on one machine say little about another device, and never repeat; these bytes do, and divided by the speed of a device they
-    price codecs that ran elsewhere. Each pass over a tensor counts: of a codec when it encodes and when it decodes, of a nested codec
-    for the values it is given, and likewise of a selection or a product with a thin matrix. Copies (`Identity`) and sums are free.
+    Measured seconds do not repeat and do not transfer to other devices. These bytes do: divided by a device's speed
+    they predict codec times there. Every pass counts: each encode and decode, a nested codec's pass over the values
+    given to it, a selection, and a product with a thin matrix. Copies (`Identity`) and sums are free.
 
     >>> from raysim.codecs import TopK
     >>> before = work_bytes()
@@ -69,11 +69,11 @@ def work_bytes() -> int:
 
 
 class NonFiniteError(ValueError):
-    """A tensor to encode holds NaN or infinity: there is no right packet for it."""
+    """A tensor to encode holds NaN or infinity, so no packet represents it."""
 
 
 class Support(NamedTuple):
-    """The positions that a sparse packet sends: flat and increasing, as (rows, kept), in a tensor of `shape`."""
+    """The positions sent in a sparse packet: flat, increasing in each row, shape (rows, kept), for a tensor of `shape`."""
 
     positions: Tensor
     shape: tuple[int, ...]
@@ -141,7 +141,7 @@ class Packet(NamedTuple):
         return array.reshape(-1).view(np.uint8)
 
     def integer_of(self, name: str) -> int:
-        """Return the array `name` of 8 bytes as the integer that `integer_bytes` wrote; raises ValueError if it is anything else."""
+        """Return the array `name`, written by `integer_bytes`, as an integer; raises ValueError if it is anything else."""
         return int(self.bytes_of(name, 8).copy().view(np.int64)[0])
 
     def floats_of(self, name: str, count: int, device: torch.device | str = "cpu") -> Tensor:
@@ -174,18 +174,18 @@ class Codec(Notation, ABC):
 
     @property
     def linear(self) -> bool:
-        """True if packets of one key and shape hold float values at the same positions, so that their sum is a packet."""
+        """True if packets of one key and shape hold floats at the same positions, so packets can be summed."""
         return False
 
     @property
     def by_matrix(self) -> bool:
-        """True if rows or columns are coded separately, so that a weight must come as a matrix (first axis, the rest)."""
+        """True if rows or columns are coded separately, so weights must be given as matrices (first axis, the rest)."""
         inner = getattr(self, "codec", None)
         return getattr(self, "per", None) in ("channel", "row") or (isinstance(inner, Codec) and inner.by_matrix)
 
     @property
     def kept_share(self) -> float | None:
-        """Share of the values that a packet holds; None if all are sent, or the share depends on the values."""
+        """The share of values in a packet; None if all are sent, or if the share depends on the values."""
         return None
 
     def relative_variance(self, numel: int) -> float | None:
@@ -201,14 +201,14 @@ class Codec(Notation, ABC):
         """Raise ValueError if the residual of error feedback would grow without bound."""
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError if a setting has no meaning for weights of these shapes, by name."""
+        """Raise ValueError if a setting has no effect on weights of these shapes, given by name."""
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         """Return the positions of the values in a packet, for a codec that `selects`."""
         raise TypeError(f"{self!r} sends no positions.")
 
     def rehearsed(self) -> Codec:
-        """Return a codec with the same kernels that also compresses a tensor of 192 values."""
+        """Return a codec that uses the same kernels and compresses even a tensor of 192 values, for compiling them beforehand."""
         return self
 
     @property
@@ -233,9 +233,9 @@ class Codec(Notation, ABC):
     ) -> tuple[Packet, Tensor]:
         """Return the packet of `x` in `dtype`, and the residual x - decode(packet) in the dtype of `x`.
 
-        Takes `x` over: the residual may lie in its memory. With `memory`, float32 of the same shape, x + memory is sent, the
-        residual is float32, and both inputs are left untouched. This is the one more pass over memory that error feedback costs;
-        codecs with a shorter way override it, with the same bits.
+        Overwrites `x`: the residual may use its memory. With `memory`, float32 of the same shape, x + memory is sent,
+        the residual is float32, and both inputs are left unchanged. Error feedback costs this one additional pass over
+        memory; codecs with a faster way override it, with the same bits.
         """
         if memory is not None:
             x = kernels.added(memory, x)
@@ -245,7 +245,7 @@ class Codec(Notation, ABC):
 
     @abstractmethod
     def array_names(self) -> tuple[str, ...]:
-        """Return the names of all arrays that a packet may hold, in the order in which messages carry them."""
+        """Return the names of all arrays that a packet may hold, in the order of messages."""
 
     @abstractmethod
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
@@ -273,7 +273,7 @@ def nest(name: str, packet: Packet) -> Mapping[str, np.ndarray]:
 
 
 def nested_names(name: str, codec: Codec) -> tuple[str, ...]:
-    """Return the names of the arrays of a codec's packets as `nest` makes them."""
+    """Return the names that `nest` gives to the arrays of a codec's packets."""
     return tuple(f"{name}.{key}" for key in codec.array_names())
 
 
@@ -288,7 +288,7 @@ def dtype_name(x: Tensor) -> str:
 def to_bytes(x: Tensor) -> np.ndarray:
     """Return the bytes of a tensor as a flat uint8 array, a view if `x` is contiguous and in host memory.
 
-    Bytes of a tensor on a GPU are there when the open flight has landed, see `raysim.codecs.transfers`.
+    Bytes of a tensor on a GPU are valid once the open flight has landed, see `raysim.codecs.transfers`.
     """
     if not x.numel():
         return np.empty(0, np.uint8)
@@ -320,12 +320,12 @@ def check_finite(x: Tensor) -> None:
 
 
 def cast_float64(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return float64 `x` in `dtype`, saturating: in 16 bits by way of float32, as kernels go."""
+    """Return float64 `x` in `dtype`, saturating; 16-bit types are rounded via float32, as the kernels do."""
     return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype)
 
 
 def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x` in `dtype`, rounded to nearest even; values beyond its range become its largest, so finite stays finite."""
+    """Return `x` in `dtype`, rounded to nearest even; values beyond its range saturate, so finite values stay finite."""
     limit = torch.finfo(dtype).max
     narrower = x.numel() and limit < torch.finfo(x.dtype).max
     # on a GPU clamping costs less than finding out whether it is needed

@@ -80,7 +80,7 @@ class Cast(Codec):
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """Return the exact powers of two of whole exponents, limited to -1022..1023, float64. (`ldexp` goes by way of float32.)
+    """Return the exact powers of two of whole exponents, limited to -1022..1023, float64. (`ldexp` computes in float32.)
 
     >>> power_of_two(torch.tensor([-149, 0, 3]))
     tensor([1.4013e-45, 1.0000e+00, 8.0000e+00], dtype=torch.float64)

@@ -28,18 +28,18 @@ def check_block(per: str, block: object) -> int:
 
 
 class Layout(NamedTuple):
-    """Value i of the flat tensor is of group (i // inner) % groups; the last run may be cut short (blocks)."""
+    """Value i of the flat tensor belongs to group (i // inner) % groups; the last block may be shorter."""
 
     numel: int
     groups: int
     inner: int
 
     def spread(self, per_group: Tensor) -> Tensor:
-        """Return one value a group, in a shape that broadcasts with `view`."""
+        """Return one value per group, in a shape that broadcasts with `view`."""
         return per_group.view(1, -1, 1)
 
     def view(self, x: Tensor) -> Tensor:
-        """Return `x` as (outer, groups, inner), a cut last run filled up with its last value."""
+        """Return `x` as (outer, groups, inner); a shorter last block is padded with its last value."""
         flat = x.reshape(-1)
         missing = -self.numel % max(1, self.groups * self.inner)
         if missing:
@@ -52,7 +52,7 @@ class Layout(NamedTuple):
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Return the axis of channels, the features of a tensor: 1 of vectors and images, the last of (batch, length, width)."""
+    """Return the axis of channels (features): 1 for vectors and images, the last for (batch, length, width)."""
     return 2 if len(shape) == 3 else min(1, len(shape) - 1)
 
 
@@ -110,10 +110,11 @@ _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tensor:
-    """Return the sum over each group of `layout` of a term of every x - center, float64; `_TERMS` lists the terms.
+    """Return for each group of `layout` the float64 sum of a term of x - center; `_TERMS` lists the terms.
 
-    The difference is rounded to float32, so that kernel and reference have the same terms. No thread count changes a sum: blocks of
-    4,096 values are added up in order, and within a block neighbours at half its length are added until one value is left.
+    The difference is rounded to float32, so that kernel and reference have the same terms. Sums do not depend on the
+    number of threads: blocks of 4,096 values are added in order, and within a block the halves are added pairwise until
+    one value is left.
 
     >>> group_sums(torch.tensor([[1.0, -2.0], [3.0, 4.0]]), layout_of((2, 2), "row", 0), "magnitudes")
     tensor([3., 7.], dtype=torch.float64)

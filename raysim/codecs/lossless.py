@@ -23,13 +23,13 @@ _SAMPLE = 1 << 15  # bytes on which the widths are tried
 
 @dataclass(frozen=True, repr=False)
 class Entropy(Codec):
-    """Compresses every array of a codec's packet by zstd, or sends it as it is if that is not smaller.
+    """Compresses every array of a codec's packet with zstd, or sends the array uncompressed if that is smaller.
 
-    Bytes of values are shuffled first if that helps: the first bytes of all items are compressed by themselves, then the
-    second ones, and so on, since exponents vary little (the byte shuffle of Blosc and HDF5). Items of 1 byte and of the dtype's
-    size are tried on a part of the array. One byte an array names the item size, or says that it is raw.
+    Bytes are shuffled first if that helps, as in Blosc and HDF5: the first bytes of all items, then the second bytes,
+    and so on, since exponents vary little. Item sizes of 1 byte and of the dtype are tried on a part of the array. One
+    byte per array stores the item size, or marks the array as raw.
 
-    Pays if codes are far from evenly used: bitmaps and low-bit codes of activations after ReLU, and the exponents of floats.
+    Pays if codes are used unevenly: bitmaps and low-bit codes of activations after ReLU, and the exponents of floats.
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.zeros(4096).index_fill(0, torch.arange(5), 1.0)

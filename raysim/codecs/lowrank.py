@@ -64,7 +64,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 
 
 def check_rank(rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ValueError if `rank` exceeds that of every weight, as (first axis, the rest)."""
+    """Raise ValueError if `rank` exceeds the rank of every weight as a matrix (first axis, the rest)."""
     sides = {name: min(shape[0], math.prod(shape[1:])) for name, shape in shapes.items()}
     if sides and rank > max(sides.values()):
         widest = max(sides, key=lambda name: sides[name])
@@ -78,10 +78,11 @@ class LowRank(Codec):
     """Sends P = orth(M Q) and M^T P, decoded to P P^T M: one step of PowerSGD's subspace iteration (Vogels et al. 2019,
     1905.13727), with Q drawn from the key.
 
-    M is the `tensor`, its columns the last axis of text (samples x length, width) or the channels of images (samples x height
-    x width, channels), or each `sample` as (second axis, the rest); gradients of weights come as matrices. A tensor that two thin
-    matrices would not make smaller is sent as it is. Exact if the rank of M is at most `rank`. Computed in float64; both
-    matrices are sent in float32. `WarmStart(LowRank(rank))` takes Q from the message before instead.
+    M is the `tensor`, with the last axis of text (samples x length, width) or the channels of images (samples x height
+    x width, channels) as columns, or each `sample` as (second axis, the rest); gradients of weights are given as
+    matrices. A tensor is sent uncompressed if two thin matrices would not be smaller. Exact if the rank of M is at most
+    `rank`. Computed in float64; both matrices are sent in float32. `WarmStart(LowRank(rank))` takes Q from the previous
+    message instead.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = LowRank(1).encode(x, key=1)
@@ -111,7 +112,7 @@ class LowRank(Codec):
         return replace(self, rank=1)  # of a higher rank a small tensor is sent as it is
 
     def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
-        """Return number, rows, columns and rank of the matrices, or None if they would not make the tensor smaller."""
+        """Return number, rows, columns and rank of the matrices; None if they would not be smaller than the tensor."""
         if len(shape) < (3 if self.per == "sample" else 2) or not math.prod(shape):
             return None
         if self.per == "sample":
@@ -126,7 +127,7 @@ class LowRank(Codec):
         return self.per == "tensor" and len(shape) > 3
 
     def start(self, key: Key, columns: int, rank: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return the Q of a key, (1, columns, rank) in float64: evenly spread over -1..1, which finds a span as normals do."""
+        """Return the Q of a key, (1, columns, rank) in float64: uniform in -1..1, which finds a span as well as normal values do."""
         return uniform(key, columns * rank, device).view(1, rank, columns).mul_(2).sub_(1).transpose(1, 2)
 
     def encode_from(self, x: Tensor, start: Tensor) -> tuple[Packet, Tensor]:

@@ -1,7 +1,7 @@
 """Messages: the bytes on a link, the arrays of packets behind a short binary header.
 
-Both ends derive the same table from the configuration, so that one number stands for a codec with all its settings. A codec
-that is not in the table is written out in its notation. All integers are LEB128 varints:
+Both ends derive the same table from the configuration, so that a codec with all its settings is sent as one number. A
+codec outside the table is sent in its notation. All integers are LEB128 varints:
 
     header of one packet  = description, lengths
     header of a round     = count, count x (name, description), lengths
@@ -51,8 +51,8 @@ class Entry(NamedTuple):
 class CodecTable:
     """Packs packets into messages and unpacks them; the two ends of a link, and all members of a group, need equal tables.
 
-    `entries`: codecs that are sent as a number; `Identity` is the first of every table. `names`: names of packets of rounds that
-    are sent as a number, such as the parameters of a stage.
+    `entries`: codecs sent as a number; `Identity` is the first of every table. `names`: names of packets in rounds sent
+    as a number, such as the parameters of a stage.
 
     >>> import torch
     >>> from raysim.codecs import TopK

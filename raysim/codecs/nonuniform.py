@@ -1,4 +1,4 @@
-"""NonUniform: levels fitted to the values, not evenly spaced."""
+"""NonUniform: quantisation levels fitted to the values, not evenly spaced."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _FEW = 31  # borders that are faster compared one by one than searched
 class NonUniform(Codec):
     """Rounds to one of 2**bits levels fitted to the tensor, which are sent in float32.
 
-    `fit="lloyd"` (Lloyd 1957, Max 1960): to the nearest, after 30 sweeps from the quantiles of an evenly spaced sample of 16,384.
-    The level nearest to zero is zero, so that zero is kept; the least and the greatest value are not.
+    `fit="lloyd"` (Lloyd 1957, Max 1960): rounds to the nearest level. Levels start at the quantiles of an evenly spaced
+    sample of 16,384 values and are refined in 30 iterations. The level nearest to zero is set to zero, so zeros are
+    exact; minimum and maximum are not.
 
-    The others cut the line into 2**bits buckets and send the mean of each bucket's values, with 8 bits as hivemind does:
-    "quantile" into as many values each, by the quantiles of such a sample, and "deviation" evenly, within three standard
-    deviations of the mean.
+    The others divide the values into 2**bits buckets and send each bucket's mean, with 8 bits as hivemind does:
+    "quantile" into buckets of equal counts, by the quantiles of such a sample; "deviation" into buckets of equal width,
+    within three standard deviations of the mean.
 
     >>> NonUniform(2).encode(torch.tensor([0.0, 1.0, 1.0, -7.0, 100.0, 1.0])).decode()
     tensor([  0.,   1.,   1.,  -7., 100.,   1.])
@@ -114,7 +115,7 @@ class NonUniform(Codec):
 
 
 def bucket_of(x: Tensor, borders: Tensor) -> Tensor:
-    """Return the number of `borders`, not decreasing and at most 255, that lie below each value of flat `x`, uint8."""
+    """Return for each value of flat `x` the number of `borders` below it, uint8; `borders` are sorted and at most 255."""
     if len(borders) > _FEW:
         return torch.bucketize(x, borders).to(torch.uint8)
     codes = torch.zeros(len(x), dtype=torch.uint8, device=x.device)

@@ -96,14 +96,14 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
 
 
 def elias_fano(packet: Packet, kept: int) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Return the bytes of low and of high bits, and what `elias_fano_sizes` does."""
+    """Return the bytes of the low bits, the bytes of the high bits, and the result of `elias_fano_sizes`."""
     width, length = elias_fano_sizes(kept, packet.numel)
     low, high = packet.bytes_of("low", packed_bytes(kept, width)), packet.bytes_of("high", packed_bytes(length, 1))
     return low, high, width, length
 
 
 def misplaced(packet: Packet, kept: int) -> ValueError:
-    """Return the error of a packet whose positions do not fit `kept` values."""
+    """Return the error for a packet whose positions do not match `kept` values."""
     return ValueError(
         f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {packet.numel}."
     )
@@ -121,7 +121,7 @@ def expand(packet: Packet, values: Tensor) -> Tensor:
 def scatter(positions: Tensor, values: Tensor, numel: int) -> Tensor:
     """Return a flat tensor of zeros with `values` at distinct `positions`.
 
-    On a GPU the error about positions of a damaged packet may still be pending: nothing is written outside of the tensor.
+    On a GPU, an error about damaged positions may still be pending; even so, nothing is written outside the tensor.
     """
     backend = kernels.backend("positions", values)
     if backend:

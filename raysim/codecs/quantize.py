@@ -203,8 +203,8 @@ class FixedPoint(UniformCodec):
 
 @dataclass(frozen=True, repr=False)
 class QSGD(UniformCodec):
-    """Rounds s x/N at random to a whole number beside it, N the Euclidean norm of a block of `block` values (Alistarh et al.
-    2017, 1610.02132): floor(s x/N + u), decoded to N/s times that.
+    """Stochastically rounds s x/N to a neighbouring integer, N the Euclidean norm of a block of `block` values
+    (Alistarh et al. 2017, 1610.02132): k = floor(s x/N + u), u uniform in [0, 1), decoded to k N/s.
 
     s = 2^(bits-1) - 1 levels on either side of zero; N is sent in float32. Unbiased, with variance N^2/s^2 sum f(1 - f), f the
     fraction of s|x|/N. The paper rounds magnitudes, which is the same in distribution.

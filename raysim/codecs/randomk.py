@@ -89,7 +89,7 @@ class RandomK(Codec):
         return rows, length, kept_of(self.density, length) if rows * length else 0
 
     def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-        """Return the flat positions kept under a key; those of a lesser density are among those of a greater one."""
+        """Return the flat positions kept under a key; positions of a lower density are a subset of those of a higher density."""
         rows, length, kept = self._rows(shape)
         # the greatest of random numbers are a uniform subset; of equal ones the first is kept
         return select_topk(ranks(key, rows * length, device).view(rows, length), kept)

@@ -16,7 +16,7 @@ _Selected = tuple["Tensor", "Tensor"]  # flat increasing positions, and the valu
 
 
 def kept_of(density: float, count: int) -> int:
-    """Return the number of values that a density keeps of `count`, as in Rudakov et al.: at least one, rounded up.
+    """Return how many of `count` values a density keeps, as in Rudakov et al.: rounded up, at least one.
 
     >>> kept_of(0.1, 65536), kept_of(0.07, 100), kept_of(0.5, 1)
     (6554, 7, 1)
@@ -53,9 +53,9 @@ def select_with_values(x: Tensor, kept: int) -> _Selected:
 
 
 def add_and_select(x: Tensor, memory: Tensor, kept: int, clear: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x + memory, float32 (rows, length) that kernels serve, and the result of `select_with_values` on it.
+    """Return x + memory, float32 (rows, length), and the result of `select_with_values` on it; for tensors with a kernel.
 
-    With `clear` the selected values are zero in the sum.
+    With `clear` the selected values are set to zero in the sum.
     """
     result: tuple[Tensor, Tensor, Tensor] = kernels.backend("select", x).add_and_select(
         x.contiguous(), memory.contiguous(), kept, clear, _not_finite()
@@ -68,9 +68,9 @@ def _not_finite() -> NonFiniteError:
 
 
 def select_at_least(x: Tensor, floor: float) -> _Selected:
-    """Return increasing positions and values of flat `x`: all magnitudes of at least `floor`, or above zero for 0.
+    """Return increasing positions and values of flat `x`: magnitudes of at least `floor`, or non-zero values if `floor` is 0.
 
-    NaN and infinity are among them.
+    NaN and infinity are included.
     """
     backend = kernels.backend("select", x)
     if backend:

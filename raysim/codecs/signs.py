@@ -1,4 +1,4 @@
-"""Codecs of one bit a value, or less: the sign, and the means that it decodes to."""
+"""Codecs of at most one bit per value: the sign, decoded to a mean magnitude."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class OneBit(Codec):
 
 @dataclass(frozen=True, repr=False)
 class Mean(Codec):
-    """Sends the mean of all values, in 4 bytes: for the values of a sparse codec that are of one sign (RedSync).
+    """Sends only the mean of all values, in 4 bytes: for sparse codecs whose values have one sign (RedSync).
 
     >>> Mean().encode(torch.tensor([1.0, 2.0, 6.0])).decode()
     tensor([3., 3., 3.])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Counted(Codec):
-    """Base of codecs whose packets carry their count of values, in 8 bytes, and the positions of these."""
+    """Base of codecs whose packets store the number of kept values, in 8 bytes, and their positions."""
 
     size_varies: ClassVar[bool] = True
 
@@ -37,7 +37,7 @@ class Counted(Codec):
         return (*nested_names("values", self.values), "count", *INDEX_ARRAYS)
 
     def arrays_of(self, positions: Tensor, kept: Tensor, numel: int, key: Key | None) -> dict[str, np.ndarray]:
-        """Return the arrays of a packet that sends the values `kept` at flat increasing `positions` of `numel` values."""
+        """Return the arrays of a packet with the values `kept` at flat increasing `positions` of a tensor of `numel` values."""
         arrays = dict(nest("values", self.values.encode(kept, key)))
         arrays["count"] = integer_bytes(len(positions))
         return arrays | encode_positions(positions, numel, smallest_form(len(positions), numel))
@@ -52,7 +52,7 @@ class Counted(Codec):
 
 @dataclass(frozen=True, repr=False)
 class Nonzero(Counted):
-    """Sends the values that are not zero, however many, and their positions: lossless if `values` is.
+    """Sends all non-zero values and their positions: lossless if the codec `values` is.
 
     Shrinks tensors that are sparse already, such as activations after ReLU. The count is sent in 8 bytes.
 
@@ -73,7 +73,7 @@ class Nonzero(Counted):
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Counted):
-    """Keeps the values of magnitude `threshold` or more, or the greatest if there is none.
+    """Keeps the values of magnitude `threshold` or more; if there is none, the greatest.
 
     >>> packet = Threshold(2.0).encode(torch.tensor([1.0, -2.0, 3.0, 0.0]))
     >>> packet.decode(), packet.array_bytes
@@ -103,7 +103,7 @@ class EstimatedTopK(Counted):
 
     `policy` names the estimate, with a = |x| and k values wanted of the whole tensor:
     "sampled"      DGC (Lin et al. 2018, 1712.01887): the k-th of a random 1 % (at least 4,096 values); exact among the survivors
-                   if more than 1.3 k pass, and 0.8 times the threshold, up to ten times, if fewer than 0.8 k do
+                   if more than 1.3 k pass; lowered by a factor of 0.8, at most ten times, while fewer than 0.8 k pass
     "bisect"       RedSync (Fang et al. 2019, 1808.04357): bisection between mean and maximum of a, at most 20 probes, until k to
                    2k pass; trimmed to 2k
     "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal of the tensor's deviation; three corrections

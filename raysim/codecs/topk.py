@@ -108,7 +108,7 @@ class TopK(Codec):
     def encode_with_residual(
         self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
     ) -> tuple[Packet, Tensor]:
-        """Do without the pass over unsent values of `Codec.encode_with_residual`."""
+        """Like `Codec.encode_with_residual`, without its pass over unsent values."""
         shape = tuple(x.shape)
         rows, length, kept = self._rows(shape)
         if kept == length or dtype == torch.float64 or kernels.backend("select", x) is None:

@@ -1,8 +1,8 @@
 """Asynchronous copies between a GPU and the host, and asynchronous checks on the GPU.
 
-A codec that runs on a GPU returns as soon as its work is queued. Within a `Flight` the arrays of its packet are memory into which
-bytes are still being copied, on a stream of their own, and errors found by the codec are known only when the bytes have landed.
-Bytes come up to the device on another stream. Without a flight every copy and every check waits for the device.
+A codec on a GPU returns as soon as its work is queued. Within a `Flight`, bytes are still being copied into the arrays
+of its packet, on a separate stream, and the codec's errors are known only when the bytes have landed. Copies to the
+device use another stream. Without a flight every copy and every check waits for the device.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _waits = [0]
 
 
 def waits() -> int:
-    """Return how often this process has waited for a GPU here; on a CPU it is 0."""
+    """Return how often this module has waited for a GPU; 0 on a CPU."""
     return _waits[0]
 
 
 class Flight:
-    """Transfers under way from one GPU to the host: bytes of packets, and flags of errors.
+    """Transfers in progress from one GPU to the host: bytes of packets, and error flags.
 
-    Copies that codecs begin while it is open are awaited by `land`, once for all of them. Flags alone are not worth waiting for:
-    they are read with the next bytes, or by `settle`.
+    `land` waits once for all copies begun while the flight is open. It does not wait for flags alone: they are read
+    with the next bytes, or by `settle`.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Flight:
             _state.flight = before
 
     def takes(self, device: torch.device | str) -> bool:
-        """Return whether copies from and to the device have to be awaited."""
+        """Return whether copies from and to the device are asynchronous."""
         return torch.device(device).type == "cuda"
 
     def down(self, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Flight:
         return self._copied(x)
 
     def up(self, host: Tensor, device: torch.device | str) -> Tensor:
-        """Return the bytes of `host` on the device, for work that is queued from now on; they may still be being copied."""
+        """Return the bytes of `host` on the device, for work queued from now on; the copy may still be in progress."""
         pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
         stream, reader = self._stream("up", torch.device(device)), torch.cuda.current_stream(device)
         with torch.cuda.stream(stream):
@@ -69,11 +69,11 @@ class Flight:
         return x
 
     def check(self, bad: Tensor, error: Exception) -> None:
-        """Raise `error` when this lands, if the flag is set by then."""
+        """Raise `error` on landing if the flag is set by then."""
         self._flags.append((self._copied(bad), error))
 
     def land(self) -> None:
-        """Wait until all bytes have arrived, if any are on their way; raises the first error whose flag is set."""
+        """Wait for all pending bytes; raises the first error whose flag is set."""
         if self._bytes_pending:
             self.settle()
 
@@ -113,14 +113,14 @@ def current() -> Flight | None:
 
 
 def land() -> None:
-    """Wait for the bytes on their way down, before an array of a packet that was just encoded is read."""
+    """Wait for pending copies to the host; to be called before reading an array of a packet that was just encoded."""
     flight = current()
     if flight is not None:
         flight.land()
 
 
 def to_host(x: Tensor) -> Tensor:
-    """Return contiguous `x` in host memory, where it arrives when the open flight lands, or at once if none is open."""
+    """Return contiguous `x` in host memory: filled when the open flight lands, or at once if none is open."""
     flight = current()
     if flight is not None and flight.takes(x.device):
         return flight.down(x)
@@ -144,14 +144,14 @@ def integer(x: Tensor) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all its work; a CPU has nothing to wait for."""
+    """Wait until the device has finished all queued work; no effect on a CPU."""
     if device.type == "cuda":
         _waits[0] += 1
         torch.cuda.synchronize(device)
 
 
 def check(bad: Tensor, error: Exception) -> None:
-    """Raise `error` if the flag, a tensor, is not zero: when the open flight lands, or at once if none is open."""
+    """Raise `error` if `flag`, a tensor, is not zero: when the open flight lands, or at once if none is open."""
     flight = current()
     if flight is not None and flight.takes(bad.device):
         flight.check(bad, error)

@@ -38,7 +38,7 @@ def check_tile(tile: object) -> int:
 
 
 def hadamard(tiles: Tensor) -> Tensor:
-    """Return every row of float64 (count, tile) times Sylvester's matrix of ones and minus ones, by butterflies.
+    """Return the Walsh-Hadamard transform of every row of float64 (count, tile), not normalised.
 
     >>> hadamard(torch.tensor([[1.0, 2.0]], dtype=torch.float64))
     tensor([[ 3., -1.]], dtype=torch.float64)
@@ -57,9 +57,9 @@ def hadamard(tiles: Tensor) -> Tensor:
 class Hadamard(Codec):
     """Sends x H by another codec, H the Hadamard matrix of `tile` values, and transforms the decoded tensor back.
 
-    Spreads an outlier over its tile, so that few bits serve the other values better. Tiles are consecutive values of a sample, or
-    of the whole tensor with zeros at its end if samples are not whole tiles. The codec encodes x H/tile, in float32, which is
-    no greater than x, so that nothing overflows.
+    Spreads an outlier over its tile, which leaves more precision for the other values. Tiles are consecutive values of
+    a sample, or of the whole tensor padded with zeros if samples do not divide into tiles. The codec encodes x H/tile,
+    in float32, which is no larger than x, so nothing overflows.
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.arange(32.0).sin(); x[5] = 20

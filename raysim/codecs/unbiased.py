@@ -1,4 +1,4 @@
-"""Quantisers of gradients that round at random, so that the mean over draws is the tensor: TernGrad and natural compression."""
+"""Unbiased quantisers of gradients by stochastic rounding: TernGrad and natural compression."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class TernGrad(Codec):
-    """Rounds every value at random to -s, 0 or s, s the greatest magnitude after clipping (Wen et al. 2017, 1705.07878):
-    floor(x/s + u) s.
+    """Stochastically rounds every value to -s, 0 or s, s the greatest magnitude after clipping (Wen et al. 2017,
+    1705.07878): floor(x/s + u) s, u uniform in [0, 1).
 
     Values are clipped to `clip` standard deviations of the tensor first (None: not at all; a constant tensor never). Unbiased
     for the clipped tensor, with variance s ||x||_1 - ||x||^2. 2 bits a value, and s in float32.
@@ -71,10 +71,11 @@ _TERNARY = Quantize(2, range="absmax", rounding="stochastic")
 
 @dataclass(frozen=True, repr=False)
 class Natural(Codec):
-    """Rounds every magnitude at random to a power of two beside it (natural compression, Horvath et al. 2019, 1905.10988).
+    """Stochastically rounds every magnitude to a neighbouring power of two (natural compression, Horvath et al. 2019, 1905.10988).
 
-    |x| in [2^a, 2^(a+1)) goes up with probability |x|/2^a - 1, so the mean is x; the variance is at most ||x||^2/8. 9 bits a
-    value: sign and exponent. Below 2^-126 it goes to 0 or 2^-126, and above 2^127 to 2^127.
+    |x| in [2^a, 2^(a+1)) is rounded up with probability |x|/2^a - 1, so the mean is x; the variance is at most
+    ||x||^2/8. 9 bits per value: sign and exponent. Magnitudes below 2^-126 become 0 or 2^-126, and magnitudes above
+    2^127 become 2^127.
 
     >>> Natural().encode(torch.tensor([1.0, -0.5, 0.0]), key=1).decode()
     tensor([ 1.0000, -0.5000,  0.0000])

@@ -1,4 +1,4 @@
-"""Compressors of links: a codec with a memory. The notation of a bare codec means `Plain`."""
+"""Compressors of links: a codec with a memory. A codec alone, without a compressor, means `Plain`."""
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors.acgc import ACGC

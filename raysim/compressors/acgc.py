@@ -1,5 +1,4 @@
-"""AC-GC's error budget (Evans, Aamodt 2021, NeurIPS): the effect of activations' errors on the gradients of weights sets the
-bits of activations."""
+"""AC-GC's error budget (Evans, Aamodt 2021, NeurIPS): activations get as many bits as the gradients of weights need."""
 
 from __future__ import annotations
 
@@ -22,22 +21,23 @@ _COARSEST = 1e30  # the largest bound of ErrorBounded
 
 @dataclass(frozen=True, repr=False)
 class ACGC(Compressor):
-    """Sends activations by ErrorBounded(e), e such that the gradient of the weights that read them is off by at most the share
-    `budget` of its squared norm (Evans, Aamodt 2021).
+    """Sends activations by ErrorBounded(e), with e chosen so that the squared error of the weight gradients computed
+    from them is at most the share `budget` of their squared norm (Evans, Aamodt 2021).
 
     An error dx of the activations moves the gradient of a layer's weights w by a squared norm of at most u ||dx||^2 ||grad y||^2
     (Cauchy-Schwarz; y is its output; u its kernel positions over stride, 1 of nn.Linear). The mean square of dx may be
     budget S / (2n), where S = sum ||grad w||^2 / sum u ||grad y||^2 over the layers that read the activations, and n is the number
     of their values in a step; the 2 is the paper's margin. Errors are taken as uniform in [-e, e]: e = sqrt(3 budget S / (2n)).
-    Rounding errors know nothing of gradients, and use little of the budget: 2 % and less in small CNNs (measured).
+    Rounding errors are uncorrelated with gradients, and use little of the budget: at most 2 % in small CNNs (measured).
 
-    The stage that receives measures S over every step, on its own replica; the sender learns it after the step, and uses it in the
-    step after next: the first two steps are sent as they are. If S is zero or not finite the bound stays. Layers that read
-    the activations are the Conv1d, Conv2d, Conv3d and Linear layers that are given them, else the first one of the stage, of which
-    S is an estimate; behind a stage without any, nothing is compressed.
+    The receiving stage measures S over every step, on its own replica. The sender gets it after the step, and uses it
+    in the step after next; the first two steps are sent uncompressed. If S is zero or not finite, the bound stays. The
+    layers that read the activations are the Conv1d, Conv2d, Conv3d and Linear layers with these activations as input.
+    If there is none, S is estimated from the stage's first such layer; for a stage without such layers, nothing is
+    compressed.
 
-    Unlike the paper, which stores activations in fixed point with bits for each channel, chosen from a scale and a budget of 2^-k,
-    this has one bound for a link, and the blocks of ErrorBounded have bits of their own.
+    The paper stores activations in fixed point with bits for each channel, chosen from a scale and a budget of 2^-k.
+    Here a link has one bound, and each block of ErrorBounded has its own bits.
 
     >>> acgc = ACGC(0.1)
     >>> acgc.bound(sensitivity=60.0, values=900), acgc.bound(sensitivity=0.0, values=900)
@@ -55,11 +55,11 @@ class ACGC(Compressor):
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
-        """The codec, of any bound."""
+        """The codec, with an arbitrary bound."""
         return ErrorBounded(1.0)
 
     def bound(self, sensitivity: float | None, values: float) -> float | None:
-        """Return e for `values` values in a step, None if the sensitivity S allows none."""
+        """Return e for `values` values per step; None if the sensitivity S is zero or not finite."""
         if sensitivity is None or not values:
             return None
         e = math.sqrt(max(0.0, 3 * self.budget * sensitivity / (2 * values)))

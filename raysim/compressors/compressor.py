@@ -1,8 +1,8 @@
-"""`Compressor`: a codec and a memory, with the state passed in and the changes to it passed out.
+"""`Compressor`: a codec with a memory; its methods are given the state and return the changes to it.
 
-`encode` and `decode` are pure: they read the state and return its changes. The owner of the state commits the changes, or
-drops them after a probe. State is a flat dict of tensors keyed by integers, so that a large memory, such as a copy of every
-sample, is committed row by row, and a checkpoint needs no knowledge of the method.
+`encode` and `decode` are pure: they read the state and return its changes. The owner of the state commits the changes,
+or discards them after a probe. State is a flat dict of tensors keyed by integers, so that a large memory, such as a
+copy of every sample, is committed row by row, and a checkpoint needs no knowledge of the method.
 """
 
 from __future__ import annotations
@@ -96,17 +96,17 @@ class Compressor(Notation, ABC):
 
     @property
     def shared_budget(self) -> float | None:
-        """Fidelity that all links of a direction must keep together; None if each link decides by itself."""
+        """Fidelity that the product over all links of a direction must reach; None if each link decides by itself."""
         return None
 
     def forgets(self, num_samples: int) -> bool:
-        """Return whether the memory holds fewer than `num_samples` samples, so that later visits may be like first ones."""
+        """Return whether the memory holds fewer than `num_samples` samples, so that a sample may be forgotten between epochs."""
         return False
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the codecs of packets that this compressor sends, for the link's table.
 
-        `Identity` is in every table, and packets of codecs that only turn up in the run are sent with their notation.
+        `Identity` is in every table. Packets of codecs that are known only during the run are sent with their notation.
         """
         return (Entry.of(self.codec),)
 
@@ -118,7 +118,7 @@ class Compressor(Notation, ABC):
     def array_bytes(self, shape: tuple[int, ...], dtype: str) -> int | None:
         """Return the bytes of the arrays of every packet for tensors of `shape` and `dtype`.
 
-        None if they depend on the values or the step: such packets do not fit a buffer of fixed size.
+        None if the bytes depend on the values or the step: such packets need buffers of variable size.
         """
         if self.message_varies or not self.codec.fixed_size:
             return None
@@ -126,7 +126,7 @@ class Compressor(Notation, ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
-        """Return the packet of `x` and the sender's changed rows; `state` is left untouched.
+        """Return the packet of `x` and the changed rows of the sender's state; `state` itself is not modified.
 
         Raises NonFiniteError if the tensor to encode holds NaN or infinity.
         """
@@ -134,7 +134,7 @@ class Compressor(Notation, ABC):
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
     ) -> tuple[Tensor, State]:
-        """Return the tensor that the receiver works on and the receiver's changed rows; `state` is left untouched."""
+        """Return the receiver's tensor and the changed rows of its state; `state` itself is not modified."""
         return packet.decode(device), {}
 
     def commit(self, state: State, changes: State) -> None:
@@ -142,16 +142,16 @@ class Compressor(Notation, ABC):
         state.update(changes)
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
-        """Return the sender's rows that change when a step ends, and the decisions; `state` is left untouched.
+        """Return the rows of the sender's state that change at the end of a step, and the decisions; `state` itself is not modified.
 
-        `context`: of the last message, with the signals of the step before.
+        `context`: the context of the last message, with the signals of the previous step.
         """
         return {}, []
 
     def evaluation(self, mode: str, state: State) -> Codec:
-        """Return the codec that replaces this compressor in evaluation "on" or "on_direct", which use no memory.
+        """Return the codec that replaces this compressor in evaluations "on" or "on_direct", which use no memory.
 
-        `state` is the sender's, for methods that adapt.
+        `state`: the sender's state, needed by adaptive methods.
         """
         return self.codec
 
@@ -160,11 +160,11 @@ class Compressor(Notation, ABC):
         return "Try a milder codec."
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        """Return the most values that one end remembers, for messages of one shape and the samples that the link sees."""
+        """Return the maximum number of values in the memory of one end, by the message shape and the number of samples on the link."""
         return 0
 
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        """Return the most bytes of one end's memory: the count of `memory_values`, in its dtype."""
+        """Return the maximum bytes of one end's memory: `memory_values` in its dtype."""
         return 4 * self.memory_values(message, num_microbatches, num_samples)
 
 
@@ -202,12 +202,12 @@ class Plain(Compressor):
 
 
 def memory_keys(key: str, context: Context) -> list[int]:
-    """Return the memory keys of one message: its microbatch slot, the only key of a link, or one key for each sample."""
+    """Return the memory keys of one message: its microbatch slot, the single key of a link, or one key per sample."""
     return {"slot": [context.microbatch], "link": [0]}.get(key) or list(context.sample_ids)
 
 
 def as_rows(x: Tensor, key: str) -> Tensor:
-    """Return `x` with one row a memory key: its samples, or the whole message as the only row."""
+    """Return `x` with one row per memory key: its samples, or the whole message as the only row."""
     return x if key == "sample" else x[None]
 
 
@@ -224,7 +224,7 @@ def recall(state: State, key: str, context: Context, x: Tensor) -> Tensor:
 
 
 def remember(key: str, context: Context, x: Tensor, dtype: torch.dtype | None = None) -> State:
-    """Return the changes that keep `x` under `key` for its message, each row in memory of its own, in `dtype` or float32."""
+    """Return the changes that store `x` under `key`, each row in its own memory, in `dtype` or float32."""
     dtype = dtype or torch.float32
     keys, rows = memory_keys(key, context), as_rows(x, key)
     if len(keys) == 1:
@@ -236,8 +236,8 @@ def remember(key: str, context: Context, x: Tensor, dtype: torch.dtype | None = 
 class AtSupport(Compressor):
     """Sends the values at `context.support` by a codec, and no indices (Rudakov et al. 2023, shared-index TopK).
 
-    It is the exact derivative of the masked activation. Both ends know the support: one decoded the forward packet, the
-    other made it. It is not in the notation: the setting `shared_indices` makes it of a backward codec.
+    The result is the exact gradient of the masked activation. Both ends know the support, from encoding or decoding the
+    forward packet. This compressor has no notation: `shared_indices=true` wraps a backward codec in it.
     """
 
     codec: Codec
@@ -264,9 +264,9 @@ class AtSupport(Compressor):
 
 
 def share_indices(forward: Compressor, backward: Compressor, where: str = "") -> Compressor:
-    """Return the compressor of gradients that go back at the positions of their activations.
+    """Return the compressor that sends gradients at the positions of their activations.
 
-    Raises ValueError if `forward` keeps no positions, or `backward` is no bare codec of the values; `where` ends the sentence.
+    Raises ValueError, with `where` at its end, if `forward` selects no positions, or `backward` is not a codec alone.
     """
     if not (forward.carries_support and forward.codec.selects):
         raise ValueError(

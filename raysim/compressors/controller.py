@@ -1,12 +1,14 @@
-"""The controller of GraVAC (Tyagi and Swany 2023, 2305.12201), which chooses one of several compressions by the gain of each and by
-the speed of the system; replica gradients and links share it. And the budget that the links of a direction share (ours).
+"""The controller of GraVAC (Tyagi and Swany 2023, 2305.12201), for replica gradients and links: it chooses among
+compression levels by their gains and the speed of the system. Also the budget shared by the links of a direction
+(ours).
 
-Levels run from mild to strong. A step evaluates two of them: the `minimum`, and the `candidate` that is explored above it.
-The stronger one whose gain reaches `epsilon` is sent, else the tensor itself. At the end of every window the controller moves
-both levels.
+Levels run from mild to strong. A step evaluates two of them: the `minimum`, and a stronger `candidate`. The stronger of
+the two whose gain reaches `epsilon` is sent; if neither reaches it, the tensor itself. At the end of every window the
+controller moves both levels.
 
-Errors of links pass through the stages that follow and add up, so a pipeline has one budget in each direction: the product of
-its links' fidelities. Budget that a fast link spends is missing at the slow link for which all stages wait.
+Errors of links pass through the stages that follow and add up, so a pipeline has one budget in each direction: the
+product of its links' fidelities. Fidelity lost on a fast link is then not available to the slowest link, for which all
+stages wait.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ PROMOTE = ("evaluated", "listing", "passing")
 
 
 def check_factors(cf_min: object, cf_max: object) -> tuple[float, float]:
-    """Return the ends of the range of factors; raises ValueError by field and rule."""
+    """Return the lowest and highest factor; raises ValueError by field and rule."""
     low, high = check_real("cf_min", cf_min, 1, 1e9), check_real("cf_max", cf_max, 1, 1e9)
     if low > high:
         raise ValueError(f"`cf_min` must be at most `cf_max`, but got {low:g} and {high:g}.")
@@ -64,7 +66,7 @@ class Rules(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The branch that a step takes."""
+    """The levels of a step: those evaluated, and the one that is sent."""
 
     branch: str  # "candidate", "minimum" or "dense"
     level: int  # beyond the last one: the tensor as it is
@@ -110,7 +112,7 @@ class Controller:
     # In a checkpoint.
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Return the state as int64 and float64; infinity stands for values not seen yet, so that states compare equal."""
+        """Return the state as int64 and float64; infinity, not NaN, marks unmeasured values, so that states compare equal."""
         whole = [self.minimum, self.candidate, self.frozen, self.steps, self.used, *self.counts]
         real = [self.used_gain, *self.agreed, *self.averages, *self.speeds, *self.sums]
         seen = torch.tensor(real, dtype=torch.float64).nan_to_num(nan=math.inf)
@@ -129,7 +131,7 @@ class Controller:
     # In a step.
 
     def book(self, throughput: float) -> None:
-        """Add the throughput of the last step, in samples a second, to the level that was sent in it."""
+        """Credit the throughput of the last step, in samples per second, to the level that it sent."""
         self.sums[self.used] += throughput * self.used_gain
         self.counts[self.used] += 1
 
@@ -147,11 +149,11 @@ class Controller:
 
     @property
     def gains(self) -> tuple[float, float]:
-        """The averaged gains of minimum and candidate, NaN if none was seen."""
+        """The averaged gains of minimum and candidate; NaN before the first measurement."""
         return self.averages[0], self.averages[1]
 
     def choose(self, minimum: float, candidate: float, epsilon: float) -> Choice:
-        """Return the strongest choice whose gain reaches `epsilon`; a gain of NaN does not reach it."""
+        """Return the strongest level whose gain reaches `epsilon`; NaN does not."""
         if candidate >= epsilon:
             return Choice("candidate", self.candidate, candidate)
         if minimum >= epsilon:
@@ -251,11 +253,11 @@ class Way(NamedTuple):
 
 
 def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float]:
-    """Return for each link the fidelity that it must keep; their product is `budget`, in (0, 1].
+    """Return the fidelity that each link must keep; their product is `budget`, in (0, 1].
 
-    The first of a link's ways is the tensor as it is, of fidelity 1. The slowest link takes its next faster way for as long as
-    the product of fidelities stays at least `budget`; then the next slowest link does. The rest of the budget is shared out, so
-    that a link whose fidelity falls a little stays above its floor.
+    The first way of a link is the uncompressed tensor, of fidelity 1. The slowest link takes its next faster way as
+    long as the product of fidelities stays at least `budget`; then the next slowest link does. The unused budget is
+    distributed over the links, so that small losses of fidelity do not push a link below its floor.
 
     >>> fast, slow = [Way(1, 2), Way(0.8, 1)], [Way(1, 20), Way(0.8, 10), Way(0.6, 5)]
     >>> {name: round(floor, 3) for name, floor in floors({"fast": fast, "slow": slow}, 0.6).items()}
@@ -269,9 +271,9 @@ def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float
 
 
 def spend(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, Way]:
-    """Return the way that each link takes, the slowest first served; links equally slow in their order.
+    """Return the chosen way of each link; the slowest link is served first, equally slow links in their order.
 
-    If stronger ways keep less, nothing within the budget makes the slowest message faster.
+    If stronger ways have lower fidelity, no choice within the budget makes the slowest message faster.
     """
     taken = {key: ways[0] for key, ways in links.items()}
     least = budget * (1 - _ROUNDING)

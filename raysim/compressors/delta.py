@@ -1,4 +1,4 @@
-"""Delta methods: both ends keep a reference copy, and messages are compressed differences to it."""
+"""Delta methods: both ends keep a reference copy, and messages carry the compressed difference from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LinkEF21(Residual):
-    """Sends C(x - h) and moves h by it at both ends; the receiver works on h (Richtarik et al. 2021, 2106.05203).
+    """Sends C(x - h) and adds it to h at both ends; the receiver uses h (Richtarik et al. 2021, 2106.05203).
 
     h starts at zero and is kept in float32 under `key`: microbatch `slot`, `sample` or `link`. The difference is sent
     in the dtype of x.
@@ -41,7 +41,7 @@ class LinkEF21(Residual):
     >>> method, x = LinkEF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
     >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> sender, receiver = {}, {}
-    >>> for _ in range(2):  # the same tensor again: the second packet holds the rest of it
+    >>> for _ in range(2):  # the same tensor again: the second packet holds the rest
     ...     packet, changes = method.encode(x, sender, context)
     ...     method.commit(sender, changes)
     ...     received, changes = method.decode(packet, receiver, context)
@@ -70,11 +70,11 @@ class LinkEF21(Residual):
 class AQSGD(Compressor):
     """Sends C(a - m) against a copy m of the same sample's last message (Wang et al. 2022, 2206.01299, AQ-SGD).
 
-    All visits in the first `warmup` epochs are sent in full, and so is a sample's first visit after them. With
-    `first="compressed"` that first visit is sent as C(a), to keep a budget of bytes. The receiver works on the stored m, rounded
-    to `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy for each microbatch slot instead. Copies are
-    published when the step ends. `capacity` bounds the number of copies; the least recently used is dropped first, at both ends,
-    and its next visit is a first one.
+    All messages of the first `warmup` epochs are sent uncompressed, and so is a sample's first message after them. With
+    `first="compressed"` that first message is C(a), to stay within a budget of bytes. The receiver uses the stored m,
+    rounded to `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy for each microbatch slot
+    instead. Copies take effect when the step ends. `capacity` bounds the number of copies: both ends evict the least
+    recently used, and the evicted sample's next message is a first one.
 
     >>> from raysim.codecs import Quantize
     >>> AQSGD(Quantize(4), capacity=1000)
@@ -103,12 +103,12 @@ class AQSGD(Compressor):
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]
-        """True if some visits are sent dense."""
+        """True if some messages are sent dense."""
         return self.warmup > 0 or self.first == "dense"
 
     @property
     def warmup_epochs(self) -> int:  # type: ignore[override]
-        """Epochs whose visits are all sent in full."""
+        """Epochs whose messages are all sent uncompressed."""
         return self.warmup
 
     def forgets(self, num_samples: int) -> bool:
@@ -161,7 +161,7 @@ class AQSGD(Compressor):
             state.pop(next(iter(state)))
 
     def evaluation(self, mode: str, state: State) -> Codec:
-        """Return the codec of a first visit for "on", as a test sample was never seen; for "on_direct" the codec itself."""
+        """For "on" return the codec of a first message, as test samples have no reference; for "on_direct" the codec itself."""
         return self._dense if mode == "on" and self.first == "dense" else self.codec
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:

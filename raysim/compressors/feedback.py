@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Residual(Compressor):
-    """A compressor that keeps a memory in float32 under `key`: of the microbatch's `slot`, of the `sample`, or of the `link`.
+    """A compressor with a float32 memory for each key: the microbatch's `slot`, the `sample`, or the `link`.
 
-    Gradients and activations differ in the key that suits them. A residual of gradients may go with another sample's
-    gradient: the sum over samples is all that the weights see, so `key="slot"`, the published form, works. An activation
-    belongs to its sample. With shuffled data, `key="slot"` and `key="link"` add one sample's residual to another
-    sample's activation, which acts as noise, and training may collapse. For activations use `key="sample"`, which meets the
-    same sample again in the next epoch and needs memory for every sample, or no feedback at all.
+    Gradients and activations need different keys. A residual of gradients may be added to another sample's gradient:
+    only the sum over samples reaches the weights, so `key="slot"`, the published form, works. An activation belongs to
+    its sample. With shuffled data, `key="slot"` and `key="link"` add one sample's residual to another sample's
+    activation, which acts as noise, and training may collapse. For activations use `key="sample"`, which adds the
+    residual in the sample's next epoch and needs memory for every sample, or no feedback at all.
     """
 
     codec: Codec
@@ -63,9 +63,9 @@ class Residual(Compressor):
 class ErrorFeedback(Residual):
     """Sends C(x + e) and keeps e = x + e - C(x + e) (Seide et al. 2014; on boundaries Rudakov et al. 2023, 2401.07788).
 
-    `key`: the residual belongs to the microbatch's `slot` (as published: row i goes with row i of the next step, another
-    sample if data is shuffled), to the `sample`, or to the `link` (the next microbatch takes it: Optimus-CC's lazy
-    propagation). Use "slot" for gradients and "sample" for activations; `Residual` says why.
+    `key`: the residual is added to the same microbatch `slot` of the next step (as published; with shuffled data row i
+    is then another sample), to the next message of the `sample`, or to the next microbatch on the `link` (Optimus-CC's
+    lazy propagation). Use "slot" for gradients and "sample" for activations; `Residual` says why.
 
     >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, state = ErrorFeedback(TopK(0.5)).encode(x, {}, context)
@@ -83,10 +83,10 @@ class ErrorFeedback(Residual):
 
 @dataclass(frozen=True, repr=False)
 class NoiseFeedback(Residual):
-    """Sends C(x + n), with n noise of the norm of the last residual: the control of `ErrorFeedback`.
+    """Sends C(x + n), with noise n of the same norm as the last residual: a control experiment for `ErrorFeedback`.
 
-    It separates the effect of the residual's content from the effect of noise of its size. n is uniform and drawn from the key of
-    each message. The residual is e = x + n - C(x + n), kept under `key` as in `ErrorFeedback`.
+    It separates the effect of the residual's content from that of equally large noise. n is uniform, drawn from each
+    message's key. The residual is e = x + n - C(x + n), kept under `key` as in `ErrorFeedback`.
 
     >>> NoiseFeedback(TopK(0.1), key="sample")
     NoiseFeedback(TopK(0.1), key='sample')
@@ -102,7 +102,7 @@ class NoiseFeedback(Residual):
 
 @dataclass(frozen=True, repr=False)
 class MixedErrorFeedback(Residual):
-    """Splits TopK's budget between the message and the residual (Rudakov et al. 2023 name it; our reading, unverified).
+    """Splits TopK's budget between the message and the residual (named in Rudakov et al. 2023; our reading, not verified).
 
     I = the first half of k of x (rounded up), J = the second half of e; sends x at I plus e at J, or with `union` x + e
     at both. The new e is x + e less the sent values. Positions in both are sent once, so a packet holds up to k values.

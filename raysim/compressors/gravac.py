@@ -35,16 +35,16 @@ _EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compressio
 
 @dataclass(frozen=True, repr=False)
 class LinkGraVAC(Compressor):
-    """Sends the messages of a step by the stronger of two codecs whose fidelity reaches `epsilon`, else uncompressed (ours, after
-    Tyagi and Swany 2023, 2305.12201).
+    """Sends the messages of a step by the stronger of two codecs if its fidelity reaches `epsilon`, by the milder if
+    only that one does, else uncompressed (ours, after Tyagi and Swany 2023, 2305.12201).
 
     Fidelity is 1 - ||y - C(y)||^2/||y||^2, with y the codec's input, over the messages of a step. Its moving average decides about
-    the next step. At the end of every window the controller of GraVAC moves, for every link by itself.
+    the next step. At the end of every window each link's controller (GraVAC's) may move to other codecs.
 
-    The gains of links are independent: a link measures its fidelity on its own messages, for any codecs of other links.
-    Compression upstream still changes the messages that a link downstream sees; the moving averages follow these messages, and
-    after 1/`ewma_alpha` steps hold little of earlier ones. Only a `budget` couples the decisions of links. The speed of a step is
-    common to all links: with `throughput="step"` it is credited to the level of every link.
+    Links decide independently: each measures fidelity on its own messages. Compression upstream still changes the
+    messages downstream; the moving averages follow within about 1/`ewma_alpha` steps. Only a `budget` couples the
+    decisions of links. The speed of a step is common to all links: with `throughput="step"` it is credited to the level
+    of every link.
 
     Args:
         cf_min: First factor of the ladder "topk".
@@ -59,10 +59,10 @@ class LinkGraVAC(Compressor):
         memory: Key of a residual that is kept as in `ErrorFeedback`; by default there is none.
         throughput: Speed of a level: "step", samples a second by the clock, or "link", dense bytes over wire bytes, which needs no
             clock.
-        probe_every: Messages of a step between two on which both codecs are tried.
+        probe_every: Both codecs are tried on every `probe_every`-th message of a step.
         ewma_alpha: Weight of a step in the moving averages.
-        budget: Fidelity that all links of a direction keep together, as a product, in place of `epsilon`. Compression goes to the
-            slowest links first (`raysim.compressors.controller`), by the fidelities of the step before.
+        budget: Least product of the fidelities of all links in a direction, in place of `epsilon`. The slowest links are
+            compressed first (`raysim.compressors.controller`), by the fidelities of the step before.
 
     >>> LinkGraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))

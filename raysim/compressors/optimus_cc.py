@@ -24,11 +24,11 @@ RESIDUAL = 1 << 62  # key of the residual; slots and samples, keys of the compre
 
 @dataclass(frozen=True, repr=False)
 class LazyErrorPropagation(Compressor):
-    """Sends C(g + e) and keeps e, which is added to the next microbatch, in the same step or the next (Song et al. 2023).
+    """Sends C(g + e) and adds the new error e to the next microbatch, in the same step or the next (Song et al. 2023).
 
-    `inner`: a codec, or a compressor of one end. Over a step the error of a layer's weights becomes a sum of e_i with the
-    differences of consecutive activations, which is small if they are unrelated. `reset="step"` drops
-    e at the end of every step; so does a message of another shape.
+    `inner`: a codec, or a compressor with a memory at one end. The error in a layer's weight gradient over a step is
+    then a sum of products of e_i with differences of consecutive activations, small if the two are uncorrelated.
+    `reset="step"` discards e at the end of every step; a message of another shape always does.
 
     >>> from raysim.codecs import LowRank
     >>> from raysim.compressors import WarmStart
@@ -97,9 +97,9 @@ class Epilogue(Compressor):
     """Compresses the backward messages of the schedule's cool-down, which no computation hides (Song et al. 2023).
 
     The cool-down of a worker begins after its last forward: under 1F1B, stage s of P sends the last min(P - s, M) of its M
-    gradients in it. Other messages are sent dense, and leave the memory as it is.
+    gradients in it. Other messages are sent dense, and do not change the memory.
 
-    `flush`: a dense message carries the residual of LazyErrorPropagation with it.
+    `flush`: the residual of LazyErrorPropagation is added to the next dense message.
 
     >>> message = Context("backward", boundary=1, step=0, epoch=0, microbatch=0, sample_ids=())
     >>> [Epilogue.compresses(message._replace(phase=phase)) for phase in ("steady", "cooldown")]
@@ -199,9 +199,10 @@ class WarmStart(Compressor):
     """Sends P = orth(M Q) and M^T P, and keeps M^T P: made orthonormal it is the Q of the link's next message (PowerSGD, Vogels et
     al. 2019, 1905.13727; on links Optimus-CC, Song et al. 2023, 2301.09830, and Bian et al. 2024, 2301.02654).
 
-    If messages change little, this is a subspace iteration that tends to the best approximation of the rank. The sender alone
-    remembers Q. It is drawn from the key for the first message and for one of another shape, and so are columns of it that a
-    message left at zero, which would stay there. Wrap it in an error feedback that takes compressors for Optimus-CC whole.
+    If messages change little, this is a subspace iteration that converges to the best approximation of this rank. Only
+    the sender keeps Q. Q is drawn from the key for the first message and whenever the shape changes; columns that
+    became zero are drawn again, since they would stay zero. For the whole of Optimus-CC wrap this in
+    `LazyErrorPropagation`.
 
     >>> WarmStart(LowRank(16))
     WarmStart(LowRank(16))

@@ -52,7 +52,9 @@ def read_setting(field: str, value: Any) -> ByReplica:
                 f"`{field}` by replica must have numbers of replicas and `{OTHERS}` as keys, but got {shown(key)}."
             )
         if not isinstance(setting, (str, list, tuple, Mapping, Codec, Compressor)):
-            raise ValueError(f"`{name}` must be a compressor or a list of one a boundary, but got {shown(setting)}.")
+            raise ValueError(
+                f"`{name}` must be a compressor or a list with one per boundary, but got {shown(setting)}."
+            )
         by_replica[str(key)] = (
             _read_by_tensor(name, setting) if isinstance(setting, Mapping) else _read_list(name, setting)
         )
@@ -79,7 +81,7 @@ def check_numbers(field: str, value: ByReplica, num_boundaries: int, num_replica
             check_numbers(f"{field}.{key}", setting, num_boundaries, num_replicas)
     elif isinstance(value, tuple) and len(value) != num_boundaries:
         raise ValueError(
-            f"`{field}` must be one compressor or a list of one a boundary ({num_boundaries}), but got {len(value)}."
+            f"`{field}` must be one compressor or a list with one per boundary ({num_boundaries}), but got {len(value)}."
         )
 
 

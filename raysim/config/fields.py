@@ -28,7 +28,7 @@ MOST_STAGES = 1024  # a few times the stages of the largest published pipelines
 
 
 class Strict(BaseModel):
-    """A table of known keys, none of which takes a truth value for a number."""
+    """A table that refuses unknown keys, and booleans in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

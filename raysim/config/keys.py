@@ -29,7 +29,7 @@ class Key(NamedTuple):
     default: object
     meaning: str
     role: Role
-    kind: str  # "bool", "int", "float", "str" or "list[...]" of these; "str" also where a list may stand for one value
+    kind: str  # "bool", "int", "float", "str" or "list[...]" of these; "str" also if a list may stand for one value
 
 
 @lru_cache(maxsize=1)
@@ -53,7 +53,7 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def as_written(value: object) -> object:
-    """Return the value of a key as one text, in TOML, where a list or a table may stand for one value.
+    """Return the value of a key as one text; a list or a table is written in TOML.
 
     >>> as_written(("TopK(0.1)", "Identity")), as_written("TopK(0.1)"), as_written(None)
     ('["TopK(0.1)", "Identity"]', 'TopK(0.1)', None)

@@ -45,13 +45,13 @@ class OptimizerConfig(Strict):
     learning_rate: float = Field(default=0.1, ge=0)
     """Learning rate before warm-up and decay."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Momentum of sgd, rmsprop and muon; torch's default where not given."""
+    """Momentum of sgd, rmsprop and muon; torch's default if not given."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay as torch's rule defines it: L2 for sgd, decoupled for adamw and muon."""
     betas: tuple[float, float] | None = None
-    """Betas of the Adam family, and of the AdamW beside muon; torch's default where not given."""
+    """Betas of the Adam family, and of the AdamW beside muon; torch's default if not given."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Torch's `eps`; torch's default where not given."""
+    """Torch's `eps`; torch's default if not given."""
     warmup_steps: Natural = 0
     """Steps in which the learning rate rises linearly. With `one-cycle`, the steps of its rise; 0 means 30 % of the run."""
     decay: Literal["constant", "cosine", "linear", "one-cycle", "steps"] = "constant"
@@ -59,7 +59,7 @@ class OptimizerConfig(Strict):
     decay_at: tuple[Positive, ...] | None = Field(default=None, max_length=1000)
     """Steps at which the learning rate falls to a tenth, with `decay` = 'steps'."""
     decay_epochs: float | None = Field(default=None, gt=0)
-    """Epochs until the learning rate is zero; the length of the run where not given."""
+    """Epochs until the learning rate is zero; the length of the run if not given."""
     decay_every: Literal["step", "epoch"] = "step"
     """`step`: the learning rate falls at every step. `epoch`: it falls between epochs."""
     clip_norm: float | None = Field(default=None, gt=0)
@@ -76,7 +76,7 @@ class OptimizerConfig(Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The rule's options that are given, under torch's names; `weight_decay` among them, where the rule has it."""
+        """The rule's options that are given, under torch's names; `weight_decay` among them, if the rule has it."""
         values = {name: getattr(self, name, None) for name in OPTIMIZERS[self.name]}
         given = {name: value for name, value in values.items() if value is not None}
         if "epsilon" in given:
@@ -117,7 +117,7 @@ _LISTS = {"ns_coefficients": 3, "etas": 2, "step_sizes": 2}
 
 
 def _check_option(option: str, value: object) -> None:
-    """Raise ValueError where an option of a rule is of another kind than torch's."""
+    """Raise ValueError if an option of a rule is of another kind than torch's."""
     key = f"`optimizer.{option}`"
     if option in _FLAGS:
         if not isinstance(value, bool):

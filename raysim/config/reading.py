@@ -76,7 +76,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
 def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Return the configuration of a recipe's name or a TOML file, changed by `key=value` texts.
 
-    Raises ConfigError where the recipe, the file, a key or a value is wrong.
+    Raises ConfigError if the recipe, the file, a key or a value is wrong.
 
     >>> read_config("digits-cnn", ["steps=10", "forward=TopK(density=0.1)"]).forward
     TopK(0.1)
@@ -151,9 +151,9 @@ def recipe_names() -> list[str]:
 
 
 def apply_override(values: dict[str, Any], override: str) -> str:
-    """Change nested `values` by a text `key=value`, the value in TOML, or a string where it is none; return the key.
+    """Change nested `values` by a text `key=value` and return the key; a value that is not TOML is a string.
 
-    Raises ConfigError where it is no such text, or the key cannot be one.
+    Raises ConfigError if the text has another form, or the key is invalid.
     """
     key, equals, text = override.partition("=")
     key = key.strip()

@@ -131,7 +131,7 @@ def _boundaries(run: RunConfig) -> Iterator[str]:
         check_numbers(field, getattr(run, field), count, run.num_replicas)
     if isinstance(run.bottleneck, tuple) and (len(run.bottleneck) != count or not any(run.bottleneck)):
         yield (
-            f"`bottleneck` must be one number or a list of one a boundary ({count}), not all 0, "
+            f"`bottleneck` must be one number or a list with one per boundary ({count}), not all 0, "
             f"but got {shown(list(run.bottleneck))}."
         )
     if count == 0:
@@ -152,7 +152,7 @@ def _compressors(run: RunConfig) -> Iterator[str]:
 def _replicas(run: RunConfig) -> Iterator[str]:
     methods = run.replica_gradient
     if isinstance(methods, tuple) and len(methods) != run.stages:
-        yield f"`replica_gradient` must be one method or a list of one a stage ({run.stages}), but got {len(methods)}."
+        yield f"`replica_gradient` must be one method or a list with one per stage ({run.stages}), but got {len(methods)}."
     if run.num_replicas == 1:
         alone = any(method.works_alone for method in run.replica_methods())
         idle = {"replica_gradient": methods != AVERAGED and not alone, "fused_embedding": run.fused_embedding}

@@ -111,7 +111,7 @@ class RunFields(Strict):
     """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `f1`, `mae`, `r2`,
     `loss`, `perplexity` or `package.module:function`."""
     num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
-    """Stages of equal work, 4 where neither this nor `cuts` is given."""
+    """Stages of equal work, 4 if neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = Field(default=None, max_length=MOST_STAGES - 1)
     """Names of the layers after which the model is cut, instead of `num_stages`."""
     bottleneck: Positive | Annotated[tuple[Natural, ...], Field(max_length=MOST_STAGES)] | None = None
@@ -154,7 +154,7 @@ class RunFields(Strict):
     """Factor of the loss, and so of all gradients until they reach the weights: a power of two, by default 4096 with float16,
     else 1."""
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", json_schema_extra=role("arithmetic"))
-    """`auto` takes a GPU where there is one."""
+    """`auto` takes a GPU if there is one."""
     tf32: bool = False
     """Let a GPU round the factors of float32 products to 10 bits, which is faster."""
     deterministic: bool = Field(default=False, json_schema_extra=role("arithmetic"))
@@ -164,7 +164,7 @@ class RunFields(Strict):
     cpus_per_stage: float = Field(default=1.0, gt=0, json_schema_extra=role("place"))
     """CPUs that Ray reserves for a stage, or for all stages of one worker."""
     gpus_per_stage: float | None = Field(default=None, ge=0, json_schema_extra=role("place"))
-    """GPUs that Ray reserves for a stage; where not given, an equal share of all GPUs, at most one."""
+    """GPUs that Ray reserves for a stage; if not given, an equal share of all GPUs, at most one."""
     placement: str = Field(default="spread", json_schema_extra=role("place"))
     """`spread`: stages over all nodes. `pack`: on as few nodes as hold them. Neighbours are side by side either way. A network's
     file with sites: with the least traffic on its slow links (see `raysim sites`)."""
@@ -179,7 +179,7 @@ class RunFields(Strict):
     evaluate_every_steps: Natural = Field(default=0, json_schema_extra=role("observation"))
     """Steps between evaluations; 0 evaluates at the end only."""
     evaluate_samples: Positive | None = None
-    """Number of test samples in an evaluation, the first ones of the set; all where not given."""
+    """Number of test samples in an evaluation, the first ones of the set; all if not given."""
     evaluate_batchnorm_batches: Natural = 0
     """Training batches over which BatchNorm statistics are estimated for a second evaluation; 0 for none."""
     profile_every_steps: Natural = Field(default=10, json_schema_extra=role("observation"))

@@ -1,8 +1,8 @@
 """The records of a run: Parquet with explicit schemas, units in the names, and a version.
 
-While a run goes, rows are written in numbered parts, each written whole and renamed into place. A finished run has one file a
-table. A run that is killed loses at most the rows after its last flush. Parts of a table that has its file are leftovers and
-are not read.
+While a run goes, rows are written in numbered parts, each written whole and renamed into place. A finished run has one
+file per table. A run that is killed loses at most the rows after its last flush. Parts of a table that has its file are
+leftovers and are not read.
 """
 
 from raysim.records.links import with_replicas

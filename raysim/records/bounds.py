@@ -126,7 +126,7 @@ def printable_rows(rows: Any) -> Any:
 
 
 def _is_written(kind: pa.DataType) -> bool:
-    """Return whether raysim writes values of a type: truth values, numbers, texts, and lists and tables of them."""
+    """Return whether raysim writes values of a type: booleans, numbers, strings, and lists and tables of them."""
     types = pa.types
     if types.is_list(kind):
         return _is_written(kind.value_type)
@@ -146,7 +146,7 @@ def _is_written(kind: pa.DataType) -> bool:
 
 
 def _kind(name: str) -> str | None:
-    """Return the kind of value of a column of `run.parquet`, None where it may hold anything."""
+    """Return the kind of value of a column of `run.parquet`; None if it may hold anything."""
     if name in _KINDS:
         return _KINDS[name]
     if name in _INTEGERS:
@@ -201,7 +201,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _each(written: object) -> list[str]:
-    """Return the notations of a key: several where the boundaries have their own."""
+    """Return the notations of a key: several if boundaries differ."""
     if not isinstance(written, str):
         return []
     if not written.startswith("["):

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of `links` of runs of one setting, with a column `replicas` that is "" where replicas share a codec.
+    """Return rows of `links` of runs of one setting, with a column `replicas`: the replicas of the row's codec, or "" if all share it.
 
-    Where the replicas of a link have several codecs it names the replicas of this row's codec. Null names of tensors become "".
+    Null names of tensors become "".
 
     >>> import pandas as pd
     >>> links = pd.DataFrame({"direction": "forward", "boundary": 0, "replica": [0, 1, 2], "codec": ["A", "B", "A"]})

@@ -1,7 +1,7 @@
-"""Packs: many runs in one Parquet file a table, read as if each run had its own folder.
+"""Packs: many runs in one Parquet file per table, read as if each run had its own folder.
 
 A pack is a folder with `runs.parquet`, one row for each run, and a file for each table of the runs. Their column `run` names the run
-of a row; the rows of a run follow each other. Files of studies lie in it where they lay in the folder that was packed.
+of a row; the rows of a run follow each other. Files of studies keep their paths relative to the packed folder.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _read(file: Place) -> _Rows:
 
 
 def open_pack(folder: Place) -> ListedPath | None:
-    """Return a pack as the folder that was packed; None where a folder is no pack.
+    """Return a pack as the folder that was packed; None if the folder is not a pack.
 
-    Raises RecordsError where its `runs.parquet` cannot be read, or is of another version.
+    Raises RecordsError if its `runs.parquet` cannot be read, or has another version.
     """
     if not (folder / RUNS).is_file():
         return None
@@ -117,7 +117,7 @@ def open_pack(folder: Place) -> ListedPath | None:
 def open_folder(where: str | Place) -> Place:
     """Return the folder that a path or a URI names; `study-packed/trials/0-s0` is the run `trials/0-s0` of the pack `study-packed`.
 
-    Raises PlaceError where a bucket does not answer.
+    Raises PlaceError if a bucket does not answer.
     """
     place = open_place(where)
     if (place / "run.parquet").is_file() or (isinstance(place, ListedPath) and place.is_dir()):

@@ -31,9 +31,9 @@ class Recorder:
         self._lock = FolderLock(folder)
 
     def lock(self) -> None:
-        """Make the folder and lock it, unless it is locked by this recorder; raises RecordsError where that cannot be done.
+        """Make the folder and lock it, unless this recorder has locked it; raises RecordsError if that fails.
 
-        Nothing in the folder has changed then, and nothing will by others: now is the time to see whether it may be written.
+        No file has been written yet, and no other process will write: check now whether the folder may be overwritten.
         """
         try:
             self._lock.acquire()
@@ -43,7 +43,7 @@ class Recorder:
             raise self._unwritable(error) from None
 
     def open(self) -> None:
-        """Lock the folder, and make it ready to be written; raises RecordsError where that cannot be done."""
+        """Lock the folder and prepare it for writing; raises RecordsError if that fails."""
         self.lock()
         try:
             for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
@@ -72,7 +72,7 @@ class Recorder:
         self._rows[table].append(row)
 
     def flush(self) -> None:
-        """Write the rows kept since the last flush as one part a table."""
+        """Write the rows kept since the last flush, as one part per table."""
         for table, rows in self._rows.items():
             if rows:
                 path = self._parts / f"{table}-{self._next_part:05d}.parquet"
@@ -89,7 +89,7 @@ class Recorder:
         return dict(sorted(self._hashes.items()))
 
     def check_parts(self, listed: Mapping[str, str]) -> None:
-        """Raise RecordsError where a part that a checkpoint lists is missing or is not as it was written."""
+        """Raise RecordsError if a part listed in a checkpoint is missing or has changed."""
         for name, digest in listed.items():
             path = self._parts / name
             try:

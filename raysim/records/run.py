@@ -26,7 +26,7 @@ FINISHED = ("finished", "diverged")  # over, with all their records
 
 
 def present_status(folder: Place, written: str) -> str:
-    """Return the status of a run whose `run.parquet` says `written`: "killed" where no process works on a "running" run.
+    """Return the status of a run whose `run.parquet` says `written`: "killed" if no process works on a "running" run.
 
     A process that trains holds the lock of the run's folder. Without a lock file, as in a copy of the folder, the run counts as
     killed once nothing has been written for `SILENT_S` seconds. A bucket has no locks, so the written status is returned.
@@ -48,7 +48,7 @@ def recorded_value(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _written_at(place: Path) -> float:
-    """Return when a file or a folder has changed last, 0 where there is none (any more)."""
+    """Return when a file or a folder last changed; 0 if it does not exist."""
     try:
         return place.stat().st_mtime
     except OSError:
@@ -58,7 +58,7 @@ def _written_at(place: Path) -> float:
 class Run:
     """A run's folder, by path or by the URI of a bucket: its tables as DataFrames, and its status.
 
-    `row`: that of `run.parquet`, where the run is over and it has been read before.
+    `row`: the row of `run.parquet` of a finished run, if it has been read already.
 
     >>> run = Run("results/none")
     Traceback (most recent call last):
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def evals(self) -> pd.DataFrame:
-        """A row an evaluation: the loss and all metrics, with compression on and off."""
+        """One row for each evaluation: the loss and all metrics, with compression on and off."""
         return self._table("evals")
 
     @property
@@ -134,12 +134,12 @@ class Run:
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """A row for each transfer between replicas, or between owners of a tied parameter, at the end of the profiled steps."""
+        """One row for each transfer between replicas, or between owners of a tied parameter, at the end of the profiled steps."""
         return self._table("collectives")
 
     @property
     def actions(self) -> pd.DataFrame:
-        """A row an action of the profiled steps: its time, and the shares of codec and compute in it."""
+        """One row for each action of the profiled steps: its time, and the shares of codec and compute in it."""
         return self._table("actions")
 
     def _table(self, name: str) -> pd.DataFrame:

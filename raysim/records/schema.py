@@ -20,7 +20,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("epoch", pa.int32()),
             ("loss", pa.float64()),
             ("learning_rate", pa.float64()),
-            ("gradient_norm", pa.float64()),  # before clipping; null where it is not clipped
+            ("gradient_norm", pa.float64()),  # before clipping; null without clipping
             ("seconds", pa.float64()),
             (
                 "update_s",
@@ -36,7 +36,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("mode", pa.string()),  # links in evaluation: "on", "off", or "on_direct"
             ("batchnorm", pa.string()),  # statistics of training ("running"), or "estimated" anew under the mode
             ("loss", pa.float64()),
-            ("accuracy", pa.float64()),  # null where the run does not measure it, as the further metrics
+            ("accuracy", pa.float64()),  # null if the run does not measure it, as for the further metrics
             ("perplexity", pa.float64()),
             ("predictions", pa.int64()),
             ("seconds", pa.float64()),
@@ -59,9 +59,9 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("packets", pa.int32()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),  # of a replica gradient: of an uncompressed all-reduce
-            ("gain", pa.float64()),  # squared norm received over squared norm to send, where measured
-            ("fidelity", pa.float64()),  # 1 - squared norm of their difference over that to send, where measured
-            ("residual_norm", pa.float64()),  # of the sender's memory, where measured
+            ("gain", pa.float64()),  # squared norm received over squared norm to send, if measured
+            ("fidelity", pa.float64()),  # 1 - squared norm of their difference over that to send, if measured
+            ("residual_norm", pa.float64()),  # of the sender's memory, if measured
             ("encode_s", pa.float64()),
             ("decode_s", pa.float64()),
         ]
@@ -86,7 +86,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("work", pa.string()),
         ]
     ),
-    # A row for each transfer of the groups that end a step: of profiled ones, or of all where replicas exchange in some steps only.
+    # A row for each transfer of the groups that end a step: of profiled ones, or of all if replicas exchange in some steps only.
     "collectives": pa.schema(
         [
             _STEP,
@@ -103,12 +103,12 @@ SCHEMAS: dict[str, pa.Schema] = {
     "decisions": pa.schema(
         [
             _STEP,
-            _REPLICA,  # null where all replicas agreed
+            _REPLICA,  # null if all replicas agreed
             ("where", pa.string()),  # "forward", "backward" or "replica_gradient"
             ("stage", pa.int16()),
             ("boundary", pa.int16()),
-            ("tensor", pa.string()),  # of a link; null where one crosses alone
-            ("layer", pa.string()),  # null where it holds for all
+            ("tensor", pa.string()),  # of a link; null if only one tensor crosses
+            ("layer", pa.string()),  # null if the row holds for all layers
             ("method", pa.string()),
             ("branch", pa.string()),
             ("factor", pa.float64()),  # dense values over values sent, or bytes over bytes

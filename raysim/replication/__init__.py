@@ -1,6 +1,6 @@
 """Replication: how the replicas of a stage agree on one gradient.
 
-Adding a method is a class, and a line in `METHODS`; the laws in the tests then ask for a variant of it.
+A new method is a class and a line in `METHODS`; the tests of laws then require a variant of it.
 """
 
 from raysim.codecs import CODECS

@@ -1,4 +1,4 @@
-"""Accordion: each layer is compressed mildly while its gradient changes fast, and strongly otherwise."""
+"""Accordion: mild compression of a layer while its gradient norm changes fast, strong compression otherwise."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class Accordion(Layered):
     """Compresses by `mild` or by `strong`, layer by layer (Agarwal et al. 2020, 2010.16248), with error feedback.
 
-    Both are TopK (or RandomK, EstimatedTopK) of two densities, or LowRank of two ranks, which means PowerSGD. Every `interval`
-    epochs replica 0 compares the norm of a layer's gradient, summed over the last epoch, with the norm `interval` epochs before.
-    The layer is critical, and gets `mild`, if the norm changed by the share `eta` or more, or if the learning rate fell to the
-    share `decay` of its value then (the threshold is ours). All layers begin mild. Residuals, and PowerSGD's matrices, are kept at
-    a switch.
+    Both are TopK (or RandomK, EstimatedTopK) of two densities, or LowRank of two ranks (PowerSGD). Every `interval`
+    epochs replica 0 compares the norm of a layer's gradient, summed over the last epoch, with the norm `interval`
+    epochs earlier. The layer is critical, and gets `mild`, if the norm changed by a relative `eta` or more, or if the
+    learning rate fell to `decay` times its earlier value (the threshold is ours). All layers begin with `mild`. A
+    switch keeps residuals and PowerSGD's matrices.
 
     >>> Accordion(LowRank(4), LowRank(1))
     Accordion(LowRank(4), LowRank(1))
@@ -194,7 +194,7 @@ def _value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
 
 
 def summed(memory: Memory, name: str, like: Tensor) -> Tensor:
-    """Return the sum of a layer's gradients over the epoch, which replica 0 alone keeps."""
+    """Return the sum of a layer's gradients over the epoch, kept by replica 0 only."""
     return memory.get(f"epoch/{name}", torch.zeros_like(like)).to(like.device)
 
 

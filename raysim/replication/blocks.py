@@ -54,7 +54,7 @@ def to_blocks(x: Tensor, side: int) -> Tensor:
 
 
 def from_blocks(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor of a shape that `to_blocks` cut."""
+    """Return the tensor of a shape from its blocks; the inverse of `to_blocks`."""
     rows, columns = matrix_of(shape)
     _, height, width = blocks.shape
     cut = blocks.reshape(rows // height, columns // width, height, width)
@@ -71,8 +71,8 @@ class DeMo(ReplicaMethod):
         m = decay m + r g;   send q = T(F(m));   m = m - F^-1(q)
         step by sign(F^-1(mean of q))
 
-    The mean of a frequency is that over the replicas that sent it. The optimiser is plain SGD, without a momentum of its own.
-    Blocks have the greatest divisors of a matrix's sides up to `side`; all tensors are compressed.
+    A frequency is averaged over the replicas that sent it. The optimiser must be SGD without momentum.
+    The sides of a block are the greatest divisors of the matrix's sides up to `side`; all tensors are compressed.
     """
 
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
@@ -94,7 +94,7 @@ class DeMo(ReplicaMethod):
         return frozenset({"learning_rate"})
 
     def codec(self, block_values: int) -> TopK:
-        """Return the codec of blocks of so many values."""
+        """Return the codec for blocks of this many values."""
         return TopK(min(1.0, self.kept / block_values))
 
     def entries(self) -> tuple[Entry, ...]:
@@ -136,7 +136,7 @@ class DeMo(ReplicaMethod):
 
 
 def transformed(blocks: Tensor, *, back: bool = False) -> Tensor:
-    """Return the orthonormal cosine transform (type II) of blocks (count, rows, columns), or of that `back` the blocks."""
+    """Return the orthonormal cosine transform (type II) of blocks (count, rows, columns), or with `back` its inverse."""
     rows, columns = (cosines(size).to(blocks.device, blocks.dtype) for size in blocks.shape[1:])
     if back:
         return rows.T @ blocks @ columns
@@ -165,9 +165,9 @@ class SparseLoCo(LocalSteps):
         e = decay e + (W - W_r);   send C(e);   e = e - C(e)
         W = W - rate (mean over replicas of C(e))
 
-    Values are sent by the codec `values`: by default in two bits, buckets within three standard deviations of the mean, each
-    decoded as the mean of its values. Blocks have the greatest divisors of a matrix's sides up to `side`. Tensors of one
-    dimension, or of fewer than `min_values` values, are sent uncompressed (ours).
+    Values are sent by the codec `values`: by default in two bits, as equally wide buckets within three standard
+    deviations of the mean, each decoded to its mean. The sides of a block are the greatest divisors of the matrix's
+    sides up to `side`. Tensors of one dimension, or of fewer than `min_values` values, are sent uncompressed (ours).
     """
 
     rate: float = 0.6
@@ -208,7 +208,7 @@ class BlockTopK(Layered):
         self.codec(side * side)  # refuses unfit `values`
 
     def codec(self, block_values: int) -> TopK:
-        """Return the codec of blocks of so many values."""
+        """Return the codec for blocks of this many values."""
         return TopK(min(1.0, self.kept / block_values), values=self.values)
 
     def entries(self) -> tuple[Entry, ...]:

@@ -1,4 +1,4 @@
-"""Replica gradients sent as differences to a reference that all replicas know: EF21, DIANA and MARINA."""
+"""Replica gradients sent as differences from a reference known to all replicas: EF21, DIANA and MARINA."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _beyond(gradients: Gradients, memory: Memory) -> Gradients:
 
 @dataclass(frozen=True, repr=False)
 class ReplicaEF21(Differences):
-    """Sends C(g - h), moves h by it, and takes the mean of all h for the gradient (Richtarik et al. 2021, 2106.05203).
+    """Sends C(g - h), adds it to h, and uses the mean of all h as the gradient (Richtarik et al. 2021, 2106.05203).
 
     `start` "dense": h is the first gradient, sent in full; or "zero". An unbiased codec of relative variance w is scaled by
     1/(1 + w), so that it contracts.
@@ -95,7 +95,7 @@ class ReplicaEF21(Differences):
 
 @dataclass(frozen=True, repr=False)
 class DIANA(Differences):
-    """Sends C(g - h) and takes the mean h plus the mean of that for the gradient; h moves by `alpha` times it (Mishchenko et al.
+    """Sends d = C(g - h), uses mean(h) + mean(d) as the gradient, and sets h = h + `alpha` d (Mishchenko et al.
     2019, 1901.09269).
 
     C must be unbiased. `alpha` is by default 1/(1 + w), w its relative variance.
@@ -134,11 +134,12 @@ class DIANA(Differences):
 
 @dataclass(frozen=True, repr=False)
 class MARINA(Differences):
-    """Sends C(g(x) - g(x')), both on the same samples, x' the parameters of the step before, and adds the mean to the last
-    estimate; in steps that a coin of all replicas picks, g itself (Gorbunov et al. 2021, 2102.07845, here VR-MARINA's estimate).
+    """Sends C(g(x) - g(x')), with x' the previous step's parameters and both gradients on the same samples, and adds
+    the mean to the last estimate. In random steps, common to all replicas, it sends g itself (Gorbunov et al. 2021,
+    2102.07845, VR-MARINA's estimate).
 
-    C must be unbiased. `probability` of a step with g is by default 1/(1 + w), w the relative variance of C. All other steps take
-    the compute of two, and twice the messages between stages: `needs_previous_gradients`.
+    C must be unbiased. The `probability` of a step with g is by default 1/(1 + w), w the relative variance of C. All
+    other steps take twice the compute and twice the messages between stages: `needs_previous_gradients`.
 
     >>> from raysim.codecs import RandomK
     >>> MARINA(RandomK(0.25, unbiased=True)).chance
@@ -163,7 +164,7 @@ class MARINA(Differences):
 
     @property
     def chance(self) -> float:
-        """Return the probability of a step in which gradients themselves are sent."""
+        """Return the probability of a step that sends the gradients themselves."""
         if self.probability is not None:
             return self.probability
         return 1 / (1 + self._variance(_MANY))

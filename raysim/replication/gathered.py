@@ -1,4 +1,4 @@
-"""Replica gradients by an all-gather: each replica sends its packets to all others, and all average what they decode."""
+"""Replica gradients by an all-gather: each replica sends its packets to all others, and averages the decoded tensors."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Dense(ReplicaMethod):
 class Gathered(Layered):
     """Sends every tensor by a codec, alone or under error feedback, and averages the decoded tensors of all replicas.
 
-    Written as the bare codec or compressor if options are at their defaults. A tensor is one row, so that TopK selects
-    within it; codecs of matrices, rows or channels get it as (first axis, the rest). `scope="stage"` makes one row of the
-    whole stage. `seeds="shared"`: RandomK draws the same positions at all replicas, so that values alone are sent, and summed
-    on the way (an all-reduce); "separate": each replica draws its own, and sends their key.
+    Written as the codec or compressor alone if all options have their defaults. A tensor is flattened to one row, from
+    which TopK selects; codecs of matrices, rows or channels get it as (first axis, the rest). `scope="stage"` flattens
+    the whole stage to one row. `seeds="shared"`: RandomK draws the same positions on all replicas, so only values are
+    sent, by an all-reduce; "separate": each replica draws its own positions, and sends their key.
 
     >>> from raysim.codecs import TopK
     >>> Gathered(TopK(0.01)), Gathered(ErrorFeedback(TopK(0.01)), warmup=100)
@@ -164,10 +164,11 @@ def _message(context: ReplicaContext, key: int) -> Context:
 
 @dataclass(frozen=True, repr=False)
 class SignSGD(ReplicaMethod):
-    """Takes the majority's sign of each value, +1 or -1; +1 for a tie and for zero (Bernstein et al. 2018, 1802.04434).
+    """Majority vote of the signs of each value, +1 or -1; ties and zeros count as +1 (Bernstein et al. 2018, 1802.04434).
 
-    The learning rate alone sets the size of a step, so no tensor is exempt. `beta`: takes the sign of a moving average of the
-    replica's gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no momentum of its own.
+    Only the learning rate sets the size of a step, so all tensors are compressed. `beta`: votes with the sign of a
+    moving average of the replica's gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no
+    momentum.
     """
 
     beta: float = 0.0

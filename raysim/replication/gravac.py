@@ -51,14 +51,14 @@ _GAINS = ("fed", "raw", "folded")
 
 @dataclass(frozen=True, repr=False)
 class ReplicaGraVAC(Layered):
-    """Compresses each tensor by the stronger of two factors whose gain reaches `epsilon`, else sends it dense (Tyagi and
-    Swany 2023, 2305.12201).
+    """Compresses by the stronger of two factors if its gain reaches `epsilon`, else by the milder if that does, else
+    sends dense (Tyagi and Swany 2023, 2305.12201).
 
-    The gain of a factor is the energy that it keeps of the gradient plus residual, ||C(g + e)||^2 / ||g + e||^2, in a moving
-    average over steps, averaged over replicas before a branch is taken. One factor serves the whole stage. At the end of
-    every window the minimum rises to the candidate if their gains are within `omega`, and the candidate to the next
-    factor. Both stay once throughput times gain of the two fastest factors are within `omega`: at the lower factor.
-    The candidate selects from the values that the minimum selected. Factors count values, not positions.
+    The gain of a factor is the share of energy kept of gradient plus residual, ||C(g + e)||^2 / ||g + e||^2: a moving
+    average over steps, averaged over replicas before the choice. The whole stage uses one factor. At the end of every
+    window the minimum rises to the candidate if their gains are within `omega`, and the candidate to the next factor.
+    Exploration ends, at the lower of the two fastest factors, once their throughput times gain are within `omega`.
+    The candidate selects from the values selected by the minimum. Factors count values, not positions.
 
     Args:
         cf_min: First factor to explore.
@@ -264,7 +264,7 @@ class ReplicaGraVAC(Layered):
 
 
 class Level(NamedTuple):
-    """The values that a factor keeps of all rows, and their squared norm."""
+    """The kept values of all rows at one factor, and their squared norm."""
 
     factor: float
     kept: dict[str, Kept]

@@ -1,4 +1,4 @@
-"""Base of methods that compress the gradients of a stage layer by layer: uncompressed first steps, and exempt small layers."""
+"""Base of methods that compress gradients layer by layer, with uncompressed first steps and exempt small layers."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Layered(ReplicaMethod):
 
     @abstractmethod
     def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
-        """Return the rounds that average `gradients`, of which there is at least one, compressed."""
+        """Return the rounds that average `gradients`, at least one tensor, with compression."""
 
     @abstractmethod
     def compressed_rounds(self, num_replicas: int) -> int:
-        """Return the most rounds that `compress` takes."""
+        """Return the maximum number of rounds of `compress`."""
 
     def exempts(self, shape: tuple[int, ...]) -> bool:
         """Return whether a tensor of this shape is averaged uncompressed."""
@@ -80,16 +80,16 @@ class Layered(ReplicaMethod):
         return result
 
     def compressed_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors that are compressed."""
+        """Return the shapes of the compressed tensors."""
         return {name: shape for name, shape in shapes.items() if not self.exempts(shape)}
 
     def compressed_values(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return the number of values of `shapes` that are compressed: the size of a residual."""
+        """Return the number of compressed values of `shapes`: the size of a residual."""
         return sum(math.prod(shape) for shape in self.compressed_shapes(shapes).values())
 
     @property
     def memories(self) -> int:
-        """The number of float32 that one replica remembers of each compressed value: by default a residual."""
+        """The number of float32 in one replica's memory for each compressed value: by default 1, a residual."""
         return 1
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -97,7 +97,7 @@ class Layered(ReplicaMethod):
 
 
 def check_scope(scope: object) -> None:
-    """Raise ValueError unless `scope` is "tensor", a selection for each, or "stage", one for all."""
+    """Raise ValueError unless `scope` is "tensor" (one selection per tensor) or "stage" (one for all)."""
     check_choice("scope", scope, ["tensor", "stage"])
 
 
@@ -117,7 +117,7 @@ def unflatten(rows: Gradients, gradients: Gradients) -> Gradients:
 
 
 def key_of(name: str, context: ReplicaContext, *, shared: bool = False) -> int:
-    """Return the key of a random codec for the tensor `name`: of this replica in this step, or the same at all."""
+    """Return the key of a random codec for the tensor `name` in this step: one per replica, or the same for all replicas."""
     who = "shared" if shared else context.replica
     return derive_key(context.seed, "replica gradient", who, context.stage, name, context.step)
 
@@ -141,7 +141,7 @@ def gather_mean(packets: Packets, device: torch.device) -> Rounds[Gradients]:
 
 
 def sum_values(packets: Packets, context: ReplicaContext, device: torch.device) -> Rounds[Gradients]:
-    """Return the means of packets with values at the same positions: the values alone are summed, and decoded as their mean."""
+    """Return the means of packets with the same positions: only values are summed, and the mean is decoded."""
     values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
     label = f"values by {next(iter(packets.values())).codec!r}"
     total = yield from all_reduce(label, torch.cat(values), context.replica, context.num_replicas)

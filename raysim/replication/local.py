@@ -1,4 +1,4 @@
-"""Local steps: replicas train separately, and agree on new parameters once in many steps, or average a few parameters in each."""
+"""Local steps: replicas train separately and agree on parameters every N steps, or average a few of them in each step."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _CHANGES = "changes/"  # prefix of the memory of the method that averages change
 
 @dataclass(frozen=True, repr=False)
 class LocalSteps(ReplicaMethod):
-    """Base of methods that average the changes of replicas every `steps` steps, and take an outer step by the mean.
+    """Base of methods that average the parameter changes of replicas every `steps` steps, and take an outer step by the mean.
 
-    The parameters on which replicas agreed last are evaluated.
+    Evaluations use the parameters of the last agreement.
     """
 
     after_update: ClassVar[bool] = True
@@ -127,16 +127,16 @@ class LocalSteps(ReplicaMethod):
 class DiLoCo(LocalSteps):
     """Averages the changes of replicas every `steps` steps, and takes an outer step with Nesterov's momentum.
 
-    After H = `steps` steps of its own optimiser, replica r has gone from the parameters W, on which all agreed last, to W_r
+    In H = `steps` steps of its own optimiser, replica r moves from W, the last agreed parameters, to W_r
     (Douillard et al. 2023, 2311.08105)::
 
         D = mean over replicas of (W - W_r)
         u = momentum u + rate D
         W = W - momentum u - rate D
 
-    `codec` compresses W - W_r: a codec, alone or under error feedback, or a replica method that averages gradients. It counts
-    exchanges as its steps. States of the optimisers stay separate. The parameters W are evaluated. With one replica and no
-    momentum it is the look-ahead optimiser (Zhang et al. 2019, 1907.08610).
+    `codec` compresses W - W_r: a codec, alone or under error feedback, or a replica method for gradients, whose steps
+    are then the exchanges. Optimiser states are not averaged. W is evaluated. With one replica and no momentum this is
+    the look-ahead optimiser (Zhang et al. 2019, 1907.08610).
 
     >>> from raysim.codecs import Quantize
     >>> [step for step in range(8) if DiLoCo(4, codec=Quantize(4)).part(step) is not None]
@@ -171,8 +171,8 @@ class DiLoCo(LocalSteps):
 
 @dataclass(frozen=True, repr=False)
 class MuLoCo(DiLoCo):
-    """DiLoCo with Muon as the optimiser of each replica, and the outer momentum that its authors chose for it (Thérien et al.
-    2025, 2505.23725; in their code 30 steps).
+    """DiLoCo with Muon as the inner optimiser, and the outer momentum of the paper (Thérien et al.
+    2025, 2505.23725; their code exchanges every 30 steps).
     """
 
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"muon"})
@@ -182,13 +182,13 @@ class MuLoCo(DiLoCo):
 
 @dataclass(frozen=True, repr=False)
 class StreamingDiLoCo(DiLoCo):
-    """DiLoCo in `fragments`: each share of the tensors is exchanged every `steps` steps, in turn (Douillard et al. 2025,
-    2501.18512).
+    """DiLoCo with the tensors divided into `fragments`, which are exchanged in turn, each every `steps` steps
+    (Douillard et al. 2025, 2501.18512).
 
-    So an exchange takes a share of the bytes, and the peak falls by as much. The mean of a fragment is used `delay` steps after
-    it was sent, in which training goes on: W takes its outer step, and the replica's own parameters become
-    W + blend (W_r - W). Arrivals are spread evenly over the steps, and the last one falls on the last step of the run. Each tensor
-    goes to the fragment that has the fewest values so far, the largest tensors first.
+    An exchange carries one fragment, so the peak traffic is lower by the number of fragments. Training continues for
+    `delay` steps between sending a fragment and using its mean: then W takes its outer step, and the replica's own
+    parameters become W + blend (W_r - W). Arrivals are spread evenly over the steps; the last falls on the last step of
+    the run. Tensors are assigned largest first, each to the fragment with the fewest values so far.
     """
 
     fragments: int = 2
@@ -246,11 +246,11 @@ class StreamingDiLoCo(DiLoCo):
 
 @dataclass(frozen=True, repr=False)
 class SPARTA(ReplicaMethod):
-    """Replicas step by their own gradients, and after each step average the share `share` of the parameters (`sparta.py` of
-    exo-explore/gym).
+    """Replicas step by their own gradients, and after each step average a random `share` of the parameters (`sparta.py`
+    of exo-explore/gym).
 
-    Positions are drawn anew in each step and for each tensor, at least one, from a seed that replicas share; so values alone are sent,
-    and summed on the way. Replicas differ elsewhere, and their mean is evaluated.
+    Positions are drawn for each step and tensor, at least one, from a seed that all replicas know; so only values are
+    sent, by an all-reduce. All other parameters differ between replicas; their mean is evaluated.
 
     >>> SPARTA(0.01)
     SPARTA(share=0.01)

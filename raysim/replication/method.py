@@ -1,9 +1,10 @@
 """`ReplicaMethod`: how the replicas of a stage average its gradients, in rounds.
 
-A method is a generator. It yields the packets of this replica in a round, receives the packets of the other replicas, and
-returns the average and its new memory. So a method of several rounds reads from top to bottom, and no memory changes before
-the last round is over. `RoundDriver` advances the generator of one replica. Its callers carry the packets: between workers
-(`raysim.pipeline`), over a process group (`raysim.distributed`), or within one process (`average_together` here).
+A method is a generator. It yields the packets of this replica in a round, receives the packets of the other replicas,
+and returns the average and its new memory. So a method of several rounds reads from top to bottom, and memory changes
+only after the last round. `RoundDriver` advances the generator of one replica. Its callers carry the packets: between
+workers (`raysim.pipeline`), over a process group (`raysim.distributed`), or within one process (`average_together`
+here).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Round(NamedTuple):
     each: Mapping[int, Packets] = MappingProxyType({})  # to one other, by its index
 
     def wire_bytes(self, num_replicas: int, table: CodecTable) -> int:
-        """Return the bytes that leave this replica, a message counted once for each that it is sent to."""
+        """Return the bytes sent by this replica; a message counts once for each receiver."""
         sent = [(num_replicas - 1, self.everyone), *((1, packets) for packets in self.each.values())]
         return sum(copies * wire_bytes(table.pack_round(packets)) for copies, packets in sent if packets)
 
@@ -81,7 +82,7 @@ class Averaged:
 
 
 class ReplicaMethod(Notation, ABC):
-    """Averages the gradients of one stage over its replicas, or the parameters that their optimisers have stepped.
+    """Averages the gradients of one stage over its replicas, or their parameters after the optimiser's step.
 
     A frozen dataclass, equal and hashed by its settings.
     """
@@ -105,7 +106,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def keeps_momentum(self) -> bool:
-        """True if its averages hold the optimiser's momentum already, which then applies none."""
+        """True if the method applies momentum itself, so that the optimiser must apply none."""
         return False
 
     @property
@@ -115,21 +116,22 @@ class ReplicaMethod(Notation, ABC):
 
     @abstractmethod
     def num_rounds(self, num_replicas: int) -> int:
-        """Return the most rounds that a step takes; a step may take fewer."""
+        """Return the maximum number of rounds in a step."""
 
     @abstractmethod
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         """Return the rounds of one step at one replica; neither `gradients` nor `memory` is changed in place.
 
-        All replicas yield equally often, and return the same gradients bit for bit unless the method is `decentralized`.
-        A method that works `after_update` is given the stepped parameters as `gradients`, and returns `parameters`
-        alone. Raises NonFiniteError at NaN or infinity.
+        All replicas yield the same number of rounds, and return bit-identical gradients unless the method is
+        `decentralized`. A method with `after_update` is given the updated parameters as `gradients`, and returns only
+        `parameters`. Raises NonFiniteError at NaN or infinity.
         """
 
     def part(self, step: int) -> int | None:
         """Return the part of the stage that replicas exchange in a step, counted from 0; None if they exchange nothing.
 
-        Steps of the same part send alike. `average` is called in every step, and takes no rounds in those without a part.
+        Steps with the same part send the same kinds of packets. `average` is called in every step; without a part it
+        has no rounds.
         """
         return 0
 
@@ -140,7 +142,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def steps_under_way(self) -> int:
-        """The number of steps that an exchange may lag; training goes on meanwhile, which hides its time."""
+        """The number of steps by which an exchange may lag behind training, which hides its time."""
         return 0
 
     def begin(self, parameters: Gradients) -> Memory:
@@ -159,7 +161,7 @@ class ReplicaMethod(Notation, ABC):
         return CodecTable(self.entries(), names=names)
 
     def needs_previous_gradients(self, step: int, seed: int) -> bool:
-        """Return whether a step also needs the gradients at the parameters of the step before: it takes twice the compute."""
+        """Return whether a step also needs the gradients at the previous step's parameters, which doubles the compute."""
         return False
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
@@ -169,16 +171,17 @@ class ReplicaMethod(Notation, ABC):
         """
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return the bytes that one replica remembers at most, for gradients of these shapes."""
+        """Return the maximum bytes of one replica's memory, for gradients of these shapes."""
         return 0
 
 
 def reduce_scatter(
     name: str, packets: Mapping[int, Packet], own: Tensor | None, me: int, device: torch.device
 ) -> Rounds[Tensor | None]:
-    """Send every other member the packet of its chunk; return the sum of the members' chunks for this one, in their order.
+    """Send every other member its chunk; return the sum of the chunks for this member, added in the order of members.
 
-    `own` is this member's chunk for itself: None, without packets, if it has nothing to add. The sum is None if no member has.
+    `own` is this member's own chunk; None, with no packets, if it contributes nothing. The sum is None if no member
+    contributes.
     """
     received = yield Round(each={other: {name: packet} for other, packet in packets.items()})
     chunks = [
@@ -197,10 +200,10 @@ def reduce_scatter(
 def sum_over_members(
     name: str, values: Tensor | None, me: int, count: int, device: torch.device
 ) -> Rounds[Tensor | None]:
-    """Return the sum of flat `values` over `count` members of which this is `me`, the same bits at each; None if no member has any.
+    """Return the sum of flat `values` over `count` members, the same bits at each; this is member `me`. None if no member has values.
 
-    Two rounds, a reduce-scatter and an all-gather: member i sums chunk i in the order of members, so that each sends
-    2 (D - 1) / D of the bytes, as a ring does. A member whose values are None takes part.
+    Two rounds, a reduce-scatter and an all-gather: member i sums chunk i in the order of members, so each of D members
+    sends 2 (D - 1) / D of the bytes, as in a ring. A member whose values are None takes part.
     """
     chunks = () if values is None else values.tensor_split(count)
     packets = {other: Identity().encode(chunk) for other, chunk in enumerate(chunks) if other != me}
@@ -218,7 +221,7 @@ def all_reduce(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]
 
 
 def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
-    """Return the uncompressed means of `gradients`, by one all-reduce for all."""
+    """Return the uncompressed means of `gradients`, by a single all-reduce."""
     if not gradients:
         return {}
     flat = torch.cat([gradient.detach().reshape(-1) for gradient in gradients.values()])
@@ -236,7 +239,7 @@ class RoundDriver:
         self.result: Any = None
 
     def advance(self, received: Received | None) -> Round | None:
-        """Consume the packets of the last round and return the packets of the next one; None once `result` is there.
+        """Consume the packets of the last round and return those of the next round; None once `result` is set.
 
         `received` is None in the first round.
         """
@@ -269,7 +272,7 @@ def together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
 
 
 def agreed(parameters: Gradients, memory: Memory) -> Gradients:
-    """Return the parameters for evaluation: those on which replicas agreed last, if a method remembers them."""
+    """Return the parameters for evaluation: the last agreed parameters, if the method stores them."""
     return {name: memory.get(f"{AGREED}/{name}", x) for name, x in parameters.items()}
 
 

@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class PowerGossip(Layered):
-    """Steps by its own gradient and moves a share towards each neighbour in a ring, by a projection of their difference (2008.01425).
+    """Each replica takes its own optimiser step and moves towards its neighbours in a ring, by low-rank projections of
+    the differences (Vogels et al. 2020, 2008.01425).
 
-    X_i += sum over neighbours j of w (X_j - X_i) q q^T, w = 1/(neighbours + 1), q the orthonormal columns of p of the last
-    iteration, p = (X_j - X_i) q; the next one projects onto p from the left, and so on in turn: a power iteration, of which only
-    X q is sent, one side of `rank` columns in each of `iterations`. The rest of the difference remains for the next message, so
-    there is no residual. As with overlapping in the authors' code, X are the parameters before the step.
+    X_i += sum over neighbours j of w (X_j - X_i) q q^T, with w = 1/(neighbours + 1). The projection comes from a power
+    iteration: p = (X_j - X_i) q is computed from X q, the only matrix that is sent (`rank` columns in each of
+    `iterations`); the next iteration multiplies by orthonormal p from the left, and so on in turn. The unsent part of
+    the difference stays in the parameters, so there is no residual. As with overlapping in the authors' code, X are the
+    parameters before the step.
 
-    The parameters of replicas differ, and their mean is evaluated. Small tensors (see `min_values`) are averaged as gradients, and
-    so are all tensors in the first `warmup` steps. Raises ValueError if `rank` exceeds the rank of every matrix.
+    The parameters of replicas differ; their mean is evaluated. For small tensors (see `min_values`), and for all
+    tensors in the first `warmup` steps, gradients are averaged instead. Raises ValueError if `rank` exceeds the rank of
+    every matrix.
 
     >>> PowerGossip(rank=2).neighbours(0, 4)
     [1, 3]

@@ -24,14 +24,14 @@ _Approximation = Rounds[tuple[Gradients, Gradients, Memory]]
 
 @dataclass(frozen=True, repr=False)
 class PowerSGD(Layered):
-    """Averages P = M Q, then M^T P with P made orthonormal, and takes P (M^T P)^T for the mean of M (Vogels et al. 2019,
-    1905.13727).
+    """Approximates the mean of M by P (M^T P)^T: averages P = M Q, makes P orthonormal, then averages M^T P (Vogels et
+    al. 2019, 1905.13727).
 
-    M is the gradient plus the residual, as (first axis, the rest). Q is the last step's M^T P (`warm_start`), and at first drawn at
-    random, the same at all replicas. The residual is M less the averaged approximation, or with `error="own"` less the replica's
-    own. `alternate` averages one side a step, in turn. Tensors that the two thin matrices do not make `min_compression` times
-    smaller stay uncompressed. Linear: all replicas together get the result of one replica with the mean gradient. Computed in
-    float64, sent in float32.
+    M is the gradient plus the residual, as (first axis, the rest). Q is M^T P of the previous step (`warm_start`); the
+    first Q is random, the same on all replicas. The residual is M minus the averaged approximation, or with
+    `error="own"` minus the replica's own approximation. `alternate` averages only one of the two matrices in each step,
+    in turn. A tensor is sent uncompressed unless the two thin matrices are `min_compression` times smaller. The method
+    is linear: the result equals that of one replica with the mean gradient. Computed in float64, sent in float32.
 
     >>> PowerSGD(4, warmup=100)
     PowerSGD(4, warmup=100)

@@ -27,14 +27,14 @@ ESTIMATED = ("sampled", "bisect")  # DGC's and RedSync's
 
 
 class Kept(NamedTuple):
-    """Values that a selection keeps of a flat row, and their positions there, increasing."""
+    """The selected values of a flat row, and their positions in increasing order."""
 
     positions: Tensor
     values: Tensor
 
 
 def select(row: Tensor, count: int, how: str, key: int) -> Kept:
-    """Return about `count` greatest magnitudes of a flat row: "exact" just as many, or estimated as `EstimatedTopK` does.
+    """Return about `count` greatest magnitudes of a flat row: exactly `count` for "exact", else by a policy of `EstimatedTopK`.
 
     Raises NonFiniteError on NaN or infinity.
     """
@@ -53,7 +53,7 @@ def select_within(kept: Kept, count: int, how: str, key: int) -> Kept:
 
 
 def count_of(factor: float, row: Tensor) -> int:
-    """Return the number of values of a row that a compression factor leaves."""
+    """Return the number of values kept of a row at a compression factor."""
     return kept_of(1 / factor, row.numel())
 
 
@@ -81,15 +81,15 @@ def energy(x: Tensor) -> float:
 
 @dataclass(frozen=True, repr=False)
 class DGC(Layered):
-    """Sends the greatest of v = v + u, with u = m u + g the velocity at this replica, and clears both at sent positions (deep
-    gradient compression, Lin et al. 2018, 1712.01887).
+    """Sends the greatest values of v = v + u, with u = m u + g this replica's velocity, and clears u and v at sent
+    positions (deep gradient compression, Lin et al. 2018, 1712.01887).
 
     m is the momentum of the optimiser, which then applies none to these tensors. `masking=False` keeps u at sent
-    positions; `correction=False` leaves u out, for optimisers without momentum. `clip_norm` bounds the norm of all gradients of the
-    stage to clip_norm/sqrt(replicas), before all else; `optimizer.clip_norm` would clip the sums of velocities that are sent, and is
-    refused. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) by equal factors to `density`. `select` "exact" or
-    "sampled", the threshold estimated from a sample. If masking is on and all is sent, the step is dense, with the optimiser's
-    momentum.
+    positions; `correction=False` leaves u out, for optimisers without momentum. `clip_norm` first bounds the norm of
+    all gradients of the stage to clip_norm/sqrt(replicas); `optimizer.clip_norm` is refused, since it would clip the
+    transmitted sums of velocities. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) by equal
+    factors to `density`. `select` is "exact", or "sampled", with a threshold estimated from a sample. With masking and
+    density 1 the step is dense, with the optimiser's momentum.
 
     >>> [round(DGC(0.001, ramp=4).density_of(epoch), 4) for epoch in range(6)]
     [0.2512, 0.0631, 0.0158, 0.004, 0.001, 0.001]
@@ -185,9 +185,9 @@ class DGC(Layered):
 class RedSync(Layered):
     """Sends about the share `density` of gradient plus residual, above a threshold found by search (Fang et al. 2019, 1808.04357).
 
-    `search` "binary": between mean and greatest magnitude, until k to 2k values pass. "trimmed": the threshold is lowered until
-    k pass, of which the k greatest are kept; the result is TopK's, which is what runs. `same_sign`: only positive values are sent
-    in even steps and negative ones in odd steps, all as their mean: positions and one value.
+    `search="binary"`: between mean and greatest magnitude, until k to 2k values pass. "trimmed": the threshold is
+    lowered until k pass, and the k greatest are kept; the result equals TopK's, so TopK is executed. `same_sign`: only
+    positive values are sent in even steps and negative ones in odd steps, all as their mean: positions and one value.
     """
 
     density: float
@@ -229,7 +229,7 @@ class RedSync(Layered):
 
 @dataclass(frozen=True, repr=False)
 class GTopK(Layered):
-    """Averages the k values that are greatest over all replicas, found by recursive doubling (Shi et al. 2019, 1901.04359).
+    """Averages the k greatest values over all replicas, found by recursive doubling (Shi et al. 2019, 1901.04359).
 
     In round t replica i swaps its k values with replica i XOR 2^t, adds, and keeps the k greatest of the sum; so all end up
     with the same k. A replica's value is sent if it survives every round; else it stays in the residual. If the number of
@@ -287,7 +287,7 @@ class GTopK(Layered):
 
 
 def partners(replica: int, group: int, count: int) -> tuple[int | None, list[int]]:
-    """Return from whom a replica receives, and to whom it sends, when groups of `group` replicas with equal values merge.
+    """Return the replica to receive from and the replicas to send to, when groups of `group` replicas with equal values merge.
 
     >>> [partners(replica, 2, 3) for replica in range(3)]  # there is no replica 3: replica 2 sends to 1 as well
     [(2, [2]), (2, []), (0, [0, 1])]

@@ -92,6 +92,6 @@ def by_name(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def show_notes(out: Console, notes: Iterable[str]) -> None:
-    """Print the assumptions and limits of figures, a line each."""
+    """Print the assumptions and limits of figures, one line each."""
     for note in notes:
         write_line(out, f"- {note}")

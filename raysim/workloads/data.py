@@ -1,8 +1,8 @@
 """Data sets by name or by import path, and the order in which training reads them.
 
 Splits and their order are defined in `splits`. A data set of your own is two objects with a length and samples by index, such as
-data sets of torch. Options are keyword arguments of the loading functions; heavy
-libraries are imported where a set needs them.
+data sets of torch. Options are keyword arguments of the loading functions; heavy libraries are imported only for
+the data sets that need them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class OwnSplit:
-    """Samples read one by one. `known` holds the targets where they have been read already: a class or some numbers each."""
+    """Samples read one by one. `known` holds targets that have been read already: a class or some numbers each."""
 
     name: str
     samples: Samples
@@ -170,7 +170,7 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
 
 
 def read(name: str, samples: Samples, index: int) -> tuple[Any, Any]:
-    """Return a sample; raises ValueError naming it where it cannot be read or is no pair."""
+    """Return a sample; raises ValueError naming it if it cannot be read or is not a pair."""
     try:
         sample = samples[index]
     except Exception as error:

@@ -54,7 +54,7 @@ def resnet18(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Se
     The first convolution is 3x3 with stride 1, there is no max-pooling. 11,173,962 parameters for 10 classes. `width` is the
     number of channels of the first convolution and of layer1; layer2 to layer4 have 2, 4 and 8 times as many. `norm` follows
     every convolution: "batch", or "group" for GroupNorm (Wu and He 2018, 1803.08494), with which the output of a sample
-    depends on no other sample: of 8 channels a group, or of all channels where 8 does not divide them.
+    depends on no other sample: 8 channels per group, or all channels if 8 does not divide their number.
 
     >>> from raysim.workloads.splits import DataShape
     >>> model = resnet18(DataShape((3, 32, 32), "float32", 10))
@@ -162,7 +162,7 @@ _NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": _group_norm}
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions and a way around them, projected where the shape changes."""
+    """Two convolutions with a skip connection, projected if the shape changes."""
 
     expansion = 1
 
@@ -183,7 +183,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions, the middle one on `width` channels, and a way around them to four times as many."""
+    """Three convolutions, the middle one with `width` channels, and a skip connection to the 4 x `width` output channels."""
 
     expansion = 4
 

@@ -15,13 +15,13 @@ from raysim.workloads.tokenizers import Bytes, HuggingFace
 
 
 def task_of(shape: DataShape) -> str:
-    """Return the task that data of a shape set: `causal-lm` where each token has a target, `texts` or `images` to classify."""
+    """Return the task of data of a shape: `causal-lm` if each token has a target, else `texts` or `images` to classify."""
     if shape.input_dtype == "int64" and len(shape.input_shape) == 1:
         return "causal-lm" if shape.target_shape == shape.input_shape else "texts"
     if len(shape.input_shape) == 3:
         return "images"
     raise ValueError(
-        f"Model `hf` needs text of (length,) or pictures of (channel, height, width), but the data has "
+        f"Model `hf` needs text of (length,) or images of (channel, height, width), but the data has "
         f"{shape.input_shape} in {shape.input_dtype}. Choose another `model` or `data`."
     )
 
@@ -29,7 +29,7 @@ def task_of(shape: DataShape) -> str:
 def configuration(
     path: str | None, values: Mapping[str, Any] | str | None, shape: DataShape, trust_remote_code: bool
 ) -> Any:
-    """Return transformers' configuration, with the data's sizes where the model is new."""
+    """Return transformers' configuration, with the data's sizes if the model is new."""
     transformers = import_hub("transformers")
     if path is None:
         given = _read(values)
@@ -97,7 +97,7 @@ def _check_keys(config: Any, values: Mapping[str, Any]) -> None:
 
 
 def check_fits(config: Any, shape: DataShape, where: str) -> None:
-    """Raise ValueError where the data have more tokens, longer samples or other pictures than the model takes."""
+    """Raise ValueError if the data have more tokens, longer samples or other images than the model takes."""
     if task_of(shape) == "images":
         _check_pictures(config, shape, where)
         return
@@ -113,7 +113,7 @@ def check_fits(config: Any, shape: DataShape, where: str) -> None:
 
 
 def check_tokens(path: str, shape: DataShape) -> None:
-    """Raise ValueError where text is read by bytes and the folder of the weights has a tokenizer of other tokens."""
+    """Raise ValueError if text is read by bytes, but the folder of the weights has a tokenizer with other tokens."""
     by_bytes = task_of(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
     if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
         raise ValueError(
@@ -135,7 +135,7 @@ def _check_pictures(config: Any, shape: DataShape, where: str) -> None:
     if getattr(config, "num_channels", channels) != channels or (fixed and wanted != (height, width)):
         size = f" of {wanted[0]} x {wanted[1]}" if fixed else ""
         raise ValueError(
-            f"The data has pictures of {channels} x {height} x {width}, but {where!r} takes {config.num_channels} channels{size}."
+            f"The data has images of {channels} x {height} x {width}, but {where!r} takes {config.num_channels} channels{size}."
         )
 
 

@@ -77,7 +77,7 @@ class Embedding(nn.Module):
         self._first = self._holes.index(self.model.get_submodule(f"{base}.{layout.blocks}.0"))
 
     def forward(self, x: Tensor) -> Value:
-        """Return the first hidden state of token ids or pictures, with the mask where there is padding."""
+        """Return the first hidden state of token ids or images, with the mask if there is padding."""
         base = self.model.base_model
         mask = None if self.padding is None else x != self.padding
         with filled(self._holes):
@@ -146,11 +146,11 @@ class Arguments:
         return self._kept[key][index]
 
     def _compute(self, x: Tensor, mask: Tensor | None) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-        with unset_fake_temporarily(), torch.no_grad():  # masks have values, also where costs are counted
+        with unset_fake_temporarily(), torch.no_grad():  # masks have values, even while costs are counted
             hidden = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
             if isinstance(mask, FakeTensor):
                 mask = torch.ones(mask.shape, dtype=torch.bool, device=x.device)
-                mask[:, -1] = False  # as where there is padding
+                mask[:, -1] = False  # as with padding
             self._model.to(x.device)
             with filled(self._holes, hidden):
                 self._model(**_hidden_input(self._model, hidden), **_mask_input(mask))
@@ -180,7 +180,7 @@ def _trimmed(model: Any, names: list[str]) -> Any:
 
 
 def _hidden_input(model: Any, x: Tensor) -> dict[str, Tensor]:
-    """Return the hidden state as the input that a model takes in the place of token ids or pictures."""
+    """Return the hidden state as the input that a model takes in place of token ids or images."""
     return {"inputs_embeds" if model.main_input_name == "input_ids" else model.main_input_name: x}
 
 

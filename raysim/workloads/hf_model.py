@@ -49,13 +49,13 @@ def hf(
 ) -> nn.Sequential:
     """Return a transformers model as the layers `embedding`, `block0`.., `head`.
 
-    `path`: a folder of `save_pretrained` or a name on the hub. `config`: a table of the configuration's values, or the path
-    of its file, for a model with random weights; with `path`, a table of values to change. Vocabulary, classes and picture
-    size are the data's where `config` does not give them. `attention`: `sdpa` (the default where the
-    model supports it) or `eager`. `new_head`: draw the head anew.
-    `lora`: a table with `rank`, `alpha`, `dropout` and `targets`; all other weights are frozen. `subspace`: values a token at
-    each boundary of a new Llama-like model, in the form `subspace_form`, see `raysim.workloads.subspace`.
-    `trust_remote_code`: run the Python files in `path`, for a model that transformers does not have.
+    `path`: a folder of `save_pretrained` or a name on the hub. `config`: a table of the configuration's values, or the
+    path of its file, for a model with random weights; with `path`, a table of values to change. Vocabulary, classes and
+    image size are the data's unless `config` gives them. `attention`: `sdpa` (the default if the model supports it) or
+    `eager`. `new_head`: draw the head anew. `lora`: a table with `rank`, `alpha`, `dropout` and `targets`; all other
+    weights are frozen. `subspace`: values a token at each boundary of a new Llama-like model, in the form
+    `subspace_form`, see `raysim.workloads.subspace`. `trust_remote_code`: run the Python files in `path`, for a model
+    that transformers does not have.
     """
     _check_subspace(subspace, path, lora, shape)
     model = load_model(
@@ -198,7 +198,7 @@ def _head_names(model: Any) -> list[str]:
 
 
 def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
-    """Raise ValueError where the layers do not give the model's own logits, or a language model looks ahead."""
+    """Raise ValueError if the layers do not reproduce the model's logits, or a language model sees later tokens."""
     kind = model.config.model_type
     if task_of(shape) == "images":
         x = torch.linspace(-1, 1, math.prod(shape.input_shape)).view(1, *shape.input_shape)
@@ -224,7 +224,7 @@ def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
             if not torch.allclose(expected[:, :-1], layers(x)[:, :-1], rtol=1e-4, atol=1e-5):
                 raise ValueError(
                     f"A model of type {kind!r} cannot learn to predict the next token, since its attention sees all tokens. "
-                    "Set `model.config.is_decoder = true` where the model has this key."
+                    "Set `model.config.is_decoder = true` if the model has this key."
                 )
     model.train()
     layers.train()

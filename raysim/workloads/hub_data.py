@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face, by hub name or local path: pictures, texts, or columns of numbers."""
+"""Data sets of Hugging Face, by hub name or local path: images, texts, or columns of numbers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def hf(
 ) -> Data:
     """Return a data set of Hugging Face by hub name, by the folder that `save_to_disk` wrote, or by a folder of data files.
 
-    `name` is the configuration of a set that has several. `column` is the input, and its kind decides the kind of samples:
-    pictures (see `images`, with `target` as their label), texts (see `text`; with a `target` each is classified, without one
-    they are packed), or numbers (one column or a list; see `table`). Of a set without `test_split` a tenth is tested on.
+    `name` is the configuration of a set that has several. `column` is the input, and its kind decides the kind of
+    samples: images (see `images`, with `target` as their label), texts (see `text`; with a `target` each is classified,
+    without one they are packed), or numbers (one column or a list; see `table`). Of a set without `test_split` a tenth
+    is tested on.
     """
     sources = _sources(path, name, train_split, test_split)
     features = sources[0].schema
@@ -59,9 +60,7 @@ def hf(
             return packed_texts(sources, reader, length, first, train_samples, test_samples)
         return labelled_texts(sources, reader, length, first, pair, target, train_samples, test_samples)
     if target is None:
-        raise ValueError(
-            f"`data.target` must be given where inputs are numbers, as column {first!r} of {path!r} holds."
-        )
+        raise ValueError(f"`data.target` must be given if inputs are numbers, as column {first!r} of {path!r} holds.")
     columns = [column] if isinstance(column, str) else list(column)
     return table_of(sources, target, columns, classes, train_samples, test_samples)
 

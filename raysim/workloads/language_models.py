@@ -55,7 +55,7 @@ def gpt(
 def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) -> nn.Sequential:
     """Return GPT-2 with the weights of `path`, a local folder or a hub name: `embedding`, `block0`.., `head`.
 
-    The layers are raysim's own and give the logits of transformers' `GPT2LMHeadModel`. `dropout`, where it is given,
+    The layers are raysim's own and give the logits of transformers' `GPT2LMHeadModel`. `dropout`, if given,
     replaces the rates of the folder's configuration.
     """
     model = gpt2_structure(shape, path=path, dropout=dropout)

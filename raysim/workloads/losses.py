@@ -94,9 +94,9 @@ class OwnLoss:
 
 
 def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape) -> Loss:
-    """Return the loss `name`; without one, cross-entropy where targets are classes and the mean square where they are numbers.
+    """Return the loss `name`; by default cross-entropy if targets are classes, the mean square if they are numbers.
 
-    Raises ValueError for an unknown loss or option, and where the loss does not fit the targets.
+    Raises ValueError if the loss or an option is unknown, or the loss does not fit the targets.
     """
     name = name or ("cross_entropy" if shape.classifies else "mse")
     if ":" in name:
@@ -133,7 +133,7 @@ def example_targets(loss: Loss, outputs: Tensor, shape: DataShape) -> Tensor:
 
 
 def check_loss(loss: Loss, layer: str, output_shape: tuple[int, ...], shape: DataShape) -> None:
-    """Raise ValueError where the outputs of a model's last `layer` do not fit the loss and the targets.
+    """Raise ValueError if the outputs of a model's last `layer` do not fit the loss and the targets.
 
     `output_shape` begins with the samples of a microbatch.
     """

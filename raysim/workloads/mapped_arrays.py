@@ -25,7 +25,7 @@ IN_MEMORY = 2**28  # bytes up to which an array is read into memory
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """Rows `start` to `stop` of an array in a .npy file, which pickles as its path. Raises ValueError where it is gone.
+    """Rows `start` to `stop` of an array in a .npy file, pickled as its path. Raises ValueError if the file is gone.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "x.npy"
@@ -67,7 +67,7 @@ Rows = NDArray[Any] | Mapped
 
 
 def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None], suffix: str) -> Path:
-    """Return the file of the cache that `write` makes of some files; made again where the files or the options have changed."""
+    """Return the cache file that `write` makes from some files, rewritten if the files or the options have changed."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(json.dumps([kind, stats, options], sort_keys=True, default=str).encode()).hexdigest()[:24]
     path = cache_folder() / f"{kind}-{key}{suffix}"
@@ -79,7 +79,7 @@ def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[P
 
 @contextmanager
 def _draft(path: Path) -> Iterator[Path]:
-    """Yield a place beside `path` that is renamed to it at the end, or removed where that is not reached."""
+    """Yield a temporary path beside `path`: renamed to it on success, removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -90,7 +90,7 @@ def _draft(path: Path) -> Iterator[Path]:
 
 
 def open_rows(path: Path) -> Rows:
-    """Return the array of a .npy file: in memory where it is small."""
+    """Return the array of a .npy file: in memory if small, else mapped."""
     if path.stat().st_size <= IN_MEMORY:
         return np.load(path)  # type: ignore[no-any-return]
     return Mapped(str(path), 0, len(np.load(path, mmap_mode="r")))

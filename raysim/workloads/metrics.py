@@ -40,12 +40,12 @@ class Metric(Protocol):
         """Return the batch's part: `size` numbers."""
 
     def value(self, sums: Sums) -> float:
-        """Return the metric; not a number where nothing was counted."""
+        """Return the metric; NaN if nothing was counted."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The share of targets that are among the `top` classes with the greatest scores; of tokens, where targets are tokens."""
+    """The share of targets (classes or tokens) among the `top` classes with the greatest scores."""
 
     top: int = 1
 
@@ -71,7 +71,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class F1:
-    """The harmonic mean of precision and recall: of class 1 where there are two classes, else the mean over classes.
+    """The harmonic mean of precision and recall: of class 1 if there are two classes, else the mean over classes.
 
     Classes that occur neither among targets nor among predictions are left out of the mean.
     """
@@ -175,7 +175,7 @@ class OwnMetric:
 
 
 def own_metric(name: str) -> OwnMetric:
-    """Return the metric `package.module:function`; raises ValueError where there is none, or where it names no direction."""
+    """Return the metric `package.module:function`; raises ValueError if it does not exist, or does not say whether more is better."""
     function = import_function("Metric", name)
     higher = getattr(function, "higher_is_better", None)
     own = name.rpartition(":")[2]
@@ -187,7 +187,7 @@ def own_metric(name: str) -> OwnMetric:
 
 
 def make_metric(name: str, shape: DataShape) -> Metric:
-    """Return the metric `name`, one of `METRICS` or `package.module:function`; raises ValueError where it does not fit the data."""
+    """Return the metric `name`, one of `METRICS` or `package.module:function`; raises ValueError if it does not fit the data."""
     if ":" in name:
         return own_metric(name)
     classes, make = _METRICS[name]

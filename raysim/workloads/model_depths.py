@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Depth(NamedTuple):
-    """A number of layers: `fixed` ones, and as many as an option says, `default` where it is not given."""
+    """A number of layers: `fixed` layers plus the value of an option, `default` if it is not given."""
 
     fixed: int
     option: str | None = None
@@ -26,7 +26,7 @@ DEPTHS = {
 
 
 def num_layers(name: str, options: Mapping[str, object]) -> int | None:
-    """Return the number of layers of a model, None where only its making shows it.
+    """Return the number of layers of a model; None if it is not known before the model is made.
 
     >>> num_layers("cnn", {}), num_layers("gpt", {"num_blocks": 6}), num_layers("my_package:model", {})
     (7, 8, None)

@@ -137,7 +137,7 @@ def make_structure(name: str, function: Callable[..., nn.Sequential], arguments:
 def _on_meta(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:
     """Return one of raysim's own models on the meta device: its parameters have a shape and take no memory.
 
-    Raises ValueError where no tensor can have the sizes that the arguments ask for.
+    Raises ValueError if no tensor can have the requested sizes.
     """
     try:
         with torch.device("meta"), _Unfilled():

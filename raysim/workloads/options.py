@@ -86,7 +86,7 @@ def local_or_hub(field: str, value: object) -> str:
 
 
 def check_hub(what: str, repository: str, file: str) -> None:
-    """Raise ValueError where a file of the hub is neither kept on this machine nor within reach.
+    """Raise ValueError if a file of the hub is neither cached on this machine nor reachable.
 
     The hub's own client tries again for half a minute.
     """

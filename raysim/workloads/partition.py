@@ -138,7 +138,7 @@ def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
     """Return where each of `num_stages` runs of `costs` ends, so that the largest sum is least.
 
     Of these, the ends with the least sum of squares, so that the other stages are balanced too; of these, the first.
-    Costs are compared by their first number, and by their second where the first are equal.
+    Costs are compared by their first number, and if these are equal, by their second.
 
     >>> balance([(4, 0), (1, 0), (1, 0), (1, 0), (1, 0)], 3)
     [1, 3, 5]
@@ -261,7 +261,7 @@ def with_bottleneck(
     widths = [bottleneck] * len(cuts) if isinstance(bottleneck, int) else list(bottleneck)
     if len(widths) != len(cuts):
         raise ValueError(
-            f"`bottleneck` must be one number or a list of one a boundary ({len(cuts)}), but got {widths}."
+            f"`bottleneck` must be one number or a list with one per boundary ({len(cuts)}), but got {widths}."
         )
     layers = named_layers(model)
     inserted: dict[str, tuple[nn.Module, nn.Module]] = {}

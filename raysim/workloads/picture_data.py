@@ -1,4 +1,4 @@
-"""Data sets of pictures: folders of class folders, or Parquet with encoded pictures, decoded when they are read."""
+"""Data sets of images: folders of class folders, or Parquet with encoded images, decoded when they are read."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as mode
 
 
 class Pictures(Protocol):
-    """Encoded pictures, read one by one."""
+    """Encoded images, read one by one."""
 
     def __len__(self) -> int:
         """Return how many there are."""
 
     def read(self, index: int) -> bytes:
-        """Return an encoded picture; raises OSError."""
+        """Return an encoded image; raises OSError."""
 
     def name(self, index: int) -> str:
-        """Return the name of a picture in messages: its path, or its file and row."""
+        """Return the name of an image in messages: its path, or its file and row."""
 
 
 @dataclass(frozen=True)
 class _Files:
-    """Pictures in files of their own."""
+    """Images in separate files."""
 
     paths: tuple[str, ...]
 
@@ -58,7 +58,7 @@ class _Files:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Pictures in the first column of a mapped Arrow file, which pickles as its path."""
+    """Images in the first column of a mapped Arrow file, which pickles as its path."""
 
     path: str
     count: int
@@ -82,10 +82,10 @@ def _arrow_column(path: str) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, eq=False)
 class PictureSplit:
-    """Some `rows` of pictures, decoded, brought to `size` and normalised when they are read.
+    """Selected `rows` of images, decoded, resized and normalised when they are read.
 
-    A picture that is larger is scaled until its shorter side fits, and cut around its middle; without a size of your own,
-    all must have that of the first.
+    Images are scaled until the shorter side fits `size`, then centre-cropped. Without `size`, all images must have the
+    size of the first.
     """
 
     pictures: Pictures
@@ -101,7 +101,7 @@ class PictureSplit:
         return len(self.rows)
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return (batch, 3, height, width) in float32; raises ValueError naming a picture that cannot be read."""
+        """Return (batch, 3, height, width) in float32; raises ValueError naming an image that cannot be read."""
         images = np.stack([self._decode(int(row)) for row in self.rows[ids]])
         return normalise(augmented(images, ids, epoch, key, self.augment if training else "none"), self.mean, self.std)
 
@@ -119,20 +119,20 @@ class PictureSplit:
             image = image.crop((left, top, left + width, top + height))
         if image.size != (width, height):
             raise ValueError(
-                f"The picture {self.pictures.name(row)} is {image.width}x{image.height}, but the first one is "
+                f"The image {self.pictures.name(row)} is {image.width}x{image.height}, but the first one is "
                 f"{width}x{height}. Give all one size by `data.size`."
             )
         return np.asarray(image).transpose(2, 0, 1)
 
 
 def open_picture(pictures: Pictures, index: int) -> Any:
-    """Return a decoded picture in RGB; raises ValueError naming it if it cannot be read."""
+    """Return a decoded image in RGB; raises ValueError naming it if it cannot be read."""
     image = import_hub("PIL.Image")
     try:
         return image.open(io.BytesIO(pictures.read(index))).convert("RGB")
     except Exception as error:  # decoders raise of all kinds
         reason = "it is in no known format" if "BytesIO" in str(error) else reason_of(error)
-        raise ValueError(f"The picture {pictures.name(index)} cannot be read: {reason}.") from None
+        raise ValueError(f"The image {pictures.name(index)} cannot be read: {reason}.") from None
 
 
 def images(
@@ -147,13 +147,14 @@ def images(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return the pictures of a folder with a folder for each class, or of Parquet files with encoded pictures.
+    """Return the images of a folder with a folder for each class, or of Parquet files with encoded images.
 
     The folder may hold folders train and test (or val), each with the class folders, or files train*.parquet and
-    test*.parquet; of anything else a tenth, drawn once and for all, is the test split. `size` (a number, or height and width)
-    is the size to which pictures are scaled; without it all must have one size. `column` ("image" or "img" where not given) and
-    `label` are columns of Parquet. `augment` concerns training alone: crops and flips are `random` (new in each epoch), `fixed` for
-    each sample, or `none`. Pixels are normalised by `mean` and `std` of each channel, ImageNet's where not given.
+    test*.parquet; of anything else a tenth, drawn once and for all, is the test split. `size` (a number, or height and
+    width) is the size to which images are scaled; without it all must have one size. `column` ("image" or "img" by
+    default) and `label` are columns of Parquet. `augment` concerns training alone: crops and flips are `random` (new in
+    each epoch), `fixed` for each sample, or `none`. Pixels are normalised by `mean` and `std` of each channel,
+    ImageNet's by default.
     """
     options = PictureOptions(size, augment, mean, std, train_samples, test_samples)
     folder = check_path("data.path", path).absolute()  # workers may run in another folder
@@ -164,7 +165,7 @@ def images(
 
 
 class PictureOptions(NamedTuple):
-    """Options of `images` that any source of pictures has."""
+    """Options of `images` for any source of images."""
 
     size: int | list[int] | None
     augment: str
@@ -175,7 +176,7 @@ class PictureOptions(NamedTuple):
 
 
 def pictures_of(sources: Sequence[RowSource], column: str | None, label: str, options: PictureOptions) -> Data:
-    """Return the pictures of rows; see `images`."""
+    """Return the images of rows; see `images`."""
     names = sources[0].schema.names
     column = column or next((name for name in ("image", "img") if name in names), "image")
     for source in sources:
@@ -189,7 +190,7 @@ def pictures_of(sources: Sequence[RowSource], column: str | None, label: str, op
 def _make_data(
     parts: Sequence[Pictures], labels: Sequence[NDArray[np.int64]], num_classes: int, options: PictureOptions
 ) -> Data:
-    """Return the splits of pictures with the numbers of their classes: two parts, or a single part that is split here."""
+    """Return the splits of images and their class numbers, from two parts, or from a single part that is split here."""
     check_choice("data.augment", options.augment, ["random", "fixed", "none"])
     counts = [len(each) for each in labels]
     train, test = split_rows("pictures", counts, options.train_samples, options.test_samples)
@@ -220,12 +221,12 @@ def _channels(field: str, given: list[float] | None, usual: tuple[float, ...]) -
     if given is None:
         return usual
     if not isinstance(given, (list, tuple)) or len(given) != 3 or not all(isinstance(x, (int, float)) for x in given):
-        raise ValueError(f"`{field}` must be three numbers, one a channel, but got {given!r}.")
+        raise ValueError(f"`{field}` must be three numbers, one per channel, but got {given!r}.")
     return tuple(float(value) for value in given)
 
 
 def _class_folders(folder: Path) -> tuple[list[Pictures], list[NDArray[np.int64]], int]:
-    """Return the pictures of each split, the numbers of their classes, and how many classes there are."""
+    """Return the images of each split, their class numbers, and the number of classes."""
     splits = [folder]
     if (folder / "train").is_dir():
         test = next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
@@ -235,7 +236,7 @@ def _class_folders(folder: Path) -> tuple[list[Pictures], list[NDArray[np.int64]
     names = sorted(each.name for each in splits[0].iterdir() if each.is_dir() and not each.name.startswith("."))
     if len(names) < 2:
         raise ValueError(
-            f"`data.path` must hold a folder of pictures for each class, or Parquet files, but {str(splits[0])!r} holds "
+            f"`data.path` must hold a folder of images for each class, or Parquet files, but {str(splits[0])!r} holds "
             f"{len(names)} folders."
         )
     parts: list[Pictures] = []
@@ -243,7 +244,7 @@ def _class_folders(folder: Path) -> tuple[list[Pictures], list[NDArray[np.int64]
     for split in splits:
         found = [(str(file), number) for number, name in enumerate(names) for file in _files(split / name)]
         if not found:
-            raise ValueError(f"`data.path` must hold pictures ({', '.join(SUFFIXES)}), but {str(split)!r} has none.")
+            raise ValueError(f"`data.path` must hold images ({', '.join(SUFFIXES)}), but {str(split)!r} has none.")
         paths, numbers = zip(*found, strict=True)
         parts.append(_Files(paths))
         labels.append(np.array(numbers, np.int64))
@@ -256,7 +257,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _encoded(source: RowSource, column: str) -> _Encoded:
-    """Return the pictures of a column, copied once to a mapped Arrow file."""
+    """Return the images of a column, copied once to a mapped Arrow file."""
 
     def write(place: Path) -> None:
         schema = pa.schema([(column, pa.binary())])
@@ -274,9 +275,9 @@ def _encoded(source: RowSource, column: str) -> _Encoded:
 
 
 def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
-    """Return an encoded picture as files of the hub hold it: bytes, or {bytes, path}."""
+    """Return an encoded image as stored in files of the hub: bytes, or {bytes, path}."""
     if isinstance(value, dict):
         value = value.get("bytes") or (Path(value["path"]).read_bytes() if value.get("path") else None)
     if not isinstance(value, bytes):
-        raise ValueError(f"There is no encoded picture in {source.row(row + 1)}.")
+        raise ValueError(f"There is no encoded image in {source.row(row + 1)}.")
     return value

@@ -84,7 +84,7 @@ def holes(model: nn.Module) -> tuple[Hole, ...]:
 
 @contextmanager
 def filled(some: Iterable[Hole], x: Tensor | None = None) -> Iterator[None]:
-    """Let holes return `x` where it is given; at the end they forget the arguments of their calls."""
+    """Let holes return `x` if it is given; at the end they forget the arguments of their calls."""
     calls = [hole.call for hole in some]
     for call in calls:
         call.given = x
@@ -97,7 +97,7 @@ def filled(some: Iterable[Hole], x: Tensor | None = None) -> Iterator[None]:
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module | None:
-    """Return a submodule by its dotted name, None where it is absent or None."""
+    """Return a submodule by its dotted name; None if it is absent."""
     found: Any = model
     for part in name.split("."):
         found = getattr(found, part, None)

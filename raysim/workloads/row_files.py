@@ -54,7 +54,7 @@ class RowSource(ABC):
                 yield texts
 
     def check_column(self, field: str, column: str) -> str:
-        """Return a column's name; raises ValueError by field where there is none."""
+        """Return a column's name; raises ValueError naming `field` if there is no such column."""
         names = self.schema.names
         if column not in names:
             raise ValueError(
@@ -65,7 +65,7 @@ class RowSource(ABC):
 
 
 def open_rows_of(files: Sequence[Path]) -> RowSource:
-    """Return the rows of files after each other, by their suffixes; raises ValueError where one is not of `SUFFIXES`."""
+    """Return the rows of files one after another, by their suffixes; raises ValueError if a suffix is not among `SUFFIXES`."""
     sources = [_open_file(file) for file in files]
     return sources[0] if len(sources) == 1 else _Chained(sources)
 
@@ -177,7 +177,7 @@ class _JsonRows(RowSource):
     def schema(self) -> pa.Schema:
         first = next(self._rows(), None)
         if first is None:
-            raise ValueError(f"{self.name} must hold a JSON object a line, but is empty.")
+            raise ValueError(f"{self.name} must hold one JSON object per line, but is empty.")
         return pa.RecordBatch.from_pylist([first[1]]).schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -216,7 +216,7 @@ class _JsonRows(RowSource):
 
 
 class HubRows(RowSource):
-    """A split of a data set of Hugging Face, whose files are Arrow files of the library's cache; pictures stay encoded."""
+    """A split of a data set of Hugging Face, whose files are Arrow files of the library's cache; images stay encoded."""
 
     def __init__(self, name: str, split: Any) -> None:
         super().__init__(name, [Path(each["filename"]) for each in split.cache_files])

@@ -34,11 +34,11 @@ class DataShape(NamedTuple):
 
     input_shape: tuple[int, ...]  # (channel, height, width), (length,) or (features,)
     input_dtype: str  # "float32" or "int64"
-    num_classes: int  # to tell apart; where targets are numbers, how many numbers a sample or position has
+    num_classes: int  # to distinguish; if targets are numbers, how many numbers a sample or position has
     target_shape: tuple[int, ...] = ()  # () for one class, (length,) for a class a token, (..., k) for k numbers
     target_dtype: str = "int64"  # "int64" for classes, "float32" for numbers
     target_scale: tuple[float, ...] = ()  # factors that give targets, which are numbers, their original units back
-    num_tokens: int = 0  # tokens that inputs are made of; where 0, inputs are the classes themselves, or no tokens
+    num_tokens: int = 0  # tokens that inputs are made of; if 0, inputs are the classes themselves, or not tokens
     padding: int | None = None  # the token that fills up short inputs
     has_ignored: bool = False  # whether targets of -100 may occur, which do not count
 
@@ -212,7 +212,7 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
 
 
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:
-    """Return how many whole batches an epoch has; raises ValueError where it has none.
+    """Return the number of whole batches in an epoch; raises ValueError if there is none.
 
     >>> steps_per_epoch(50_000, 128)
     390

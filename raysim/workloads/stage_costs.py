@@ -364,6 +364,6 @@ def _in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Te
 
 def _counting() -> Any:
     """Return a context that counts operations, two for a multiplication and addition."""
-    from torch.utils.flop_counter import FlopCounterMode  # imports triton, where it is installed
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, if installed
 
     return FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS)

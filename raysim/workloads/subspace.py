@@ -1,4 +1,4 @@
-"""Decoders whose boundaries are low-dimensional by construction: k values a token cross, whatever the width of the model.
+"""Decoders whose boundaries are low-dimensional by construction: k values per token cross, whatever the width of the model.
 
 Subspace networks (Ramasinghe et al. 2025, 2506.01260; the reparametrised form as in the code of ProtocolNanoGPT). The basis U
 (width x k, orthonormal columns) is drawn once, and F, the tables of the embedding as they were drawn, is never trained. All that
@@ -23,15 +23,15 @@ FORMS = ("reparametrised", "projected")
 
 
 def in_subspace(layers: nn.Sequential, size: object, form: object, added: Sequence[str]) -> nn.Sequential:
-    """Return a decoder `embedding`, `block0`.., `head` with boundaries of `size` values a token, or `layers` where that is None.
+    """Return a decoder `embedding`, `block0`.., `head` with boundaries of `size` values per token; `layers` if `size` is None.
 
     `form`: with "reparametrised" the layers that add to the residual stream are U (W z + b) with W of `size` rows. With
     "projected" they stay as they are and are projected onto the span of U after each update, and their output is divided by
     its root mean square. Both start from the projection of the weights of `layers`, whose modules they reuse. `added`: names,
     within a block, of the linear layers whose output is added to the stream.
 
-    The embedding has a table of tokens, and where it adds positions a table of these: they become F, and tables of zeros are
-    trained in their place. With "projected" the rows of F are divided by their root mean square, too. U is drawn by torch's
+    The tables of the embedding (tokens, and positions if it adds them) become F, and tables of zeros are trained in
+    their place. With "projected" the rows of F are divided by their root mean square, too. U is drawn by torch's
     default generator. Raises ValueError naming the rule.
     """
     form = check_choice("model.subspace_form", form, FORMS)

@@ -63,10 +63,10 @@ def table(
     """Return the rows of a CSV, TSV, JSON-lines or Parquet file, of which the column `target` is to be predicted.
 
     `path` may also be a folder with files train* and test* (or valid*); of one file a tenth of the rows, drawn once and for all, is the
-    test split. Features are all other `columns`: numbers and truth values, and words as a column of 0 and 1 for each. Features,
+    test split. Features are all other `columns`: numbers and booleans as they are, words one-hot. Features,
     and targets that are numbers, are standardised by the mean and the standard deviation of the training rows, so the loss is of
-    standardised targets, and `mae` is in the column's own units. `classes` says whether targets are classes (words and truth
-    values always are) or numbers.
+    standardised targets, and `mae` is in the column's own units. `classes` says whether targets are classes (words and
+    booleans always are) or numbers.
     """
     sources = [open_rows_of(files) for files in split_files("data.path", check_path("data.path", path))]
     return table_of(sources, target, columns, classes, train_samples, test_samples)
@@ -184,7 +184,7 @@ class _Survey:
         words = [name for name in target if kinds[name] != "number"]
         if len(target) > 1:
             if words or classes:
-                raise ValueError(f"`data.target` must be one column where targets are classes, but got {list(target)}.")
+                raise ValueError(f"`data.target` must be one column if targets are classes, but got {list(target)}.")
             return False
         if words:
             if classes is False:
@@ -211,13 +211,13 @@ def _kind(source: RowSource, name: str) -> str:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "word"
     raise ValueError(
-        f"Column `{name}` of {source.name} must hold numbers, truth values or words, but holds {kind}. "
+        f"Column `{name}` of {source.name} must hold numbers, booleans or words, but holds {kind}. "
         "Leave it out of `data.columns`."
     )
 
 
 def _check_known(values: pa.Array, name: str, source: RowSource, before: int, kind: str) -> None:
-    """Raise ValueError where a value is missing, or a number that is none, naming its row, from 1."""
+    """Raise ValueError naming the row (from 1) if a value is missing, or is not a number in a column of numbers."""
     bad = np.asarray(values.is_null())
     if kind == "number":
         bad = bad | ~np.isfinite(values.to_numpy(zero_copy_only=False).astype(np.float64))
@@ -240,7 +240,7 @@ def _codes(batch: pa.RecordBatch, name: str, words: Sequence[Any]) -> NDArray[np
 
 
 def _moments(array: Rows, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return mean and standard deviation of some rows, 1 where all are equal."""
+    """Return mean and standard deviation of some rows; the deviation is 1 if all are equal."""
     total: Any = 0.0
     for start in range(0, len(rows), _AT_ONCE):
         total = total + array[rows[start : start + _AT_ONCE]].sum(axis=0, dtype=np.float64)

@@ -97,9 +97,9 @@ _AT_ONCE = 65_536  # targets that are read at once
 def chance(data: Data, task: Task) -> dict[str, float]:
     """Return the figures of an evaluation, by name, of a model that knows nothing but the targets of training.
 
-    It gives each class the frequency that it has in training, or predicts the mean. A class that does not occur in training
-    counts as seen once, so that the loss stays finite. Metrics of your own are asked for batches of such outputs; where one,
-    or a loss of your own, cannot be worked out like this, the figure is not a number.
+    It gives each class the frequency that it has in training, or predicts the mean. A class that does not occur in
+    training counts as seen once, so that the loss stays finite. Custom metrics are evaluated on batches of such
+    outputs. If a custom metric or loss cannot be evaluated in this way, its value is NaN.
     """
     if data.shape.classifies:
         return _of_classes(data, task)

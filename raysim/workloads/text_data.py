@@ -63,7 +63,7 @@ def text(
     if found.is_file():
         for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
             if name is not None:
-                raise ValueError(f"`{field}` has a meaning only where `data.path` is a folder, but {path!r} is a file.")
+                raise ValueError(f"`{field}` has no effect unless `data.path` is a folder, but {path!r} is a file.")
         files = [found]
     else:
         files = list(_split_files(found, train_file, test_file))
@@ -72,7 +72,7 @@ def text(
         sources = [open_rows_of([file]) for file in files]
         return labelled_texts(sources, reader, length, column, pair, label, train_samples, test_samples)
     if pair is not None:
-        raise ValueError("`data.pair` has a meaning only with `data.label`.")
+        raise ValueError("`data.pair` has no effect without `data.label`. Leave it out.")
     parts = [_read(file, reader, column) for file in files]
     train, test = parts if len(parts) == 2 else _last_tenth(parts[0])
     return _data(train, test, reader.num_tokens, length, train_samples, test_samples)
@@ -123,7 +123,7 @@ def wikitext2(
     else:
         for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
             if name is not None:
-                raise ValueError(f"`{field}` has a meaning only with `data.path`.")
+                raise ValueError(f"`{field}` has no effect without `data.path`.")
         loaded = load_hub_set(*WIKITEXT2_HUB)
         lines = [[row.encode() for row in loaded[split]["text"]] for split in ("train", "test")]
     train, test = (reader.read(line for line in part if line.strip()) for part in lines)
@@ -131,7 +131,7 @@ def wikitext2(
 
 
 def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
-    """Return the tokens of a file: worked out once, and mapped where they are many."""
+    """Return the tokens of a file, cached on disk, and mapped if there are many."""
     if file.suffix in SUFFIXES:
         return _read_rows(open_rows_of([file]), reader, column)
     if file.stat().st_size <= IN_MEMORY and isinstance(reader, Bytes):
@@ -158,7 +158,7 @@ def _dtype(reader: Tokenizer) -> np.dtype[Any]:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """Yield a text file whole, or, where it is large, some lines of it at a time."""
+    """Yield a text file whole if it is small, else some lines at a time."""
     if file.stat().st_size <= IN_MEMORY:
         yield file.read_bytes()
         return

@@ -14,7 +14,7 @@ from raysim.workloads.options import check_hub, import_hub, local_or_hub
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
-# Names under which tokenizers have a token between documents, and one that fills up, where no file of theirs says so.
+# Usual names of the token between documents and of the padding token, for tokenizers whose files do not say.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 
@@ -119,7 +119,7 @@ class HuggingFace:
 
 
 def make_tokenizer(name: str | None) -> Tokenizer:
-    """Return the tokenizer of a folder or hub name, bytes without one; raises ValueError where it cannot be loaded."""
+    """Return the tokenizer of a folder or hub name, `Bytes` if there is no name; raises ValueError if it cannot be loaded."""
     return Bytes() if name is None else HuggingFace(name)
 
 

@@ -35,9 +35,9 @@ from raysim.workloads.weightless import fake
 def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_stages: int = 1) -> nn.Sequential:
     """Return the layers of a module, named by the submodule with which each ends, `encoder/3` for `encoder.3`.
 
-    A layer ends wherever a submodule ends and just one tensor is alive, and at the submodules of `cuts` where several tensors are.
-    Where these layers are fewer than `num_stages`, it also ends wherever a submodule ends and several tensors are alive. Raises
-    ValueError with the line of code that cannot be traced.
+    A layer ends wherever a submodule ends and just one tensor is alive, and at the submodules of `cuts` if several
+    tensors are. Where these layers are fewer than `num_stages`, it also ends wherever a submodule ends and several
+    tensors are alive. Raises ValueError with the line of code that cannot be traced.
 
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -238,7 +238,7 @@ class ShapedTracer(fx.Tracer):
         return forward(*args, **kwargs) if self._running else super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Return the symbol of a parameter, or the parameter where an operation runs."""
+        """Return the symbol of a parameter, or the parameter itself while an operation runs."""
         return attr_val if self._running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _ask_nearby(self, graph: fx.Graph) -> None:
@@ -316,7 +316,7 @@ class _ShapedProxy(fx.Proxy):
 
 @contextmanager
 def _factories_traced(tracer: ShapedTracer) -> Iterator[None]:
-    """Trace the functions that make tensors of numbers, where one of these is a symbol."""
+    """Trace the functions that make tensors from numbers, if one of the numbers is a symbol."""
 
     def traced(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

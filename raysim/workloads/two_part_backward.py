@@ -37,7 +37,7 @@ def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[B
     """Return where the graph from `outputs` branches off the ways to `inputs`, which are leaves; each weight is in one branch.
 
     A weight that is used more than once is in a branch at the outputs: its uses add up in one backward as they always do, at
-    the price of going the way again. So is everything where no way leads to an input.
+    the price of a second pass over the same path. The same holds for all weights if no path leads to an input.
     """
     above: dict[Node, list[Node]] = {}  # in the order found
     used: dict[Node, set[int]] = {}
@@ -86,7 +86,7 @@ def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[B
 def input_gradients(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor | None], list[Caught]]:
-    """Return the gradients of `inputs`, None where no path leads to one, and the input of `run_branches`; the graph is kept."""
+    """Return the gradients of `inputs` (None for one that no path reaches) and the input of `run_branches`; the graph is kept."""
     if not outputs:
         return [None] * len(inputs), []
     branches = find_branches(outputs, inputs)

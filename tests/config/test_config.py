@@ -317,7 +317,7 @@ REFUSED = {
         "`forward[0]` as a table must name a tensor beside `others`. Name one, or write the compressor alone."
     ),
     "forward={01='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got '01'.",
-    "forward={0=5}": "`forward.0` must be a compressor or a list of one a boundary, but got 5.",
+    "forward={0=5}": "`forward.0` must be a compressor or a list with one per boundary, but got 5.",
     "forward={0='TopK(0.1)'}": (
         "`forward` by replica has no effect with one replica. Name one compressor, or set `num_replicas`."
     ),

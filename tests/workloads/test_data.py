@@ -427,13 +427,13 @@ def test_wrong_text_files_are_refused(folder, tokenizer, tmp_path_factory):
     refuse(
         "text",
         {"path": file, "test_file": "a"},
-        "`data.test_file` has a meaning only where `data.path` is a folder, but",
+        "`data.test_file` has no effect unless `data.path` is a folder, but",
     )
     refuse("wikitext2", {"path": file}, "is a file. Use `data = 'text'` for one file.")
     refuse(
         "wikitext2",
         {"train_file": "a", "tokenizer": str(tokenizer)},
-        "`data.train_file` has a meaning only with `data.path`.",
+        "`data.train_file` has no effect without `data.path`.",
     )
     (folder / "test.txt").unlink()
     refuse("text", {"path": path}, "holds train.txt, valid.txt. Name another by `data.test_file`.")
@@ -474,7 +474,7 @@ def test_wrong_image_files_are_refused(tmp_path):
     pq.write_table(pa.table({"img": [1], "label": [1]}), tmp_path / "test.parquet")
     refuse("cifar10", path, "must hold {bytes, path}, but holds int64.")
     pq.write_table(pa.table({"img": [{"bytes": b"x", "path": "x"}], "label": [1]}), tmp_path / "test.parquet")
-    refuse("cifar10", path, "The picture number 0 under `data.path` cannot be read: it is in no known format.")
+    refuse("cifar10", path, "The image number 0 under `data.path` cannot be read: it is in no known format.")
     pq.write_table(
         pa.table({"img": [encode(np.zeros((32, 32, 3), np.uint8), "PNG")], "label": [10]}), tmp_path / "test.parquet"
     )

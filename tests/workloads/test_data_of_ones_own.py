@@ -238,7 +238,7 @@ def test_a_picture_that_cannot_be_read_is_named(folder, tmp_path):
     place = data.train.rows.tolist().index(3) if 3 in data.train.rows else None
     split, index = (data.train, place) if place is not None else (data.test, data.test.rows.tolist().index(3))
     said = refusal(lambda: split.inputs(np.array([index]), 0, 0, True))
-    assert said == f"The picture {bad} cannot be read: it is in no known format."
+    assert said == f"The image {bad} cannot be read: it is in no known format."
     bad.write_bytes(picture(3, (9, 8)))
     assert "is 9x8, but the first one is 8x8. Give all one size by `data.size`." in refusal(
         lambda: split.inputs(np.array([index]), 0, 0, True)
@@ -246,12 +246,12 @@ def test_a_picture_that_cannot_be_read_is_named(folder, tmp_path):
     rows = [{"img": {"bytes": picture(i) if i != 5 else b"", "path": None}, "label": i % 2} for i in range(9)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bad.parquet")
     assert refusal(lambda: load("images", path=str(tmp_path / "bad.parquet"))) == (
-        f"There is no encoded picture in row 6 of {tmp_path / 'bad.parquet'}."
+        f"There is no encoded image in row 6 of {tmp_path / 'bad.parquet'}."
     )
     assert "must be a column of" in refusal(lambda: load("images", path=str(tmp_path / "bad.parquet"), label="kind"))
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "must hold a folder of pictures for each class" in refusal(lambda: load("images", path=str(empty)))
+    assert "must hold a folder of images for each class" in refusal(lambda: load("images", path=str(empty)))
 
 
 # Texts

@@ -371,7 +371,7 @@ def test_weights_that_do_not_match_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`model\.path` .* cannot be loaded|lacks the weights"):
         hf(hundred, path=str(tmp_path / "vit"))
     assert hf(hundred, path=str(tmp_path / "vit"), new_head=True)[-1].model.classifier.out_features == 100
-    with pytest.raises(ValueError, match=r"The data has pictures of 3 x 32 x 32, but .* takes 3 channels of 16 x 16\."):
+    with pytest.raises(ValueError, match=r"The data has images of 3 x 32 x 32, but .* takes 3 channels of 16 x 16\."):
         hf(PICTURES._replace(input_shape=(3, 32, 32)), path=str(tmp_path / "vit"))
 
 
