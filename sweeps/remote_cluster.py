@@ -94,7 +94,7 @@ class Cluster(NamedTuple):
                 "Give the cluster by `--cluster FILE`, as for `ray up`, or by `--address URL`, one of them."
             )
         if file is not None and not Path(file).is_file():
-            raise ConfigError(f"`--cluster` must be the file that `ray up` was given, but {file} is no file.")
+            raise ConfigError(f"`--cluster` must be the file that `ray up` was given, but {file} is not a file.")
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
             raise ConfigError(
                 f"`--address` must be the URL of the cluster's dashboard, as http://127.0.0.1:{PORT}, but got {url!r}."
@@ -188,7 +188,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"`--cluster` must be the file that `ray up` was given, but {file} is no YAML: {reason}."
+            f"`--cluster` must be the file that `ray up` was given, but {file} is not YAML: {reason}."
         ) from None
     if not isinstance(values, Mapping):
         raise ConfigError(f"`--cluster` must be the file that `ray up` was given, but {file} has no keys.")

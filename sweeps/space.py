@@ -125,7 +125,7 @@ class Space:
             for choice in spec.values() if isinstance(spec, Mapping) else spec:
                 if not isinstance(spec, Mapping) and not isinstance(choice, Choice):
                     raise ConfigError(
-                        f"`{where}` must list numbers, texts or booleans, but got {choice!r}: name choices in a table."
+                        f"`{where}` must list numbers, strings or booleans, but got {choice!r}. Name other choices in a table."
                     )
                 self._check(where, choice, inside)
         elif not isinstance(spec, Choice):

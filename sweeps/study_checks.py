@@ -28,7 +28,7 @@ def check_fields(study: Study, config: RunConfig) -> None:
         if twice:
             raise ConfigError(f"`{field}` must differ, but {twice[0]} is there twice.")
     if study.trials is None and study.sampler != "grid":
-        raise ConfigError(f"`trials` must be given with `sampler` = {study.sampler!r}, which has no end.")
+        raise ConfigError(f"`trials` must be given with `sampler` = {study.sampler!r}, which never runs out of points.")
     if study.trials is not None and study.trials < len(study.baselines):
         raise ConfigError(f"`trials` must be at least the baselines ({len(study.baselines)}), but got {study.trials}.")
     if study.early_stopping == "asha" and not config.evaluate_every_steps:
@@ -56,7 +56,7 @@ def check_baseline(study: Study, baseline: Baseline) -> None:
         raise ConfigError(f"The baseline {baseline.name} must have just one of `params` and `set`.")
     if baseline.params is None and study.sampler == "nsga2":
         raise ConfigError(
-            f"The baseline {baseline.name} must have `params` with `sampler` = 'nsga2', which crosses what all trials share."
+            f"The baseline {baseline.name} must have `params` with `sampler` = 'nsga2', which recombines the parameters of trials."
         )
     try:
         trial = FixedTrial(dict(baseline.params or {}))
@@ -69,9 +69,7 @@ def check_baseline(study: Study, baseline: Baseline) -> None:
         raise ConfigError(f"The baseline {baseline.name}: {error}") from None
     except ValueError as error:
         reason = str(error).partition(". ")[0].rstrip(".")
-        raise ConfigError(
-            f"`params` of the baseline {baseline.name} must be a point of the space, but: {reason}."
-        ) from None
+        raise ConfigError(f"`params` of the baseline {baseline.name} must be a point of the space: {reason}.") from None
 
 
 def check_draws(study: Study) -> None:
@@ -97,7 +95,7 @@ def check_draws(study: Study) -> None:
     for (name, value), errors in sorted(bad.items()):
         if (name, value) not in good and (len(errors) >= enough or not name):
             raise ConfigError(
-                f"`space`: {f'`{name}` = {value}' if name else 'what it draws'} is never valid: {errors[0]}"
+                f"`space`: {f'`{name}` = {value}' if name else 'every drawn configuration'} is never valid: {errors[0]}"
             )
 
 
@@ -107,7 +105,7 @@ def _check_priced(study: Study, config: RunConfig) -> None:
     price = next((objective.name for objective in study.objectives if objective.transport is not None), None)
     if price is not None and config.steps is not None and config.steps <= first:
         raise ConfigError(
-            f"`{price}` needs a recorded step, but with `profile_every_steps` = {config.profile_every_steps} the first is step "
+            f"`{price}` needs a profiled step, but with `profile_every_steps` = {config.profile_every_steps} the first is step "
             f"{first}, after the last of `steps` = {config.steps}. Lower `profile_every_steps`, or train more steps."
         )
 

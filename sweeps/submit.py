@@ -44,7 +44,7 @@ def submit(
         try:
             job = _send(client, shlex.join(["raysim", *words]), environment)
         except (RuntimeError, ValueError) as error:
-            raise ConfigError(f"The job was not taken: {_first_line(error)}.") from None
+            raise ConfigError(f"The job was not accepted: {_first_line(error)}.") from None
         print(f"job {job}: raysim {shlex.join(words)}", file=sys.stderr, flush=True)
         follow = cluster.job_command("logs --follow", job)
         try:
@@ -69,9 +69,7 @@ def submit(
 def _check_out(out: str, cluster: Cluster, fetch: Path | None) -> None:
     """Raise ConfigError if the results would be lost with the job's folder, or cannot be fetched."""
     if not in_bucket(out) and not Path(out).is_absolute():
-        raise ConfigError(
-            f"`--out` must be a bucket's URI or an absolute path that every node sees, but got {out!r}: a job has no folder."
-        )
+        raise ConfigError(f"`--out` must be a bucket's URI or an absolute path that every node sees, but got {out!r}.")
     if fetch is None:
         return
     if not in_bucket(out) and cluster.file is None:
@@ -119,7 +117,7 @@ def _client(url: str) -> Any:
         text = str(error)
         if "401" in text or "403" in text or "token" in text.lower():
             raise ConfigError(f"The cluster at {url} asks for its token, {token_words()}") from None
-        raise ConfigError(f"The dashboard at {url} takes no jobs: {_first_line(error)}.") from None
+        raise ConfigError(f"The dashboard at {url} accepts no jobs: {_first_line(error)}.") from None
 
 
 def _send(client: Any, entrypoint: str, environment: dict[str, Any]) -> str:

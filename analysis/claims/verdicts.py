@@ -79,7 +79,7 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
     verdict: Verdict
     if against:
         verdict, shown = "contradicted", max(against, key=_distance)
-        reason = f"{_sentence(shown)}, where the claim needs {shown.side} {shown.threshold:g}."
+        reason = f"{_sentence(shown)}, but the claim requires an effect {shown.side} {shown.threshold:g}."
     elif unsupported:
         verdict, shown = "undecided", unsupported[0]
         reason = _why_open(shown, len(unsupported), len(decisive))
@@ -110,7 +110,7 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
             context.learned(setting, sample.seeds, mode, alpha=1 - confidence) for setting, mode in group
         ):
             names = " or ".join(dict.fromkeys(str(setting) for setting, _ in group))
-            sample = sample._replace(lacking=f"{names} is not surely above chance")
+            sample = sample._replace(lacking=f"{names} is not clearly above chance")
     comparison = Comparison(
         contrast.part,
         contrast.measure.text(str(contrast.one), str(contrast.other)),

@@ -158,7 +158,7 @@ def check_tables(row: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> 
     for name, table in (("actions", tables["actions"]), ("links", groups), ("collectives", collectives)):
         missing = sorted(set(table["step"]) - known)
         if missing:
-            raise ValueError(f"its table of {name} has step {missing[0]}, which its table of steps lacks")
+            raise ValueError(f"its table of {name} has step {missing[0]}, which is missing from its table of steps")
     stages, replicas = int(row["num_stages"]), int(row.get("num_replicas") or 1)
     limits = {"stage": stages} | dict.fromkeys(("source_stage", "target_stage"), stages)
     for column, count in {**limits, **dict.fromkeys(("source_replica", "target_replica"), replicas)}.items():

@@ -167,8 +167,8 @@ class Costs:
             given.check_microbatches(int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"]))
             if split and given.compute_s.shape[2] == 2:
                 raise ReplayError(
-                    "`profile` times each backward as a whole, but the runs that it prices have weight gradients apart: record "
-                    "it with their schedule, or set the share: `Profile.load(FILE).split_backward(SHARE).save(FILE)`."
+                    "`profile` times each backward as a whole, but these runs compute weight gradients separately. Record the profile "
+                    "with their schedule, or set the weight gradients' share: `Profile.load(FILE).split_backward(SHARE).save(FILE)`."
                 )
         except ValueError as error:
             raise ReplayError(str(error)) from None

@@ -82,9 +82,9 @@ def _frontier_figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-frontier",
         f"{job.title}: step time against {job.metric.text}",
-        f"Left is faster, {'up' if job.metric.higher else 'down'} is better. A point is a setting, the mean over its seeds, with bars "
-        "of one standard deviation. The star and the dashed line are the dense runs; the grey line joins the settings that no other "
-        "setting beats in both. Numbers are those of the table below. Point at one for its bytes and seeds."
+        f"Left is faster, {'up' if job.metric.higher else 'down'} is better. Each point is the mean of a setting over its seeds, with "
+        "bars of one standard deviation. The star and the dashed line are dense; the grey line is the Pareto front. Numbers refer to "
+        "the table below. Hover over a point for its bytes and seeds."
         + (f" Settings that learned less than half as much as dense are not drawn: {untrained}." if untrained else ""),
         panels,
     )
@@ -117,9 +117,9 @@ def _settings_table(job: Job, material: Material) -> Table:
         )
     return Table(
         f"{job.key}-settings",
-        f"The table has the settings of {job.title} that figures name. Steps and speed-ups over dense, with their 90 % intervals, are "
-        f"on the chosen network {over(job.transport)}. A setting pays below a bandwidth: there its step is faster than a dense one, "
-        f"without latency; within the interval the two are not distinguishable. Compute: {job.source}.",
+        f"The settings of {job.title} that are named in figures. Step times and speed-ups over dense, with 90 % intervals, are for "
+        f"the chosen network {over(job.transport)}. Pays below: the bandwidth below which a step is faster than dense, without "
+        f"latency; within the interval the two are not distinguishable. Compute: {job.source}.",
         SETTING_COLUMNS,
         rows,
         live=True,
@@ -265,7 +265,7 @@ def _quality_figure(job: Job) -> Figure | None:
     return Figure(
         f"{job.key}-quality",
         f"{job.title}: {job.metric.text} by density and bits",
-        "If the other direction is dense, the loss is due to this one alone; points of one kind of codec are then joined. "
+        "Lines join settings with one kind of codec whose other direction is dense: their loss is due to this direction alone. "
         "Points are means over seeds with bars of one standard deviation; the dashed line is dense.",
         panels,
     )

@@ -107,8 +107,7 @@ def _links_figure(job: Job, links: pd.DataFrame) -> Figure:
     return Figure(
         f"{job.key}-links",
         f"{job.title}: wire bytes of a step by link",
-        "Bytes are counted on the packets, as means over steps and seeds. A link is one direction of the boundary between two "
-        "stages.",
+        "Mean over steps and seeds, counted from the packets. A link is one direction of the boundary between two stages.",
         panels,
     )
 
@@ -125,9 +124,9 @@ def _links_table(job: Job, links: pd.DataFrame, material: Material) -> Table:
     rows = [row for name in order for row in links[links["setting"] == name].to_dict("records")]
     return Table(
         f"{job.key}-link-table",
-        f"The traffic of a step of {job.title} by link, as means over steps and seeds, of the settings recommended on some network, "
-        "or else of the first compressed setting. The factor is dense over wire bytes. Fidelity is 1 if messages arrive exactly, "
-        "and 0 if they arrive as zeros.",
+        f"Traffic per step of {job.title} by link, mean over steps and seeds, for the settings recommended on some network, or else "
+        "for the first compressed setting. Factor: dense bytes over wire bytes. Fidelity: 1 if messages arrive exactly, 0 if they "
+        "arrive as zeros.",
         LINK_COLUMNS,
         [
             [

@@ -86,9 +86,9 @@ def _curves_figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-curves",
         f"{job.title}: learning curves",
-        "The same curves stand against steps, bytes sent so far, and seconds on the chosen network "
-        f"{over(job.transport)} (steps times its simulated step). They are means over seeds. Black is dense; "
-        "grey lines are the settings without a look of their own.",
+        "The same curves against steps, against bytes sent so far, and against seconds on the chosen network "
+        f"{over(job.transport)} (steps times the simulated step time). Means over seeds. Black is dense; "
+        "grey lines are settings without a colour of their own.",
         panels,
         columns=3,
     )
@@ -195,13 +195,13 @@ def _decisions_figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Fi
     factor = Axis("factor", "factor sent", log=True)
     panels = [Panel("Factor sent", Axis("step", "step"), factor, _lines(rows, places, "factor"))]
     text = (
-        "The compression factor that the method chose for each step: of values if some of them are sent, else of bytes; "
+        "The compression factor chosen for each step, counted in values for sparse codecs, else in bytes; "
         "1 is dense. Points mark events."
     )
     if rows["gain"].notna().any():  # methods with a budget of errors measure none
         gain = Axis("gain", "gain of the sent messages")
         panels.append(Panel("Gain", Axis("step", "step"), gain, _lines(rows, places, "gain")))
-        text = f"Left: {text[0].lower()}{text[1:]} Right: the gain that it reached, the share of the squared norm that arrived."
+        text = f"Left: {text[0].lower()}{text[1:]} Right: its gain, the share of the squared norm that arrived."
     return Figure(f"{job.key}-decisions{number}", f"Decisions of {run}", text, panels)
 
 

@@ -41,8 +41,8 @@ def own_network_section(material: Material) -> Section:
     blocks: list[Block] = [
         Text(
             "Type a bandwidth and a latency, such as `300mbps+8ms`, at the top of the page. Its prices are interpolated between "
-            f"{len(GRID)} simulated networks, from 1 Mbit/s to 100 Gbit/s and up to 300 ms. For the simulation itself, and for "
-            "networks of other kinds, give the network, or its file, to `raysim report` by `--network`."
+            f"{len(GRID)} simulated networks, from 1 Mbit/s to 100 Gbit/s and up to 300 ms. For an exact simulation, "
+            "and for other kinds of networks, pass the network or its file to `raysim report --network`."
         )
     ]
     for job in jobs:
@@ -68,8 +68,8 @@ def _table(job: Job, material: Material, results: Results, partners: Mapping[str
         )
     return Table(
         f"{job.key}-typed",
-        f"The table has the settings of {job.title} that figures name, and all that are shown to be safe, on the typed network "
-        f"{over(job.transport)}. Steps and speed-ups over dense have their 90 % intervals in brackets. Compute: {job.source}.",
+        f"The settings of {job.title} that are named in figures, and all safe settings, on the typed network "
+        f"{over(job.transport)}. Step times and speed-ups over dense have 90 % intervals in brackets. Compute: {job.source}.",
         COLUMNS,
         rows,
         typed=True,

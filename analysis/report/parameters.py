@@ -67,8 +67,8 @@ def _parallel_figure(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-parallel",
         f"{job.title}: all settings at once",
-        "A line is a setting. Each quantity runs from its lowest value (below) to its highest, on a logarithmic scale for bytes and "
-        "seconds. Codecs are ordered by name. Switch kinds off above to follow the others; the table of runs has all "
+        "Each line is a setting. Axes run from the lowest value (bottom) to the highest, on a logarithmic scale for bytes and "
+        "seconds. Codecs are ordered by name. Hide kinds of codecs in the legend to follow the others; the table of runs has all "
         f"{count} quantities and more.",
         [panel],
         columns=1,
@@ -140,9 +140,9 @@ def _importance_figure(number: int, study: str, rows: pd.DataFrame) -> Figure:
     return Figure(
         f"study{number}-importance",
         f"{study}: importance of settings",
-        "A bar is the share of an objective's variation that a parameter explains in the searched range, not which way it goes. "
-        "Shares add up to 1 over the parameters of all trials; a parameter of some trials is judged over these. Point at a bar for "
-        "their number.",
+        "A bar is the share of an objective's variance explained by a parameter in the searched range; it does not say in which "
+        "direction. Shares add up to 1 over the parameters that all trials have; a parameter of some trials is judged over these. "
+        "Hover over a bar for their number.",
         panels,
         legend=False,
     )

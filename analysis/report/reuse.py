@@ -43,12 +43,12 @@ def adoption(job: Job, network: str) -> Adoption:
         code = snippet(row, _price(job, setting.name, network))
         if code:
             condition = "" if setting is recommended else ", once more seeds have shown it to be safe"
-            return Adoption(f"`{setting.name}` in your own training{condition}:", code)
+            return Adoption(f"To use `{setting.name}` in your own training{condition}:", code)
     if not job.priced:
         return Adoption("No step here can be priced, so no setting is recommended.", "")
     if recommended is None:
         return Adoption("There is no dense run to compare with, so no setting is recommended.", "")
-    return Adoption(f"On {network} there is no setting to take home: dense needs no change of your training.", "")
+    return Adoption(f"On {network}, stay dense: no change to your training code.", "")
 
 
 def _price(job: Job, setting: str, network: str) -> str:
@@ -214,7 +214,7 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
             shared = [key for key in shared if key != table and not key.startswith(f"{table}.")]
             varied = [key for key in given if key not in shared]
     yield Heading(job.title)
-    yield Text(f"The settings that all {len(runs)} runs share, as a recipe: `{job.key}.toml`.")
+    yield Text(f"The settings common to all {len(runs)} runs, as a recipe: `{job.key}.toml`.")
     yield Text(recipe(runs.iloc[0].to_dict(), shared), "code")
     yield Text("The settings named in the figures, the first seed of each:")
     commands = []
@@ -225,7 +225,7 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     yield Text("\n".join(commands), "code")
     yield Table(
         f"{job.key}-versions",
-        f"The runs of {job.title} had this software and hardware.",
+        f"Software and hardware of the runs of {job.title}.",
         (Column("what"), Column("version")),
         [[Cell(name), Cell(_counted(runs[name]))] for name in ENVIRONMENT if name in runs],
     )

@@ -47,7 +47,7 @@ def answer_and_evidence(job: Job, network: str) -> tuple[str, str]:
         )
     if len(job.settings) == 1:
         return (
-            f"{on}, dense is all that was trained, so nothing is compared.",
+            f"{on}, only dense was trained, so there is nothing to compare.",
             f"It takes {_facts(job, chosen, network)}",
         )
     if chosen.dense:
@@ -103,9 +103,7 @@ def _why_dense(job: Job, network: str) -> str:
         return reason
     quality = against_dense(setting, job.metric.measure)
     if best is not None:
-        chance = (
-            "" if math.isnan(best.judged["chance"]) else f", safe with a chance of {100 * best.judged['chance']:.0f} %"
-        )
+        chance = "" if math.isnan(best.judged["chance"]) else f", {100 * best.judged['chance']:.0f} % likely to be safe"
         reason += f" The most promising is `{best.name}`: {_faster_than_dense(best, network)}; {quality}{chance}."
     else:
         reason += f" None is promising. The least harmful is `{setting.name}`: {quality}."
@@ -126,10 +124,10 @@ def _seeds_words(job: Job, setting: SettingRuns) -> str:
     needed = job.seeds_for(setting)
     outcome = f"{plural(have, 'seed')} cannot decide" if have < MIN_SEEDS else f"{plural(have, 'seed')} did not decide"
     if needed is None and not math.isnan(setting.judged["deviation"]):
-        return f"{outcome}, nor would {MOST_SEEDS}: the difference is too near the margin for its spread."
+        return f"{outcome}, and {MOST_SEEDS} would not either: the difference is too close to the margin for its spread over seeds."
     needed = max(needed or MIN_SEEDS, MIN_SEEDS if have < MIN_SEEDS else have + 1)
     hours = job.cost_s(needed)
-    return f"{outcome}: {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
+    return f"{outcome}, but {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
 
 
 def _faster_than_dense(setting: SettingRuns, network: str) -> str:
@@ -194,9 +192,9 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         return
     yield Table(
         f"{job.key}-recommended",
-        f"The table has the fastest setting shown to be safe on each network, or dense if compression gains less than {GAIN}; "
-        f"without dense runs, it has the fastest setting. Steps are priced {over(job.transport)}, with 90 % intervals in brackets. "
-        f"{job.metric.text.capitalize()} is that of the last evaluation, with compression on and off: mean ± standard deviation "
+        f"For each network, the fastest setting shown to be safe, or dense if compression gains less than {GAIN}; "
+        f"without dense runs, the fastest setting. Steps are priced {over(job.transport)}, with 90 % intervals in brackets. "
+        f"Columns on and off: {job.metric.text} of the last evaluation with compression on and off, mean ± standard deviation "
         "over seeds. A setting is written forward / backward.",
         COLUMNS,
         [_row(job, network) for network in material.networks],
@@ -230,8 +228,8 @@ def _curve(job: Job, material: Material) -> Figure:
     return Figure(
         f"{job.key}-bandwidth",
         "Step time by bandwidth",
-        f"The lines are the seconds of a step {over(job.transport)} on a network without latency. Compression pays if its line lies "
-        "below the line of dense. Points are the steps on the chosen network, with its latency.",
+        f"Lines: step time {over(job.transport)} against bandwidth, without latency. A setting pays off if its line lies below "
+        "dense. Points: step time on the chosen network, with its latency.",
         [
             Panel(
                 job.title,
@@ -259,7 +257,7 @@ def _curve_settings(job: Job) -> list[SettingRuns]:
 
 def _caveats(job: Job) -> Iterator[Text]:
     """Yield how the figures of a job were made, their limits, and the rule of its verdicts."""
-    yield Text(f"Bytes are counted on the packets; steps are simulated on the network. {job.compute}", "note")
+    yield Text(f"Bytes are counted from the packets; step times are simulated on the network. {job.compute}", "note")
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
     yield from (Text(note, "note") for note in reference.notes)
     exceeding = {setting.exceeds_dense for setting in job.priced if setting is not reference}
@@ -287,8 +285,8 @@ def _basis(job: Job) -> str:
     confirmed = [setting for setting in job.settings if setting.judged.get("confirmed_on")]
     if not confirmed:
         return (
-            "The seeds that chose a setting also judge it here: the choice is unconfirmed. `raysim sweep --confirm 5` confirms it on "
-            "held-out seeds."
+            "Settings are judged on the seeds that chose them, so the choice is unconfirmed. `raysim sweep --confirm 5` confirms it "
+            "on held-out seeds."
         )
     chose, fresh = (
         sorted({seed for setting in confirmed for seed in setting.judged[name]})
@@ -296,7 +294,7 @@ def _basis(job: Job) -> str:
     )
     return (
         f"{plural(len(confirmed), 'setting')} {'was' if len(confirmed) == 1 else 'were'} chosen on seeds {listed(chose)} and "
-        f"judged on held-out seeds {listed(fresh)}. The other settings were not confirmed: they can be ruled out, but not called "
+        f"judged on held-out seeds {listed(fresh)}. The other settings have no held-out runs: they can be ruled out, but not called "
         "safe."
     )
 

@@ -51,9 +51,9 @@ def _runs_table(job: Job, material: Material) -> Table:
     owners = {run: setting for setting in job.settings for run in setting.runs}
     return Table(
         f"{job.key}-runs",
-        f"The table has the runs of {job.title}. On and off are the {job.metric.text} of the last evaluation with compression on and "
-        f"off. The simulated step is on the chosen network {over(job.transport)}: the mean of the setting's seeds with its 90 % "
-        f"interval (compute: {job.source}). Front names the modes in which no other setting is both faster and better there.",
+        f"The runs of {job.title}. On and off: {job.metric.text} of the last evaluation with compression on and off. "
+        f"Simulated step: step time on the chosen network {over(job.transport)}, mean of the setting's seeds with its 90 % "
+        f"interval (compute: {job.source}). Front: the modes in which no other setting is both faster and better there.",
         RUN_COLUMNS,
         [_run_row(job, owners[str(row["run"])], row, material) for row in job.runs.to_dict("records")],
         live=True,
@@ -137,7 +137,7 @@ def _probe_blocks(job: Job, material: Material) -> Iterator[Block]:
     links = material.results.select(job.runs["run"]).table("links", ["direction", "fidelity"])
     yield Table(
         f"{job.key}-candidates",
-        f"The table has the candidates of {job.title}: their errors as fidelity (1 if messages arrive exactly, 0 if they arrive as "
+        f"The candidates of {job.title}: their errors as fidelity (1 if messages arrive exactly, 0 if they arrive as "
         f"zeros), and their steps and speed-ups on the chosen network {over(job.transport)} with 90 % intervals. Compute: "
         f"{job.source}.",
         CANDIDATE_COLUMNS,
@@ -198,9 +198,9 @@ def findings_section(material: Material) -> Section:
     tested = [finding for finding in all_findings if finding.context]
     counts: Counter[str] = Counter(finding.verdict for finding in tested)
     words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]) or "none fits these runs"
-    blocks: list[Block] = [Text(f"Claims of papers on compressed training, tested on these runs: {words}.")]
+    blocks: list[Block] = [Text(f"Published claims on compressed training, tested on these runs: {words}.")]
     if tested:
-        caption = f"The table has the claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}"
+        caption = f"The claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}"
         rows = [_finding_row(finding) for finding in tested]
         blocks.append(Table("finding-table", caption, FINDING_COLUMNS, rows, live=True, verdict=0))
     commands = list(dict.fromkeys(command for finding in all_findings for command in finding.commands))

@@ -89,7 +89,7 @@ def _checked(target: str | Path) -> Path:
         )
     home = local_path(target).absolute()
     if home.is_symlink() or (home.exists() and not home.is_dir()):
-        raise AnalysisError(f"`target` must be a new or empty folder, but {target} is none.")
+        raise AnalysisError(f"`target` must be a new or empty folder, but {target} is not a folder.")
     if home.exists() and any(home.iterdir()):
         raise AnalysisError(f"`target` must be a new or empty folder, but {target} holds files.")
     return home
@@ -137,7 +137,9 @@ def _write_table(files: Mapping[str, list[Place]], target: Path) -> None:
     try:
         _write(pa.concat_tables(named, promote_options="permissive"), target)
     except pa.ArrowException as error:
-        raise AnalysisError(f"The runs disagree on a column of {target.name}: pack them apart. ({error})") from None
+        raise AnalysisError(
+            f"The runs disagree on a column of {target.name}: pack them separately. ({error})"
+        ) from None
 
 
 def _write(table: pa.Table, file: Path) -> None:

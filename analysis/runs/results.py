@@ -178,7 +178,9 @@ class Results:
         try:
             given = StudyFile(self._contents.studies[study]).directions
         except (KeyError, OSError, ValueError) as error:
-            self.complain(f"The study.toml of {study} cannot be read ({error}): natural directions are taken.")
+            self.complain(
+                f"The study.toml of {study} cannot be read ({error}): objectives are minimised or maximised by their names."
+            )
         return {name: given.get(name, natural_direction(name, self.measures)) for name in names}
 
     def planned_seeds(self, study: str) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ class Entropy(Codec):
         ends = [sum(lengths[:i]) for i in range(width)] + [len(frames)]
         planes = [self._decompressed(packet, frames[start:end], limit) for start, end in pairwise(ends)]
         if len({len(plane) for plane in planes}) > 1:
-            raise ValueError(f"A packet of {packet.codec!r} holds items whose bytes are not as many each.")
+            raise ValueError(f"A packet of {packet.codec!r} holds items of unequal sizes.")
         return np.ascontiguousarray(np.stack(planes, axis=1)).reshape(-1) if width > 1 else planes[0]
 
     def _decompressed(self, packet: Packet, frame: np.ndarray, limit: int) -> np.ndarray:

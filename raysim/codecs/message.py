@@ -161,7 +161,9 @@ class CodecTable:
             raise ValueError(f"A message must have at most {max_values} values, but has shape {shape}.")
         absent = reader.number()
         if absent >> len(names):
-            raise ValueError(f"A message of {codec!r} must have at most {len(names)} arrays, but leaves out more.")
+            raise ValueError(
+                f"A message of {codec!r} must have at most {len(names)} arrays, but leaves out more than that."
+            )
         return codec, _DTYPES[dtype], shape, [name for i, name in enumerate(names) if not absent >> i & 1]
 
 
@@ -202,7 +204,9 @@ class Reader:
         number = shift = 0
         while True:
             if self._position >= len(self._header) or shift > 56:
-                raise ValueError("The header of a message must hold whole numbers below 2^63, but one has no end.")
+                raise ValueError(
+                    "The header of a message must hold integers below 2^63, but one of them is longer or cut off."
+                )
             byte = self._header[self._position]
             self._position += 1
             number |= (byte & 127) << shift
@@ -216,7 +220,7 @@ class Reader:
         data = self._header[self._position : self._position + length]
         if len(data) < length or length > MAX_LENGTH:
             raise ValueError(
-                f"A text in a header must have at most {MAX_LENGTH} bytes and an end, but claims {length}."
+                f"A text in a header must have at most {MAX_LENGTH} bytes, all present, but states {length}."
             )
         self._position += length
         return data.decode()
@@ -224,7 +228,7 @@ class Reader:
     def take(self, length: int) -> bytes:
         """Return the next bytes."""
         if self._position + length > len(self._header):
-            raise ValueError(f"A header must have the {length} bytes that it states, but ends before.")
+            raise ValueError(f"A header must have the {length} bytes that it states, but is shorter.")
         data = self._header[self._position : self._position + length]
         self._position += length
         return data
@@ -246,5 +250,5 @@ class Reader:
         """Check that nothing is left to read."""
         if self._position != len(self._header):
             raise ValueError(
-                f"A header must have {self._position} bytes, as it states itself, but has {len(self._header)}."
+                f"A header must have the {self._position} bytes that it states, but has {len(self._header)}."
             )

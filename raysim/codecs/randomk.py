@@ -78,7 +78,7 @@ class RandomK(Codec):
     def check_feedback(self) -> None:
         if self.unbiased and self.density < 0.5:
             raise ValueError(
-                "`density` of an unbiased RandomK under a memory must be at least 0.5, or what is withheld grows without "
+                "`density` of an unbiased RandomK under a memory must be at least 0.5, or the residual grows without "
                 f"bound, but got {self.density}. Leave `unbiased` out."
             )
 

@@ -53,7 +53,9 @@ class Sign(Codec):
         self._coerce(block=check_block(self.per, self.block))
         check_flag("scaled", self.scaled)
         if not self.scaled and self.per != "tensor":
-            raise ValueError(f"`per` groups the scales that `scaled=False` leaves out, but got {self.per!r}.")
+            raise ValueError(
+                f"`per` has no effect with `scaled=False`, which sends no scales, but got {self.per!r}. Leave it out."
+            )
 
     def array_names(self) -> tuple[str, ...]:
         return ("signs", "scales") if self.scaled else ("signs",)

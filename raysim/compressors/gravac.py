@@ -124,7 +124,9 @@ class LinkGraVAC(Compressor):
         if self.ladder != "topk":
             for field in fields(self):
                 if field.name in ("cf_min", "cf_max", "policy") and getattr(self, field.name) != field.default:
-                    raise ValueError(f"`{field.name}` is of the ladder 'topk', but got it with {self.ladder!r}.")
+                    raise ValueError(
+                        f"`{field.name}` has an effect only with `ladder='topk'`, but got {self.ladder!r}."
+                    )
         if self.memory is not None:
             for codec in self.levels:
                 ErrorFeedback(codec, key=self.memory)  # refuses codecs that diverge under a residual

@@ -43,7 +43,7 @@ class LazyErrorPropagation(Compressor):
         self._coerce(inner=_compressor(self.inner))
         check_choice("reset", self.reset, ["never", "step"])
         if self.inner.two_ended:
-            raise ValueError(f"`inner` must remember at the sender only, but got {self.inner!r}.")
+            raise ValueError(f"`inner` must keep its memory at the sender only, but got {self.inner!r}.")
         if isinstance(self.inner, Plain):
             _feedback(self.inner)  # refuses codecs that diverge under a residual
 

@@ -145,7 +145,7 @@ def _from_toml(field: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"`{field}` as a text in brackets must be TOML, but got {shown(text)}: {error}.") from None
+        raise ValueError(f"`{field}` in brackets must be TOML, but got {shown(text)}: {error}.") from None
 
 
 def _read_list(field: str, value: Any) -> Setting:

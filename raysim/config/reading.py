@@ -180,7 +180,7 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
         if isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
-            raise ConfigError(f"`{key}` is no key: `{parent}` is {inner!r}.")
+            raise ConfigError(f"`{key}` is not a key: `{parent}` is {inner!r}.")
         values[parent] = inner = dict(inner)
         values = inner
     if isinstance(value, dict) and last in ("model", "data", "optimizer") and "name" not in value:

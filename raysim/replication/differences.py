@@ -113,7 +113,7 @@ class DIANA(Differences):
             self._coerce(alpha=check_real("alpha", self.alpha, 0, 1, open_low=True))
         elif self.codec.relative_variance(1) is None:
             raise ValueError(
-                "`alpha` must be given for a codec whose variance is not known: it is of RandomK(..., unbiased=True), QSGD, "
+                "`alpha` must be given for a codec of unknown variance. It is known for RandomK(..., unbiased=True), QSGD, "
                 f"Natural and TernGrad(clip=None), but got {self.codec!r}."
             )
 

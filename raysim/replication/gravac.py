@@ -117,7 +117,9 @@ class ReplicaGraVAC(Layered):
             self._coerce(ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True))
         check_codec("values", self.values)
         if self.select == RANDOM and self.values != Identity():
-            raise ValueError(f"`values` of the selection 'random' are summed as they are, but got {self.values!r}.")
+            raise ValueError(
+                f"`values` must be Identity with `select='random'`, whose values are summed, but got {self.values!r}."
+            )
 
     @property
     def factors(self) -> tuple[float, ...]:

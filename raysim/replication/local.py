@@ -80,7 +80,7 @@ class LocalSteps(ReplicaMethod):
     def check_steps(self, num_steps: int) -> None:
         if num_steps % self.steps:
             raise ValueError(
-                f"`steps` of {self!r} must divide the {num_steps} steps of the run, whose last ones would be lost, "
+                f"`steps` of {self!r} must divide the {num_steps} steps of the run, or its last steps would never be averaged, "
                 f"but got {self.steps}."
             )
 
@@ -151,12 +151,12 @@ class DiLoCo(LocalSteps):
         super().__post_init__()
         momentum = check_real("momentum", self.momentum, 0, 1)
         if momentum == 1:
-            raise ValueError("`momentum` must be below 1, or the outer steps never end, but got 1.")
+            raise ValueError("`momentum` must be below 1, or the outer steps do not converge, but got 1.")
         method = as_method(self.codec)
         if method is None or method.decentralized or method.uses_previous_gradients or method.needs:
             raise ValueError(
-                "`codec` must be a codec, alone or under error feedback, or a replica method that averages by gradients "
-                f"alone, but got {self.codec!r}."
+                "`codec` must be a codec, alone or under error feedback, or a replica method that averages gradients "
+                f"only, but got {self.codec!r}."
             )
         self._coerce(momentum=momentum, codec=method)
 

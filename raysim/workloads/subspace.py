@@ -50,7 +50,9 @@ def in_subspace(layers: nn.Sequential, size: object, form: object, added: Sequen
             "`model.subspace` cannot go with a head that is tied to the embedding: the head has its full rank."
         )
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in layers.modules()):
-        raise ValueError("`model.dropout` must be 0 with `model.subspace`: what dropout leaves is not in the subspace.")
+        raise ValueError(
+            "`model.dropout` must be 0 with `model.subspace`: dropout moves activations out of the subspace."
+        )
     with _one_thread():
         return _build(layers, size, added, projected=form == "projected")
 

@@ -231,7 +231,7 @@ def test_a_false_claim_is_contradicted(name, made):
     accuracies, off, given = made
     finding = verdict_on(BY_NAME[name], context_of(accuracies, off=off, measures=given))
     assert finding.verdict == "contradicted", finding.reason
-    assert "where the claim needs" in finding.reason
+    assert "but the claim requires an effect" in finding.reason
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
@@ -245,7 +245,7 @@ def test_models_at_chance_bear_on_no_claim(name, metric):
         finding = verdict_on(BY_NAME[name], context)
         harms = [one for one in finding.comparisons if one.effects and one.text.startswith("harm")]
         assert harms
-        assert all("is not surely above chance" in one.lacking for one in harms)
+        assert all("is not clearly above chance" in one.lacking for one in harms)
         if given is None:
             assert finding.verdict == "undecided"
         assert finding.verdict != "supported"

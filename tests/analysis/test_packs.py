@@ -168,9 +168,9 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_written(folder, ove
 
     new = "`target` must be a new or empty folder, but "
     assert refused(over, packed) == f"{new}{packed} holds files."
-    assert refused(over, over / "measured" / "run.parquet").endswith("run.parquet is none.")
+    assert refused(over, over / "measured" / "run.parquet").endswith("run.parquet is not a folder.")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert refused(over, tmp_path / "link") == f"{new}{tmp_path}/link is none."
+    assert refused(over, tmp_path / "link") == f"{new}{tmp_path}/link is not a folder."
     assert refused(over, "s3://bucket/packed").startswith("`target` must be a folder of this machine, but got 's3://")
     assert refused(tmp_path / "none") == f"There is no folder {tmp_path}/none."
     (tmp_path / "bare").mkdir()
@@ -289,7 +289,9 @@ def test_runs_that_disagree_on_a_column_of_a_table_are_packed_apart(tmp_path):
         run = write_run(tmp_path / "runs" / name)
         rows = pq.read_table(run / "steps.parquet")
         pq.write_table(rows.append_column("note", [[value] * len(rows)]), run / "steps.parquet")
-    with pytest.raises(AnalysisError, match=r"^The runs disagree on a column of steps\.parquet: pack them apart\. "):
+    with pytest.raises(
+        AnalysisError, match=r"^The runs disagree on a column of steps\.parquet: pack them separately\. "
+    ):
         pack(tmp_path / "runs", tmp_path / "packed")
 
 

@@ -305,7 +305,7 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
         "2 seeds cannot decide: 7 would, 2.5 h of training."
     )  # three settings, five seeds more of each
     assert adoption(harmful, "100mbps") == (
-        "On 100mbps there is no setting to take home: dense needs no change of your training.",
+        "On 100mbps, stay dense: no change to your training code.",
         "",
     )
     near = of_losses(dense, undecided("a", 15.0), undecided("b", -0.5))
@@ -315,9 +315,9 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
         "The most promising is `b`: 5.00 times as fast as dense (4.95 to 5.05; dense takes 1 s); loss 0.50 % lower"
         in said
     )
-    assert "safe with a chance of 60 %" in said
+    assert "60 % likely to be safe" in said
     assert near.promising("100mbps").name == near.taken_home("100mbps").name == "b"
-    assert "nor would 21" in verdict(of_losses(dense, undecided("a", 1.2, seeds=3, lacking="")), "100mbps")
+    assert "and 21 would not either" in verdict(of_losses(dense, undecided("a", 1.2, seeds=3, lacking="")), "100mbps")
 
 
 def test_a_report_over_nccl_has_the_prices_of_a_replay_over_nccl(runs, page):

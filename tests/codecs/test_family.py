@@ -424,7 +424,7 @@ def test_non_uniform_levels_fit_heavy_tails() -> None:
         ),
         (
             lambda: Sign(per="row", scaled=False),
-            "`per` groups the scales that `scaled=False` leaves out, but got 'row'.",
+            "`per` has no effect with `scaled=False`, which sends no scales, but got 'row'. Leave it out.",
         ),
         (lambda: TernGrad(0), "`clip` must be in (0, 1e+06], but got 0."),
         (lambda: NonUniform(9), "`bits` must be an integer from 1 to 8, but got 9."),

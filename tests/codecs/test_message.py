@@ -81,7 +81,7 @@ def claiming(shape: tuple[int, ...]) -> Message:
     [
         (lambda header: b"", "one has no end"),
         (lambda header: header[:-1], "one has no end"),
-        (lambda header: header + b"\0", "as it states itself"),
+        (lambda header: header + b"\0", "that it states"),
         (lambda header: bytes([4 * 9]) + header[1:], "one of 2 codecs, but names number 9"),
         (lambda header: bytes([header[0], 99]) + header[2:], "at most 8 dimensions, but has 99"),
         (lambda header: header[:4] + b"\x7f" + header[5:], "at most 5 arrays, but leaves out more"),

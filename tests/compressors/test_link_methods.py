@@ -181,7 +181,10 @@ def test_what_may_be_in_an_epilogue() -> None:
             "Epilogue(Epilogue(TopK(0.1)))",
             "`inner` must be a codec or a compressor of both directions, but got Epilogue(TopK(0.1))",
         ),
-        ("LazyErrorPropagation(EF21(TopK(0.1)))", "`inner` must remember at the sender only, but got EF21(TopK(0.1))"),
+        (
+            "LazyErrorPropagation(EF21(TopK(0.1)))",
+            "`inner` must keep its memory at the sender only, but got EF21(TopK(0.1))",
+        ),
         ("LazyErrorPropagation(RandomK(0.1, unbiased=True))", "`density` of an unbiased RandomK under a memory"),
         ("LazyErrorPropagation(3)", "`inner` must be a codec or a compressor of both directions, but got 3"),
         ("LazyErrorPropagation(TopK(0.1), reset='epoch')", "`reset` must be one of never, step, but got 'epoch'"),
@@ -375,7 +378,7 @@ def test_ladders() -> None:
         ("GraVAC(probe_every=0)", "`probe_every` must be an integer of at least 1, but got 0"),
         ("GraVAC(ladder='steep')", "`ladder` must be one of topk, bits, rank, but got 'steep'"),
         ("GraVAC(ladder=())", "`ladder` must be topk, bits, rank, or codecs from mild to strong, but got ()"),
-        ("GraVAC(cf_max=100, ladder='bits')", "`cf_max` is of the ladder 'topk', but got it with 'bits'"),
+        ("GraVAC(cf_max=100, ladder='bits')", "`cf_max` has an effect only with `ladder='topk'`, but got 'bits'"),
         ("GraVAC(memory='all')", "`memory` must be one of slot, sample, link, but got 'all'"),
         ("GraVAC(throughput='wire')", "`throughput` must be one of step, link, but got 'wire'"),
         (

@@ -255,7 +255,7 @@ REFUSED = {
     "optimizer.lr=1": f"Unknown key `optimizer.lr`. Known: {OPTIMIZER_KEYS}, optimizer.dampening, optimizer.nesterov.",
     "steps": "An override is written key=value, but got 'steps'.",
     "=3": "An override is written key=value, but got '=3'.",
-    "steps.x=3": "`steps.x` is no key: `steps` is 300.",
+    "steps.x=3": "`steps.x` is not a key: `steps` is 300.",
     "forward=TopKk(0.1)": "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
     "backward=TopK(0)": "`backward`: `density` must be in (0, 1], but got 0 (in 'TopK(0)').",
     "forward=TopK(1.5)": "`forward`: `density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)').",
@@ -263,8 +263,8 @@ REFUSED = {
     "forward=Quantize(9)": "`forward`: `bits` must be an integer from 1 to 8, but got 9 (in 'Quantize(9)').",
     "forward=": "`forward`: '' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
     "forward=5": "`forward` must be a valid string, but got 5.",
-    'forward=["TopK(0.1)"]': "`forward` must be one compressor or a list of one a boundary (3), but got 1.",
-    "backward=[]": "`backward` must be one compressor or a list of one a boundary (3), but got 0.",
+    'forward=["TopK(0.1)"]': "`forward` must be one compressor or a list with one per boundary (3), but got 1.",
+    "backward=[]": "`backward` must be one compressor or a list with one per boundary (3), but got 0.",
     "schedule=Foo": f"`schedule`: Unknown schedule `Foo` in 'Foo'. Known: {SCHEDULE_NAMES}.",
     "num_microbatches=3": "`num_microbatches` must divide `batch_size` (32), but got 3.",
     "batch_size=30": "`num_microbatches` must divide `batch_size` (30), but got 4.",
@@ -326,7 +326,7 @@ REFUSED = {
 REFUSED_TOGETHER = {
     ("num_replicas=2", "backward={2='TopK(0.1)'}"): "`backward` by replica must name replicas 0 to 1, but got 2.",
     ("num_replicas=2", "forward={1=['TopK(0.1)']}"): (
-        "`forward.1` must be one compressor or a list of one a boundary (3), but got 1."
+        "`forward.1` must be one compressor or a list with one per boundary (3), but got 1."
     ),
     ("num_replicas=2", "forward={1='TopKk(0.1)'}"): (
         "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?"

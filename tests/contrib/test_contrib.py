@@ -125,7 +125,7 @@ def test_replica_gradients_take_these_codecs(notation: str) -> None:
 
 
 def test_diana_needs_a_codec_of_known_variance() -> None:
-    with pytest.raises(ValueError, match="`alpha` must be given for a codec whose variance is not known"):
+    with pytest.raises(ValueError, match="`alpha` must be given for a codec of unknown variance"):
         parse_replica_method("DIANA(ATOMO(2.0))")
     assert repr(parse_replica_method("DIANA(ATOMO(2), alpha=0.5)")) == "DIANA(ATOMO(2.0), alpha=0.5)"
 

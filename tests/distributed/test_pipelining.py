@@ -32,7 +32,7 @@ SENTENCES = [
     "All ranks must compress stages alike, but `forward` on rank 1 is ['TopK(0.2)'], and on rank 0 ['TopK(0.1)'].",
     "`forward` cannot be Nonzero",
     "All ranks must compress stages alike, but `seed` on rank 1 is 1, and on rank 0 0.",
-    "`backward` must be one notation or a list of one a boundary (1), but got 2.",
+    "`backward` must be one notation or a list with one per boundary (1), but got 2.",
 ]
 
 
@@ -120,7 +120,7 @@ REFUSALS = {
     "notations": (
         {0: nn.ReLU()},
         {"backward": ["Identity"] * 2},
-        "`backward` must be one notation or a list of one a boundary (1), but got 2.",
+        "`backward` must be one notation or a list with one per boundary (1), but got 2.",
     ),
 }
 

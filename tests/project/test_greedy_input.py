@@ -48,7 +48,7 @@ def called(tmp_path, monkeypatch):
         ([*TRAIN, "num_stages=100000"], "`num_stages` must be at most 1024"),
         ([*TRAIN, f"forward={LIST}"], "`forward` must be a list of at most 1024 entries"),
         ([*TRAIN, f"cuts={LIST}"], "`cuts` must be a list of at most 1023 entries"),
-        ([*TRAIN, "forward=" + "[" * 100_000], "`forward` as a text in brackets must be TOML"),
+        ([*TRAIN, "forward=" + "[" * 100_000], "`forward` in brackets must be TOML"),
         ([*TRAIN, "forward=" + "TopK(" * 20_000], "A compressor is written in at most 1000 characters"),
         ([*TRAIN, "steps=" + "9" * 5000], "`steps` must be an integer of fewer digits"),
         ([*TRAIN, "batch_size=2147483647"], "`num_microbatches` must divide"),

@@ -363,7 +363,7 @@ def test_zero_gradients_are_no_reason_to_send_more() -> None:
         ("GraVAC(10, 100, ewma_alpha=2)", "`ewma_alpha` must be in (0, 1], but got 2"),
         (
             "GraVAC(10, 100, select='random', values=Quantize(4))",
-            "`values` of the selection 'random' are summed as they are",
+            "`values` must be Identity with `select='random'`, whose values are summed",
         ),
         ("GraVAC(10)", "missing a required argument: 'cf_max'"),
     ],

@@ -435,10 +435,10 @@ def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
     [
         ("DiLoCo(0)", "`steps` must be an integer of at least 1, but got 0"),
         ("DiLoCo(2, rate=0)", "`rate` must be in (0, 100], but got 0"),
-        ("DiLoCo(2, momentum=1)", "`momentum` must be below 1, or the outer steps never end, but got 1"),
+        ("DiLoCo(2, momentum=1)", "`momentum` must be below 1, or the outer steps do not converge, but got 1"),
         (
             "DiLoCo(2, codec=MARINA(Natural))",
-            "`codec` must be a codec, alone or under error feedback, or a replica method that averages by gradients alone, "
+            "`codec` must be a codec, alone or under error feedback, or a replica method that averages gradients only, "
             "but got MARINA(Natural)",
         ),
         ("StreamingDiLoCo(2, fragments=3)", "`fragments` must be an integer from 1 to 2, but got 3"),

@@ -391,7 +391,7 @@ def test_diana_needs_a_codec_whose_variance_is_known() -> None:
     for notation in ("DIANA(TopK(0.1))", "DIANA(RandomK(0.1))", "DIANA(LowRank(2))"):
         with pytest.raises(ValueError) as error:
             parse_replica_method(notation)
-        assert "`alpha` must be given for a codec whose variance is not known" in str(error.value)
+        assert "`alpha` must be given for a codec of unknown variance" in str(error.value)
     assert repr(parse_replica_method("DIANA(TopK(1), alpha=0.5)")) == "DIANA(TopK(1.0), alpha=0.5)"
 
 

@@ -210,7 +210,7 @@ def test_dense_averages_send_what_a_ring_does(small):
         ),
         (
             {"num_replicas": 2, "replica_gradient": ["Identity"]},
-            "`replica_gradient` must be one method or a list of one a stage (3), but got 1.",
+            "`replica_gradient` must be one method or a list with one per stage (3), but got 1.",
         ),
         (
             {"num_replicas": 2, "replica_gradient": "MARINA(Natural)", "backward": "ErrorFeedback(TopK(0.1))"},

@@ -133,7 +133,7 @@ def test_a_grid_is_every_point_once():
         (
             {"forward": [["Identity"]]},
             {},
-            "`space.forward` must list numbers, texts or booleans, but got ['Identity']: name choices in a table.",
+            "`space.forward` must list numbers, strings or booleans, but got ['Identity']. Name other choices in a table.",
         ),
         ({"variants": {"a": "b"}}, {}, "`space.variants` must be a table of tables of keys, but got {'a': 'b'}."),
     ],

@@ -96,7 +96,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
     [
         (
             {"space": {"forwrad": ["Identity", "TopK(0.1)"]}},
-            "`space`: what it draws is never valid: Unknown key `forwrad`",
+            "`space`: every drawn configuration is never valid: Unknown key `forwrad`",
         ),
         (
             {"space": {"forward": ["Identity", "TopKk(0.1)"]}},
@@ -124,7 +124,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         (
             {"base": {**BASE, "profile_every_steps": 9}},
-            "needs a recorded step, but with `profile_every_steps` = 9 the first is step 4, after the last of `steps` = 4.",
+            "needs a profiled step, but with `profile_every_steps` = 9 the first is step 4, after the last of `steps` = 4.",
         ),
         (
             {"objectives": ["los_on"]},
@@ -168,7 +168,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             "`constraints.objective` must be one of `objectives` (accuracy_on, step_s@100mbps), but got 'loss_on'.",
         ),
         ({"trials": 0}, "`trials` must be at least 1, but got 0."),
-        ({"trials": None}, "`trials` must be given with `sampler` = 'random', which has no end."),
+        ({"trials": None}, "`trials` must be given with `sampler` = 'random', which never runs out of points."),
         ({"sampler": "tpee"}, "`sampler` must be 'grid', 'random', 'tpe' or 'nsga2', but got 'tpee'."),
         ({"sampler": "grid"}, "A grid needs a `step` or a list of choices for `forward.density`, but got a range."),
         (
@@ -177,11 +177,11 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         (
             {"baselines": [{"name": "dense", "params": {"forward": "TopK(1)"}}]},
-            "`params` of the baseline dense must be a point of the space, but:",
+            "`params` of the baseline dense must be a point of the space:",
         ),
         (
             {"baselines": [{"name": "dense", "params": {"forward": "Identity", "bits": 3}}]},
-            "`params` of the baseline dense must be a point of the space, but: `bits` is not asked for.",
+            "`params` of the baseline dense must be a point of the space: `bits` is not asked for.",
         ),
         ({"baselines": [{"name": "dense"}]}, "The baseline dense must have just one of `params` and `set`."),
         (

@@ -41,10 +41,13 @@ def build(shape, width=4):
             ["quickstart", "--out", "/srv/x"],
             "Give the cluster by `--cluster FILE`, as for `ray up`, or by `--address URL`",
         ),
-        (["quickstart", "--out", "/srv/x", "--cluster", "none.yaml"], "but none.yaml is no file."),
+        (["quickstart", "--out", "/srv/x", "--cluster", "none.yaml"], "but none.yaml is not a file."),
         (["quickstart", "--out", "/srv/x", "--address", "head:6379"], "must be the URL of the cluster's dashboard"),
         (["quickstart", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "does not answer: Connection refused."),
-        (["quickstart", "--out", "results", "--address", "http://127.0.0.1:1"], "a job has no folder."),
+        (
+            ["quickstart", "--out", "results", "--address", "http://127.0.0.1:1"],
+            "that every node sees, but got 'results'.",
+        ),
         (
             ["quickstart", "--out", "/srv/x", "--address", "http://127.0.0.1:1", "--fetch", "new"],
             "needs `--cluster FILE`",

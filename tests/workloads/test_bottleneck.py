@@ -107,8 +107,8 @@ def test_wire_bytes_fall_by_the_factor_and_codecs_act_on_the_code(small, tmp_pat
     ("bottleneck", "message"),
     [
         (4, "`bottleneck` must be less than the features that cross (4 after layer `conv2`), but got 4."),
-        ([2], "`bottleneck` must be one number or a list of one a boundary (2), not all 0, but got [2]."),
-        ([0, 0], "`bottleneck` must be one number or a list of one a boundary (2), not all 0, but got [0, 0]."),
+        ([2], "`bottleneck` must be one number or a list with one per boundary (2), not all 0, but got [2]."),
+        ([0, 0], "`bottleneck` must be one number or a list with one per boundary (2), not all 0, but got [0, 0]."),
         (0, "`bottleneck` must be at least 1, but got 0."),
         ([1, -2], "`bottleneck.1` must be at least 0, but got -2."),
         (True, "`bottleneck` must be a number or a text, not a boolean, but got True."),
