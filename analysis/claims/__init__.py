@@ -1,4 +1,4 @@
-"""The claims of papers that runs are asked about, each as comparisons of settings seed by seed: the table is in `table`."""
+"""Claims of papers, each tested on runs by comparing settings seed by seed; `table` lists them."""
 
 from raysim.analysis.claims.claim import Claim, Contrast, Margins, Part, Parts, no_harm
 from raysim.analysis.claims.measures import HARM, Measure

@@ -27,7 +27,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, how raysim reads it, and which comparisons bear on it."""
+    """A statement of a paper, raysim's reading of it, and the comparisons that test it."""
 
     name: str
     text: str
@@ -60,7 +60,7 @@ MARGIN = Margins(1.0)
 
 
 class Part(NamedTuple):
-    """One part of a claim, a contrast of two roles: a claim's `match` says which setting plays which role."""
+    """One part of a claim: a contrast between two roles, which a claim's `match` assigns to settings."""
 
     text: str
     measure: Measure
@@ -71,14 +71,14 @@ class Part(NamedTuple):
 
 
 def no_harm(text: str) -> Part:
-    """Return the part that a setting's harm against dense is below the margin."""
+    """Return the part "the harm of a setting against dense is below the margin"."""
     return Part(text, HARM, "below", MARGIN)
 
 
 class Parts:
-    """The contrasts of a claim: its parts, for each recorded setting that `match` finds fit.
+    """The contrasts of a claim: its parts, for each recorded setting accepted by `match`.
 
-    `match` returns the further settings by role that a setting is compared with, or None for a setting outside of the
+    `match` returns, by role, the settings to compare a setting with, or None for a setting outside of the
     claim. The roles "setting" and "dense" are always there; parts with an unfilled role are left out.
     """
 

@@ -67,7 +67,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict of the runs of one context on a claim."""
+    """The verdict of comparable runs on a claim."""
 
     claim: Claim
     context: str
@@ -137,7 +137,7 @@ class Finding:
 
 
 def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
-    """Return a flat row for each finding: claim, verdict, effect with its interval, and its runs."""
+    """Return one row for each finding: claim, verdict, effect with its interval, and runs."""
     names = (
         "context",
         "verdict",

@@ -1,7 +1,7 @@
-"""Matches of claims: the recorded settings that bear on each, and the settings that these are compared with, by role.
+"""Matches of claims: the recorded settings relevant to each claim, and the settings to compare them with, by role.
 
-A match takes a setting and returns the other settings of its comparison, by the roles that the parts of the claim name, or
-None if the setting does not bear on the claim.
+A match takes a setting and returns the other settings of the comparison, by the roles in the parts of the claim, or
+None if the claim does not apply to the setting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def unequal_links(setting: Setting) -> Roles | None:
 
 
 def bits_around_zero(setting: Setting) -> Roles | None:
-    """Match quantised links around zero with fewer bits on gradients; "harsh" and "mild" are of the usual range."""
+    """Match links quantised around zero with fewer bits on gradients; "harsh" and "mild" use the usual range."""
     forward, backward = (_bits_around_zero(setting.method(way)) for way in ("forward", "backward"))
     if forward is None or backward is None or backward >= forward or not _links_alone(setting):
         return None
@@ -71,7 +71,7 @@ def sparse_activations(setting: Setting) -> Roles | None:
 
 
 def with_memory(*names: str, inference: bool = False) -> Match:
-    """Match TopK under a memory of these names, one way or both; "plain" is the same without.
+    """Match TopK under one of these memories, in one direction or both; "plain" is TopK without it.
 
     `inference`: only with compressed activations, which can be switched off at inference.
     """

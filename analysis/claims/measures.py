@@ -1,4 +1,4 @@
-"""The quantities that claims are about, each measured on a pair of runs of one seed."""
+"""The quantities in claims, each measured on a pair of runs with the same seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Measure:
         return self.words.format(one=one, other=other)
 
     def trained(self, one: Setting, other: Setting) -> Trained:
-        """Return the models without whose skill the effect means nothing."""
+        """Return the runs that must be better than chance for the effect to be meaningful."""
         return () if self.trains is None else self.trains(one, other)
 
 

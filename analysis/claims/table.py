@@ -1,4 +1,4 @@
-"""The claims of papers that runs are asked about, as one table: what is compared, the measure, the side and the threshold.
+"""The claims of papers tested on runs, as one table: the compared settings, the measure, the side and the threshold.
 
 Another claim is one entry. Harm is how much worse the final quality is: in points of accuracy, or per cent of the loss. "Does no
 harm" means surely below the margin: a difference that was not found is not enough. Models at chance bear on no claim about

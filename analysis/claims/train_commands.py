@@ -57,8 +57,8 @@ def train_commands(
 ) -> list[str]:
     """Return one command for each setting that trains the wanted seeds, in new folders beside the loaded ones.
 
-    All other keys are as in the runs of `context`, or as in `recipe` if it has no runs. A configuration that no recipe leads
-    to came from a file; the command names it by the name of its runs.
+    All other keys are as in the runs of `context`, or as in `recipe` if it has no runs. A configuration that
+    cannot be written as a recipe with overrides came from a file; the command uses the name of its runs.
     """
     runs = results.runs[results.runs["run"].isin(context.rows["run"])]
     like = runs.iloc[0] if len(runs) else None

@@ -1,4 +1,4 @@
-"""Safe settings, and the networks on which they pay, by comparison seed by seed with dense runs equal in all else."""
+"""Safe settings and the networks on which they pay off, by comparison with otherwise equal dense runs, seed by seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERDICTS: dict[Where, str] = {"below": "safe", "above": "harmful", "undecided": 
 def safe_set(
     results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = CONFIDENCE
 ) -> pd.DataFrame:
-    """Return one row for each setting: how much worse than dense it is, and whether that is surely less than `within`.
+    """Return one row for each setting: its harm against dense, and whether that is clearly less than `within`.
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
     the loss (`unit`); `within` is by default half a point or one per cent.

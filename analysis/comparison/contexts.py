@@ -32,7 +32,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Runs equal in all but compression and seed.
+    """Comparable runs: equal in all but compression and seed.
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
     predictions (of an evaluation), study, confirms (whether it confirms a choice that other runs made), and diverged.
@@ -70,7 +70,7 @@ class Context:
         return replace(self, rows=self.rows[~self.rows["confirms"].astype(bool)])
 
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
-        """Return the differences between settings, by seed, behind a verdict: all of a plan, or of the last interim analysis.
+        """Return the differences by seed on which a verdict is based: all planned seeds, or those of the last interim analysis.
 
         Of runs of several studies the longest plan counts as judged before. `step` is the least difference that can be shown;
         by default the resolution of an evaluation.

@@ -20,7 +20,7 @@ MIN_TRIALS = 4  # of fewer, trees learn nothing
 def importance(
     of: Results | pd.DataFrame | optuna.Study, objectives: Iterable[str] | None = None, *, seed: int = 0
 ) -> pd.DataFrame:
-    """Return the importance of each parameter for each objective of a study: the share of the objective's variance due to it.
+    """Return the importance of each parameter for each objective: the share of the objective's variance due to the parameter.
 
     `of` is a result of `load`, a frame of trials, or a study of Optuna's. Importances of an objective sum to 1 over the
     parameters that all trials have. A parameter that only some trials have (such as a density, if others quantise) is

@@ -24,7 +24,7 @@ _RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": opera
 def frontier(
     frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str], *, constraints: Iterable[str] = ()
 ) -> pd.DataFrame:
-    """Return the rows that no other row dominates (nowhere worse, and somewhere better), sorted by the first objective.
+    """Return the rows that no other row dominates, sorted by the first objective.
 
     `objectives` are columns, each minimised or maximised by its name, or a mapping to "minimize" or "maximize".
     `constraints` are texts such as "loss_on <= 0.3". Trials that break a constraint of their study (`feasible` is false) are left

@@ -1,4 +1,4 @@
-"""The power of seeds: their chance to call a setting safe, and the number that decides about it."""
+"""Statistical power: the chance that a setting is called safe, and the number of seeds needed for a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of runs and studies: folders, files, settings and recordings, and the errors if they cannot answer a question."""
+"""Records of runs and studies: folders, files, settings and recordings, and the errors for unusable records."""
 
 from raysim.errors import InputError
 

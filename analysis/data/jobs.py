@@ -1,4 +1,4 @@
-"""Jobs: work shared by runs, so that one figure for compute holds for all."""
+"""Jobs: runs that do the same computation, and so share its measured time."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def device_kind(row: Mapping[Any, Any]) -> str:
 
 
 def price_key(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the values of `PRICED`: runs of one job with equal ones differ in price by packets and weights only."""
+    """Return the values of `PRICED`: if these are equal, runs of one job differ in price only by packets and weights."""
     return tuple(as_text(row.get(name)) for name in PRICED)
 
 
 def titles(jobs: Iterable[Job]) -> dict[Job, str]:
-    """Return a short text for each job: its model and data, and its values of the keys in which jobs of these differ.
+    """Return a short title for each job: model, data, and the values of keys that differ between the given jobs.
 
     >>> first, second = (("model", "cnn"), ("data", "digits"), ("num_stages", "4")), (("model", "cnn"), ("data", "digits"))
     >>> list(titles([first, second]).values())

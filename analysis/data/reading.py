@@ -38,7 +38,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def unreadable(file: Place, error: Exception) -> str:
-    """Return that a file is left out and why, in one sentence."""
+    """Return a sentence: the file is left out, and why."""
     reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return f"{file} cannot be read and is left out: {reason}."
 
@@ -47,9 +47,9 @@ def unreadable(file: Place, error: Exception) -> str:
 
 
 def read_whole(files: Sequence[Place]) -> list[pa.Table | str]:
-    """Return each file's table, or a sentence on why it cannot be read, for instance because it is gone by now.
+    """Return each file's table, or a sentence on why it cannot be read, for instance because it was deleted meanwhile.
 
-    Files of this machine are read in turn: they are so small that threads would wait for each other.
+    Local files are read one after another: they are so small that threads would only wait for each other.
     """
     if any(isinstance(file, ListedPath) for file in files):
         with ThreadPoolExecutor(READERS) as readers:
@@ -65,15 +65,15 @@ def _read(file: Place) -> pa.Table | str:
 
 
 def stack(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pd.DataFrame:
-    """Return tables below each other as `stacked` does, in pandas."""
+    """Return concatenated tables as `stacked` does, in pandas."""
     return to_frame(stacked(tables, key, values)) if tables else pd.DataFrame({key: []})
 
 
 def stacked(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pa.Table:
-    """Return tables below each other; the first column, `key`, names the source of each row, one of `values`.
+    """Return the concatenated tables; the first column, `key`, names the source of each row, one of `values`.
 
-    A column that a table lacks is missing there. If tables disagree on a column's type, integers become floats, and
-    anything else is written as text. Tables of the same columns stand together.
+    Columns absent from a table are null in its rows. If tables disagree on a column's type, integers become floats, and
+    other types become text. Tables with the same columns are adjacent.
     """
     named = [t.add_column(0, key, pa.array([v] * len(t), pa.string())) for t, v in zip(tables, values, strict=True)]
     by_schema: dict[pa.Schema, list[pa.Table]] = {}
@@ -157,7 +157,7 @@ def _scan(
 
 
 def origin_of(file: Place) -> Place:
-    """Return the file that holds the rows of a run's file: the pack's, of a run in a pack."""
+    """Return the file that holds a run's rows: its own, or the pack's file for a run in a pack."""
     return file.origin if isinstance(file, ListedPath) else file
 
 

@@ -1,4 +1,4 @@
-"""Methods in records, read without their classes: the records may be of a raysim with other methods."""
+"""Methods in records, parsed without their classes, since records may come from a raysim with other methods."""
 
 from __future__ import annotations
 

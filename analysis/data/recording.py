@@ -145,9 +145,10 @@ class Recording:
 
     @cached_property
     def priced_steps(self) -> dict[int, int]:
-        """The steps whose mean is priced, each with the index of the profiled step with its actions.
+        """The steps whose mean is priced, each with the index of the profiled step that provides its actions.
 
-        These are the profiled steps, or, if replicas exchange in some steps only, all steps of the last whole period.
+        These are the profiled steps. If replicas exchange only in some steps, they are all steps of the last complete
+        period.
         """
         period, done = int(self.row.get("exchange_period") or 1), self.first_step + len(self.steps)
         end = done - done % period
@@ -195,7 +196,7 @@ class Recording:
         return samples | self._updates
 
     def average_kinds(self, step: int) -> dict[int, Kind]:
-        """Return by stage the kind of its replicas' work to average gradients in a step."""
+        """Return for each stage the kind of work of averaging its gradients in a step."""
         rows = self._averages
         rows = rows[rows["step"] == step] if len(rows) else rows
         return {int(stage): kind for stage, kind in zip(rows["stage"], rows["kind"], strict=True)} if len(rows) else {}
@@ -291,7 +292,8 @@ class Recording:
         return rows.groupby("step")["wire_bytes"].sum()
 
     def transfers(self, step: int) -> Transfers:
-        """Return the transfers of the collectives that end a priced step: as recorded, else the slowest replica's total, spread."""
+        """Return the transfers of the collectives at the end of a priced step: as recorded, else the slowest replica's
+        total, evenly divided."""
         if not self.knows_totals_alone:
             if self._transfers.empty:
                 return as_transfers([])

@@ -1,4 +1,4 @@
-"""Kinds of work in a run: actions of one kind share a price over all runs of a job."""
+"""Kinds of work in a run: actions of one kind have the same price in all runs of a job."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def work_codes(
 ) -> WorkCodes:
     """Return the kinds of work of all actions.
 
-    `split_backwards`: stages and microbatches with a backward for weights of its own. `extra_work`: by step and stage, see
-    `extra_work_of`. `compressors`: by replica, direction and boundary, see `compressors_of`. Messages of one compressor and
-    dense size are told apart by the power of two of their compression factor, which separates an adaptive method's branches.
+    `split_backwards`: stages and microbatches with a separate backward for weights. `extra_work`: by step and stage,
+    see `extra_work_of`. `compressors`: by replica, direction and boundary, see `compressors_of`. Messages of one
+    compressor and dense size are told apart by the power of two of their compression factor, which separates an
+    adaptive method's branches.
     """
     numbers: dict[Kind, int] = {}
 

@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, value: float, resamples: Floats) -> Estimate:
-        """Return the interval of nine tenths of the resamples, widened to hold the estimate."""
+        """Return the estimate with the central 90 % of the resamples as interval, widened to include the estimate."""
         low, high = np.quantile(resamples, BOUNDS)
         return cls(value, min(value, float(low)), max(value, float(high)))
 

@@ -1,10 +1,10 @@
 """One price for each kind of work in a job, pooled over the runs that did it, and its uncertainty.
 
-Other work on the machine only ever adds to the seconds of an action: caches are shared, clock rates fall. So the price of a
-kind of compute is a low quantile of all its recorded samples, of all runs. Codecs are timed by the wall, in a few runs each:
-their samples are divided by the *stretch* of their run, the ratio of its compute to the job's. Both are stretched alike: in
-digits-cnn's runs beside three busy processes, compute took 1.21 to 1.27 times as long as on a quiet machine, and codecs 1.14 to
-1.24 times.
+Other load on the machine only lengthens an action: caches are shared, clock rates fall. So the price of a kind of
+compute is a low quantile of all its recorded samples, over all runs. Codecs are measured in wall-clock time, each in a
+few runs only: their samples are divided by the *stretch* of their run, the ratio of its compute to the job's. Load
+stretches both alike: in digits-cnn's runs beside three busy processes, compute took 1.21 to 1.27 times as long as on a
+quiet machine, and codecs 1.14 to 1.24 times.
 
 The interval is from a Bayesian bootstrap (Rubin 1981): runs, and the steps within each, are weighted at random, with the same
 weights for all runs that are priced together. Costs that two prices share, such as compute, then cancel in their ratio.
@@ -64,7 +64,7 @@ class Costs:
 
     @property
     def source(self) -> str:
-        """The source of the compute seconds, in words that tables carry."""
+        """The source of the compute seconds, as text for tables."""
         if self._named is not None:
             return f"profile {self._named}"
         count = len(self.recordings)
@@ -104,7 +104,7 @@ class Costs:
 
     @staticmethod
     def host_factors() -> Floats:
-        """Return the factors of a transport's host seconds: 1, then a resample each."""
+        """Return the factors on a transport's host seconds: 1 for the estimate, then one per resample."""
         return random_factors((4,), HOST)
 
     def _table(self, kind: Kind) -> Floats:

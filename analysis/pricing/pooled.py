@@ -44,7 +44,7 @@ def beside(
 ) -> list[Replay]:
     """Return runs ready to be priced with the costs of all finished runs of their jobs in `folder`.
 
-    `folder` defaults to the folder that holds the first run, which a study or a folder of results shares. `most` limits the
+    `folder` defaults to the parent folder of the first run, such as a study's or a folder of results. `most` limits the
     number of other runs; the runs that ended last come first. `options` are keyword arguments of `Replay`.
     Raises ReplayError if one of `runs` cannot be priced, AnalysisError if there is no such folder.
     """

@@ -111,7 +111,7 @@ class Replay:
 
     @property
     def num_steps(self) -> int:
-        """Steps that the run did."""
+        """Number of completed steps of the run."""
         return len(self.recording.steps)
 
     @property
@@ -122,12 +122,12 @@ class Replay:
 
     @property
     def wire_bytes(self) -> Floats:
-        """Bytes of all packets of each priced step, tied gradients not among them."""
+        """Bytes of all packets of each priced step, without gradients of tied parameters."""
         return np.array([float(profile.wire_bytes.sum()) for profile in self.profiles.values()])
 
     @property
     def dense_bytes(self) -> Floats:
-        """Bytes of the tensors in them."""
+        """Bytes of the tensors in these packets, uncompressed."""
         return np.array([float(profile.dense_bytes.sum()) for profile in self.profiles.values()])
 
     @cached_property
@@ -211,9 +211,10 @@ class Replay:
         return [Estimate.of(float(mean), values) for mean, values in zip(means, resampled, strict=True)]
 
     def resampled_seconds(self, networks: Sequence[Network]) -> Floats:
-        """Return the seconds of a step by resamples of the recordings: shape (networks, resamples).
+        """Return the seconds of a step for each resample of the recordings: shape (networks, resamples).
 
-        Resamples of two runs with the same costs are paired. The error of the network model is in them, common to all runs.
+        Resamples of two runs with the same costs are paired. They include the error of the network model, equal for all
+        runs.
         """
         key = tuple(networks)
         if key not in self._resampled_s:
@@ -270,12 +271,12 @@ class Replay:
     def steps_to_target(self, target: Target) -> dict[str, int | None]:
         """Return the steps to the first evaluation that reached `target`, by mode: links "on" and "off"; None if none did.
 
-        Evaluations are every `evaluate_every_steps` steps, so the answer is that coarse.
+        The resolution is `evaluate_every_steps`, the interval between evaluations.
         """
         return steps_to_target(self.recording, target)
 
     def best(self, target: Target, mode: str) -> float:
-        """Return the best evaluation of the target's measure with links in `mode`."""
+        """Return the best evaluated value of the target's measure, with compression `mode`: "on" or "off"."""
         return best_value(self.recording, target, mode)
 
     def break_even_bps(self, dense: Replay, network: Network) -> Estimate | None:

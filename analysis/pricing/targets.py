@@ -61,7 +61,7 @@ class Target(NamedTuple):
 def steps_to_target(recording: Recording, target: Target) -> dict[str, int | None]:
     """Return the steps to the first evaluation that reached `target`, by mode: links "on" and "off"; None if none did.
 
-    Evaluations are every `evaluate_every_steps` steps, so the answer is that coarse.
+    The resolution is `evaluate_every_steps`, the interval between evaluations.
     """
     run = recording.run
     evals = recording.evals[recording.evals["batchnorm"] == "running"]
@@ -82,7 +82,7 @@ def steps_to_target(recording: Recording, target: Target) -> dict[str, int | Non
 
 
 def best_value(recording: Recording, target: Target, mode: str) -> float:
-    """Return the best evaluation of the target's measure with links in `mode`."""
+    """Return the best evaluated value of the target's measure, with compression `mode`: "on" or "off"."""
     rows = recording.evals
     values = rows[(rows["batchnorm"] == "running") & (rows["mode"] == mode)][target.metric]
     return float(values.max() if target.from_below else values.min())

@@ -45,7 +45,7 @@ def compose(
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
 
     `networks` default to the presets of `NETWORKS`, and the network on which the studies compare steps. `first` is the name of the
-    network that is chosen at first: by default that of the studies, or the first of `networks` if these lack it. `compute` and
+    initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
     `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError if there is no
     such folder or no run in it, and ValueError for an unknown network.
     """

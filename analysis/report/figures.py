@@ -59,7 +59,7 @@ def on_network(value: Any, network: str) -> Any:
 
 
 class Style(NamedTuple):
-    """Look of a series, which never depends on colour alone."""
+    """Style of a series, distinguishable without colour."""
 
     colour: str = GREY
     symbol: str = "circle"
@@ -71,7 +71,7 @@ DENSE = Style(BLACK, "star", "solid")
 
 
 def style(number: int) -> Style:
-    """Return the look of the n-th named series; grey beyond the palette."""
+    """Return the style of the n-th named series; grey beyond the palette."""
     if number >= len(COLOURS):
         return Style(faint=True)
     return Style(COLOURS[number], SYMBOLS[number], DASHES[number])
@@ -95,7 +95,7 @@ def _kind(method: Method) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """A series: the points drawn in one look.
+    """A series: points drawn in one style.
 
     `kind`: "points", "line", "marked" (a line and its points), "steps", "bars" (a value over a name) or "spans" (from `x`,
     `widths` long, in lane `y`).

@@ -91,7 +91,7 @@ def _frontier_figure(job: Job, material: Material) -> Figure:
 
 
 def _settings_table(job: Job, material: Material) -> Table:
-    """Return a table of the settings with a look of their own, with the bandwidth below which they pay."""
+    """Return a table of the highlighted settings, with the bandwidth below which they pay off."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
     even = break_even(runs, BREAK_EVEN, **material.options)
     rows = []
@@ -161,7 +161,7 @@ def below(row: Mapping[Any, Any]) -> str:
 
 
 def grouped(settings: list[SettingRuns]) -> dict[str, tuple[Style, list[SettingRuns]]]:
-    """Return settings by the kinds of their codecs, and the look of each kind; dense comes last, to lie on top."""
+    """Return settings by the kinds of their codecs, and the style of each kind; dense is drawn last, on top."""
     compressed = [setting for setting in settings if not setting.dense]
     kinds: dict[str, list[SettingRuns]] = {}
     for setting in compressed:

@@ -61,7 +61,7 @@ def gather(
     first: str | None = None,
     transport: str | None = None,
 ) -> Material:
-    """Return the material of the sections; `first`: the network to choose at first, if it is among `networks`.
+    """Return the material of the sections; `first`: the initially chosen network, if it is among `networks`.
 
     `transport` is by default that of the runs' study, see `Results.transport_of`.
     """

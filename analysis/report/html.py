@@ -1,7 +1,7 @@
 """A report as one HTML file that needs nothing but a browser: no network, no server, no other file.
 
-Texts from runs are escaped here for HTML, and by the page's script where plotly reads markup. A content security policy with the
-hashes of our scripts keeps the browser from running other scripts, and from fetching anything.
+Texts from runs are escaped here for HTML, and by the page's script for plotly's markup. A content security policy with
+the hashes of our scripts keeps the browser from running other scripts, and from fetching anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data of all sections, worked out once: jobs, their settings over seeds, and step times on every network."""
+"""Data of all sections, computed once: jobs, their settings over seeds, and step times on every network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "f
 """Presets of a report; `free` shows compute and codecs alone."""
 MODES = ("on", "off")
 WORTH = 1.05  # how many times as fast a setting must be to be worth a recommendation
-MOST_NAMED = 6  # settings with a look of their own beside dense: more cannot be told apart
+MOST_NAMED = 6  # highlighted settings besides dense: more cannot be distinguished
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class SettingRuns:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Work shared by runs, see `raysim.analysis.data.jobs`. Runs of different jobs are never compared."""
+    """Runs of the same computation, see `raysim.analysis.data.jobs`. Runs of different jobs are never compared."""
 
     key: str
     title: str
@@ -225,7 +225,7 @@ class Job:
 
     @cached_property
     def named(self) -> list[SettingRuns]:
-        """The settings with a look of their own in figures: dense, the recommended ones, then the fronts."""
+        """The settings highlighted in figures: dense, the recommended settings, then the fronts."""
         chosen = [self.dense] if self.dense is not None else []
         chosen += [setting for network in self.networks if (setting := self.recommended(network)) is not None]
         fronts = [front for modes in self.fronts.values() for front in modes.values()]

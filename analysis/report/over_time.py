@@ -103,7 +103,7 @@ def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[str, Curve]:
 
 
 def looks(job: Job) -> Mapping[str, Style]:
-    """Return the look of each setting that has one of its own."""
+    """Return the style of each highlighted setting."""
     others = [setting for setting in job.named if setting is not job.dense]
     dense = {job.dense.name: DENSE} if job.dense is not None else {}
     return dense | {setting.name: style(i) for i, setting in enumerate(others)}

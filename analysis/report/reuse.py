@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Adoption(NamedTuple):
-    """The setting of a job to take home."""
+    """The setting of a job recommended for other training code."""
 
     text: str
     """A sentence that names it."""

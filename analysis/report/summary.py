@@ -74,7 +74,7 @@ def fastest(job: Job, network: str) -> SettingRuns:
 
 
 def sure(setting: SettingRuns) -> str:
-    """Return the confidence that a setting does no harm, if it was judged."""
+    """Return a sentence on the confidence that a setting does no harm; empty if it was not judged."""
     judged = setting.judged
     if not judged:
         return ""
@@ -85,7 +85,7 @@ def sure(setting: SettingRuns) -> str:
 
 
 def seeds_of(judged: Mapping[str, Any]) -> str:
-    """Return the number of seeds behind a verdict; they are fresh if they chose nothing."""
+    """Return the number of seeds behind a verdict, called fresh if they did not choose the setting."""
     return f"{judged['seeds']}{' fresh' if judged.get('confirmed_on') else ''} seeds"
 
 

@@ -1,4 +1,4 @@
-"""Types and bounds of recorded values: what lies outside them is refused by column, whoever wrote the file."""
+"""Types and bounds of recorded values; values out of bounds are refused, with the column's name, whatever wrote the file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _TEXTS = (
 
 
 def check_row(table: pa.Table) -> None:
-    """Check the row of a `run.parquet`; raises ArrowInvalid naming the column that is not as raysim writes it."""
+    """Check the row of a `run.parquet`; raises ArrowInvalid naming a column that raysim would not write in this way."""
     names = table.column_names
     twice = [name for name, count in Counter(names).items() if count > 1]
     added = [name for name in ADDED if name in names]
@@ -116,7 +116,7 @@ def check_values(rows: pa.Table | pa.RecordBatch) -> None:
 
 
 def printable_rows(rows: Any) -> Any:
-    """Return a table or batch for people: in its texts, signs that a terminal obeys are replaced."""
+    """Return a table or batch for display: control characters in its texts are replaced."""
     for place, field in enumerate(rows.schema):
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if field.name != "schedule_rows" and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):

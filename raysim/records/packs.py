@@ -32,7 +32,7 @@ class _Rows(NamedTuple):
 
 
 class PackedTables:
-    """The tables of a pack, each read whole when a run's part of it is first asked for, and held."""
+    """The tables of a pack, each read completely on first use, and kept."""
 
     def __init__(self, origins: Mapping[str, Place], packed: set[str]) -> None:
         self._origins, self._packed = origins, packed

@@ -19,7 +19,7 @@ from raysim.records.tables import UNREADABLE, RecordsError, part_files, read_tab
 
 
 class Recorder:
-    """Writes the tables of one run into its folder; only one process at a time may."""
+    """Writes the tables of one run into its folder, which it locks against other processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,7 +82,7 @@ class Recorder:
         self._next_part += 1
 
     def parts(self) -> dict[str, str]:
-        """Return the SHA-256 of every part on disk, by name: a checkpoint lists them as the records that it stands on."""
+        """Return the SHA-256 of every part on disk, by name, for a checkpoint to list the records that belong to it."""
         for path in self._parts.glob("*-*.parquet"):
             if path.name not in self._hashes:
                 self._hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -103,9 +103,9 @@ class Recorder:
     def forget(self, step: int) -> None:
         """Drop the rows that a restarted or resumed run repeats: all rows of `step` and later, evaluations included.
 
-        A part that cannot be read is dropped too, unless it was whole before: the checkpoint of `step` may stand on it. Parts are
-        rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again completes it.
-        Raises OSError.
+        An unreadable part is dropped too, unless it was intact before: the checkpoint of `step` may depend on it. Parts
+        are rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again
+        completes it. Raises OSError.
         """
         for table in SCHEMAS:
             self._rows[table].clear()
@@ -145,9 +145,9 @@ class Recorder:
                 write_table(rows, self.folder / f"{table}.parquet")
 
     def drop_parts(self) -> None:
-        """Remove the parts, once `run.parquet` says that the run is over: until then it may go on from them.
+        """Remove the parts, once `run.parquet` says that the run is over; until then a run may continue from them.
 
-        Parts that cannot be removed stay: the run is whole, and readers skip them.
+        Parts that cannot be removed stay: the run is complete without them, and readers skip them.
         """
         shutil.rmtree(self._parts, ignore_errors=True)
         self._hashes.clear()

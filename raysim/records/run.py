@@ -41,7 +41,7 @@ def present_status(folder: Place, written: str) -> str:
 
 
 def recorded_value(row: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key in a row of `run.parquet`; of a key younger than the run, its default."""
+    """Return the value of a key in a row of `run.parquet`; its default if the key is newer than the run."""
     if key in row:
         return row[key]
     return next((each.default for each in run_keys() if each.name == key), None)

@@ -35,7 +35,7 @@ def write_table(table: pa.Table, path: Path) -> str:
 
 
 def table_files(folder: Place, table: str) -> list[Place]:
-    """Return the files of a table: the whole one, or the parts of a run that goes on or broke off, in their order."""
+    """Return the files of a table: its one file, or the parts of an unfinished run, in order."""
     whole = folder / f"{table}.parquet"
     if whole.is_file():
         return [whole]
@@ -44,12 +44,12 @@ def table_files(folder: Place, table: str) -> list[Place]:
 
 
 def part_files(folder: Place, table: str) -> list[Place]:
-    """Return the parts of a table, in their order."""
+    """Return the parts of a table, in order."""
     return sorted((folder / "parts").glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
 def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ()) -> pa.Table:
-    """Return the rows of a table's files, of a run that has these `measures`."""
+    """Return the rows of a table's files, for a run with these `measures`."""
     schema = schema_of(table, measures)
     if not files:
         return schema.empty_table()
