@@ -1,4 +1,4 @@
-"""The resources that a sweep gets when it starts: its share of the machines, and the wait until the first trial fits."""
+"""The resources of a sweep at its start: its share of the machines, and the wait until the first trial fits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Allocation(NamedTuple):
     """Trials that fitted at the start: fewer than `share.jobs` beside other users, or before further nodes join."""
 
     def trials(self, running: int) -> int:
-        """Return the number of trials that may run at once, `running` of which do."""
+        """Return the number of trials that may run at once, including the `running` trials."""
         return self.share.jobs if self.capacity is None else self.capacity.trials(running)
 
     @property
@@ -54,9 +54,9 @@ def allocate(
 ) -> Allocation:
     """Return the share of the machines for trials of up to `workers` worker processes, once one trial fits.
 
-    `out`: the study's folder, which all nodes must see, or its URI, which all must reach. `shared`: the cluster has other users,
-    whose resources the trials wait for, `wait_s` seconds at most. `check` is called during the wait, and may raise. Raises
-    ConfigError if no trial fits.
+    `out`: the study's folder, visible to all nodes, or its URI. `shared`: the cluster has other users; trials wait at
+    most `wait_s` seconds for free resources. `check` is called during the wait, and may raise. Raises ConfigError if no
+    trial fits.
     """
     limit_s = wait_s if wait_s is not None else FREED_S
     waiting, queue = Waiting(), _Queue()

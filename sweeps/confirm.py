@@ -1,7 +1,7 @@
 """Confirmation of a sweep's choice: the chosen settings and the dense baseline trained on held-out seeds.
 
-It is a study of its own in the folder `confirm` of the first one, and all its trials are baselines. So it is resumed, recorded
-and judged like any other, and its `study.toml` keeps the choice.
+The confirmation is a separate study in the folder `confirm` of the first, and all its trials are baselines. So it is
+resumed, recorded and judged like any other study, and its `study.toml` records the choice.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MOST = 5  # settings to confirm: each more costs power, and as many runs as ther
 
 
 def confirming(sweep: Sweep) -> Sweep | None:
-    """Return the sweep that confirms another's choice, to be run next; None if no trial is worth it.
+    """Return the sweep that confirms another sweep's choice, to be run next; None if no trial is worth confirming.
 
-    The choice is made once: a confirmation in the folder is resumed, whatever was tried since. Raises ConfigError if it began
-    with other seeds.
+    The choice is made once: an existing confirmation is resumed, even after further trials. Raises ConfigError if it
+    began with other seeds.
     """
     out = f"{sweep.store.out.rstrip('/')}/{CONFIRMATION}"
     sweep.store.fetch_file(f"{CONFIRMATION}/space.py")

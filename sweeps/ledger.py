@@ -1,6 +1,6 @@
 """The ledger of a sweep: Optuna's study chooses trials, and our rows record their outcomes.
 
-The rows are authoritative: a trial ends in its row first, and then in Optuna's study.
+The rows are authoritative: the end of a trial is written to its row first, then to Optuna's study.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Ledger:
     # The queue: baselines, then the points of a grid; Optuna keeps it.
 
     def enqueue(self) -> None:
-        """Put baselines and the points of a grid into the queue, unless they are in it."""
+        """Enqueue baselines and the points of a grid, unless they are enqueued already."""
         known = {trial.user_attrs.get("queued") for trial in self.optuna.get_trials(deepcopy=False)}
         wanted: list[tuple[str, dict[str, Any], str | None]] = [
             (f"baseline {each.name}", dict(each.params or {}), each.name) for each in self.study.baselines
@@ -99,8 +99,8 @@ class Ledger:
     def reconcile(self) -> None:
         """Replay finished rows into the Optuna study after a crash, and put unfinished trials back into the queue.
 
-        An unfinished trial keeps its number and its parameters, and waits again. If it were marked as failed and a copy enqueued,
-        the sampler would learn from every interruption as from a failure.
+        An unfinished trial keeps its number and parameters, and is enqueued again. If it were marked as failed and a
+        copy enqueued, the sampler would treat every interruption as a failure.
         """
         for repeat in [row for row in self.rows if row.status == "waiting" and row.same_as is not None]:
             self.rows.drop(repeat.trial)  # it will be suggested, and recognised, again
@@ -174,7 +174,7 @@ class Ledger:
         return [row for row in self.rows if row.status == "running"]
 
     def next(self) -> tuple[TrialRow, RunConfig] | None:
-        """Return the row of the next trial and its configuration; None if the budget is spent or the space is searched."""
+        """Return the row and the configuration of the next trial; None if the budget is spent or the space is exhausted."""
         for _ in range(MOST_REPEATS):
             waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             begun = any(self.rows.get(trial.number) is not None for trial in waiting)
@@ -237,7 +237,7 @@ class Ledger:
     def settle(self, results: Results) -> None:
         """Price all finished trials again with the compute of all runs; earlier prices used the runs that had ended by then.
 
-        Optuna keeps the figures by which it chose; the rows get the final ones.
+        Optuna keeps the figures on which its choices were based; the rows get the final figures.
         """
         from raysim.analysis import AnalysisError, dense_partners
 
@@ -281,7 +281,7 @@ class Ledger:
     # Constraints, and the baselines that they need.
 
     def missing_baseline(self) -> str | None:
-        """Return why the study cannot go on: a baseline that its constraints need has no value."""
+        """Return why the study cannot continue: a baseline needed by its constraints has no value."""
         for constraint in self.study.constraints:
             for row in self.rows:
                 named = row.name is not None and row.name == constraint.of

@@ -1,4 +1,4 @@
-"""Objectives and constraints of a study: figures of its runs, priced on networks, and the bounds that they must keep."""
+"""Objectives and constraints of a study: figures of its runs, priced on networks, and bounds on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """A figure by name: of the last evaluation, of all packets, or of a step on a network, `step_s@100mbps`.
+    """A figure by name: a measure of the last evaluation, the wire bytes, or a price on a network such as `step_s@100mbps`.
 
     A price may name its transport after the network, `step_s@100mbps/nccl`; the default is Ray.
 
@@ -108,7 +108,7 @@ class Objective:
 
     @property
     def evaluates(self) -> bool:
-        """True for a measure of the last evaluation."""
+        """True if the objective is a measure of the last evaluation."""
         return self._evaluated is not None
 
     @cached_property
@@ -137,7 +137,7 @@ class Objective:
         return Target.parse(self.target)
 
     def over(self, transport: str) -> Objective:
-        """Return the objective priced over a transport, unless it names one, or is no price."""
+        """Return the objective priced over a transport; unchanged if it names a transport or is not a price."""
         named = self.name.rpartition("/")[2] in TRANSPORTS
         return self if self.transport in (None, transport) or named else replace(self, name=f"{self.name}/{transport}")
 
@@ -250,7 +250,7 @@ class Constraint:
         return float(bound)
 
     def value(self, objective: Objective, figure: float, reference: float | None) -> float:
-        """Return by how much the constraint is broken: feasible if it is 0 or less."""
+        """Return the amount of violation; the constraint holds if it is 0 or less."""
         if self.within is None:
             return figure - self._bound if self.at_most is not None else self._bound - figure
         assert reference is not None

@@ -1,7 +1,7 @@
-"""A cluster that is reached from outside: through a tunnel to its head, by the file of `ray up`, or at its dashboard's URL.
+"""A cluster reached from outside: through a tunnel to its head, with the file of `ray up`, or at its dashboard's URL.
 
-Ray's own commands find the head of a cluster of one's own machines only on the desk that ran `ray up`, where Ray keeps the
-cluster's state. `Head` finds it by SSH from any desk with the cluster's file.
+For on-premises clusters, Ray's own commands find the head only on the machine that ran `ray up`, where Ray keeps the
+cluster's state. `Head` finds it by SSH from any machine with the cluster's file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, file: Path) -> Head | None:
-        """Return the head in a cluster's file; None if only Ray can find it, as in a cloud.
+        """Return the head named in a cluster's file; None if only Ray can find it, as in a cloud.
 
         Raises ConfigError if the file cannot be read, or if this machine has no ssh.
         """
@@ -70,7 +70,7 @@ class Head(NamedTuple):
         return ["ssh", *self.options, *TUNNEL, "-N", "-L", f"127.0.0.1:{here}:127.0.0.1:{there}", self.target]
 
     def shell(self, command: str) -> str:
-        """Return the shell's command that runs another on the head, in an interactive shell as Ray does."""
+        """Return the shell command that runs another command on the head, in an interactive shell as Ray does."""
         return shlex.join(["ssh", *self.options, "-t", self.target, shlex.join(["bash", "-ic", command])])
 
     def copy(self, folder: str, to: Path) -> list[str]:
@@ -88,7 +88,7 @@ class Cluster(NamedTuple):
 
     @classmethod
     def named(cls, file: str | None, url: str | None) -> Cluster:
-        """Return the cluster of one of the two; raises ConfigError unless there is exactly one, and for a bad file."""
+        """Return the cluster given by `file` or `url`; raises ConfigError unless exactly one is given, or if the file is bad."""
         if (file is None) == (url is None):
             raise ConfigError(
                 "Give the cluster by `--cluster FILE`, as for `ray up`, or by `--address URL`, one of them."

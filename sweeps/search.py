@@ -1,7 +1,7 @@
-"""The choice and the early end of trials in Tune: a searcher that is a view of the ledger, and ASHA.
+"""Choosing and stopping trials in Tune: a searcher backed by the ledger, and ASHA.
 
-Tune's own OptunaSearch has the same idea (ask, run, tell), but it tells a trial that was stopped early as complete, leaves a
-diverged trial running for ever, knows neither constraints nor names, hides Optuna's numbers, and is pickled whole.
+Tune's own OptunaSearch works alike (ask, run, tell), but reports trials stopped early as complete, leaves diverged
+trials running forever, supports neither constraints nor names, hides Optuna's trial numbers, and is pickled as a whole.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LedgerSearch(Searcher):
             self.ledger.end(row, Outcome("failed" if error else "pruned", seconds, text, {}))
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: the rows are kept, and no resume unpickles anything."""
+        """Save nothing: a study is resumed from its rows, and nothing is unpickled."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Restore nothing."""

@@ -1,9 +1,9 @@
-"""The space of a study: a grammar of configuration keys and of placeholders in notations, drawn by Optuna as it is read.
+"""The space of a study: a grammar of configuration keys and placeholders in notations, from which Optuna draws trials.
 
-A key has one value, a list or a named table of choices, a range, or a text with placeholders: `"TopK({density})"`. The value of a
-placeholder is a symbol, written the same way, so that a notation nests: `"ErrorFeedback({codec}, key='{key}')"`. A placeholder
-with a dot, `{.density}`, has the same value in every key. Only the symbols in use are drawn, so the space is conditional, and a
-method with arguments of its own needs no code here.
+A key has one value, a list or a named table of choices, a range, or a text with placeholders: `"TopK({density})"`. A
+placeholder is replaced by the value of a symbol, written in the same way, so notations nest: `"ErrorFeedback({codec},
+key='{key}')"`. A placeholder with a dot, `{.density}`, has the same value in every key. Only symbols in use are drawn,
+so the space is conditional, and new methods need no code here.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _walks(space: SpaceFunction) -> Iterator[dict[str, Choice]]:
 def draws(space: SpaceFunction, count: int) -> Iterator[tuple[dict[str, Choice], Mapping[str, Any]]]:
     """Yield the parameters and the overrides of `count` random points, the same every time.
 
-    Some are repeated with a number at either end of its range, `NEVER` times each.
+    Some points are repeated, `NEVER` times each, with a number set to either end of its range.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it made a study
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))

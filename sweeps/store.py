@@ -1,4 +1,4 @@
-"""The folder of a study: one that all machines see, or one in a bucket that each machine copies to and from."""
+"""The folder of a study: on a file system that all machines see, or in a bucket that each machine copies to and from."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Store:
         return not self.local.is_dir() or not any(self.local.iterdir())
 
     def is_unbegun(self) -> bool:
-        """Return whether the folder holds only the first files of a sweep that was killed at its start."""
+        """Return whether the folder holds only the first files of a sweep killed at its start."""
         if self.remote or not self.local.is_dir():
             return False
         names = {path.name for path in self.local.iterdir()}
@@ -212,8 +212,8 @@ def _with_whole_files(uri: str) -> str:
 def find_disk_error(error: BaseException, folder: Path) -> str | None:
     """Return a sentence on the disk's error behind `error`, None if there is none.
 
-    It ends a sweep, since every other trial would meet it: the disk is full or read-only, or the study's `folder` is missing or
-    cannot be written.
+    Such an error ends a sweep, since it would hit every other trial: the disk is full or read-only, or the study's
+    `folder` is missing or not writable.
     """
     writable = folder.is_dir() and os.access(folder, os.W_OK)
     for cause in _causes(error):

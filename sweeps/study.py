@@ -33,7 +33,7 @@ COMPRESSORS = ("forward", "backward", "replica_gradient")
 
 @dataclass(frozen=True)
 class Baseline:
-    """A trial that comes first: a point of the space, or a configuration outside of it."""
+    """A trial that runs first: a point of the space, or a configuration outside of it."""
 
     name: str
     params: Mapping[str, Choice] | None = None
@@ -94,7 +94,7 @@ class Study:
     """Points of one dense run from which trials start; None to train each from scratch."""
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration of a trial, without a seed of its own; raises ConfigError."""
+        """Return the configuration of a trial, with the base's seed; raises ConfigError."""
         values = copied(self.base)
         for key, value in overrides.items():
             override(values, key, value)
@@ -181,17 +181,17 @@ class Study:
 
     @property
     def most_workers(self) -> int:
-        """The most workers of any trial, over `configs`."""
+        """The maximum number of workers over all `configs`."""
         return max(map(workers, self.configs), default=1)
 
     @cached_property
     def modules(self) -> set[str]:
-        """The modules named in its file, whose classes its own records may name too."""
+        """The modules named in the study's file; its records may name their classes too."""
         return modules_in(repr(self.as_mapping()), self.source or "")
 
     @property
     def most_trials(self) -> int:
-        """Configurations to train at most."""
+        """The maximum number of configurations to train."""
         whole = len(self.grid) + len(self.baselines)
         if self.sampler != "grid":
             assert self.trials is not None
@@ -199,7 +199,7 @@ class Study:
         return whole if self.trials is None else min(whole, self.trials)
 
     def over(self, transport: str) -> Study:
-        """Return the study with its prices over a transport, unless they name one; raises ConfigError without a price."""
+        """Return the study with all prices that name no transport over this one; raises ConfigError if it has no price."""
         if not priced(self.objectives):
             raise ConfigError("`transport` is for prices such as step_s@1gbps, but `objectives` have none.")
         objectives = tuple(objective.over(transport) for objective in self.objectives)

@@ -1,4 +1,4 @@
-"""Checks of a whole study: its parts fit together, and every choice of its space is in some valid configuration."""
+"""Checks of a whole study: its parts fit together, and every choice of its space occurs in a valid configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_fields(study: Study, config: RunConfig) -> None:
 
 
 def check_baseline(study: Study, baseline: Baseline) -> None:
-    """Raise ConfigError if a baseline is no point of the space, or no valid configuration."""
+    """Raise ConfigError if a baseline is not a point of the space, or not a valid configuration."""
     if (baseline.params is None) == (baseline.set is None):
         raise ConfigError(f"The baseline {baseline.name} must have just one of `params` and `set`.")
     if baseline.params is None and study.sampler == "nsga2":
@@ -73,7 +73,7 @@ def check_baseline(study: Study, baseline: Baseline) -> None:
 
 
 def check_draws(study: Study) -> None:
-    """Raise ConfigError if the space fails, or if a choice or an end of a range is in no valid configuration."""
+    """Raise ConfigError if drawing fails, or if no valid configuration contains some choice or some end of a range."""
     good: set[tuple[str, str]] = set()
     bad: dict[tuple[str, str], list[str]] = {}
     try:
@@ -111,7 +111,7 @@ def _check_priced(study: Study, config: RunConfig) -> None:
 
 
 def check_confirm(study: Study) -> None:
-    """Raise ConfigError if a study asks for a confirmation that cannot be."""
+    """Raise ConfigError if a study asks for an impossible confirmation."""
     if not study.confirm:
         return
     if study.confirm < MIN_SEEDS:
@@ -194,7 +194,7 @@ def _branch_problems(study: Study) -> Iterator[str]:
 
 
 def check_here(study: Study) -> None:
-    """Raise ConfigError if this machine lacks data or a metric of the user's own; nodes of a cluster may have others."""
+    """Raise ConfigError if data or a custom metric is missing on this machine; on a cluster, nodes may have other files."""
     for name in study.config({}).metrics or ():
         if ":" in name:
             try:

@@ -131,7 +131,7 @@ def study_text(name: str) -> str:
 
 
 def unknown_study(name: str) -> ConfigError:
-    """Return the error of a name that is no study's, with the known ones."""
+    """Return the error for an unknown study, with the known names."""
     known = known_words(name, study_names(), rest="; or give a .toml or .py file")
     return ConfigError(f"Unknown study {name!r}.{known}")
 
@@ -149,7 +149,7 @@ def read_study(
     budget: str | None = None,
     price_per_hour: float | None = None,
 ) -> Study:
-    """Return the study of a built-in's name, a .toml or a .py file.
+    """Return the study of a built-in name, a .toml file or a .py file.
 
     `overrides` are `key=value` texts that change its base. `trials`, `jobs`, `confirm`, `budget` and `price_per_hour` replace the
     file's; `seeds` is a number of seeds from 0 on, in place of the file's. `race` makes a race of the study, and so does a budget.

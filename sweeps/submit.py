@@ -1,4 +1,4 @@
-"""A sweep as a job of a cluster: sent, followed and fetched from a machine outside of it."""
+"""A sweep as a cluster job: submitted, followed and fetched from a machine outside the cluster."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def submit(
 ) -> int:
     """Run `raysim` with `words` as a job of a cluster and print its output; return its exit code.
 
-    `files`: a folder that the job starts in a copy of. `fetch`: where the results, which the job writes to `out`, are copied
-    after its success. Raises ConfigError if nothing was sent, JobError if the job cannot be followed, and KeyboardInterrupt with a
-    note of how to go on if the user leaves the job.
+    `files`: a folder, of which the job starts in a copy. `fetch`: the folder to which the results in `out` are copied
+    after success. Raises ConfigError if nothing was submitted, JobError if the job cannot be followed, and
+    KeyboardInterrupt, with a note on how to continue, if the user leaves the job.
     """
     _check_out(out, cluster, fetch)
     if "RAY_AUTH_MODE" not in os.environ and Path("~/.ray/auth_token").expanduser().is_file():

@@ -1,7 +1,7 @@
 """One trial: a configuration and its seeds one after the other, each an ordinary run in a folder of its own.
 
-Tune calls `step`, which trains until there is something to report. The actor is used again for trials of equal resources
-(`reuse_actors`), with its warm stage actors and its data.
+Tune calls `step`, which trains until there is something to report. The actor is reused for trials with equal resources
+(`reuse_actors`), including its warm stage actors and its data.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class SweepTrial(tune.Trainable):
 def run_figures(
     objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
 ) -> dict[str, Figure]:
-    """Return every objective of a trial; a price is pooled with ended runs of this machine until the study settles it.
+    """Return every objective of a trial. Prices are preliminary, pooled with the runs finished on this machine, until the study ends.
 
     `modules` are trusted, see `raysim.plugins`. Raises ReplayError if a run cannot be priced.
     """

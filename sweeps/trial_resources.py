@@ -46,8 +46,8 @@ class Need(NamedTuple):
 def choose_engine(config: RunConfig, nodes: Sequence[Node]) -> Need:
     """Return the engine for a study with `engine` = "auto", by its base.
 
-    Both engines give the same bits. One process per trial needs no calls and copies between processes, so it is chosen unless
-    stages would have GPUs, or no node has memory for all stages together.
+    Both engines give the same bits. One process per trial avoids calls and copies between processes, so it is chosen
+    unless stages use GPUs, or no node has enough memory for all stages together.
     """
     if config.device == "cuda" or (config.device != "cpu" and any(node.get("GPU") for node in nodes)):
         return Need("ray")
@@ -72,9 +72,9 @@ def fit(
 ) -> Share:
     """Return a share of the free resources of `nodes` for trials of up to `stages` worker processes.
 
-    The configuration's resources of a stage are kept. By default a stage gets one CPU, or an equal part if there are fewer.
-    `growing`: the cluster may grow for more `jobs`. `memory_bytes`: of a trial in one process, which bounds the number of
-    trials at once. Raises ConfigError if not one trial fits, or fewer than `jobs`.
+    The configuration's resources of a stage are kept. By default a stage gets one CPU, or an equal part if there are
+    fewer. `growing`: the cluster may grow for more `jobs`. `memory_bytes`: the memory of a trial in one process, which
+    bounds the number of trials at once. Raises ConfigError if fewer than `jobs` trials fit, or none.
     """
     processes = 1 if engine == "inline" else stages
     cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
@@ -150,7 +150,7 @@ def fair_limit(running: int, free: int, capacity: int, waiting: bool, others: in
 class SharedCapacity:
     """The number of trials at once on a cluster that other drivers use too, and that grows and shrinks.
 
-    `jobs` bounds it, if given. `memory_bytes`: of a trial in one process.
+    `jobs` limits it, if given. `memory_bytes`: the memory of a trial in one process.
     """
 
     def __init__(self, share: Share, processes: int, jobs: int | None, memory_bytes: int = 0) -> None:
@@ -163,7 +163,7 @@ class SharedCapacity:
         self._limit = share.jobs
 
     def trials(self, running: int) -> int:
-        """Return the number of trials that may run at once, `running` of which do."""
+        """Return the number of trials that may run at once, including the `running` trials."""
         if time.monotonic() - self._looked >= LOOK_S:
             self._looked = time.monotonic()
             others = [driver for driver in cpus_by_driver() if driver.job != self._own_job]
@@ -174,7 +174,7 @@ class SharedCapacity:
         return self._limit
 
     def fitting(self, by_node: Mapping[str, dict[str, float]]) -> int:
-        """Return how many trials fit into the resources of nodes."""
+        """Return the number of trials that fit into the resources of nodes."""
         nodes = by_node.values()
         by_cpu = sum(stages_that_fit(node, self._share.cpus, self._share.gpus) for node in nodes) // self._processes
         return min(by_cpu, _by_memory(nodes, self._memory_bytes)) if self._memory_bytes else by_cpu

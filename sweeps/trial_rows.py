@@ -105,7 +105,7 @@ class Rows:
 
     @property
     def distinct(self) -> int:
-        """Configurations that were trained, or are being."""
+        """The number of different configurations trained or in training."""
         return sum(row.same_as is None and bool(row.notation) for row in self)
 
     def put(self, row: TrialRow) -> None:
@@ -165,7 +165,7 @@ class Rows:
 
 
 def frontier(rows: Rows, objectives: Sequence[Objective], without: Container[int] = ()) -> list[TrialRow]:
-    """Return the finished, feasible trials that no other beats in every objective, by the first objective.
+    """Return the finished, feasible trials on the Pareto front of all objectives, sorted by the first objective.
 
     Trials whose numbers are in `without` are left out.
     """

@@ -1,4 +1,4 @@
-"""Ray Tune as a sweep runs it: its settings, the callbacks that end it or report why trials wait, and the run itself."""
+"""Ray Tune in a sweep: its settings, the callbacks that stop it or report why trials wait, and its execution."""
 
 from __future__ import annotations
 
@@ -205,13 +205,13 @@ class NodeWatch:
         self._looked = time.monotonic()
 
     def look(self) -> None:
-        """Compare the nodes with the last look, if it is `NODES_S` ago."""
+        """Compare the nodes with the last check, if that is `NODES_S` ago."""
         if time.monotonic() - self._looked >= NODES_S:
             self._looked = time.monotonic()
             self.compare()
 
     def compare(self) -> None:
-        """Report the nodes that joined or were lost since the last look."""
+        """Report the nodes that joined or were lost since the last check."""
         nodes = dict(self._nodes())
         for node in self._known.keys() - nodes.keys():
             self._say(f"node {self._known[node]} is lost: the trials with stages on it restart from their checkpoints")
@@ -278,7 +278,7 @@ def _as_loss(error: Exception) -> Exception:
 
 
 def last_reason(text: str) -> str:
-    r"""Return why a trial's process was lost the last time, by the error file that Tune writes.
+    r"""Return why a trial's process was last lost, from Tune's error file.
 
     >>> last_reason("Failure # 1\nThe actor died.\nFailure # 2\n1 worker(s) were killed due to the node running low on memory. See ...")
     '1 worker(s) were killed due to the node running low on memory'

@@ -165,7 +165,7 @@ def _show_verdicts(console: Console, results: analysis.Results, compute: str, *,
 
 
 def show_power(sweep: Sweep, confirmation: Sweep) -> None:
-    """Print the chance that a confirmation calls a setting safe, by the spread over the seeds of the sweep that chose."""
+    """Print the chance that a confirmation calls a setting safe, from the spread over seeds in the sweep."""
     prefix = "trial-"
     chosen = {
         int(baseline.name.removeprefix(prefix))

@@ -54,7 +54,7 @@ class WarmActors:
         return self.actors
 
     def await_start(self, answers: Sequence[Any], limit_s: float) -> None:
-        """Wait, `limit_s` at most, until all actors have answered, or one has failed.
+        """Wait at most `limit_s` until all actors have answered, or one has failed.
 
         Raises ResourcesLostError if the placement group lacks a lost bundle for `REPLACE_S`: otherwise two trials that each hold
         CPUs needed by the other would wait forever.
@@ -72,7 +72,7 @@ class WarmActors:
         return float(_group().bundle_specs[1].get("GPU", 0.0))
 
     def data(self, data: Data) -> Any:
-        """Return a reference to `data`, stored once for all runs that read the same."""
+        """Return a reference to `data`, stored once for all runs with the same data."""
         if self._data is None or self._data[0] is not data:
             self._data = (data, ray.put(data))
         return self._data[1]

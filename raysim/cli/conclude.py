@@ -104,7 +104,7 @@ def report(
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
 
-    Networks that are given stand before the presets in the page's control; another can be typed on the page.
+    Given networks come before the presets in the page's menu; any other network can be typed on the page.
     For example: raysim report results -o report.html
     """
     for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("auto", "cpu", "wall"))):
@@ -160,7 +160,7 @@ def pack(
     folder: Folder,
     target: Annotated[str, typer.Argument(metavar="PACK", help="Folder to write, new or empty.")],
 ) -> None:
-    """Write the finished and diverged runs of a folder, one file for each table: to send, to commit, to read fast from a bucket.
+    """Pack the finished and diverged runs of a folder into one file per table, to send, commit, or read quickly from a bucket.
 
     Reports, findings and replays read a pack as they read the folder. Checkpoints and logs stay behind.
 

@@ -89,7 +89,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def leave(loss: str, again: str, ending: Ending) -> NoReturn:
-    """End the process with one sentence on a loss of Ray's servers, from any thread: the main one waits in Ray."""
+    """End the process with one sentence after a loss of Ray's servers; called from any thread, since the main thread waits in Ray."""
     from raysim.engine.watch import end_process
 
     ending.notice()

@@ -1,4 +1,4 @@
-"""Lists of what there is: recipes, studies, sites, and the keys and options of runs and studies."""
+"""Lists of recipes, studies, sites, and the keys and options of runs and studies."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def complete_recipe(typed: str) -> list[str]:
-    """Return the names of recipes that begin so."""
+    """Return the names of recipes with this beginning."""
     from raysim.config import recipe_names
 
     return [name for name in recipe_names() if name.startswith(typed)]

@@ -1,4 +1,4 @@
-"""Step times on networks, of recorded runs and of runs never made."""
+"""Step times on networks, for recorded runs and for forecasts."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def simulate(
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Simulate a run that was never made, on networks: nothing is trained.
+    """Forecast a run on networks without training.
 
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
@@ -292,7 +292,7 @@ def profile(
 
 
 def calibrate() -> None:
-    """Measure Ray's own seconds on this machine, with which `replay`, `report` and `sweep` price it from then on.
+    """Measure Ray's overhead on this machine; `replay`, `report` and `sweep` then use it in prices.
 
     Run it while the machine is idle. With RAY_ADDRESS it measures a node of that cluster.
     """

@@ -176,7 +176,7 @@ def submit(
     price_per_hour: Price = None,
     resume: Resume = False,
 ) -> None:
-    """Run a sweep as a job of a Ray cluster, and print its output. Ctrl-C leaves the job to itself.
+    """Run a sweep as a job of a Ray cluster, and print its output. Ctrl-C leaves the job running.
 
     For example: raysim submit quickstart --cluster cluster.yaml --out s3://my-bucket/quickstart --fetch results/quickstart
     """

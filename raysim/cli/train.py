@@ -31,7 +31,7 @@ def train(
         float, typer.Option(min=0, help="Seconds to wait for resources on a cluster with other users.")
     ] = 0.0,
 ) -> None:
-    """Train a pipeline with compressed links, and leave Parquet behind.
+    """Train a pipeline with compressed links, and record it as Parquet.
 
     For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
     """

@@ -1,7 +1,7 @@
-"""The compressors of boundaries as they are configured, parsed once.
+"""The configured compressors of boundaries, parsed once.
 
-A setting is one compressor for all boundaries, or a list of one each. The entry of a boundary may be a table by the names of
-the tensors that cross it, and the whole may be a table by replica.
+A setting is one compressor for all boundaries, or a list with one for each. The entry of a boundary may be a table by
+tensor name, and the whole setting may be a table by replica.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def of_tensor(pairs: Pairs, name: str) -> tuple[Compressor, Compressor]:
 
 
 def named(value: ByReplica) -> Iterator[tuple[int | None, str, Compressor]]:
-    """Yield boundary (None for all), tensor and compressor of each entry of the tables by tensor."""
+    """Yield boundary (None for all), tensor and compressor for each entry in tables by tensor."""
     if isinstance(value, dict) and is_by_replica(value):
         for setting in value.values():
             yield from named(setting)

@@ -1,4 +1,4 @@
-"""Parts that the tables of a configuration share: kinds of numbers, roles of keys, and strict reading."""
+"""Common parts of configuration tables: types of numbers, roles of keys, and strict parsing."""
 
 from __future__ import annotations
 

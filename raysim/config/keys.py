@@ -1,4 +1,4 @@
-"""The keys of a run, each described once: its meaning, its default, its part in the result, and the kind of its values."""
+"""The keys of a run, each described once: meaning, default, role, and type."""
 
 from __future__ import annotations
 

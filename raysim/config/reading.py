@@ -1,4 +1,4 @@
-"""Reading a configuration: of a recipe, a TOML file, nested values and overrides; errors are one sentence."""
+"""Reading a configuration from a recipe, a TOML file, nested values and overrides; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConfigError(InputError):
 
 
 def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_fields, of: str = "") -> str:
-    """Return the first error of pydantic's as one of our sentences; `keys` are the known ones, and `of` says what they belong to."""
+    """Return pydantic's first error as one sentence in raysim's form; `keys`: the known keys; `of`: what they belong to."""
     found = error.errors(include_url=False)
     # of a field that is one value or a list, the rule of the one that was given
     one = ("int_type", "string_type", "dict_type")
@@ -93,7 +93,7 @@ def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str, dict[str, Any]]:
     """Return the name and the values of a recipe or a TOML file; raises ConfigError.
 
-    `derived`: the files that derive from it, whose `base` it is.
+    `derived`: the chain of files that name this one as their `base`, to detect cycles.
     """
     path = Path(source)
     recipes = recipe_names()
@@ -133,7 +133,7 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
 
 
 def find_data(values: Mapping[str, Any], folder: Path) -> None:
-    """Complete `data.path` if it is relative, and lies in the folder of the file that names it, not in the working folder."""
+    """Make a relative `data.path` absolute if it exists beside the configuration's file and not in the working folder."""
     data = values.get("data")
     if isinstance(data, dict) and isinstance(path := data.get("path"), str) and path:
         with suppress(OSError, ValueError):  # no name of a file: refused with the other options

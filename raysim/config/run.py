@@ -1,4 +1,4 @@
-"""The configuration of a run: its keys, the combinations that are allowed, and what follows from them."""
+"""The configuration of a run: its keys, their valid combinations, and derived values."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class RunConfig(RunFields):
 
     @property
     def gradient_scale(self) -> float:
-        """The factor of the loss, as configured or by `dtype`."""
+        """The loss scale: as configured, or the default of `dtype`."""
         if self.loss_scale is not None:
             return self.loss_scale
         return 4096.0 if self.dtype == "float16" else 1.0
 
     @property
     def stages(self) -> int:
-        """Number of stages, however they are given."""
+        """Number of stages, from `num_stages` or `cuts`."""
         return len(self.cuts) + 1 if self.cuts is not None else self.num_stages or 4
 
     @property
@@ -54,7 +54,7 @@ class RunConfig(RunFields):
 
     @property
     def executed_schedule(self) -> Schedule:
-        """The schedule, without a flush if the weights need none."""
+        """The schedule; without a flush if the weight policy needs none."""
         return self.weights.order(self.schedule)
 
     def weight_delays(self) -> Delays:
@@ -66,7 +66,7 @@ class RunConfig(RunFields):
         return policy.delays(schedule.delays(self.stages, self.num_microbatches, per))
 
     def compressors(self) -> list[list[Pairs]]:
-        """Return the compressors of each replica and boundary, by the names of tensors in its tables."""
+        """Return the compressors for each replica and boundary: a dict by tensor name."""
         count = self.stages - 1
         by_setting: dict[str, list[Pairs]] = {}  # replicas of one setting share a list
         of_replicas = []

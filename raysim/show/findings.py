@@ -1,4 +1,4 @@
-"""Claims tested on runs."""
+"""Tables of claims tested on runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that were never made, and profiles."""
+"""Tables of forecasts and profiles."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _steps_table(plan: Forecast, timelines: Mapping[Network, Timeline]) -> Table
 
 
 def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
-    """Print the step of timings by hand: its seconds by network and by worker."""
+    """Print the step simulated from hand-written timings: its seconds by network and by worker."""
     out = console()
     timelines = {repr(network): timed.simulate(network) for network in networks}
     for network, timeline in timelines.items():
@@ -164,7 +164,7 @@ def _bounds(plan: Forecast, network: Network) -> str:
 
 
 def quiet_step_s(plan: Forecast, network: Network) -> float:
-    """Return the seconds of a step with the smallest exchange of replicas: none, if there are steps without one."""
+    """Return the seconds of a step with the smallest exchange of replicas: of a step without one, if there is any."""
     return plan.simulate(network, ending=len(plan.endings) - 1).step_s
 
 
@@ -226,7 +226,7 @@ def _show_memory(out: Console, plan: Forecast) -> None:
 
 
 def verdict(needed: int, capacity: int | None) -> str:
-    """Return whether it fits, in words.
+    """Return whether a stage fits into its device's memory, in words.
 
     >>> verdict(75 * 10**9, 80 * 10**9), verdict(96 * 10**9, 80 * 10**9), verdict(1, None)
     ('fits 80 GB', 'too much for 80 GB', 'no device named')

@@ -1,4 +1,4 @@
-"""Recorded runs on networks, and candidates of a probe on networks."""
+"""Tables of recorded runs and of a probe's candidates, priced on networks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def traffic_words(replay: Replay) -> str:
 
 
 def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str) -> None:
-    """Print a step over bandwidths with the step of the dense run, and the bandwidth at which they cross."""
+    """Print step times against bandwidth with those of the dense run, and the bandwidth at which the two are equal."""
     out, rows = console(), frame.to_dict("records")
     dense = "dense_step_s" in frame
     table = Table("bandwidth", title=f"A step by bandwidth {over(transport)}")

@@ -138,7 +138,7 @@ def _evals_table(run: Run, evals: pd.DataFrame) -> Table:
 
 
 def exchange_words(links: pd.DataFrame) -> str:
-    """Return a sentence on replicas' exchanges in some steps only: bytes of one, of a mean step, and at most."""
+    """Return a sentence on exchanges that replicas make only in some steps: bytes of one exchange, of a mean step, and the maximum."""
     sent = links[links["direction"] == "replica_gradient"].groupby("step")["wire_bytes"].sum()
     exchanges = sent[sent > 0]
     words = f"Replicas exchanged something in {len(exchanges)} of {len(sent)} steps"
