@@ -1,8 +1,8 @@
-"""Data sets by name or by import path, and the order in which training reads them.
+"""Data sets by name or by import path.
 
-Splits and their order are defined in `splits`. A data set of your own is two objects with a length and samples by index, such as
-data sets of torch. Options are keyword arguments of the loading functions; heavy libraries are imported only for
-the data sets that need them.
+Splits and the order of samples are defined in `splits`. A custom data set is two objects with a length and samples by
+index, such as torch's data sets. Options are keyword arguments of the loading functions; heavy libraries are imported
+only for the data sets that need them.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ ON_A_HUB = ("hf",)  # sets whose `path` may be a name on the hub
 
 
 def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
-    """Return the data set `name`; raises ValueError naming the wrong name, option (`data.length`) or path.
+    """Return the data set `name`; raises ValueError naming a wrong name, option (`data.length`) or path.
 
-    Splits are the same for every `seed`, so that runs of different seeds are measured on the same samples: `seed` is
-    for sets that are drawn, and none here is. The order is `batch_ids`; augmentation takes its key with each batch.
+    Splits are the same for every `seed`, so runs of different seeds are measured on the same samples; `seed` is for
+    synthetic data sets, of which there is none here. `batch_ids` gives the order; augmentation gets a key with each
+    batch.
 
     >>> data = load_data("digits", {}, seed=0)
     >>> len(data.train), len(data.test), data.shape.input_shape, data.shape.num_classes
@@ -107,7 +108,7 @@ class OwnSplit:
         return len(self.samples)
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return (batch, ...), as `DataShape` says; raises ValueError naming a sample that is not of that shape."""
+        """Return (batch, ...), shaped as in `DataShape`; raises ValueError naming a sample of another shape."""
         found = [_input_of(self.name, self.samples, int(index)) for index in ids]
         for index, x in zip(ids, found, strict=True):
             if tuple(x.shape) != self.shape.input_shape:
@@ -183,7 +184,7 @@ def read(name: str, samples: Samples, index: int) -> tuple[Any, Any]:
 
 
 def target_of(name: str, samples: Samples, index: int, shape: DataShape) -> Tensor:
-    """Return the target of a sample as `shape` says; raises ValueError naming one of another kind."""
+    """Return the target of a sample with the type and shape of `shape`; raises ValueError naming a sample that differs."""
     y = _target_of(name, samples, index)
     y = y.reshape(1) if not shape.classifies and not y.ndim else y
     if tuple(y.shape) != shape.target_shape or (shape.classifies and y.is_floating_point()):

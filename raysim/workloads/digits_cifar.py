@@ -46,7 +46,7 @@ CIFAR100 = Cifar("uoft-cs/cifar100", "fine_label", 100, (0.5071, 0.4865, 0.4409)
 def digits(*, train_samples: int | None = None, test_samples: int | None = None) -> Data:
     """Return scikit-learn's 1,797 handwritten digits of 8x8 pixels, 16 grey levels: 1,437 to train, 360 to test.
 
-    Needs no network. Which are which is drawn once, the same for every run.
+    Needs no network. The split is random but fixed: the same for every run.
     """
     place = find_spec("sklearn")  # its file alone: importing scikit-learn takes a second
     assert place is not None
@@ -74,8 +74,9 @@ def cifar10(
     """Return CIFAR-10 from `path`, or from the hub without one.
 
     `path` is a folder that holds train*.parquet and test*.parquet at any depth, or one Parquet file, of which the last
-    tenth is the test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` is of
-    training alone: crops and flips are `random`, new in each epoch (as in the paper), `fixed` for each sample, or `none`.
+    tenth is the test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` affects
+    only training: crops and flips are `random`, new in each epoch (as in the paper), `fixed` for each sample, or
+    `none`.
     """
     return _cifar(CIFAR10, path, augment, train_samples, test_samples)
 
@@ -87,7 +88,7 @@ def cifar100(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return CIFAR-100 with its hundred fine labels, column `fine_label`; all else as of `cifar10`."""
+    """Return CIFAR-100 with its hundred fine labels, column `fine_label`; otherwise like `cifar10`."""
     return _cifar(CIFAR100, path, augment, train_samples, test_samples)
 
 

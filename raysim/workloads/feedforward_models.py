@@ -16,8 +16,8 @@ from raysim.workloads.splits import DataShape
 def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
     """Return five convolutions of `width` to 4 x `width` channels and two linear layers, without BatchNorm.
 
-    The output of a sample does not depend on its microbatch. Every cut is behind a ReLU, and weights are drawn to
-    suit it (He et al. 2015, 1502.01852), so that plain SGD starts at once.
+    The output of a sample does not depend on its microbatch. Every cut follows a ReLU, and weights are initialised
+    accordingly (He et al. 2015, 1502.01852), so that plain SGD needs no warm-up.
 
     >>> from raysim.workloads.splits import DataShape
     >>> [name for name, _ in cnn(DataShape((1, 8, 8), "float32", 10)).named_children()]
@@ -112,9 +112,10 @@ def _resnet(
 def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
     """Return VGG-16 (Simonyan and Zisserman 2015, 1409.1556), thirteen convolutions and three linear layers, without BatchNorm.
 
-    The output of the convolutions is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100 classes.
-    `width` is the number of channels of the first block; all other layers shrink or grow with it. Linear layers are drawn
-    with a deviation of 0.01 at a width of 64, as in torchvision, and of 0.08 / sqrt(width) at any, so that outputs are about as large.
+    The output of the convolutions is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100
+    classes. `width` is the number of channels of the first block; all other layers shrink or grow with it. Linear
+    layers are initialised with a standard deviation of 0.08 / sqrt(width), torchvision's 0.01 at width 64, so that
+    outputs have about the same size.
 
     >>> from raysim.workloads.splits import DataShape
     >>> import torch

@@ -143,7 +143,7 @@ _ANY_SIZE = ("convnext", "resnet")  # convolutions alone
 
 
 def refusal(path: str, error: Exception) -> ValueError:
-    """Return the error that a folder cannot be loaded, with the remedy if its own code is needed."""
+    """Return the error for a folder that cannot be loaded, with the remedy if the folder's own code is needed."""
     if "trust_remote_code" in str(error):
         return ValueError(
             f"`model.path` {path!r} needs Python code of its own to be run. If you trust it, set `model.trust_remote_code = true`."
@@ -152,6 +152,6 @@ def refusal(path: str, error: Exception) -> ValueError:
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error of transformers in one line, without its advice on where to report it."""
+    """Return an error of transformers in one line, without the request to report it."""
     text = " ".join((str(error).strip() or type(error).__name__).split())
     return text.split(". ")[0].rstrip(".:")

@@ -1,6 +1,6 @@
 """The model `hf`: any transformers model that is a chain of blocks, from a folder, the hub, or a configuration.
 
-It may be adapted by LoRA, low-rank trained matrices beside frozen weights (Hu et al. 2021, 2106.09685), by peft.
+It may be fine-tuned with LoRA: trained low-rank matrices beside frozen weights (Hu et al. 2021, 2106.09685), by peft.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def hf(
 def hf_structure(
     shape: DataShape, *, subspace: int | None = None, subspace_form: str = "reparametrised", **options: Any
 ) -> nn.Sequential:
-    """Return the layers of `hf` with hollow parameters, see `hollow_parameters`: weights are neither read nor drawn.
+    """Return the layers of `hf` with hollow parameters, see `hollow_parameters`: weights are neither read nor initialised.
 
-    `path` may hold a config.json alone. Logits, which need weights, are not compared.
+    A config.json in `path` is enough. Logits are not compared, since they need weights.
     """
     _check_subspace(subspace, options.get("path"), options.get("lora"), shape)
     with hollow_parameters():
@@ -105,9 +105,9 @@ def load_model(
     trust_remote_code: bool = False,
     weights: bool = True,
 ) -> Any:
-    """Return the model of `hf` as transformers has it, in float32; raises ValueError naming the option that is wrong.
+    """Return the model of `hf` as a transformers model, in float32; raises ValueError naming the wrong option.
 
-    Without `weights` those in `path` are not read, and a model of any size is made: for use under `hollow_parameters`.
+    Without `weights` the weights in `path` are not read; used with `hollow_parameters`, for models of any size.
     """
     if path is None and config is None:
         raise ValueError("`model.path` or `model.config` must be given with `model` = 'hf'.")

@@ -1,4 +1,4 @@
-"""Losses by name or by import path: the mean over a batch of how wrong a model's outputs are."""
+"""Losses by name or by import path, each a mean over a batch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Loss(Protocol):
 class CrossEntropy:
     """Cross-entropy over classes in float32, over samples and positions; targets of -100 do not count.
 
-    `label_smoothing` is of training alone: evaluations report the plain cross-entropy, which runs of different smoothing
-    share.
+    `label_smoothing` affects only training: evaluations report the plain cross-entropy, so that runs with different
+    smoothing are comparable.
 
     >>> CrossEntropy()(torch.zeros(2, 3, 10), torch.zeros(2, 3, dtype=torch.int64))
     tensor(2.3026)

@@ -1,6 +1,6 @@
-"""Metrics: sums over the batches of an evaluation, and the figure that they give at its end.
+"""Metrics: sums over the batches of an evaluation, and a figure computed from them at its end.
 
-Sums are additive, so that an evaluation may be cut into batches anywhere. Positions whose target is -100 do not count.
+Sums are additive, so an evaluation may be divided into any batches. Positions whose target is -100 do not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sums = NDArray[np.float64]
 
 
 class Metric(Protocol):
-    """A figure of an evaluation: `sums` of each batch are added, and `value` is asked of the total."""
+    """A figure of an evaluation: `sums` are added over batches, and `value` computes the figure from the total."""
 
     @property
     def measure(self) -> Measure:
@@ -158,7 +158,7 @@ class R2:
 
 @dataclass(frozen=True)
 class OwnMetric:
-    """A function of outputs and targets that returns the mean over the samples of a batch; an evaluation's is their mean."""
+    """A custom function of outputs and targets: the mean over a batch's samples; an evaluation averages it over all samples."""
 
     measure: Measure
     function: Callable[[Tensor, Tensor], Any]
@@ -199,7 +199,7 @@ def make_metric(name: str, shape: DataShape) -> Metric:
 
 
 def check_metrics(metrics: Sequence[Metric], output_shape: tuple[int, ...], test: Split) -> None:
-    """Raise ValueError naming a metric of your own that fails on outputs of zeros and the first targets of the test data.
+    """Raise ValueError naming a custom metric that fails on outputs of zeros and the first targets of the test data.
 
     `output_shape` begins with the samples of a microbatch.
     """
@@ -220,7 +220,7 @@ def check_metrics(metrics: Sequence[Metric], output_shape: tuple[int, ...], test
 
 
 def count(targets: Tensor) -> int:
-    """Return how many predictions the targets ask for."""
+    """Return the number of predictions: one per target that counts."""
     return targets.numel() if targets.is_floating_point() else int((targets != IGNORED).sum())
 
 

@@ -126,7 +126,7 @@ _SIZED = (cnn, gpt, lstm, mlp, resnet18, resnet101, vgg16)  # their structure is
 
 
 def make_structure(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:
-    """Return one of `MODELS` with hollow parameters, of its configuration alone."""
+    """Return one of `MODELS` with hollow parameters, from its configuration alone."""
     if function is hf:
         return hollow(hf_structure(**arguments))
     if function is gpt2:

@@ -1,4 +1,4 @@
-"""Options of models and data sets: checked against the function they go to, by their full key (`model.width`)."""
+"""Options of models and data sets, checked against the signature of their function; errors name the full key (`model.width`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUB_S = 5.0  # for the hub's first answer
 def bind_options(
     section: str, name: str, function: Callable[..., object], options: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Return `options` as keyword arguments of `function`; raises ValueError for one unknown or missing."""
+    """Return `options` as keyword arguments of `function`; raises ValueError for an unknown or missing option."""
     parameters = options_of(function)
     known = {parameter.name for parameter in parameters}
     takes_any = any(
@@ -37,7 +37,7 @@ def bind_options(
 
 
 def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the options of a function: its keyword arguments without `shape`, which the caller gives."""
+    """Return the options of a function: its keyword arguments except `shape`, which the caller provides."""
     return [
         parameter
         for parameter in inspect.signature(function).parameters.values()

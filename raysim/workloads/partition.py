@@ -26,7 +26,7 @@ from raysim.workloads.stage_costs import Footprint, LayerCost, Shadow, named_lay
 
 
 class Tied(NamedTuple):
-    """One parameter that two stages use: each owns an equal copy, and their gradients belong together."""
+    """One parameter used by two stages: each has an equal copy, and their gradients are added."""
 
     stage: int
     name: str  # as in the stage's `named_parameters`
@@ -58,7 +58,7 @@ class Partition:
     def footprints(self, *, two_parts: bool = False, dtype: torch.dtype = torch.float32) -> tuple[Footprint, ...]:
         """Return the bytes of one microbatch's tensors at each stage; `dtype` is that of the computation, by autocast.
 
-        `two_parts` tells that backwards have two parts. The loss belongs to the last stage.
+        `two_parts`: whether backwards have two parts. The loss belongs to the last stage.
         """
         return tuple(self.shadow.footprint(*span, two_parts=two_parts, dtype=dtype) for span in self.spans)
 
@@ -83,10 +83,11 @@ def partition(
 ) -> Partition:
     """Return `model` cut after the layers named in `cuts`, or into `num_stages` with the largest stage as small as possible.
 
-    The size of a stage is its operations of forward; the bytes of the layers' outputs decide between equal sizes. `balance` says
-    which of equally good cuts are taken. `batch` is the number of samples in a microbatch. `loss` defaults to the loss for the kind
-    of targets. Nothing is computed. With `bottleneck` the stages at a cut get one more layer each, drawn from `seed`: see
-    `with_bottleneck`. Raises ValueError naming the field, or the layer that is unfit.
+    The size of a stage is its number of forward operations; for equal sizes, the bytes of the layers' outputs decide.
+    `balance` defines the choice among equally good cuts. `batch` is the number of samples in a microbatch. `loss`
+    defaults to the loss for the kind of targets. Nothing is computed. With `bottleneck` the stages at a cut get one
+    more layer each, drawn from `seed`: see `with_bottleneck`. Raises ValueError naming the field, or the layer that is
+    unfit.
 
     >>> from raysim.workloads.data import DataShape
     >>> from raysim.workloads.models import build_model
@@ -135,10 +136,10 @@ def partition(
 
 
 def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
-    """Return where each of `num_stages` runs of `costs` ends, so that the largest sum is least.
+    """Return the end of each of `num_stages` consecutive parts of `costs`, with the largest sum as small as possible.
 
-    Of these, the ends with the least sum of squares, so that the other stages are balanced too; of these, the first.
-    Costs are compared by their first number, and if these are equal, by their second.
+    Ties are broken by the smallest sum of squares, so that the other stages are balanced too, and then by the first
+    solution. Costs are compared by their first number, and if these are equal, by their second.
 
     >>> balance([(4, 0), (1, 0), (1, 0), (1, 0), (1, 0)], 3)
     [1, 3, 5]

@@ -1,4 +1,4 @@
-"""Copies of a model in which some modules are left out, so that its own forward runs the rest."""
+"""Copies of a model with some modules replaced by placeholders, so that its own forward runs only the rest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 
 class Call:
-    """The last call of a hole, and the tensor to return instead of its input.
+    """The last call of a placeholder, and the tensor to return instead of its input.
 
-    A plain object, because a module checks every attribute that is set, which costs more than the call itself.
+    A plain object, because setting an attribute of a module costs more than the call itself.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class Call:
 
 
 class Hole(nn.Module):
-    """Stands in the place of a module: keeps the arguments of its last call, and returns its input, or a given tensor.
+    """A placeholder for a module: keeps the arguments of its last call, and returns its input, or a given tensor.
 
-    Other attributes are looked up on the replaced module, whose tensors lie on the meta device: models read types and sizes from
-    them.
+    Other attributes are looked up on the replaced module, with tensors on the meta device, since models read types and
+    sizes from them.
     """
 
     def __init__(self, replaced: nn.Module) -> None:

@@ -36,10 +36,10 @@ class RowSource(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in order, of some columns; raises ValueError naming a row that cannot be read."""
+        """Yield some columns of all rows, in order; raises ValueError naming a row that cannot be read."""
 
     def row(self, number: int) -> str:
-        """Return the name in messages of a row, counted from 1, that `batches` has yielded or is about to."""
+        """Return the name of a row for messages; rows count from 1, up to the next batch of `batches`."""
         return f"row {number} of {self.name}"
 
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:

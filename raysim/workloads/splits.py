@@ -30,7 +30,7 @@ TEST_SHARE = 10  # one in this many samples is a test sample, if the data have n
 
 
 class DataShape(NamedTuple):
-    """The facts of a data set that models, losses and metrics depend on: shapes and types of one sample, and classes."""
+    """Shapes and types of one sample, and the number of classes: what models, losses and metrics depend on."""
 
     input_shape: tuple[int, ...]  # (channel, height, width), (length,) or (features,)
     input_dtype: str  # "float32" or "int64"
@@ -131,7 +131,7 @@ class TextSplit:
 
 
 def limit(field: str, wanted: int | None, available: int) -> int:
-    """Return how many samples of a split to take: all, or the `wanted` first; raises ValueError by field."""
+    """Return the number of samples to take from a split: all, or the first `wanted`; raises ValueError by field."""
     if wanted is None:
         return available
     if check_integer(field, wanted, 1) > available:
@@ -144,8 +144,9 @@ def split_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows to train and to test on, at most the wanted first of each.
 
-    `counts`: rows of the training and the test part, which are numbered one after the other. Of a single part a tenth is tested
-    on, drawn from `kind` alone and so the same in every run. Raises ValueError if it has too few rows.
+    `counts`: numbers of rows in the training and the test part, indexed consecutively. From a single part, a tenth
+    becomes the test split, drawn from `kind` alone and so the same in every run. Raises ValueError if there are too few
+    rows.
     """
     if len(counts) == 2:
         train, test = np.arange(counts[0]), np.arange(counts[0], sum(counts))

@@ -1,4 +1,4 @@
-"""Costs of layers and memory of stages, counted by running a model on fake tensors, which have a shape and no values.
+"""Costs of layers and memory of stages, counted by running a model on fake tensors, which have shapes but no values.
 
 Fake tensors choose the same kernels as real ones, so that attention saves the same tensors for backward. Torch's meta device
 would fall back to the form that saves the whole attention matrix.
@@ -196,10 +196,10 @@ _CPU_FLOPS: dict[Any, Any] = {
 
 
 class Footprint(NamedTuple):
-    """Bytes of one microbatch at a stage, without parameters, buffers, and gradients that were accumulated before.
+    """Bytes of one microbatch at a stage, without parameters, buffers and previously accumulated gradients.
 
-    A peak is of all tensors of the microbatch that are alive at once. A backward in two parts has `waiting` and `weights`; in one
-    part they are 0.
+    A peak is the maximum, over time, of the live tensors of the microbatch. `waiting` and `weights` are for backwards
+    in two parts, else 0.
     """
 
     received: int
@@ -225,10 +225,10 @@ class Footprint(NamedTuple):
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of storages that operations make under it, while they are alive.
+    """Counts the live bytes of storages created by operations within its context.
 
-    Storages of the tensors `apart` do not count, nor those of tensors that `counts` denies: these are `constants`. `settled` bytes
-    belong to accumulated gradients: `most` leaves them out, and `most_made` counts them.
+    Storages of the tensors `apart` are not counted, nor `constants`, the tensors for which `counts` is false. `settled`
+    bytes belong to accumulated gradients: `most` excludes them, `most_made` includes them.
     """
 
     def __init__(self, apart: Iterable[Tensor] = (), counts: Callable[[Tensor], bool] = lambda x: True) -> None:
@@ -240,12 +240,12 @@ class Alive(TorchDispatchMode):
         self.begin()
 
     def begin(self) -> None:
-        """Begin an action, of which the peaks are counted."""
+        """Begin an action, and measure its peaks."""
         self.settled = 0
         self.most = self.most_made = self.now
 
     def add(self, x: Tensor) -> None:
-        """Count a tensor's storage from now on, unless it is known."""
+        """Count a tensor's storage from now on, unless it is counted already."""
         place = x.untyped_storage()
         key, size = int(place._cdata), place.nbytes()
         if key in self._known:
@@ -261,7 +261,7 @@ class Alive(TorchDispatchMode):
         self.most_made = max(self.most_made, self.now)
 
     def settle(self, parameter: Tensor) -> None:
-        """Count the gradient of a parameter as accumulated: called when it has been."""
+        """Count the gradient of a parameter as accumulated; called after its accumulation."""
         assert parameter.grad is not None
         self.settled += parameter.grad.untyped_storage().nbytes()
 

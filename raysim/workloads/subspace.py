@@ -127,7 +127,7 @@ class Subspace(nn.Module):
             return code.to(self.basis.dtype) @ self.basis.t() + self._fixed(tokens)
 
     def project(self, weight: Tensor) -> Tensor:
-        """Return the vectors along the first axis of `weight`, of the model's width, projected onto the span."""
+        """Return `weight`, whose first axis is the model's width, with its columns projected onto the span."""
         return self.basis @ (self.basis.t() @ weight)
 
     def _fixed(self, tokens: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Subspace(nn.Module):
 
 
 class Entry(nn.Module):
-    """The embedding, of coordinates."""
+    """The embedding, which returns coordinates."""
 
     def __init__(self, embedding: nn.Module, subspace: Subspace) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Entry(nn.Module):
 
 
 class ProjectedEntry(Entry):
-    """The embedding, of the model's width, with rows that are kept in the span."""
+    """The embedding, of the model's width, with rows kept in the span."""
 
     def constrain(self) -> None:
         """Project the rows; called after each update."""
@@ -206,7 +206,7 @@ class Inner(Exit):
     """A block between two boundaries."""
 
     def forward(self, value: Value) -> Value:
-        """Return the next coordinates, with all that crosses beside them."""
+        """Return the next coordinates, with the other tensors of the boundary unchanged."""
         _, name, beside = split_one(value)
         x, _, _ = split_one(super().forward(value))
         return {**beside, name: self.subspace.encode(x, lengthened(beside["tokens"]))}
@@ -237,7 +237,7 @@ class SubspaceLinear(nn.Module):
 
 
 class ProjectedLinear(nn.Module):
-    """A linear layer that is kept in the span, with its output normalised without a gain."""
+    """A linear layer kept in the span, with its output normalised without a gain."""
 
     def __init__(self, linear: nn.Linear, subspace: Subspace) -> None:
         super().__init__()

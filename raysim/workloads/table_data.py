@@ -1,4 +1,4 @@
-"""Data sets that are tables: rows of numbers and words, and the column to predict."""
+"""Tabular data sets: rows of numbers and words, and the column to predict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AT_ONCE = 65_536
 
 @dataclass(frozen=True, eq=False)
 class TableSplit:
-    """Some `rows` of an array of features and of one of targets, each brought to (x - mean) / std when it is read."""
+    """Selected `rows` of features and targets, standardised to (x - mean) / std when read."""
 
     features: Rows
     targets_of: Rows
@@ -60,7 +60,7 @@ def table(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return the rows of a CSV, TSV, JSON-lines or Parquet file, of which the column `target` is to be predicted.
+    """Return the rows of a CSV, TSV, JSON-lines or Parquet file, with `target` as the column to predict.
 
     `path` may also be a folder with files train* and test* (or valid*); of one file a tenth of the rows, drawn once and for all, is the
     test split. Features are all other `columns`: numbers and booleans as they are, words one-hot. Features,
@@ -80,7 +80,7 @@ def table_of(
     train_samples: int | None,
     test_samples: int | None,
 ) -> Data:
-    """Return a table of the rows of one source, or of one to train on and one to test on."""
+    """Return a table data set from one source, or from two: one for training and one for testing."""
     wanted = [target] if isinstance(target, str) else list(target)
     if not wanted or not all(isinstance(name, str) for name in wanted):
         raise ValueError(f"`data.target` must be a column or a list of columns, but got {target!r}.")

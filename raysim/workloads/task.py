@@ -23,7 +23,7 @@ _MOST_EXPONENT = 700.0  # of a perplexity that a float64 holds
 
 @dataclass(frozen=True)
 class Task:
-    """A loss, and metrics measured beside it at evaluations; the first of `measures` is the one that settings are judged by."""
+    """A loss and the metrics of evaluations; settings are judged by the first of `measures`."""
 
     loss: Loss
     metrics: tuple[Metric, ...]
@@ -45,7 +45,7 @@ class Task:
     def sums(self, outputs: Tensor, targets: Tensor) -> tuple[float, ...]:
         """Return a batch's part of an evaluation: loss times weight, weight, predictions, and the sums of all metrics.
 
-        The weight is the number of samples, of which positions that do not count are taken away in their share.
+        The weight is the number of samples, reduced by the share of positions that do not count.
         """
         predictions = count(targets)
         weight = predictions * len(targets) / targets.numel() if targets.numel() else 0.0

@@ -235,7 +235,7 @@ def labelled_texts(
     train_samples: int | None,
     test_samples: int | None,
 ) -> Data:
-    """Return texts and their classes, of one source (a tenth, drawn alike for every run, is tested on) or of two."""
+    """Return texts and their classes, from one source (a fixed tenth is the test split) or from two."""
     columns = [column, *([] if pair is None else [pair])]
     for source in sources:
         for field, name in zip(("data.column", "data.pair"), columns, strict=False):

@@ -28,17 +28,17 @@ class Tokenizer(Protocol):
     """Text that is another one wherever tokens would be."""
 
     def read(self, pieces: Iterable[bytes]) -> Tokens:
-        """Return the tokens of pieces after each other, without any between them."""
+        """Return the concatenated tokens of pieces, without separators."""
 
     def documents(self, texts: Iterable[str]) -> Iterator[Tokens]:
-        """Yield the tokens of each text, and at its end the token that parts documents."""
+        """Yield the tokens of each text, each ending in the token that separates documents."""
 
     def sample(self, text: str, pair: str | None, length: int) -> list[int]:
         """Return at most `length` tokens of a text, or of two, with the special tokens that the tokenizer adds."""
 
 
 class Bytes:
-    """Tokens that are bytes; a zero fills up, and a line break parts documents."""
+    """Bytes as tokens; zero is the padding, and a line break separates documents."""
 
     num_tokens = 256
     padding = 0

@@ -34,10 +34,10 @@ class Caught(NamedTuple):
 
 
 def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Branch]:
-    """Return where the graph from `outputs` branches off the ways to `inputs`, which are leaves; each weight is in one branch.
+    """Return the branches at which the graph of `outputs` leaves the paths to `inputs` (leaves); each weight is in one branch.
 
-    A weight that is used more than once is in a branch at the outputs: its uses add up in one backward as they always do, at
-    the price of a second pass over the same path. The same holds for all weights if no path leads to an input.
+    A weight used more than once is in a branch at the outputs, so that its uses add up in one backward as usual, at the
+    price of a second pass over the same path. The same holds for all weights if no path leads to an input.
     """
     above: dict[Node, list[Node]] = {}  # in the order found
     used: dict[Node, set[int]] = {}

@@ -18,10 +18,10 @@ from raysim.limits import process_memory
 
 @contextmanager
 def hollow_parameters() -> Iterator[None]:
-    """Make `torch.empty`, of which layers make their parameters, take no memory, and skip their initialisation.
+    """Let `torch.empty`, with which layers create parameters, take no memory, and skip initialisation.
 
-    Buffers are made of other functions and have their values, unlike on the meta device, whose tensors have none. The random state
-    stays as it is.
+    Buffers are created by other functions and keep their values, unlike on the meta device. The random state does not
+    change.
     """
     with torch.random.fork_rng(devices=[]), _Hollow():
         yield
@@ -49,7 +49,7 @@ def hollow(model: nn.Sequential) -> nn.Sequential:
 
 
 def check_size(name: str, model: nn.Module) -> None:
-    """Raise ValueError if this process cannot hold the parameters of a model and, as a run does, their copies in stages."""
+    """Raise ValueError if this process cannot hold the parameters of a model and their copies in the stages."""
     size = 2 * sum(parameter.nbytes for parameter in model.parameters())
     memory = process_memory()
     if size > memory.size:
@@ -81,7 +81,7 @@ def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
 
 @contextmanager
 def fake(mode: FakeTensorMode) -> Iterator[None]:
-    """Enter a mode of fake tensors, in which an operation that fails raises its error only: torch also logs a traceback."""
+    """Enter a mode of fake tensors in which a failing operation only raises its error; by default torch also logs a traceback."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:
