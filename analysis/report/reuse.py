@@ -43,7 +43,7 @@ def adoption(job: Job, network: str) -> Adoption:
         code = snippet(row, _price(job, setting.name, network))
         if code:
             condition = "" if setting is recommended else ", once more seeds have shown it to be safe"
-            return Adoption(f"To use `{setting.name}` in your own training{condition}:", code)
+            return Adoption(f"`{setting.name}` in your own training{condition}:", code)
     if not job.priced:
         return Adoption("No step here can be priced, so no setting is recommended.", "")
     if recommended is None:
