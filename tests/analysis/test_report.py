@@ -302,7 +302,7 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
     )
     assert "None is promising. The least harmful is `a`: loss 15 % higher than dense on 2 seeds." in said
     assert said.endswith(
-        "2 seeds cannot decide: 7 would, 2.5 h of training."
+        "2 seeds cannot decide, but 7 would, 2.5 h of training."
     )  # three settings, five seeds more of each
     assert adoption(harmful, "100mbps") == (
         "On 100mbps, stay dense: no change to your training code.",
