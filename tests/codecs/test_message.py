@@ -79,14 +79,14 @@ def claiming(shape: tuple[int, ...]) -> Message:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda header: b"", "one has no end"),
-        (lambda header: header[:-1], "one has no end"),
+        (lambda header: b"", "longer or cut off"),
+        (lambda header: header[:-1], "longer or cut off"),
         (lambda header: header + b"\0", "that it states"),
         (lambda header: bytes([4 * 9]) + header[1:], "one of 2 codecs, but names number 9"),
         (lambda header: bytes([header[0], 99]) + header[2:], "at most 8 dimensions, but has 99"),
         (lambda header: header[:4] + b"\x7f" + header[5:], "at most 5 arrays, but leaves out more"),
         (lambda header: header[:-1] + bytes([header[-1] + 1]), "must have the stated"),
-        (lambda header: b"\xff" * 12, "one has no end"),
+        (lambda header: b"\xff" * 12, "longer or cut off"),
         (lambda header: b"\0\x09TopK(9.9)" + header[1:], "`density` must be in"),
         (lambda header: b"\0\xff\xff\x03" + header[1:], "a text in a header".capitalize()),
     ],
