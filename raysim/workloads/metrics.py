@@ -194,7 +194,7 @@ def make_metric(name: str, shape: DataShape) -> Metric:
     if classes != shape.classifies:
         held = "classes" if shape.classifies else "numbers"
         fitting = ", ".join(one for one, (of_classes, _) in _METRICS.items() if of_classes == shape.classifies)
-        raise ValueError(f"`metrics` cannot be {name!r} with targets that are {held}. For these: {fitting}.")
+        raise ValueError(f"`metrics` cannot be {name!r} with targets that are {held}. For such targets: {fitting}.")
     return make(shape)
 
 

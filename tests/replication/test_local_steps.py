@@ -395,8 +395,8 @@ def test_records_hold_the_steps_without_an_exchange(small, tmp_path) -> None:
     [
         (
             {**REPLICAS, "replica_gradient": "DiLoCo(4)"},
-            "`replica_gradient` at stage 0: `steps` of DiLoCo(4) must divide the 6 steps of the run, whose last ones would be "
-            "lost, but got 4.",
+            "`replica_gradient` at stage 0: `steps` of DiLoCo(4) must divide the 6 steps of the run, or its last steps would "
+            "never be averaged, but got 4.",
         ),
         (
             {**REPLICAS, "replica_gradient": "MuLoCo(3)"},

@@ -186,7 +186,7 @@ def test_a_loss_or_metric_that_does_not_fit_the_data_is_refused():
         "`loss.label_smoothing` must be in [0, 1), but got 1."
     )
     assert refusal(lambda: make_task(None, {}, ["mae"], CLASSES)) == (
-        "`metrics` cannot have 'mae' with targets that are classes. Known for these: accuracy, top5_accuracy, f1."
+        "`metrics` cannot be 'mae' with targets that are classes. For such targets: accuracy, top5_accuracy, f1."
     )
     assert refusal(lambda: make_task(None, {}, ["perplexity"], NUMBERS)) == (
         "`metrics` can have 'perplexity' only with `loss` = 'cross_entropy'."
