@@ -213,7 +213,7 @@ def simulate(
     if timed is not None:
         for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
             if value is not None:
-                fail(f"`{option}` belongs to a recipe, but {recipe} has the seconds of its own.", 2)
+                fail(f"`{option}` belongs to a recipe, but {recipe} already contains measured seconds.", 2)
         _simulate_timings(timed, networks, transport, averaging, trace, json_file)
         return
     from raysim.config import read_config
