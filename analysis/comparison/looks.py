@@ -27,8 +27,8 @@ def looks_after(planned: int) -> dict[int, float]:
 
     A plan of fewer than `MIN_SEEDS` seeds is not judged, and spends nothing.
 
-    >>> looks_after(8)
-    {13: 0.33333333333333337, 21: 0.16666666666666669}
+    >>> {count: round(share, 3) for count, share in looks_after(8).items()}
+    {13: 0.333, 21: 0.167}
     """
     if planned < MIN_SEEDS:
         return dict(LOOKS)
