@@ -327,7 +327,7 @@ def _check_stages(stages: Iterable[int], notations: Mapping[str, Sequence[str]],
     for field, given in notations.items():
         if len(given) != last:
             raise ValueError(
-                f"`{field}` must be one notation or a list of one a boundary ({last}), but got {len(given)}."
+                f"`{field}` must be one notation or a list with one per boundary ({last}), but got {len(given)}."
             )
     for index in stages:
         if not 0 <= index <= last:

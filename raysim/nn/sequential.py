@@ -37,7 +37,7 @@ def insert_links(
     for field, given in zip(("forward", "backward"), notations, strict=True):
         if len(given) != len(cuts):
             raise ValueError(
-                f"`{field}` must be one notation or a list of one a cut ({len(cuts)}), but got {len(given)}."
+                f"`{field}` must be one notation or a list with one per cut ({len(cuts)}), but got {len(given)}."
             )
     linked: OrderedDict[str, nn.Module] = OrderedDict()
     for name, layer in layers.items():

@@ -153,7 +153,7 @@ REFUSALS = {
     ),
     "too many": (
         lambda: insert_links(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), ["0"], forward=["Identity", "Identity"]),
-        "`forward` must be one notation or a list of one a cut (1), but got 2.",
+        "`forward` must be one notation or a list with one per cut (1), but got 2.",
     ),
     "no samples": (
         lambda: CompressedLink("AQSGD(Quantize(4))")(torch.ones(2, 3)),

@@ -181,7 +181,7 @@ def test_options_of_models_and_data_sets_are_listed(called):
     assert done.exit_code == 0
     assert "model.width" in done.stdout
     assert "lstm" not in done.stdout
-    assert "sdpa` (the default where the model supports it) or `eager`" in " ".join(
+    assert "sdpa` (the default if the model supports it) or `eager`" in " ".join(
         called("keys", "model", "hf").stdout.split()
     )
     assert "data.test_samples" in called("keys", "data").stdout

@@ -164,7 +164,7 @@ def test_a_task_that_does_not_fit_is_refused_before_anything_starts(regressions,
             {"loss": "cross_entropy"},
             "`loss` = 'cross_entropy' does not fit the data, whose targets are numbers. Use 'mse'.",
         ),
-        ({"metrics": ["accuracy"]}, "`metrics` cannot have 'accuracy' with targets that are numbers."),
+        ({"metrics": ["accuracy"]}, "`metrics` cannot be 'accuracy' with targets that are numbers."),
         ({"metrics": ["acuracy"]}, "`metrics`: Unknown metric 'acuracy'. Known: "),
         ({"loss": "huber"}, "`loss`: Unknown loss 'huber'. Known: cross_entropy, mse;"),
     ):
