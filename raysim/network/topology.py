@@ -54,7 +54,7 @@ class Network:
     """Bytes on the wire for each byte of payload: 1514/1448 for TCP over Ethernet, headers included."""
     host_names: tuple[str, ...] | None = field(default=None, compare=False)
     """Of the hosts, where matrices are given and they have names."""
-    host_sites: tuple[str, ...] | None = field(default=None, compare=False)
+    host_sites: tuple[str, ...] | None = None
     """The site of each host, where a file of sites made the matrices."""
     name: str = field(default="", compare=False)
     """Name of the preset or file; it does not take part in comparisons."""

@@ -23,7 +23,7 @@ from raysim.network.presets import presets
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.topology import Network, Placement
-from raysim.network.transport import ALL_REDUCES, BARE, GLOO, NCCL, RAY, Averaging, parse_averaging
+from raysim.network.transport import ALL_REDUCES, BARE, GLOO, NCCL, RAY, Averaging, Band, Transport, parse_averaging
 from raysim.network.wire_use import wire_use
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
@@ -89,6 +89,37 @@ def test_between_sites_a_shard_each_crosses_instead_of_all() -> None:
     assert found < all_reduce_s(size, range(6), TWO_SITES, "tree")
     worldwide = presets()["worldwide"]
     assert all_reduce_s(1e9, range(64), worldwide, "sites") < all_reduce_s(1e9, range(64), worldwide, "ring")
+
+
+def test_a_single_site_or_one_member_a_site_makes_a_ring() -> None:
+    for hosts in ([0, 1, 2], [1, 4]):
+        assert all_reduce_s(3e6, hosts, TWO_SITES, "sites") == all_reduce_s(3e6, hosts, TWO_SITES, "ring")
+
+
+def test_messages_pay_for_their_transport_and_framing() -> None:
+    """Three trips from 1 MB on, one below, 500 bytes beside each message, a quarter more on the wire."""
+    transport = Transport("steps", (Band(0, 500, 1), Band(1e6, 500, 3)))
+    network = Network(80e6, 0.01, framing=1.25)
+    for size, trips, tree_trips in ((6e6, 3, 3), (3e6, 1, 3)):  # chunks of a quarter: 1.5 MB and 0.75 MB
+        chunk_s, whole_s = (1.25 * 8 * (each + 500) / 80e6 for each in (size / 4, size))
+        expected = {
+            "ring": 6 * (0.01 * trips + chunk_s),
+            "direct": 2 * (0.01 * trips + 3 * chunk_s),
+            "tree": 4 * (0.01 * tree_trips + whole_s),
+        }
+        for algorithm, seconds in expected.items():
+            assert all_reduce_s(size, range(4), network, algorithm, transport) == pytest.approx(seconds)
+            over = replace(transport, averaging=Averaging(algorithm))
+            profile = Profile.uniform(1, 1.0, 2.0, gradient_bytes=np.full(1, size), transport=over)
+            timeline = simulate(GPipe(), profile, network, num_microbatches=1, num_replicas=4)
+            assert timeline.collective_s == pytest.approx(seconds)
+
+
+def test_networks_that_differ_in_their_sites_alone_are_two() -> None:
+    other = replace(TWO_SITES, host_sites=tuple("abcabc"))
+    seconds = {network: all_reduce_s(3e6, range(6), network, "sites") for network in (TWO_SITES, other)}
+    assert len(seconds) == 2
+    assert seconds[TWO_SITES] < seconds[other]
 
 
 def test_gathers_and_scatters() -> None:
@@ -171,6 +202,30 @@ def test_buckets_leave_as_the_last_backward_makes_them(
     whole = simulate(schedule, late, network, num_microbatches=4, num_replicas=replicas)
     more_trips = 4 * count * len(timeline.collectives[0].collective.rounds) * 0.001  # one for each bucket and round
     assert timeline.step_s <= whole.step_s + more_trips
+
+
+def test_buckets_leave_within_the_last_backward_of_their_own_stage() -> None:
+    """Stages, microbatches and replicas that all take different times; an average that takes none ends with its stage."""
+    compute_s = np.random.default_rng(1).uniform(0.5, 2.0, (2, 3, 2, 4))
+    size = np.full(3, 4 * 2.0**20)
+    averaging = Averaging("ring", bucket_mib=1.0)
+    profile = Profile(
+        compute_s=compute_s,
+        gradient_bytes=size,
+        bucketed_bytes=size,
+        transport=replace(BARE, averaging=averaging),
+    )
+    timeline = simulate(OneFOneB(), profile, Network(1e15))
+    assert [one.collective.stages for one in timeline.collectives] == [(0,), (1,), (2,)]
+    for stage, one in enumerate(timeline.collectives):
+        ready_s, last_s = np.nanmax(timeline.end_s[:, stage]), compute_s[:, stage, 1, -1].min()
+        assert (one.start_s, one.end_s) == pytest.approx((ready_s - 3 / 4 * last_s, ready_s))
+
+
+def test_the_last_bucket_need_not_be_full() -> None:
+    mib = 2.0**20
+    sizes = (0.0, 1.0, 25 * mib, 25 * mib + 1, 74 * mib)
+    assert [Averaging("ring", 25).num_buckets(size) for size in sizes] == [0, 1, 1, 2, 3]
 
 
 def test_an_exchange_within_backward_costs_the_last_bucket_alone() -> None:
