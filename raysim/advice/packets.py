@@ -32,8 +32,9 @@ SMALL = (50, 100)
 """Lengths of the axes of matrices that stand for a larger one: compressed by default, and with whole densities."""
 ROUNDING = 4
 """Bytes by which the size of a small packet may be off its polynomial: lengths of headers, bits that fill a byte."""
-FEW = (2, 4)
-"""Replicas whose messages give those of any number: a message between two has p + q / D bytes."""
+FEW = (2, 4, 5)
+"""Replicas whose messages give those of any number D: a message between two has p + q / D bytes, and a replica's codecs go over
+a + b D + c / D. Each divides the values of the small matrices."""
 UNIT = 1e9
 """Bytes a second at which seconds of codecs are counted work; another speed scales them."""
 
@@ -113,12 +114,13 @@ def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple
     counted = [_counted(method, small, replicas) for replicas in few]
     kinds = []
     for kind, (share, _) in enumerate(counted[0]):
-        whole = [_bilinear(shape, small, np.array(each[kind][1])) for each in counted]
-        work, sizes = whole[0][0], whole[0][1:]
+        figures = np.stack([_bilinear(shape, small, np.array(each[kind][1])) for each in counted])
+        work, sizes = figures[0, 0], figures[0, 1:]
         if len(few) > 1:
-            slope = (whole[1][1:] - sizes) / (1 / few[1] - 1 / few[0])
+            slope = (figures[1, 1:] - sizes) / (1 / few[1] - 1 / few[0])
             sizes = sizes + slope * (1 / num_replicas - 1 / few[0])
-            work += (whole[1][0] - work) / (few[1] - few[0]) * (num_replicas - few[0])
+            terms = np.array([(1.0, count, 1 / count) for count in (*few, num_replicas)])
+            work = terms[-1] @ np.linalg.solve(terms[:-1], figures[:, 0])
         kinds.append(Exchange(share, tuple(sizes.tolist()), float(work)))
     return tuple(kinds)
 

@@ -70,6 +70,7 @@ def test_a_large_message_has_the_bytes_of_its_packet(codec: str) -> None:
         "ErrorFeedback(TopK(0.01))",
         "DiLoCo(5)",
         "DiLoCo(5, codec=Quantize(4))",
+        "TwoShot(Quantize(8))",
         "Identity",
     ],
 )
@@ -157,6 +158,67 @@ def test_memory_is_that_of_the_formula_and_recomputation_saves_some() -> None:
     deep = Way(Layout(4, 1))
     assert replace(own, recompute=True).memory_bytes(deep) < own.memory_bytes(deep)
     assert job("GPipe").memory_bytes(deep) > own.memory_bytes(deep)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("devices", ["4xA100", "4x2xA100"])
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
+def test_a_stage_takes_its_operations_and_its_messages(schedule: str, devices: str, recompute: bool) -> None:
+    """Seconds of operations and of the optimiser's bytes by all GPUs of a host, and messages of 16 bits, each worked out by hand."""
+    own, layout = job(schedule, devices, recompute=recompute), Layout(4, 1)
+    gpus = own.fleet.gpus
+    profile, stages = own.profile(Way(layout, "Quantize(8)", "Identity")), SHAPE.stages(4, 1)
+    times = profile.compute_s[0, :, :, 0]
+    forward_s = [stage.forward_flops / (gpus * 312e12 * 0.4) for stage in stages]
+    assert times[:, 0] == pytest.approx(forward_s)
+    assert times[:, 1:].sum(axis=1) == pytest.approx([(3 if recompute else 2) * seconds for seconds in forward_s])
+    if schedule == "ZBH1":
+        assert times[0, 1] == 0.0  # a first stage has no gradient of its input to make
+        assert times[1:, 2] == pytest.approx([stage.weight_flops / (gpus * 312e12 * 0.4) for stage in stages[1:]])
+    assert profile.update_s == pytest.approx([28 * stage.num_parameters / (gpus * 2039e9) for stage in stages])
+    values = 512 * 256
+    assert profile.wire_bytes[0, 1:, 1, 0] == pytest.approx(2 * values, abs=100)  # gradients go back uncompressed
+    assert profile.wire_bytes[0, :-1, 0, 0] == pytest.approx(values, rel=0.01)
+    coded = [profile.encode_s[0, :, 0, 0] > 0, profile.decode_s[0, :, 0, 0] > 0]
+    assert [each.tolist() for each in coded] == [[True, True, True, False], [False, True, True, True]]
+    assert profile.step_s == own.transport.host.overheads(4)["step_s"]
+    busy_s = 32 * sum((4 if recompute else 3) * seconds for seconds in forward_s) / 4
+    assert own.compute_s(layout) == pytest.approx(busy_s)
+    assert parts_of(own, Way(layout), SLOW).compute == pytest.approx(busy_s)
+
+
+def test_a_host_codes_with_all_its_gpus() -> None:
+    one, two = (job(devices=devices).profile(Way(Layout(4, 1), "Quantize(8)")) for devices in ("4xA100", "4x2xA100"))
+    assert one.encode_s == pytest.approx(2 * two.encode_s)
+    assert one.decode_s == pytest.approx(2 * two.decode_s)
+    assert job(devices="4x2xA100").fleet.memory_bytes == 2 * 80e9
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_overlapped_averages_are_float32(workers: int) -> None:
+    way = Way(Layout(workers, 4 // workers), overlap=True)
+    if way.layout.replicas == 1:
+        way = Way(Layout(2, 2), overlap=True)
+    ((share, profile),) = job().mixture(way)
+    sizes = [4 * stage.num_parameters for stage in SHAPE.stages(way.layout.workers, 1)]
+    assert (share, profile.gradient_bytes.tolist(), profile.bucketed_bytes.tolist()) == (1.0, sizes, sizes)
+
+
+def test_the_interval_is_that_of_the_seconds_of_the_network() -> None:
+    """1.645 x 12 % of all that the network adds, links, averages and trips, and in the search the same the other way round."""
+    own, way = job(), Way(Layout(2, 2), "Quantize(8)", "Quantize(8)")
+    (row,) = [row for row in advise(own, [SLOW], layout=way.layout, tried=[("Quantize(8)", "Quantize(8)", "Identity")]).rows if row.way == way]
+    (on,) = row.networks
+    free, step = free_s(own, way.layout), steps_s(own, way, [SLOW])[0]
+    error = 1.645 * 0.12 * (step - steps_s(own, way, [FREE])[0])
+    assert (on.low, on.utilisation, on.high) == pytest.approx((free / (step + error), free / step, free / (step - error)))
+    assert on.samples_per_s == pytest.approx(32 / step)
+    assert on.busy == pytest.approx(own.compute_s(way.layout) / step)
+    at = needed(own, way, NEAR)[LEVELS.index(0.8)]
+    for bps, sign in ((at.high_bps, 1), (at.low_bps, -1)):
+        step = steps_s(own, way, [replace(NEAR, bandwidth_bps=bps, name="")])[0]
+        own_s = steps_s(own, way, [FREE])[0]
+        assert free / (own_s + (1 + sign * 1.645 * 0.12) * (step - own_s)) == pytest.approx(0.8, rel=1e-3)
 
 
 def test_a_recipe_is_advised_on_like_a_shape() -> None:
