@@ -207,11 +207,17 @@ def test_overlapped_averages_are_float32(workers: int) -> None:
 def test_the_interval_is_that_of_the_seconds_of_the_network() -> None:
     """1.645 x 12 % of all that the network adds, links, averages and trips, and in the search the same the other way round."""
     own, way = job(), Way(Layout(2, 2), "Quantize(8)", "Quantize(8)")
-    (row,) = [row for row in advise(own, [SLOW], layout=way.layout, tried=[("Quantize(8)", "Quantize(8)", "Identity")]).rows if row.way == way]
+    (row,) = [
+        row
+        for row in advise(own, [SLOW], layout=way.layout, tried=[("Quantize(8)", "Quantize(8)", "Identity")]).rows
+        if row.way == way
+    ]
     (on,) = row.networks
     free, step = free_s(own, way.layout), steps_s(own, way, [SLOW])[0]
     error = 1.645 * 0.12 * (step - steps_s(own, way, [FREE])[0])
-    assert (on.low, on.utilisation, on.high) == pytest.approx((free / (step + error), free / step, free / (step - error)))
+    assert (on.low, on.utilisation, on.high) == pytest.approx(
+        (free / (step + error), free / step, free / (step - error))
+    )
     assert on.samples_per_s == pytest.approx(32 / step)
     assert on.busy == pytest.approx(own.compute_s(way.layout) / step)
     at = needed(own, way, NEAR)[LEVELS.index(0.8)]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -96,6 +97,35 @@ def test_traffic_counts_packets_as_they_are_sent(workload):
     assert traffic.num_messages[0, 1] == 2 * plan.config.num_microbatches
     values = sum(parameter.numel() for parameter in workload.modules[0].parameters())
     assert traffic.num_bytes[0, 2] == 8 * values  # an all-reduce of two: half of the values there, and the sums back
+
+
+def test_what_replicas_exchange_counts_by_pair_and_step():
+    """Of three: a third of the values to each other and a third of the sums back, in one of four steps by DiLoCo(4)."""
+    changes = ["steps=4", "num_stages=2", "num_replicas=3", "batch_size=96", "replica_gradient=DiLoCo(4)"]
+    workload = prepare(read_config("digits-cnn", [*changes, "forward=Threshold(0.1)", "num_microbatches=4"]))
+    traffic = Traffic.of(workload)
+    values = sum(parameter.numel() for parameter in workload.modules[1].parameters())
+    for a, b in ((1, 3), (1, 5), (3, 5)):
+        assert traffic.num_bytes[a, b] == pytest.approx(2 * 2 * 4 * values / 3 / 4)
+        assert traffic.num_messages[a, b] == 2 * 2 / 4
+    (shape,) = workload.plan.boundaries[0].shapes.values()
+    size = 4 * math.prod(shape)
+    assert [traffic.num_bytes[2 * replica, 2 * replica + 1] for replica in range(3)] == [4 * 2 * size] * 3
+
+
+def test_owners_of_a_tied_parameter_sum_its_values_alone():
+    workload = prepare(read_config("topics-gpt", ["num_stages=2", "model.tied=true", "steps=2"]))
+    (((stage, name), _),) = workload.plan.tied
+    values, config = workload.modules[stage].get_parameter(name).numel(), workload.plan.config
+    size = 2 * 4 * math.prod(workload.plan.boundaries[0].shapes[""])
+    assert Traffic.of(workload).num_bytes[0, 1] == pytest.approx(config.num_microbatches * size + 2 * 4 * values)
+
+
+def test_seconds_are_those_of_bits_and_of_each_message():
+    """8 Mbit at 100 Mbit/s and four trips of 5 ms, and as much again within the lab at 10 Gbit/s."""
+    traffic = Traffic.between({(0, 1): (1e6, 4.0), (1, 2): (1e6, 4.0)})
+    assert traffic.seconds(NETWORK, ["home", "lab", "lab"]) == pytest.approx(0.08 + 4 * 0.005 + 0.0008)
+    assert traffic.seconds(NETWORK, ["home", "lab", "lab"], [(1, 2)]) == pytest.approx(0.0008)
 
 
 def test_workers_of_a_site_are_spread_over_its_nodes(workload):

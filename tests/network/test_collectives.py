@@ -164,6 +164,22 @@ def test_stages_of_one_host_add_up() -> None:
     assert wire_use(within) == []
 
 
+def test_codecs_of_a_worker_add_up_over_its_stages_and_the_slowest_worker_counts() -> None:
+    """Stages 0 and 2 are on one worker, 1 and 3 on another; both on one host, so that their averages are one collective."""
+    profile = Profile.uniform(4, 0.0, 0.0, gradient_bytes=np.full(4, 1e6), method_s=np.array([1.0, 2.0, 3.0, 4.0]))
+    hosts = Placement((0, 0, 1, 1))
+    (one,) = simulate(Interleaved1F1B(2), profile, Network(8e6), num_microbatches=2, placement=hosts).collectives
+    assert one.collective.codec_s == 2.0 + 4.0
+    assert one.end_s - one.start_s == pytest.approx(6.0 + 4 * 1.0)
+
+
+def test_compressed_gradients_leave_in_buckets_if_their_method_can() -> None:
+    transfers = all_reduce(DIRECTIONS[0], 0, [(0, 0), (1, 0)], [5e5, 5e5])
+    profile = in_buckets(Profile.uniform(1, 1.0, 2.0, transfers=transfers), num_buckets=4)
+    (one,) = simulate(GPipe(), profile, Network(8e6), num_microbatches=1, num_replicas=2).collectives
+    assert (one.collective.num_buckets, one.start_s, one.end_s) == (4, 1.5, 3.25)
+
+
 def test_a_slow_pair_bounds_a_round_and_a_fast_port_the_rest() -> None:
     fast, slow = 1e9, 1e7
     matrix = tuple(tuple(slow if {i, j} == {0, 2} else fast for j in range(3)) for i in range(3))
