@@ -26,8 +26,11 @@ COLUMNS = (
 
 
 def has_branches(results: Results) -> bool:
-    """Return whether some runs branch from another one."""
-    return "parent" in results.runs and bool(results.runs["parent"].notna().any())
+    """Return whether runs branch from another one at several of its steps; at a single step, the other tables have all of it."""
+    if "parent" not in results.runs:
+        return False
+    starts = results.runs[results.runs["parent"].notna()].groupby("parent")["first_step"].nunique()
+    return bool((starts > 1).any())
 
 
 def branches_section(material: Material) -> Section:
@@ -61,15 +64,13 @@ def figures(row: Mapping[Any, Any]) -> list[str]:
 def safe_from(rows: pd.DataFrame) -> str:
     """Return a sentence on the step from which on a setting is safe, and where it harms most; `rows` of `branch_harms`."""
     setting, start, planned = rows["setting"].iloc[0], rows["safe_from"].iloc[0], int(rows["planned_steps"].iloc[0])
-    known = rows[rows["harm"].notna()].sort_values("harm")
-    worst = known.iloc[-1] if len(known) else None
-    where = (
-        ""
-        if worst is None
-        else f" It harms most in steps {worst['first_step']:,} to {worst['end_step']:,} ({worst['harm']:+.2f})."
-    )
+    harmed = rows[rows["harm"] > 0].sort_values("harm")
+    where = ""
+    if len(harmed):
+        worst = harmed.iloc[-1]
+        where = f" It harms most in steps {worst['first_step']:,} to {worst['end_step']:,} ({worst['harm']:+.2f} {worst['unit']})."
     if is_missing(start):
-        return f"`{setting}` is not shown to be safe from any of the points on.{where}"
+        return f"`{setting}` is not shown to be safe from any of these steps on.{where}"
     if start == 0:
         return f"`{setting}` is safe for all {planned:,} steps.{where}"
     return f"`{setting}` is safe from step {start:,} of {planned:,} on: `compress_from={start}`.{where}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from raysim.analysis.data.reading import read_whole, stack, unreadable
 from raysim.analysis.data.settings import configuration, setting_texts
 from raysim.analysis.runs.results import Results
 from raysim.notation import printable
-from raysim.places import PlaceError
+from raysim.places import Place, PlaceError
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
 from raysim.records.bounds import NEEDED, check_row, printable_rows
 from raysim.records.packs import open_folder
@@ -76,11 +77,28 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     for column in (*NEEDED, "wire_bytes", "dense_bytes"):
         if column not in frame:
             frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
+    if (frame["status"] == "interrupted").any():  # on purpose, if its sweep has stopped the trial
+        pruned = _pruned_trials(contents.studies)
+        for i in frame.index[frame["status"] == "interrupted"]:
+            if (frame.loc[i, "study"], frame.loc[i, "trial"]) in pruned:
+                frame.loc[i, "status"] = "pruned"
     for i in frame.index[frame["status"] == "running"]:
         frame.loc[i, "status"] = present_status(contents.runs[str(frame.loc[i, "run"])], "running")
     sent = frame["wire_bytes"].astype("float64")
     frame["compression_factor"] = frame["dense_bytes"].astype("float64") / sent.where(sent > 0)
     return frame, {name: table.to_pylist()[0] for name, table in good.items()}, keys
+
+
+def _pruned_trials(studies: Mapping[str, Place]) -> set[tuple[str, int]]:
+    """Return the trials that a race or a scheduler has stopped, by study and number."""
+    tables = read_whole([folder / "trials.parquet" for folder in studies.values()])
+    return {
+        (name, row["trial"])
+        for name, table in zip(studies, tables, strict=True)
+        if not isinstance(table, str) and {"trial", "status"} <= set(table.column_names)
+        for row in table.select(["trial", "status"]).to_pylist()
+        if row["status"] == "pruned"
+    }
 
 
 def _trial(run: str) -> int | None:

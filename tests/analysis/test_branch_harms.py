@@ -1,5 +1,8 @@
 """Harm by parts of training: sums follow the parts, and verdicts the rule."""
 
+import re
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +14,7 @@ from raysim.analysis.comparison.branches import Family, Part
 from raysim.analysis.comparison.contexts import Context
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.report import compose
+from raysim.analysis.report.branches import safe_from
 from raysim.config import make_config
 from raysim.quality import MEASURES
 from raysim.training.train import train
@@ -120,7 +124,24 @@ def test_the_report_has_a_section(branched):
     page = compose(branched, ["100mbps"])
     (section,) = [section for section in page.sections if section.key == "branches"]
     assert section.title == "Where in training compression harms"
-    assert "harms most in steps" in str(section.blocks[0])
+    unit = analysis.branch_harms(analysis.load(branched))["unit"].iloc[0]
+    assert re.search(rf"harms most in steps \d+ to \d+ \(\+[\d.]+ {unit}\)", str(section.blocks[0]))
+
+
+def test_no_part_of_a_better_setting_is_said_to_harm():
+    part = {"setting": "a", "first_step": 0, "end_step": 4, "planned_steps": 4, "unit": "% of loss", "safe_from": 0}
+    assert safe_from(pd.DataFrame([part | {"harm": -0.5}])) == "`a` is safe for all 4 steps."
+    harmed = safe_from(pd.DataFrame([part | {"harm": 0.5}]))
+    assert harmed == "`a` is safe for all 4 steps. It harms most in steps 0 to 4 (+0.50 % of loss)."
+
+
+def test_branches_from_one_step_have_no_section_of_their_own(branched, tmp_path):
+    for run in branched.glob("*-4-*"):
+        shutil.copytree(run, tmp_path / run.name)
+    assert any(section.key == "branches" for section in compose(tmp_path, ["100mbps"]).sections)
+    for run in [*tmp_path.glob("*-0-4-*"), *tmp_path.glob("*-8-4-*")]:
+        shutil.rmtree(run)
+    assert not any(section.key == "branches" for section in compose(tmp_path, ["100mbps"]).sections)
 
 
 def test_runs_without_branches_have_none(branched, tmp_path, small):

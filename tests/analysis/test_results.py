@@ -179,6 +179,22 @@ def test_unknown_tables_columns_and_runs_are_refused(made):
     assert str(error.value) == "There is no run 'elsewhere' among these 4."
 
 
+def test_runs_of_stopped_trials_are_pruned_and_others_interrupted(tmp_path):
+    """A sweep that stops a trial leaves a run that was interrupted on purpose."""
+    for name, status in (("0-s0", "finished"), ("1-s0", "interrupted"), ("2-s0", "interrupted")):
+        write_run(tmp_path / "trials" / name, status=status)
+    (tmp_path / "study.toml").write_text("seeds = [0]")
+    trials = {"trial": [0, 1, 2], "status": ["finished", "pruned", "failed"]}
+    pq.write_table(pa.table(trials), tmp_path / "trials.parquet")
+    results = load(tmp_path)
+    assert results.runs["status"].tolist() == ["finished", "pruned", "interrupted"]
+    assert results.problems == [
+        "2 of 3 runs are not finished (1 interrupted, 1 pruned): they are shown, but not compared."
+    ]
+    (tmp_path / "trials.parquet").unlink()
+    assert load(tmp_path).runs["status"].tolist() == ["finished", "interrupted", "interrupted"]
+
+
 def test_runs_that_go_on_are_shown_and_counted(tmp_path):
     write_run(tmp_path / "killed", status="running")
     results = load(tmp_path)

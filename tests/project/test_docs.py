@@ -178,3 +178,27 @@ def test_the_notation_pages_are_what_the_classes_say():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_readmes_evidence_is_that_of_the_findings():
+    """Harm, bounds and verdict of each row are those of the setting's row on its page, rounded."""
+    rows = [
+        line.split(" | ")
+        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if "%" in line or "points (" in line
+    ]
+    page, seen = "", 0
+    for cells in (cells for cells in rows if len(cells) == 5):
+        link = re.search(r"\((docs/findings/[\w-]+\.md)\)", cells[0])
+        page = (ROOT / link[1]).read_text(encoding="utf-8") if link else page
+        (found,) = [line for line in page.splitlines() if line.startswith(f"| {cells[1]} | 5 |")]
+        effect, bounds, verdict = found.strip("| ").split(" | ")[-3:]
+        expected = [float(number) for number in (effect, *bounds.split(" to "))]
+        if cells[3].startswith("accuracy"):  # lower is worse
+            expected = [-expected[0], -expected[2], -expected[1]]
+        numbers = re.findall(r"[+-][\d.]+", cells[3])
+        for number, value in zip(numbers, expected, strict=True):
+            assert abs(float(number) - value) <= 0.51 * 10 ** -len(number.partition(".")[2]), (cells[1], number, value)
+        assert verdict.startswith(cells[4].strip("| "))
+        seen += 1
+    assert seen == 5
