@@ -30,7 +30,7 @@ LABELS = {  # of settings to name: text, its offset in points, and its alignment
     "forward=TopK(0.1) backward=TopK(0.1)": ("TopK(0.1) both ways", (-16, -2), "right"),
     "forward=TopK(0.05) backward=TopK(0.05)": ("TopK(0.05)\nboth ways", (0, 22), "center"),
     "forward=AQSGD(TopK(0.1)) backward=TopK(0.1)": ("AQSGD(TopK(0.1)) / TopK(0.1)", (-8, -4), "right"),
-    "replica_gradient=PowerSGD(8)": ("PowerSGD(8)\nat all stages", (8, -30), "right"),
+    "replica_gradient=PowerSGD(8)": ("PowerSGD(8)\nat all stages", (-6, -34), "right"),
     'replica_gradient=["PowerSGD(8)", "PowerSGD(8)", "PowerSGD(8)", "Identity"]': (
         "PowerSGD(8),\nlast stage dense",
         (6, -26),
