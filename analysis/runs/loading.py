@@ -70,7 +70,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
     study = [contents.study_of.get(name) for name in frame["run"]]
-    trial = [_trial(name) if of else None for name, of in zip(good, study, strict=True)]
+    trial = [_trial(name) if of else None for name, of in zip(frame["run"], study, strict=True)]
     frame.insert(1, "study", pd.Series(study, dtype="str"))
     frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
     frame.insert(3, "setting", setting_texts(frame, keys))
@@ -108,7 +108,7 @@ def _trial(run: str) -> int | None:
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    over = runs["status"].isin(FINISHED)
+    over = runs["status"].isin({*FINISHED, "pruned"})  # to stop a run was its sweep's decision, not a problem
     if over.all():
         return []
     counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))

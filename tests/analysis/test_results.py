@@ -188,11 +188,23 @@ def test_runs_of_stopped_trials_are_pruned_and_others_interrupted(tmp_path):
     pq.write_table(pa.table(trials), tmp_path / "trials.parquet")
     results = load(tmp_path)
     assert results.runs["status"].tolist() == ["finished", "pruned", "interrupted"]
-    assert results.problems == [
-        "2 of 3 runs are not finished (1 interrupted, 1 pruned): they are shown, but not compared."
-    ]
+    assert results.runs["trial"].tolist() == [0, 1, 2]
+    assert results.problems == ["1 of 3 runs are not finished (1 interrupted): they are shown, but not compared."]
     (tmp_path / "trials.parquet").unlink()
     assert load(tmp_path).runs["status"].tolist() == ["finished", "interrupted", "interrupted"]
+
+
+def test_a_run_is_of_its_trial_whatever_columns_others_have(tmp_path):
+    """Rows with the same columns are read together, out of the order of names."""
+    for number in range(4):
+        write_run(tmp_path / "trials" / f"{number}-s0")
+    for number in (0, 2):
+        file = tmp_path / "trials" / f"{number}-s0" / "run.parquet"
+        table = pq.read_table(file)
+        pq.write_table(table.append_column("peculiar", pa.array([number])), file)
+    (tmp_path / "study.toml").write_text("seeds = [0]")
+    runs = load(tmp_path).runs
+    assert [f"trials/{number}-s0" for number in runs["trial"]] == runs["run"].tolist()
 
 
 def test_runs_that_go_on_are_shown_and_counted(tmp_path):
