@@ -91,12 +91,12 @@ class Family:
             for part, until in zip(within, [*(part.first for part in within[1:]), end], strict=True)
         ]
         *_, last = within
-        quality, found = last.context.quality, {}
+        quality, harms = last.context.quality, {}
         for seed in sorted(set.intersection(*(part.seeds(setting) for part in within))):
             total = sum(w * part.difference(setting, seed) for w, part in zip(weights, within, strict=True))
             dense = last.value(Setting(), seed)
-            found[seed] = quality.harm(dense - total if quality.higher else dense + total, dense)
-        return found
+            harms[seed] = quality.harm(dense - total if quality.higher else dense + total, dense)
+        return harms
 
 
 def families(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[Family]:
@@ -110,7 +110,7 @@ def families(results: Results, *, quality: str = "auto", margin: float | None = 
         done, planned = int(row["steps_done"]), int(plain(row.get("rate_steps")) or row["steps_done"])
         key = tuple(repr(plain(row.get(name))) for name in alike)
         groups.setdefault(key, []).append((parent, planned, Part(first, first + done, context)))
-    found = []
+    branched = []
     for entries in groups.values():
         for parent in dict.fromkeys(parent for parent, _, _ in entries if parent is not None):
             planned = max(steps for other, steps, _ in entries if other == parent)
@@ -118,8 +118,8 @@ def families(results: Results, *, quality: str = "auto", margin: float | None = 
             parts = list({part.first: part for part in reversed(ours)}.values())[::-1]
             wholes = [part for other, _, part in entries if other in (parent, None) and part not in parts]
             label = parts[0].context.label.partition(", start=")[0]
-            found.append(Family(label, parts, wholes, planned))
-    return found
+            branched.append(Family(label, parts, wholes, planned))
+    return branched
 
 
 def branch_harms(

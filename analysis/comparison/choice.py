@@ -152,11 +152,11 @@ def _spread(sample: Sample, prior: Prior, margin: float) -> dict[str, float]:
     """Return the spread of a sample, and the chance that its mean lies below the margin: not a number for fewer than two seeds."""
     if len(sample.values) < 2:
         return {"deviation": math.nan, "borrowed": math.nan, "chance": math.nan}
-    found = studentise(sample.values, sample.known_step, prior)
+    studentised = studentise(sample.values, sample.known_step, prior)
     return {
-        "deviation": float(found.error) * math.sqrt(len(sample.values)),
+        "deviation": float(studentised.error) * math.sqrt(len(sample.values)),
         "borrowed": float(prior.freedom),
-        "chance": 1 - float(found.p_value(margin, "below")),
+        "chance": 1 - float(studentised.p_value(margin, "below")),
     }
 
 

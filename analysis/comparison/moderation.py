@@ -49,7 +49,7 @@ def at_threshold(variances: Array, freedoms: Array, means: Array, threshold: flo
 
 
 def prior_of(variances: Array, freedoms: Array, skewnesses: Array) -> Prior:
-    """Return the prior of each of the settings on the last axis, with a setting of its own for those that borrow nothing.
+    """Return the prior of each setting on the last axis; `ALONE` for settings that borrow nothing.
 
     `freedoms`: the degrees of freedom of each variance, at least one; broadcast like the others.
     """
@@ -92,9 +92,9 @@ def priors(
     arrays = [np.asarray(values, float) for values, _ in everything]
     means = np.array([values.mean() if len(values) > 1 else np.nan for values in arrays])
     chosen = np.flatnonzero(similar(means, threshold))
-    found = [ALONE] * len(samples)
+    borrowed = [ALONE] * len(samples)
     if len(chosen) < 2:
-        return found
+        return borrowed
     variances = np.array([variance_of(arrays[i], everything[i][1]) for i in chosen])
     freedoms = np.array([len(arrays[i]) - 1.0 for i in chosen])
     prior = prior_of(
@@ -102,7 +102,7 @@ def priors(
         freedoms,
         np.array([skewness_of(arrays[i], everything[i][1]) for i in chosen]),
     )
-    for place, i in enumerate(chosen):
+    for number, i in enumerate(chosen):
         if i < len(samples):
-            found[i] = Prior(*(float(np.asarray(part)[place]) for part in prior))
-    return found
+            borrowed[i] = Prior(*(float(np.asarray(part)[number]) for part in prior))
+    return borrowed

@@ -110,7 +110,7 @@ class Race:
     step: float = 0.0
 
     def safe(self, evidence: Mapping[str, Evidence]) -> list[str]:
-        """Return the settings that the rule calls safe on all planned seeds; those that left stay in the family."""
+        """Return the settings that the rule calls safe on all planned seeds. The family includes settings that have left."""
         complete = [name for name, each in evidence.items() if len(each.final) == self.seeds]
         if not complete:
             return []
@@ -124,23 +124,23 @@ class Race:
         return Sample(values, tuple(range(len(values))), PLANNED, self.step, "")
 
     def exits(self, evidence: Mapping[str, Evidence]) -> dict[str, Exit]:
-        """Return the settings that leave the race, of those that have begun."""
+        """Return the reason of each setting that leaves the race now. Settings that have not begun stay."""
         safe = self.safe(evidence)
         fastest = min((evidence[name].step_s for name in safe), default=math.inf)
-        found: dict[str, Exit] = {}
+        exits: dict[str, Exit] = {}
         for name, each in evidence.items():
             if name in safe or not each.observed:
                 continue
             if each.step_s > fastest:
-                found[name] = Exit("slower", each.rung, len(each.harms), fmean(each.harms), math.nan)
+                exits[name] = Exit("slower", each.rung, len(each.harms), fmean(each.harms), math.nan)
             elif (reason := self._harmful(each, evidence) or self._hopeless(each, evidence)) is not None:
-                found[name] = reason
-        return found
+                exits[name] = reason
+        return exits
 
     def next_parts(self, evidence: Mapping[str, Evidence], running: Sequence[str], width: int = 2) -> list[Part]:
         """Return the next parts: the first rung of all settings, then those of the `width` fastest ones that are likely safe.
 
-        More seeds than the first ones are for the fastest alone. `running` are the settings in the race, without those that left it.
+        Only the fastest get more than the first seeds. `running`: the settings still in the race.
         """
         fresh = [name for name in running if not evidence[name].observed]
         if fresh:

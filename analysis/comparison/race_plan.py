@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     runs: float
     """Whole runs trained, in the mean of the simulations: dense ones among them."""
     seconds: float
-    """Of training, for those runs."""
+    """Seconds of training of these runs."""
     chance: float
 
 
@@ -54,7 +54,7 @@ def race_plan(
 ) -> pd.DataFrame:
     """Return what a race of `settings` settings decides within half of a budget, the budget, and twice as much: a row each.
 
-    `run_s` are the seconds of one whole run, and `budget_s` those that may be spent, of all runs together. `spread` is the standard
+    `run_s`: seconds of a whole run. `budget_s`: seconds for all runs together. `spread` is the standard
     deviation over seeds of a harmless setting's harm, in the unit of `margin`. The number of seeds is the best of `seeds`. A third of
     the settings are taken to be harmless, as in the kept studies; `chance` is that of calling one of them safe.
     """

@@ -1,4 +1,4 @@
-"""A race replayed on recorded runs: what it would have trained, what it would have decided, and what that would have saved."""
+"""Races replayed on recorded runs: the parts trained, the decisions, and the share of training saved."""
 
 from __future__ import annotations
 

@@ -128,10 +128,10 @@ def bounds(differences: Sequence[float], confidence: float = 0.95, step: float =
     """
     if len(differences) < 2:
         return Bounds(float(differences[0]) if len(differences) else math.nan, -math.inf, math.inf)
-    found = studentise(differences, step, prior)
-    half = _quantile(confidence, float(found.freedom)) * float(found.error)
-    mean = float(found.mean)
-    return Bounds(mean, mean - half * float(found.above), mean + half * float(found.below))
+    studentised = studentise(differences, step, prior)
+    half = _quantile(confidence, float(studentised.freedom)) * float(studentised.error)
+    mean = float(studentised.mean)
+    return Bounds(mean, mean - half * float(studentised.above), mean + half * float(studentised.below))
 
 
 def p_value(
@@ -185,8 +185,8 @@ def seeds_to_decide(
     """
     if len(differences) < 2:
         return MIN_SEEDS
-    found = studentise(differences, step)
-    distance, spread = abs(float(found.mean) - threshold), float(found.error) * math.sqrt(len(differences))
+    studentised = studentise(differences, step)
+    distance, spread = abs(float(studentised.mean) - threshold), float(studentised.error) * math.sqrt(len(differences))
     for count, share in looks.items():
         needed = _quantile(1 - alpha * share, count - 1) * wider(count) + _quantile(0.8, count - 1)
         if count > len(differences) and needed * spread / math.sqrt(count) <= distance and distance > 0:
