@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from raysim.config import read_config
 from raysim.errors import InputError
-from raysim.forecast.costs import ReplicaCost, link_costs, replica_costs
+from raysim.forecast.link_costs import link_costs
+from raysim.forecast.replica_costs import ReplicaCost, replica_costs
 from raysim.network.collectives import DIRECTIONS, TRANSFER, Transfers
 from raysim.values import UNNAMED, BoundaryTensors
 

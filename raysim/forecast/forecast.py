@@ -7,21 +7,17 @@ forecast too; packets are made by the run's own compressors from seeded tensors 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
-from raysim.forecast.costs import LinkCost, ReplicaCost, link_costs, packets_profile, replica_costs
+from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
+from raysim.forecast.replica_costs import EXCHANGE, Ending, ReplicaCost, endings_of, replica_costs, tied_transfers
 from raysim.forecast.structure import data_of, structure_of
-from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory
 from raysim.network.overlap import averaging_words, hidden, without_exchange
@@ -32,24 +28,14 @@ from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_real
-from raysim.pipeline.groups import TIED_TABLE, chunk_bytes, exchange_delay, exchange_period
+from raysim.pipeline.groups import exchange_delay
 from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
-from raysim.workloads.partition import partition
-
-EXCHANGE = ("transfers", "method_s", "gradient_bytes", "bucketed_bytes")
-
-
-@dataclass(frozen=True, eq=False)
-class Ending:
-    """The end of a step: the exchange of its replicas, and the share of steps with this end."""
-
-    share: float
-    costs: dict[str, Any]
-    """`EXCHANGE` of a `Profile`: the transfers, bytes and seconds of the replica methods."""
+from raysim.workloads.partition import Partition, partition
+from raysim.workloads.splits import DataShape
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,70 +200,41 @@ def _forecast(
         raise ConfigError(
             f"`batch_size` must be at most the number of training samples ({num_samples}), but got {config.batch_size}."
         )
-    model = structure_of(config, shape, notes)
-    size = config.microbatch_size
-    cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    loss = task_of(config, shape).loss
-    parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, loss=loss, **cut)
-    check_names(config, parts.boundaries)
+    parts = _parts(config, shape, notes)
     num_stages = len(parts.stages)
-    schedule = config.executed_schedule
-    cut_backward = cuts_backward(config, num_stages)  # raises where the schedule does not fit
+    cut_backward = cuts_backward(config, num_stages)  # raises if the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
     weight_shares = parts.weight_shares(DTYPES[config.dtype]) if cut_backward and device is not None else ()
     steady = _compute(config, device, recorded, efficiency, parts.flops_forward, weight_shares, notes)
     codec_bytes_per_s = _codec_speed(device, codec_bytes_per_s, notes)
     links = link_costs(config, parts.boundaries, codec_bytes_per_s, notes)
-    num_ops = steady.compute_s.shape[2]
     notes.append(f"Transport {transport}.")
-    num_workers = config.num_replicas * len(schedule.rows(num_stages, config.num_microbatches))
-    steady = steady.over(transport, num_workers)
-    steady = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=False))
-    first = steady.with_packets_of(packets_profile(links, num_stages, num_ops, first=True))
-    if weight_shares:
-        later = [f"{share:.0%}" for share in weight_shares[1:]] or ["100%"]
-        between = later[0] if len({*later}) == 1 else f"{min(later)} to {max(later)}"
-        notes.append(
-            f"Weight gradients take {between} of a backward, counted in operations; all of it at the first stage."
-        )
-    averages: list[ReplicaCost] = []
+    num_workers = config.num_replicas * len(config.executed_schedule.rows(num_stages, config.num_microbatches))
+    bare, num_ops = steady.over(transport, num_workers), steady.compute_s.shape[2]
+    steady, first = (
+        bare.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)) for visit in (False, True)
+    )
+    notes += _schedule_notes(config, weight_shares)
     owners = tied_owners(parts)
-    if config.num_replicas > 1:
-        shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
-        averages = replica_costs(config, shapes, codec_bytes_per_s, notes)
-    if not config.weights.flush:
-        notes.append(
-            f"{config.weights!r}: a step is one of many without a flush, from the end of the step before to its own; its parts "
-            "by worker are those of that time."
-        )
-    names = [dict(module.named_parameters()) for module in parts.stages]
-    tied = tuple((tuple(stage for stage, _ in one), names[one[0][0]][one[0][1]].numel()) for one in owners)
-    endings = _endings(config, averages, _tied_transfers(config, tied))
+    shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
+    averages = replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
+    sizes = [parts.stages[stage].get_parameter(name).numel() for (stage, name), *_ in owners]
+    tied = tuple((tuple(stage for stage, _ in one), size) for one, size in zip(owners, sizes, strict=True))
+    endings = endings_of(config, averages, tied_transfers(config, tied))
     steady, first = (replace(profile, **endings[0].costs) for profile in (steady, first))
     if averages:
         notes.append(f"{config.num_replicas} replicas average their gradients {averaging_words(steady)}.")
     steps_per_epoch = num_samples // config.batch_size
     num_steps = config.steps or (config.epochs or 0) * steps_per_epoch
-    for stage, averaging in enumerate(config.replica_methods()):
-        try:
-            averaging.check_steps(num_steps)
-        except ValueError as error:
-            raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
-    pairs = [pair for links in compressors_of(config, parts.boundaries) for each in links for pair in each.values()]
-    methods = dict.fromkeys(method for pair in pairs for method in pair)
-    warmup = max((method.warmup_epochs for method in methods), default=0)
+    _check_steps(config, num_steps)
+    warmup_epochs = _warmup_epochs(config, parts, num_samples, notes)
     differs = any(link.first_bytes != link.wire_bytes for link in links)
-    forgetful = {repr(method) for method in methods if method.forgets(num_samples)}
-    notes += [
-        f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."
-        for method in sorted(forgetful)
-    ]
     return Forecast(
         config=config,
-        schedule=schedule,
+        schedule=config.executed_schedule,
         steady=steady,
         first=first,
-        first_steps=min(num_steps, steps_per_epoch * max(warmup, 1)) if differs else 0,
+        first_steps=min(num_steps, steps_per_epoch * max(warmup_epochs, 1)) if differs else 0,
         num_steps=num_steps,
         memories=memories,
         capacity_bytes=DEVICES[device].memory_bytes if device is not None else None,
@@ -289,6 +246,48 @@ def _forecast(
         tied=tied,
         notes=tuple(notes),
     )
+
+
+def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
+    """Return the model without its numbers, cut into the stages of a run."""
+    model, loss = structure_of(config, shape, notes), task_of(config, shape).loss
+    cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
+    size = config.microbatch_size
+    parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, loss=loss, **cut)
+    check_names(config, parts.boundaries)
+    return parts
+
+
+def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:
+    """Return the epochs until all links compress; add a note on each method that forgets some of the samples."""
+    replicas = compressors_of(config, parts.boundaries)
+    methods = dict.fromkeys(m for links in replicas for each in links for pair in each.values() for m in pair)
+    notes += [
+        f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."
+        for method in sorted({repr(method) for method in methods if method.forgets(num_samples)})
+    ]
+    return max((method.warmup_epochs for method in methods), default=0)
+
+
+def _check_steps(config: RunConfig, num_steps: int) -> None:
+    """Raise ConfigError if the replica method of a stage needs more steps."""
+    for stage, averaging in enumerate(config.replica_methods()):
+        try:
+            averaging.check_steps(num_steps)
+        except ValueError as error:
+            raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
+
+
+def _schedule_notes(config: RunConfig, weight_shares: Sequence[float]) -> Iterator[str]:
+    if weight_shares:
+        later = [f"{share:.0%}" for share in weight_shares[1:]] or ["100%"]
+        between = later[0] if len({*later}) == 1 else f"{min(later)} to {max(later)}"
+        yield f"Weight gradients take {between} of a backward, counted in operations; all of it at the first stage."
+    if not config.weights.flush:
+        yield (
+            f"{config.weights!r}: a step is one of many without a flush, from the end of the step before to its own; its parts "
+            "by worker are those of that time."
+        )
 
 
 def _compute(
@@ -326,34 +325,3 @@ def _codec_speed(device: str | None, given: float | None, notes: list[str]) -> f
         f"{device}'s memory bandwidth by its datasheet. `--codec-speed` sets another."
     )
     return speed
-
-
-def _endings(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> tuple[Ending, ...]:
-    """Return the ways in which the steps of a period end, those with most bytes first; `tied` transfers are in all of them."""
-    methods = config.replica_methods()
-    period = exchange_period(config)
-    counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
-    found = []
-    for parts, count in counts.items():
-        here = [cost for cost in averages if parts[cost.stage] == cost.part]
-        by_stage = {name: np.zeros(config.stages) for name in EXCHANGE[1:]}
-        for cost in here:
-            for name, values in by_stage.items():
-                values[cost.stage] = getattr(cost, name)
-        transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in here), tied])
-        found.append(Ending(count / period, {"transfers": transfers, **by_stage}))
-    return tuple(sorted(found, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
-
-
-def _tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
-    """Return the transfers that sum the gradients of tied parameters over their owners, within a replica or, fused, over all."""
-    replicas = range(config.num_replicas)
-    groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
-    found = [as_transfers([])]
-    for stages, size in tied:
-        for together in groups:
-            members = [(replica, stage) for replica in together for stage in stages]
-            found.append(
-                all_reduce(DIRECTIONS[1], stages[0], members, chunk_bytes("sum", size, len(members), TIED_TABLE))
-            )
-    return np.concatenate(found)

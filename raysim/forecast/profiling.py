@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.inline import InlineEngine
-from raysim.forecast.costs import replica_costs
+from raysim.forecast.replica_costs import replica_costs
 from raysim.network.profile import Profile, mean_profile
 from raysim.network.recorded import profiles_from_actions
 from raysim.pipeline.link import LinkAccount

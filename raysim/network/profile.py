@@ -6,6 +6,7 @@ and bytes.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -166,10 +167,9 @@ class Profile:
     ) -> Profile:
         """Return a profile of a run that was never made, from shapes and a datasheet.
 
-        `forward_flops` is of one microbatch, a number for each stage. The sizes of messages may also have a number for each
-        stage. A backward is `backward_factor` forwards (3 with recomputation).
-        `efficiency` is the share of the datasheet's dense 16-bit peak that training reaches: 0.3 to 0.5 is usual, and it is an
-        assumption, not a measurement. `codec_bytes_per_s` is how fast dense bytes are packed, and again unpacked.
+        `forward_flops` of one microbatch, by stage. Sizes of messages: one for all, or by stage. A backward is `backward_factor`
+        forwards (3 with recomputation). `efficiency`: the assumed share of the datasheet's dense 16-bit peak that training reaches,
+        usually 0.3 to 0.5. `codec_bytes_per_s`: dense bytes packed, and again unpacked, in a second.
 
         >>> profile = Profile.analytic([3.12e13] * 4, device="A100", efficiency=0.4, wire_bytes=4_194_304)
         >>> profile.compute_s[0, 0, :, 0]
@@ -218,8 +218,7 @@ class Profile:
 
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""
-        own = ("compute_s", "cpu_s", "update_s", "gradient_bytes", "bucketed_bytes")
-        taken = [name for name in (*COSTS, *STAGE_COSTS, "transfers") if name not in own]
+        taken = ("decode_s", "encode_s", "wire_bytes", "dense_bytes", "method_s", "transfers")
         return replace(self, **{name: getattr(other, name) for name in taken})
 
     def over(self, transport: Transport, num_workers: int) -> Profile:
@@ -243,16 +242,13 @@ class Profile:
             whole = _non_negative(name, np.asarray(values, np.float64))
             checked[name] = np.ascontiguousarray(np.broadcast_to(whole, (len(whole), *shape)))
             checked[name].flags.writeable = False
-        found = []
+        profiles = []
         for entries in zip(*checked.values(), strict=True):
-            one = object.__new__(Profile)
-            one.__dict__.update(self.__dict__)
-            one.__dict__.update(
-                (name, float(entry) if name in OVERHEADS else entry)
-                for name, entry in zip(checked, entries, strict=True)
+            profiles.append(copy.copy(self))
+            profiles[-1].__dict__.update(
+                {name: float(x) if name in OVERHEADS else x for name, x in zip(checked, entries, strict=True)}
             )
-            found.append(one)
-        return found
+        return profiles
 
     def mean_microbatch(self) -> Profile:
         """Return the profile with the mean costs for every microbatch, to simulate another number of microbatches."""
@@ -287,9 +283,8 @@ class Profile:
         content: dict[str, Any] = {"format": FORMAT}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name == "transport" or (item.name == "cpu_s" and np.isnan(value).all()):
-                continue
-            content[item.name] = value.tolist() if isinstance(value, np.ndarray) else value
+            if item.name != "transport" and not (item.name == "cpu_s" and np.isnan(value).all()):
+                content[item.name] = value.tolist() if isinstance(value, np.ndarray) else value
         Path(path).write_text(json.dumps(content, allow_nan=False))
 
     @classmethod
@@ -339,8 +334,7 @@ def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:
 
 
 def _four_axes(name: str, value: ArrayLike) -> NDArray[Any]:
-    array = np.asarray(value)
-    array = _non_negative(name, array.astype(np.float64))
+    array = _non_negative(name, np.asarray(value, np.float64))
     if array.ndim == 4:
         return array
     if array.size == 1:

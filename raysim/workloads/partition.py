@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from raysim.notation import check_integer
 from raysim.random import derive_key
 from raysim.values import BoundaryTensors
+from raysim.workloads.footprint import Footprint
 from raysim.workloads.losses import Loss, check_loss, make_loss
 from raysim.workloads.model_depths import check_num_stages
 from raysim.workloads.splits import DataShape
-from raysim.workloads.stage_costs import Footprint, LayerCost, Shadow, named_layers
+from raysim.workloads.stage_costs import LayerCost, Shadow, named_layers
 
 
 class Tied(NamedTuple):

@@ -21,7 +21,8 @@ from raysim.advice.shapes import ModelShape
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.errors import InputError
-from raysim.forecast.costs import link_costs, replica_costs
+from raysim.forecast.link_costs import link_costs
+from raysim.forecast.replica_costs import replica_costs
 from raysim.network.presets import parse_network
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE

@@ -18,7 +18,7 @@ from raysim.codecs.message import wire_bytes
 from raysim.compressors import ACGC, parse
 from raysim.compressors.acgc import TALLY
 from raysim.config import ConfigError
-from raysim.forecast.costs import link_costs
+from raysim.forecast.link_costs import link_costs
 from raysim.pipeline.link import Link
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.sensitivity import Sensitivity

@@ -1,0 +1,201 @@
+"""Costs of the packets between stages in a run that was never made, by its own compressors on seeded tensors."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raysim.codecs import derive_key, warm
+from raysim.codecs.codec import DTYPES, work_bytes
+from raysim.codecs.message import Packet, wire_bytes
+from raysim.compressors import Compressor, Context, State
+from raysim.config import ConfigError, RunConfig
+from raysim.limits import process_memory
+from raysim.network.profile import Profile
+from raysim.pipeline.plan import compressors_of
+from raysim.units import format_bytes
+from raysim.values import UNNAMED, BoundaryTensors
+
+T = TypeVar("T")
+
+LATE = 2**20  # an epoch after any warm-up
+VISITS = 4  # of one message: the first is not timed, the others are
+
+
+class LinkCost(NamedTuple):
+    """Cost of a tensor in a message on one direction of one boundary, at its first visit and later."""
+
+    replica: int | None  # None where all replicas have the same compressors
+    boundary: int
+    direction: str
+    tensor: str  # its name, where several may cross
+    codec: str
+    dense_bytes: int
+    first_bytes: int
+    wire_bytes: int
+    encode_s: float
+    decode_s: float
+    first_encode_s: float
+    first_decode_s: float
+
+    @classmethod
+    def of_exact(cls, replica: int | None, boundary: int, tensor: str, exact_bytes: int) -> LinkCost:
+        """Return the cost of a tensor that is sent as it is."""
+        return cls(replica, boundary, "forward", tensor, "Identity", *[exact_bytes] * 3, *[0.0] * 4)
+
+
+def link_costs(
+    config: RunConfig,
+    boundaries: Sequence[BoundaryTensors],
+    codec_bytes_per_s: float | None,
+    notes: list[str],
+) -> tuple[LinkCost, ...]:
+    """Return the cost of every tensor on every link, encoded and decoded by the real compressors on this machine.
+
+    Seconds are measured, or, with `codec_bytes_per_s`, computed from the codecs' counted work at that speed.
+    """
+    dtype = DTYPES[config.dtype]
+    largest = max((math.prod(shape) * dtype.itemsize for one in boundaries for shape in one.shapes.values()), default=0)
+    memory = process_memory()
+    if 8 * largest > memory.size:
+        raise ConfigError(
+            f"Encoding a message of {format_bytes(largest)} takes up to {format_bytes(8 * largest)}, but {memory}. "
+            "Use more microbatches."
+        )
+    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads_per_stage)
+    measured: dict[tuple[str, tuple[int, ...]], list[LinkCost]] = {}
+    links: list[LinkCost] = []
+    try:
+        warm()
+        replicas = compressors_of(config, boundaries)
+        alike = all(ends == replicas[0] for ends in replicas)
+        for replica, ends in enumerate(replicas[:1] if alike else replicas):
+            apart = None if alike else replica
+            for place, (pairs, crossing) in enumerate(zip(ends, boundaries, strict=True)):
+                for name, shape in crossing.shapes.items():
+                    key = repr(pairs[name]), shape
+                    if key not in measured:
+                        measured[key] = _measure(pairs[name], shape, dtype, device, config.seed, codec_bytes_per_s)
+                    links += [one._replace(replica=apart, boundary=place, tensor=name) for one in measured[key]]
+                links += [LinkCost.of_exact(apart, place, name, size) for name, size in crossing.exact_bytes.items()]
+    finally:
+        torch.set_num_threads(before)
+    notes += [
+        f"{method!r} follows the gradients of a run: before a run its messages are priced uncompressed."
+        for method in dict.fromkeys(
+            method for ends in replicas for pairs in ends for pair in pairs.values() for method in pair
+        )
+        if method.needs_sensitivity
+    ]
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
+    seconds = f"measured on {where}" if codec_bytes_per_s is None else "of their counted work"
+    notes.append(f"Packets: made by the compressors themselves of seeded normal tensors. Codec seconds: {seconds}.")
+    return tuple(links)
+
+
+def _measure(
+    methods: Sequence[Compressor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    codec_bytes_per_s: float | None,
+) -> list[LinkCost]:
+    """Return the costs of both directions of one boundary; shared indices let gradients follow the activations' positions."""
+    costs = []
+    support = None
+    for direction, method in zip(("forward", "backward"), methods, strict=True):
+        generator = torch.Generator().manual_seed(derive_key(seed, "forecast", direction) % 2**63)
+        x = torch.randn(shape, generator=generator).to(device, dtype)
+        contexts = [
+            Context(
+                direction=direction,
+                boundary=0,
+                step=visit,
+                epoch=0 if visit <= 1 else LATE,
+                microbatch=0,
+                sample_ids=tuple(range(shape[0])),
+                key=derive_key(seed, "forecast", direction, visit),
+                support=support,
+            )
+            for visit in range(VISITS + 1)
+        ]
+        visits, packet = _visit(method, x, contexts, codec_bytes_per_s)
+        if direction == "forward" and method.codec.selects:
+            support = method.codec.support(packet, torch.device(device))
+        first, later = visits[0], visits[1:]
+        encode_s, decode_s = (statistics.median(seconds) for seconds in list(zip(*later, strict=True))[1:])
+        if first[0] == later[-1][0]:
+            encode_s, decode_s = (statistics.median(seconds) for seconds in list(zip(*visits, strict=True))[1:])
+            first = first[0], encode_s, decode_s
+        size = x.numel() * dtype.itemsize
+        codec = repr(method)
+        costs.append(
+            LinkCost(None, 0, direction, UNNAMED, codec, size, first[0], later[-1][0], encode_s, decode_s, *first[1:])
+        )
+    return costs
+
+
+def _visit(
+    method: Compressor, x: Tensor, contexts: Sequence[Context], codec_bytes_per_s: float | None
+) -> tuple[list[tuple[int, float, float]], Packet]:
+    """Return the bytes and the seconds of encoding and decoding `x` in every visit but the warm-up, and the last packet."""
+    sender: State = {}
+    receiver: State = {}
+    visits = []
+    for context in contexts:
+        if context.step == 1:  # the first visit only warmed up
+            sender, receiver = {}, {}
+        moved = x + 0.1 * torch.roll(x, context.step)  # a later visit finds the activation changed
+        encode_s, (packet, changes) = _timed(
+            partial(method.encode, moved, sender, context), x.device, codec_bytes_per_s
+        )
+        method.commit(sender, changes)
+        decode = partial(method.decode, packet, receiver, context, x.device)
+        decode_s, (_, changes) = _timed(decode, x.device, codec_bytes_per_s)
+        method.commit(receiver, changes)
+        visits.append((wire_bytes(method.table.pack(packet)), encode_s, decode_s))
+    return visits[1:], packet
+
+
+def _timed(run: Callable[[], T], device: torch.device, codec_bytes_per_s: float | None) -> tuple[float, T]:
+    """Return the seconds of a codec's run, and its result."""
+    start, work = time.perf_counter(), work_bytes()
+    result = run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    if codec_bytes_per_s is not None:
+        return (work_bytes() - work) / codec_bytes_per_s, result
+    return time.perf_counter() - start, result
+
+
+def packets_profile(links: Sequence[LinkCost], num_stages: int, num_ops: int, *, first: bool) -> Profile:
+    """Return a profile of packets and codec seconds alone."""
+    num_replicas = max((link.replica or 0 for link in links), default=0) + 1
+    shape = (num_replicas, num_stages, num_ops, 1)
+    wire_bytes, dense_bytes, encode_s, decode_s = (np.zeros(shape) for _ in range(4))
+    for link in links:
+        op = 0 if link.direction == "forward" else 1
+        source, target = (link.boundary, link.boundary + 1) if op == 0 else (link.boundary + 1, link.boundary)
+        replica = link.replica or 0
+        wire_bytes[replica, source, op] += link.first_bytes if first else link.wire_bytes
+        dense_bytes[replica, source, op] += link.dense_bytes
+        encode_s[replica, source, op] += link.first_encode_s if first else link.encode_s
+        decode_s[replica, target, op] += link.first_decode_s if first else link.decode_s
+    return Profile(
+        compute_s=np.zeros(shape),
+        wire_bytes=wire_bytes,
+        dense_bytes=dense_bytes,
+        encode_s=encode_s,
+        decode_s=decode_s,
+    )

@@ -1,0 +1,224 @@
+"""Costs of averaging replicas in a run that was never made: by counts, or by the replica methods on seeded tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from raysim.codecs import derive_key
+from raysim.config import ConfigError, RunConfig
+from raysim.limits import process_memory
+from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
+from raysim.network.exchanges import more_than_dense
+from raysim.pipeline.groups import (
+    CONTROL_VALUES,
+    TIED_TABLE,
+    Group,
+    MemberRounds,
+    chunk_bytes,
+    exchange_period,
+    exchange_together,
+    ring_bytes,
+)
+from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
+from raysim.units import format_bytes
+
+LATE = 2**20  # an epoch after any warm-up
+AVERAGES = 3  # of replica gradients: the last two count, as methods may send one side and then the other
+
+
+class ReplicaCost(NamedTuple):
+    """The cost of averaging the gradients of a stage; `wire_bytes` are the bytes of the replica that sends most."""
+
+    stage: int
+    method: str
+    part: int
+    """The part of the stage that is exchanged, see `ReplicaMethod.part`."""
+    dense_bytes: int
+    wire_bytes: int
+    rounds: int
+    method_s: float
+    coded_bytes: float
+    transfers: Transfers
+    gradient_bytes: float = 0.0
+    """Bytes averaged uncompressed, see `Profile.gradient_bytes`."""
+    bucketed_bytes: float = 0.0
+    """Bytes of gradients whose average may leave in buckets during backward."""
+
+
+def replica_costs(
+    config: RunConfig,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]],
+    codec_bytes_per_s: float | None,
+    notes: list[str],
+) -> list[ReplicaCost]:
+    """Return the cost of averaging at each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
+
+    A method that exchanges in some steps only has a cost for each of its parts. Raises ConfigError where the gradients of all
+    replicas would not fit this machine, or steps are not alike.
+    """
+    count = config.num_replicas
+    costs = []
+    for stage, (method, mine) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
+        if method.uses_previous_gradients:
+            raise ConfigError(
+                f"`replica_gradient` of a run that was not made must take one pass in every step, but {method!r} takes two in "
+                "some. Record a run, and `raysim replay` it."
+            )
+        if not method.compresses:
+            costs.append(_all_reduced(method, stage, mine, count))
+            continue
+        values = sum(math.prod(shape) for shape in mine.values())
+        memory = process_memory()
+        if 6 * 4 * values * count > memory.size:
+            raise ConfigError(
+                f"Averaging the gradients of stage {stage} ({format_bytes(4 * values)}) on {count} replicas takes up to "
+                f"{format_bytes(6 * 4 * values * count)}, but {memory}. Use fewer replicas or more stages."
+            )
+        method.check(mine, count, config.optimizer.momentum)
+        found = (method.part(step) for step in range(method.period))
+        parts = sorted({part for part in found if part is not None})
+        costs += [_averaged(method, stage, part, mine, config, codec_bytes_per_s) for part in parts]
+    notes += dict.fromkeys(
+        sentence
+        for cost in costs
+        if (sentence := more_than_dense(cost.method, cost.wire_bytes, cost.dense_bytes, count))
+    )
+    if any(method.compresses for method in config.replica_methods()):
+        notes.append(
+            "Replica gradients: averaged by the methods themselves, of seeded normal tensors, on this machine."
+        )
+    return costs
+
+
+def _all_reduced(method: ReplicaMethod, stage: int, shapes: Mapping[str, tuple[int, ...]], count: int) -> ReplicaCost:
+    """Return the cost of averaging a stage uncompressed, in buckets that may leave during backward."""
+    values = sum(math.prod(shape) for shape in shapes.values())
+    members = [(replica, stage) for replica in range(count)]
+    chunks = chunk_bytes("dense", values, count, method.table(shapes))
+    transfers = all_reduce(DIRECTIONS[0], stage, members, chunks) if values else as_transfers([])
+    sent = np.bincount(transfers["source_replica"], transfers["wire_bytes"], count).max()
+    return ReplicaCost(
+        stage=stage,
+        method=repr(method),
+        part=0,
+        dense_bytes=ring_bytes(values, count),
+        wire_bytes=int(sent),
+        rounds=method.num_rounds(count),
+        method_s=0.0,
+        coded_bytes=0.0,
+        transfers=transfers,
+        gradient_bytes=4.0 * values,
+        bucketed_bytes=4.0 * values,
+    )
+
+
+def _averaged(
+    method: ReplicaMethod,
+    stage: int,
+    part: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: RunConfig,
+    codec_bytes_per_s: float | None,
+) -> ReplicaCost:
+    """Return the cost of an exchange of one part of a stage, after the first: the bytes and seconds of the slowest replica."""
+    count = config.num_replicas
+    group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
+    table = method.table(shapes)
+    max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
+    memories: list[Memory] = [
+        method.begin({name: torch.zeros(shape) for name, shape in shapes.items()}) for _ in range(count)
+    ]
+    last: list[list[MemberRounds]] = []
+    exchanging = (step for step in itertools.count() if method.part(LATE + step) == part)
+    for step in itertools.islice(exchanging, AVERAGES):
+        generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
+        rounds = []
+        for replica in range(count):
+            gradients = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+            context = ReplicaContext(
+                replica=replica,
+                num_replicas=count,
+                step=LATE + step,
+                epoch=LATE,
+                steps_per_epoch=1,
+                seed=config.seed,
+                stage=stage,
+                num_stages=config.stages,
+                batch_size=config.batch_size,
+                learning_rate=config.optimizer.learning_rate,
+                momentum=config.optimizer.momentum or 0.0,
+                parameters=gradients,
+            )
+            rounds.append(method.average(gradients, memories[replica], context))
+        exchanges = exchange_together(group, rounds, table, max_values=max_values)
+        memories = [one.result.memory for one in exchanges]
+        last = [*last[-1:], exchanges]
+    coded_bytes = statistics.fmean(max(one.coded_bytes for one in step) for step in last)
+    codec_s = statistics.fmean(max(one.codec_s for one in step) for step in last)
+    num_values = sum(math.prod(shape) for shape in shapes.values())
+    return ReplicaCost(
+        stage=stage,
+        method=repr(method),
+        part=part,
+        dense_bytes=ring_bytes(num_values, count),
+        bucketed_bytes=4.0 * num_values if method.by_bucket else 0.0,
+        wire_bytes=round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
+        rounds=max(step[0].num_rounds for step in last),
+        method_s=codec_s if codec_bytes_per_s is None else coded_bytes / codec_bytes_per_s,
+        coded_bytes=coded_bytes,
+        transfers=mean_transfers(
+            [as_transfers(transfer for one in step for transfer in one.transfers) for step in last]
+        ),
+    )
+
+
+EXCHANGE = ("transfers", "method_s", "gradient_bytes", "bucketed_bytes")
+
+
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """The end of a step: the exchange of its replicas, and the share of steps with this end."""
+
+    share: float
+    costs: dict[str, Any]
+    """`EXCHANGE` of a `Profile`: the transfers, bytes and seconds of the replica methods."""
+
+
+def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> tuple[Ending, ...]:
+    """Return the ways in which the steps of a period end, those with most bytes first; `tied` transfers are in all of them."""
+    methods = config.replica_methods()
+    period = exchange_period(config)
+    counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
+    found = []
+    for parts, count in counts.items():
+        here = [cost for cost in averages if parts[cost.stage] == cost.part]
+        by_stage = {name: np.zeros(config.stages) for name in EXCHANGE[1:]}
+        for cost in here:
+            for name, values in by_stage.items():
+                values[cost.stage] = getattr(cost, name)
+        transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in here), tied])
+        found.append(Ending(count / period, {"transfers": transfers, **by_stage}))
+    return tuple(sorted(found, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
+
+
+def tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
+    """Return the transfers that sum the gradients of tied parameters over their owners, within a replica or, fused, over all."""
+    replicas = range(config.num_replicas)
+    groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
+    found = [as_transfers([])]
+    for stages, size in tied:
+        for together in groups:
+            members = [(replica, stage) for replica in together for stage in stages]
+            found.append(
+                all_reduce(DIRECTIONS[1], stages[0], members, chunk_bytes("sum", size, len(members), TIED_TABLE))
+            )
+    return np.concatenate(found)
