@@ -20,7 +20,7 @@ from raysim.analysis.data.studies import over
 from raysim.analysis.report.branches import COLUMNS, figures, safe_from
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.summary import verdict
+from raysim.analysis.report.verdict import verdict
 from raysim.analysis.report.words import listed, plural
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of

@@ -27,7 +27,7 @@ from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import WORTH, Job, Metric, SettingRuns, Spread
 from raysim.analysis.report.own_network import BANDWIDTHS_BPS, GRID, LATENCIES_S
 from raysim.analysis.report.reuse import adoption, recipe
-from raysim.analysis.report.summary import sure, verdict
+from raysim.analysis.report.verdict import sure, verdict
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
