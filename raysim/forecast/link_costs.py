@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import derive_key, warm
-from raysim.codecs.codec import DTYPES, work_bytes
-from raysim.codecs.message import Packet, wire_bytes
+from raysim.codecs.codec import DTYPES, Packet, work_bytes
+from raysim.codecs.message import wire_bytes
 from raysim.compressors import Compressor, Context, State
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
