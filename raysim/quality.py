@@ -28,6 +28,8 @@ class Measure(NamedTuple):
     points: bool = False
     counted: bool = False
     """True if it is a share of predictions, so that its resolution is one prediction."""
+    whole: bool = False
+    """True if it is a share of samples instead: each is right as a whole, or not."""
 
     @property
     def margin(self) -> float:
@@ -78,6 +80,7 @@ MEASURES: dict[str, Measure] = {
         Measure("perplexity", higher=False),
         Measure("accuracy", higher=True, points=True, counted=True),
         Measure("top5_accuracy", higher=True, points=True, counted=True),
+        Measure("exact_match", higher=True, points=True, counted=True, whole=True),
         Measure("f1", higher=True, points=True, counted=True),
         Measure("mae", higher=False),
         Measure("r2", higher=True, points=True),

@@ -162,7 +162,7 @@ def contexts(
         return []
     keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key in runs]
     groups = runs.groupby([runs[key].map(repr) for key in keys], sort=False) if keys else [("", runs)]
-    predictions = _predictions(results)
+    counts = {whole: _predictions(results, "samples" if whole else "predictions") for whole in (False, True)}
     plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
     comparable = []
     for _, group in groups:
@@ -173,7 +173,7 @@ def contexts(
                 results.complain(f"The run {run} does not measure {quality}, and is not compared.")
             continue
         measure = results.measure_of(group) if quality == "auto" else own[quality]
-        rows = _rows(results, group, measure, predictions)
+        rows = _rows(results, group, measure, counts[measure.whole])
         if len(rows):
             studies = group["study"].dropna()
             chosen = results.network_of(studies) if network is None else network
@@ -222,10 +222,12 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
     return pd.DataFrame(rows)
 
 
-def _predictions(results: Results) -> dict[str, int]:
-    """Return the number of predictions in each run's evaluations."""
-    evals = results.evals[["run", "predictions"]].dropna()
-    fewest = evals.groupby("run", observed=True)["predictions"].min()
+def _predictions(results: Results, column: str) -> dict[str, int]:
+    """Return the number of predictions, or of samples judged as a whole, in each run's evaluations."""
+    if column not in results.evals:
+        return {}
+    evals = results.evals[["run", column]].dropna()
+    fewest = evals.groupby("run", observed=True)[column].min()
     return {str(run): int(count) for run, count in fewest.items()}
 
 

@@ -104,12 +104,13 @@ class RunFields(Strict):
     model: Named = Named(name="cnn")
     """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, `hf`, or `package.module:function` of your own."""
     data: Named = Named(name="digits")
-    """`digits`, `topics`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`, `hf`, `package.module:function`."""
+    """`digits`, `topics`, `addition`, `brackets`, `copying`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`,
+    `hf`, `package.module:function`."""
     loss: Named | None = None
     """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default that of the targets' kind."""
     metrics: tuple[str, ...] | None = Field(default=None, max_length=1000, json_schema_extra=role("observation"))
-    """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `f1`, `mae`, `r2`,
-    `loss`, `perplexity` or `package.module:function`."""
+    """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `exact_match`, `f1`,
+    `mae`, `r2`, `loss`, `perplexity` or `package.module:function`."""
     num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
     """Stages of equal work, 4 if neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = Field(default=None, max_length=MOST_STAGES - 1)

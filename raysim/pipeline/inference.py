@@ -14,6 +14,7 @@ from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
 from raysim.pipeline.boundary import Boundary
 from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.generation import generate
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import Evaluated, Failure
@@ -51,7 +52,7 @@ class Inference:
         """Run batches of a split through the stages of this worker, one stage after another.
 
         `mode`: of the links, see `Link.send_evaluation`. The worker of the last stage returns the sums over each batch, others
-        return an empty list.
+        return an empty list. If the task has a metric on generated tokens, test batches go through once for each token, too.
         """
         evaluated: list[Evaluated] = []
         try:
@@ -66,6 +67,8 @@ class Inference:
                     else:
                         target = self._plan.worker(self._replica, index + 1)
                         yield Send((OutgoingMessage(target, (index, batch), outcome),))
+            if split == "test" and self._plan.task.generates:
+                evaluated += yield from self._generate(step, batches, mode)
         except (DivergedError, StageError) as error:
             return Failure(None, error)
         return evaluated
@@ -74,22 +77,41 @@ class Inference:
         self, step: int, index: int, split: str, batch: int, mode: str, message: Message | None
     ) -> Message | Evaluated:
         """Return the message of a stage's activation, or, after the last stage, the sums over the batch."""
-        stage, seed = self._stages[index], self._plan.config.seed
-        ids = self._plan.evaluation_ids(split, batch)
-        if message is None:
-            x: Value = self._split(split).inputs(ids, 0, seed, False).to(self._device)
-        else:
-            x = self._boundaries[index - 1, index].receive_evaluation(message)
-        y = stage.infer(x, self._statistics[index].estimated)
-        if not stage.last:
-            key = derive_key(seed, "evaluation", index, split, batch)
-            try:
-                return self._boundaries[index, index].send_evaluation(y, mode, key)
-            except NonFiniteError:
-                where = f"activation at boundary {index}, forward"
-                raise DivergedError(step, f"evaluation with compression {mode}", where) from None
+        ids, seed = self._plan.evaluation_ids(split, batch), self._plan.config.seed
+        x = message if message is not None else self._split(split).inputs(ids, 0, seed, False)
+        outcome = self._forward(step, index, mode, derive_key(seed, "evaluation", index, split, batch), x)
+        if not isinstance(outcome, Tensor):
+            return outcome
         targets = self._split(split).targets(ids).to(self._device)
-        return Evaluated(len(targets), self._plan.task.sums(only(y), targets))
+        return Evaluated(len(targets), self._plan.task.sums(outcome, targets))
+
+    def _forward(self, step: int, index: int, mode: str, key: int, x: Message | Tensor) -> Message | Tensor:
+        """Return the message of a stage's activation, or the outputs of the last stage.
+
+        `x`: the message of the stage before, or at the first stage the data. `key`: of the link's random draws.
+        """
+        stage = self._stages[index]
+        received: Value = (
+            x.to(self._device) if isinstance(x, Tensor) else self._boundaries[index - 1, index].receive_evaluation(x)
+        )
+        y = stage.infer(received, self._statistics[index].estimated)
+        if stage.last:
+            return only(y)
+        try:
+            return self._boundaries[index, index].send_evaluation(y, mode, key)
+        except NonFiniteError:
+            where = f"activation at boundary {index}, forward"
+            raise DivergedError(step, f"evaluation with compression {mode}", where) from None
+
+    def _generate(self, step: int, batches: Sequence[int], mode: str) -> Turns[list[Evaluated]]:
+        """Generate the answers of test batches, over links in an evaluation mode."""
+
+        def forward(index: int, batch: int, position: int, x: Message | Tensor) -> Message | Tensor:
+            key = derive_key(self._plan.config.seed, "generation", index, batch, position)
+            return self._forward(step, index, mode, key, x)
+
+        test = None if self._data is None else self._data.test
+        return generate(self._plan, self._replica, tuple(self._stages), test, batches, forward)
 
     def _split(self, name: str) -> Split:
         assert self._data is not None, "only workers with the first or the last stage hold data"

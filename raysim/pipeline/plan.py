@@ -52,6 +52,7 @@ class Plan:
     rows: tuple[Row, ...]  # the actions of each worker of a replica, in order
     owners: tuple[int, ...]  # the worker of each stage within a replica
     origin: Origin = FROM_SCRATCH
+    answer: tuple[int, int] = (0, 0)  # the first position that evaluations generate, and the one after the last
 
     @property
     def num_stages(self) -> int:
@@ -105,6 +106,9 @@ class Plan:
         stages = {stage for stage, owner in enumerate(self.owners) if owner == row}
         near = {stage + way for stage in stages for way in (-1, 1)} & set(range(self.num_stages))
         peers = {self.worker(replica, stage) for stage in near}
+        if self.task.generates:  # the last stage returns each token to the first
+            ends = {self.worker(replica, 0), self.worker(replica, self.num_stages - 1)}
+            peers |= ends if worker in ends else set()
         if self.validates:
             rows = {row - 1, row + 1} & set(range(len(self.rows)))
             peers |= {replica * len(self.rows) + neighbour for neighbour in rows}

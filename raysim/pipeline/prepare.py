@@ -10,6 +10,7 @@ from torch import nn
 from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import named
+from raysim.pipeline.generation import check_generation
 from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.origin import FROM_SCRATCH, Origin
@@ -22,7 +23,7 @@ from raysim.workloads.data import Data, DataShape, load_data
 from raysim.workloads.metrics import check_metrics
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import Partition, partition
-from raysim.workloads.task import Task, make_task
+from raysim.workloads.task import Task, answer_span, make_task
 
 
 @dataclass
@@ -84,6 +85,9 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
     )
     check_names(config, parts.boundaries)
     check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
+    answer = answer_span(data.test) if task.generates else (0, 0)
+    if task.generates:
+        check_generation(parts.stages, data.test, answer[0], data.shape.num_classes)
     schedule = config.executed_schedule
     rows = tuple(schedule.rows(config.stages, config.num_microbatches))
     plan = Plan(
@@ -101,6 +105,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
         rows=rows,
         owners=tuple(schedule.workers(config.stages)),
         origin=origin,
+        answer=answer,
     )
     check_plan(plan, parts)
     return Workload(plan, parts.stages, data)

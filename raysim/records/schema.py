@@ -39,6 +39,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("accuracy", pa.float64()),  # null if the run does not measure it, as for the further metrics
             ("perplexity", pa.float64()),
             ("predictions", pa.int64()),
+            ("samples", pa.int64()),
             ("seconds", pa.float64()),
             # and a column for each further metric of the run, see `schema_of`
         ]

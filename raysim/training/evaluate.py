@@ -58,7 +58,7 @@ class Evaluator:
             figures = self._plan.task.results(total.sums)
             if not math.isfinite(figures["loss"]):
                 raise DivergedError(step, f"evaluation with compression {mode}", "loss")
-            row = where | figures | {"seconds": time.perf_counter() - before}
+            row = where | figures | {"samples": total.samples, "seconds": time.perf_counter() - before}
             self._recorder.add("evals", row)
             yield Event("eval", row, self._recorder.measures)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from raysim.notation import suggestion
 from raysim.on_demand import torch
+from raysim.workloads.answer_data import addition, brackets, copying
 from raysim.workloads.digits_cifar import cifar10, cifar100, digits
 from raysim.workloads.hub_data import hf
 from raysim.workloads.losses import IGNORED
@@ -42,8 +43,11 @@ __all__ = [
 ]
 
 DATASETS: dict[str, Callable[..., Data]] = {
+    "addition": addition,
+    "brackets": brackets,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "copying": copying,
     "digits": digits,
     "hf": hf,
     "images": images,
@@ -58,9 +62,8 @@ ON_A_HUB = ("hf",)  # sets whose `path` may be a name on the hub
 def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
     """Return the data set `name`; raises ValueError naming a wrong name, option (`data.length`) or path.
 
-    Splits are the same for every `seed`, so runs of different seeds are measured on the same samples; `seed` is for
-    synthetic data sets, of which there is none here. `batch_ids` gives the order; augmentation gets a key with each
-    batch.
+    Splits are the same for every `seed`, so runs of different seeds are measured on the same samples. `batch_ids` gives
+    the order; augmentation gets a key with each batch.
 
     >>> data = load_data("digits", {}, seed=0)
     >>> len(data.train), len(data.test), data.shape.input_shape, data.shape.num_classes

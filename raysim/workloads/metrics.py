@@ -70,6 +70,36 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class ExactMatch:
+    """The share of samples whose greedily generated answer is right in every token.
+
+    An evaluation generates the answers, see `raysim.pipeline.generation`; targets of -100 are given, not generated.
+    """
+
+    @property
+    def measure(self) -> Measure:
+        return MEASURES["exact_match"]
+
+    @property
+    def size(self) -> int:
+        return 2
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        """Return the sums of constant outputs, which generate what they score highest."""
+        return self.matches(outputs.argmax(dim=-1), targets)
+
+    def matches(self, generated: Tensor, targets: Tensor) -> Sequence[float]:
+        """Return the number of right answers and the number of answers; both tensors have shape (batch, length)."""
+        counted = targets != IGNORED
+        answered = counted.any(dim=1)
+        right = ((generated == targets) | ~counted).all(dim=1)
+        return int((right & answered).sum()), int(answered.sum())
+
+    def value(self, sums: Sums) -> float:
+        return float(sums[0] / sums[1]) if sums[1] else math.nan
+
+
+@dataclass(frozen=True)
 class F1:
     """The harmonic mean of precision and recall: of class 1 if there are two classes, else the mean over classes.
 
@@ -191,9 +221,16 @@ def make_metric(name: str, shape: DataShape) -> Metric:
     if ":" in name:
         return own_metric(name)
     classes, make = _METRICS[name]
+    if name == "exact_match" and not (shape.classifies and shape.target_shape and shape.has_ignored):
+        raise ValueError(
+            "`metrics` can have 'exact_match' only if the targets are tokens, those of the given text -100: set `data` to "
+            "'addition', 'brackets' or 'copying', or to a function of your own with such targets."
+        )
     if classes != shape.classifies:
         held = "classes" if shape.classifies else "numbers"
-        fitting = ", ".join(one for one, (of_classes, _) in _METRICS.items() if of_classes == shape.classifies)
+        fitting = ", ".join(
+            one for one, (of_classes, _) in _METRICS.items() if of_classes == shape.classifies and one != "exact_match"
+        )
         raise ValueError(f"`metrics` cannot be {name!r} with targets that are {held}. For such targets: {fitting}.")
     return make(shape)
 
@@ -227,6 +264,7 @@ def count(targets: Tensor) -> int:
 _METRICS: dict[str, tuple[bool, Callable[[DataShape], Metric]]] = {
     "accuracy": (True, lambda shape: Accuracy()),
     "top5_accuracy": (True, lambda shape: Accuracy(5)),
+    "exact_match": (True, lambda shape: ExactMatch()),
     "f1": (True, lambda shape: F1(shape.num_classes)),
     "mae": (False, lambda shape: MeanAbsoluteError(shape.target_scale)),
     "r2": (False, lambda shape: R2(shape.num_classes)),

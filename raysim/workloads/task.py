@@ -12,7 +12,7 @@ import numpy as np
 from raysim.on_demand import torch
 from raysim.quality import MEASURES, Measure
 from raysim.workloads.losses import IGNORED, CrossEntropy, Loss, OwnLoss, make_loss
-from raysim.workloads.metrics import F1, Accuracy, Metric, OwnMetric, Sums, count, make_metric
+from raysim.workloads.metrics import F1, Accuracy, ExactMatch, Metric, OwnMetric, Sums, count, make_metric
 from raysim.workloads.splits import Data, DataShape, Split
 
 if TYPE_CHECKING:
@@ -45,13 +45,32 @@ class Task:
     def sums(self, outputs: Tensor, targets: Tensor) -> tuple[float, ...]:
         """Return a batch's part of an evaluation: loss times weight, weight, predictions, and the sums of all metrics.
 
-        The weight is the number of samples, reduced by the share of positions that do not count.
+        The weight is the number of samples, reduced by the share of positions that do not count. Sums of metrics on generated tokens
+        are zero here; `generated_sums` returns them.
         """
         predictions = count(targets)
         weight = predictions * len(targets) / targets.numel() if targets.numel() else 0.0
         loss = float(self.loss.evaluate(outputs, targets)) * weight if weight else 0.0
-        parts = [part for metric in self.metrics for part in metric.sums(outputs, targets)]
+        parts = [
+            part
+            for metric in self.metrics
+            for part in ([0.0] * metric.size if isinstance(metric, ExactMatch) else metric.sums(outputs, targets))
+        ]
         return (loss, float(weight), float(predictions), *map(float, parts))
+
+    @property
+    def generates(self) -> bool:
+        """True if evaluations generate tokens."""
+        return any(isinstance(metric, ExactMatch) for metric in self.metrics)
+
+    def generated_sums(self, generated: Tensor, targets: Tensor) -> tuple[float, ...]:
+        """Return a batch's part of an evaluation, as `sums`, that depends on generated tokens, (batch, length)."""
+        parts = [
+            part
+            for metric in self.metrics
+            for part in (metric.matches(generated, targets) if isinstance(metric, ExactMatch) else [0.0] * metric.size)
+        ]
+        return (0.0, 0.0, 0.0, *map(float, parts))
 
     def results(self, sums: Sequence[float]) -> dict[str, float]:
         """Return the figures of an evaluation by name, from the sums over its batches, and the number of `predictions`."""
@@ -89,6 +108,18 @@ def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence
         ):
             raise ValueError(f"`metrics` must have names of their own, but {name!r} is there already.")
     return Task(found, made, judged_by, shape.has_ignored and isinstance(found, CrossEntropy))
+
+
+def answer_span(split: Split) -> tuple[int, int]:
+    """Return the first position of a target that counts in any sample, and the position after the last one."""
+    counted = np.zeros(0, bool)
+    for targets in _targets(split):
+        here = (targets != IGNORED).any(axis=0)
+        counted = here if not len(counted) else counted | here
+    places = np.flatnonzero(counted)
+    if not len(places):
+        raise ValueError("`data` must have test targets that count, but all are -100.")
+    return int(places[0]), int(places[-1]) + 1
 
 
 _AT_ONCE = 65_536  # targets that are read at once

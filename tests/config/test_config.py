@@ -381,8 +381,8 @@ REFUSED_BY_THE_PLAN = {
     ("batch_size=4096",): "`batch_size` must be at most the number of training samples (1437), but got 4096.",
     ("data=cifar10", "data.path=/nope"): "`data.path` must be a file or folder that exists, but got '/nope'.",
     ("data=cifar",): (
-        "Unknown data set 'cifar'. Known: cifar10, cifar100, digits, hf, images, table, text, topics, wikitext2; "
-        "your own is written `package.module:function`. Did you mean `cifar10`?"
+        "Unknown data set 'cifar'. Known: addition, brackets, cifar10, cifar100, copying, digits, hf, images, table, text, topics, "
+        "wikitext2; your own is written `package.module:function`. Did you mean `cifar10`?"
     ),
     ("data.foo=3",): "Unknown option `data.foo` of `digits`. Known: data.test_samples, data.train_samples.",
     ("model=cnm",): (

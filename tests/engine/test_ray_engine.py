@@ -67,6 +67,7 @@ def engine(ray):
                 "aqsgd-capacity",
                 "shared",
                 "gpt-dropout",
+                "answers",
                 "zero-bubble",
                 "custom",
                 "replicas",

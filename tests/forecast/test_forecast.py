@@ -329,7 +329,7 @@ def test_the_verdict_is_the_devices():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nothing", "--device", "A100"], "Unknown recipe 'nothing'. Known: digits-cnn"),
+        (["nothing", "--device", "A100"], "Unknown recipe 'nothing'. Known: addition-gpt, digits-cnn"),
         (["digits-cnn"], "Just one of `device` (T4, V100, "),
         (["digits-cnn", "--device", "A100", "--profile", "p.json"], "Just one of `device` (T4, V100, "),
         (["digits-cnn", "--device", "TPU"], "`device` must be one of T4, V100"),

@@ -70,7 +70,7 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nothing"], "Unknown recipe 'nothing'. Known: digits-cnn, gpt2-wikitext2, hf, optimus-cc"),
+        (["nothing"], "Unknown recipe 'nothing'. Known: addition-gpt, digits-cnn, gpt2-wikitext2, hf, optimus-cc"),
         (["missing.toml"], "There is no file 'missing.toml'."),
         (["digits-cnn", "densty=1"], "Unknown key `densty`. Known: name, model, data"),
         (["digits-cnn", "optimizer.lr=1"], "Unknown key `optimizer.lr`. Known: optimizer.name"),

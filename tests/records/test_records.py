@@ -48,6 +48,7 @@ GOLDEN = {
         "accuracy": "double",
         "perplexity": "double",
         "predictions": "int64",
+        "samples": "int64",
         "seconds": "double",
     },
     "links": {

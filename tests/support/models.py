@@ -64,3 +64,18 @@ def unread(shape) -> nn.Sequential:
 def untrained(shape) -> nn.Sequential:
     """A model of which every parameter is frozen."""
     return flat(shape).requires_grad_(False)
+
+
+def of_one_length(shape) -> nn.Sequential:
+    """A model that mixes the tokens of texts of one length, not causally."""
+    (length,) = shape.input_shape
+
+    class Mixes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Linear(length, length)
+
+        def forward(self, x):
+            return self.mix(x.transpose(1, 2)).transpose(1, 2)
+
+    return nn.Sequential(nn.Embedding(shape.num_classes, 8), Mixes(), nn.Linear(8, 8), nn.Linear(8, shape.num_classes))

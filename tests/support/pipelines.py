@@ -11,6 +11,11 @@ GPT = {
     "model": {"name": "gpt", "num_blocks": 3, "width": 16, "num_heads": 2},
     "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 16},
 }
+ANSWERS = {
+    "model": GPT["model"],
+    "data": {"name": "brackets", "length": 5, "kinds": 2, "train_samples": 64, "test_samples": 13},
+    "metrics": ["exact_match", "accuracy"],
+}
 TIED = {**GPT, "model": {**GPT["model"], "tied": True}}
 DROPOUT = {**GPT, "model": {**GPT["model"], "dropout": 0.2}}
 REPLICAS = {"num_replicas": 2, "num_microbatches": 2}
@@ -70,6 +75,7 @@ RUNS = {
     "gpt-tied": {**TIED, **ADAM},
     "gpt-tied-clip": {**TIED, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 0.1}},
     "gpt-dropout": {**DROPOUT, **ADAM},
+    "answers": {**ANSWERS, **ADAM, "forward": "AQSGD(Quantize(2, rounding='stochastic'))", "backward": "Quantize(4)"},
     "gpt-tied-muon": {**TIED, "loss": {"label_smoothing": 0.1}, "optimizer": {"name": "muon", "learning_rate": 1e-2}},
     "mlp-rmsprop": {"model": {"name": "mlp", "width": 8}, "optimizer": {"name": "rmsprop", "centered": True}},
     "bfloat16": {**GPT, "dtype": "bfloat16", "forward": "TopK(0.3)"},

@@ -54,6 +54,7 @@ def gpt2(tmp_path_factory):
 def test_every_recipe_is_tried_here():
     assert set(recipe_names()) == {
         "digits-cnn",
+        "addition-gpt",
         "topics-gpt",
         "resnet18-cifar10",
         "resnet18-cifar10-m4",
@@ -198,3 +199,11 @@ def test_optimus_cc_is_all_its_parts(tmp_path):
     assert factors.loc[3] == pytest.approx(1, rel=1e-3)  # but for the headers
     assert set(links[links["direction"] == "tied"]["stage"]) == {0, 3}
     assert run.evals["loss"].iloc[-1] < 3.6
+
+
+@pytest.mark.slow
+def test_a_gpt_learns_to_add(tmp_path):
+    run = train("addition-gpt", engine="inline", out=tmp_path / "run")
+    last = run.evals.iloc[-1]
+    assert last["exact_match"] >= 0.95
+    assert run.row["chance_exact_match"] < 0.05

@@ -368,8 +368,8 @@ def test_a_hub_that_cannot_be_reached_is_said(monkeypatch):
         (
             "digit",
             {},
-            "Unknown data set 'digit'. Known: cifar10, cifar100, digits, hf, images, table, text, topics, wikitext2; your own is "
-            "written `package.module:function`. Did you mean `digits`?",
+            "Unknown data set 'digit'. Known: addition, brackets, cifar10, cifar100, copying, digits, hf, images, table, text, topics, "
+            "wikitext2; your own is written `package.module:function`. Did you mean `digits`?",
         ),
         (
             "digits",
@@ -495,4 +495,5 @@ def test_wrong_image_files_are_refused(tmp_path):
 
 def test_every_data_set_is_tried_here():
     of_ones_own = {"hf", "images", "table"}  # in test_data_of_ones_own
-    assert set(DATASETS) == {"digits", "topics", "text", "wikitext2", "cifar10", "cifar100", *of_ones_own}
+    of_answers = {"addition", "brackets", "copying"}  # in test_answer_data
+    assert set(DATASETS) == {"digits", "topics", "text", "wikitext2", "cifar10", "cifar100", *of_ones_own, *of_answers}
