@@ -29,9 +29,10 @@ from raysim.config.reading import sentence
 from raysim.errors import InputError
 from raysim.files import is_file, read_text
 from raysim.network.profile import FORMAT, Profile
+from raysim.network.sharding import Sharded, Units, parse_sharding
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
-from raysim.network.topology import Network
+from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
 from raysim.schedules import Schedule, parse_schedule
 from raysim.schedules.arrays import OPS, make_table
@@ -51,6 +52,8 @@ class TimedStep:
     schedule: Schedule
     num_microbatches: int
     num_replicas: int
+    sharded: Sharded | None = None
+    """The units of sharded replicas."""
 
     @property
     def samples(self) -> int:
@@ -75,7 +78,7 @@ class TimedStep:
         try:
             return simulate(
                 self.schedule,
-                self.profile,
+                self._profile_on(network),
                 network,
                 num_microbatches=self.num_microbatches,
                 num_replicas=self.num_replicas,
@@ -83,6 +86,15 @@ class TimedStep:
             )
         except ValueError as error:
             raise InputError(str(error)) from None
+
+    def _profile_on(self, network: Network) -> Profile:
+        """Return the costs on a network: those of sharded replicas have gathers and scatters in their actions."""
+        if self.sharded is None:
+            return self.profile
+        table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
+        placement = Placement.spread(self.num_replicas * table.num_workers, network.num_hosts)
+        hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
+        return self.sharded.profiles(self.profile, table, hosts, [network])[0]
 
 
 class Timings(Strict):
@@ -135,7 +147,13 @@ class Timings(Strict):
     step_s: Seconds = 0.0
     """Seconds of every step outside of all else."""
     gradient_bytes: ByStage = 0.0
-    """Bytes of the gradients that replicas average."""
+    """Bytes of the gradients that replicas average, or scatter if they are sharded."""
+    sharding: str | None = None
+    """Division of a replica's parameters among replicas, such as FSDP(8)."""
+    parameter_bytes: ByStage = 0.0
+    """Bytes of the parameters that sharded replicas gather."""
+    units: Positive = 1
+    """Equal units of a stage that sharded replicas gather one by one, such as its blocks."""
     source: str = "timings by hand"
     """Where the figures come from."""
 
@@ -151,6 +169,11 @@ class Timings(Strict):
         parse_weights(value)
         return value
 
+    @field_validator("sharding")
+    @classmethod
+    def _parses_sharding(cls, value: str | None) -> str | None:
+        return value if value is None else repr(parse_sharding(value))
+
     @model_validator(mode="after")
     def _fits(self) -> Timings:
         whole, parts = self.backward_s is not None, (self.input_s is not None, self.weight_s is not None)
@@ -165,7 +188,22 @@ class Timings(Strict):
                 )
         if self.blocking_sends and not self.message_s:
             raise ValueError("`blocking_sends` keeps the sender busy for `message_s`, which must be given with it.")
+        self._check_sharding()
         return self
+
+    def _check_sharding(self) -> None:
+        bytes_given = np.any(self.parameter_bytes)
+        if self.sharding is None:
+            if bytes_given or self.units > 1:
+                raise ValueError(
+                    "`parameter_bytes` and `units` are of sharded replicas: add `sharding`, such as FSDP(8)."
+                )
+            return
+        parse_sharding(self.sharding).groups(self.num_replicas)
+        if not bytes_given or not np.any(self.gradient_bytes):
+            raise ValueError("`sharding` needs `parameter_bytes` to gather and `gradient_bytes` to scatter.")
+        if repr(parse_weights(self.weights)) != "Synchronous":
+            raise ValueError(f"`sharding` needs a flush between steps, which `weights` = {self.weights} does without.")
 
     def step(self) -> TimedStep:
         """Return the step of these costs; raises InputError if the schedule does not fit them."""
@@ -190,14 +228,14 @@ class Timings(Strict):
             encode_s=np.pad(encode_s, extra)[None, :, :, None],
             decode_s=np.pad(takes * self._by_stage(self.decode_s)[:, None], extra)[None, :, :, None],
             update_s=self._by_stage(self.update_s),
-            gradient_bytes=self._by_stage(self.gradient_bytes),
+            gradient_bytes=self._by_stage(0.0 if self.sharding else self.gradient_bytes),
             call_s=self.message_s if self.blocking_sends else 0.0,
             message_s=0.0 if self.blocking_sends else self.message_s,
             step_s=self.step_s,
             microbatch_samples=self.microbatch_samples,
             source=self.source,
         )
-        return timed_step(
+        step = timed_step(
             profile,
             self.schedule,
             self.num_microbatches,
@@ -205,6 +243,14 @@ class Timings(Strict):
             weight_share=self.weight_share,
             weights=self.weights,
         )
+        return replace(step, sharded=self._sharded())
+
+    def _sharded(self) -> Sharded | None:
+        if self.sharding is None:
+            return None
+        sizes = zip(self._by_stage(self.parameter_bytes), self._by_stage(self.gradient_bytes), strict=True)
+        units = tuple(Units.even(self.units, float(parameters), float(gradients)) for parameters, gradients in sizes)
+        return Sharded(parse_sharding(self.sharding), units)
 
     def _by_stage(self, value: float | Sequence[float] | None) -> NDArray[np.float64]:
         return np.broadcast_to(np.asarray(value, np.float64), (self.num_stages,))

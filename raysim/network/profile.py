@@ -27,7 +27,7 @@ from raysim.schedules.arrays import OPS
 
 Floats = NDArray[np.float64]
 
-COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "wire_bytes", "dense_bytes")
+COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "shard_s", "wire_bytes", "dense_bytes")
 STAGE_COSTS = ("update_s", "gradient_bytes", "bucketed_bytes", "method_s")
 SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s", "codec_bytes_per_s")
@@ -53,6 +53,8 @@ class Profile:
     """Seconds on the sender's clock to pack it."""
     cpu_s: Floats = field(default_factory=lambda: np.full(1, math.nan))
     """CPU seconds of the compute, over all its threads: read where cores are shared. NaN where not known: the wall seconds count."""
+    shard_s: Floats = field(default_factory=lambda: np.zeros(1))
+    """Seconds of `compute_s` in which sharded replicas wait for parameters and gradients: `raysim.network.sharding` adds them."""
     wire_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the packet that leaves the action."""
     dense_bytes: Floats = field(default_factory=lambda: np.zeros(1))
@@ -237,7 +239,7 @@ class Profile:
         """
         checked = {}
         for name, values in stacked.items():
-            check_choice("stacked", name, (*SECONDS, "method_s"))
+            check_choice("stacked", name, (*SECONDS, "shard_s", "method_s"))
             shape = () if name in OVERHEADS else np.shape(getattr(self, name))
             whole = _non_negative(name, np.asarray(values, np.float64))
             checked[name] = np.ascontiguousarray(np.broadcast_to(whole, (len(whole), *shape)))

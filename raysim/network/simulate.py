@@ -241,7 +241,7 @@ def _joined(profile: Profile, table: ActionTable) -> Profile:
     if apart.all():
         return profile
     changed: dict[str, Any] = {}
-    for name in ("compute_s", "cpu_s"):
+    for name in ("compute_s", "cpu_s", "shard_s"):
         costs = getattr(profile, name)
         costs = np.broadcast_to(costs, (*costs.shape[:3], table.num_microbatches)).copy()
         costs[:, :, 1] += np.where(apart, 0.0, costs[:, :, 2])

@@ -29,7 +29,7 @@ class WorkerTime(NamedTuple):
     contention_s: float
     """Work made longer by sharing cores."""
     wait_s: float
-    """Idle time in which the awaited packet was under way."""
+    """Idle time in which the awaited packet was under way, or the parameters and gradients of sharded replicas."""
     bubble_s: float
     """Idle time for any other reason: the packet was not made yet, or the row was done before the rows of other workers."""
     collective_s: float
@@ -143,9 +143,10 @@ class Timeline:
             idle = start - previous
             wait = np.clip(start - np.maximum(previous, made), 0.0, idle)
             codec = self._cost(profile.decode_s + profile.encode_s, r)
-            compute = self._cost(self._alone_s, r)
+            compute, shards = self._cost(self._alone_s, r), self._cost(profile.shard_s, r)
             overhead = np.where(self._sends, profile.call_s, 0.0)
             stretched = (end - start) - (codec + compute + overhead)
+            compute, wait = compute - shards, wait + shards
             for w in range(table.num_workers):
                 row = slice(*self.window[w])
                 compute_s, codec_s, overhead_s, contention_s, wait_s = (
@@ -244,7 +245,8 @@ class Timeline:
         profile = self.profile
         parts = [
             float(self.whole(profile.decode_s, replica)[key]),
-            float(self.whole(self._alone_s, replica)[key]),
+            float(self.whole(profile.shard_s, replica)[key]),
+            float(self.whole(self._alone_s - profile.shard_s, replica)[key]),
             float(self.whole(profile.encode_s, replica)[key]),
             profile.call_s if self._sends[index] else 0.0,
         ]
@@ -252,7 +254,7 @@ class Timeline:
         until = np.cumsum(parts)
         stretch = (end - start) / until[-1] if until[-1] else 1.0
         edges = [float(start), *(float(end if part == until[-1] else start + stretch * part) for part in until)]
-        return list(zip(("codec", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
+        return list(zip(("codec", "wire", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
 
     def explain(self) -> dict[str, float]:
         """Return the seconds of each kind on the critical path: the most that a speed-up of that kind could save."""

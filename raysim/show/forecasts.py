@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -98,11 +99,15 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         rate = f", {three_digits(timed.samples / timeline.step_s)} samples a second" if timed.samples else ""
         write_line(out, f"A step takes {format_seconds(timeline.step_s)} on {network}{rate}.")
     replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
+    stages = "1 stage" if timed.profile.num_stages == 1 else f"{timed.profile.num_stages} stages"
     write_line(
         out,
-        f"{timed.schedule!r}, {timed.profile.num_stages} stages, {timed.num_microbatches} microbatches{replicas}; "
-        f"{timed.profile.source or 'timings by hand'}.\n",
+        f"{timed.schedule!r}, {stages}, {timed.num_microbatches} microbatches{replicas}; "
+        f"{timed.profile.source or 'timings by hand'}.",
     )
+    if timed.sharded is not None:
+        write_line(out, sharding_words(timed, timelines))
+    write_line(out, "")
     table = Table("network", title="A step by network")
     for name in ("step", "pipeline", "collectives", "update and rest", "GPUs busy", "bubble", "busiest link"):
         table.add_column(name, justify="right")
@@ -128,6 +133,21 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         write_line(out, critical_words(network, timeline.explain()))
 
 
+def sharding_words(timed: TimedStep, timelines: Mapping[str, Timeline]) -> str:
+    """Return the bytes that the shards of a replica cost in a step, and the seconds on each network."""
+    assert timed.sharded is not None
+    whole = replace(timed, sharded=None)
+    added = [
+        f"{format_seconds(timeline.step_s - whole.simulate(timeline.network).step_s)} on {network}"
+        for network, timeline in timelines.items()
+    ]
+    sent = timed.sharded.sent_bytes(timed.num_replicas, timed.num_microbatches)
+    return (
+        f"{timed.sharded.sharding!r}: the workers of a replica send {format_bytes(sent)} of parameters and gradients a step, which "
+        f"adds {', '.join(added)}."
+    )
+
+
 def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, Any]:
     """Return the content of `show_timed`, for JSON."""
     timelines = [(network, timed.simulate(network)) for network in networks]
@@ -138,6 +158,7 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
         "num_replicas": timed.num_replicas,
         "samples": timed.samples,
         "source": timed.profile.source,
+        "sharded_bytes": timed.sharded.sent_bytes(timed.num_replicas, timed.num_microbatches) if timed.sharded else 0.0,
         "networks": [
             {
                 "network": repr(network),

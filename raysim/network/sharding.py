@@ -1,0 +1,267 @@
+"""Sharded replicas (FSDP, ZeRO-3): parameters gathered and gradients scattered unit by unit, within the actions of a step.
+
+A forward gathers the parameters of its units one after another, ahead of their compute; a backward gathers them in reverse, and
+scatters each unit's gradients when they are made. Collectives of a worker follow one another on its wire, in the order in which they
+are issued: with one unit of prefetch, the gather of the next unit leaves when a unit starts to compute, and before its scatter. An
+action ends when its last unit has computed and its last scatter is over, as torch's FSDP2 waits for it. With fewer shards than
+replicas (HSDP) the owners of a shard then sum it in a ring. Packets between stages and collectives do not slow one another down.
+
+>>> from raysim.network.profile import Profile
+>>> from raysim.network.presets import parse_network
+>>> from raysim.schedules import GPipe
+>>> from raysim.schedules.arrays import make_table
+>>> profile = Profile.uniform(num_stages=1, forward_s=4.0, backward_s=8.0)
+>>> sharded = Sharded(FSDP(2), (Units.even(4, gather_bytes=8e6, scatter_bytes=8e6),))
+>>> table, hosts = make_table(GPipe(), 1, 1), np.array([[0], [1]])
+>>> (slow,) = sharded.profiles(profile, table, hosts, [parse_network("8mbps")])  # a unit's gather takes a second, and so its scatter
+>>> slow.compute_s[0, 0, :, 0]
+array([ 5., 10.])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.network.collectives import round_of, round_seconds
+from raysim.network.exchanges import Pair, Rounds, all_gather_rounds, all_reduce_rounds
+from raysim.network.profile import Profile
+from raysim.network.topology import Network
+from raysim.notation import Notation, check_choice, check_integer, parse
+from raysim.schedules.arrays import OPS, ActionTable
+
+Floats = NDArray[np.float64]
+
+RESHARDS = ("forward", "backward", "step")
+FORWARD, BACKWARD, WEIGHTS = range(len(OPS))
+
+
+@dataclass(frozen=True, repr=False)
+class FSDP(Notation):
+    """Parameters, gradients and optimiser of a replica divided among `shards` replicas (ZeRO-3; Rajbhandari et al. 2020, 1910.02054).
+
+    With fewer shards than replicas, groups of `shards` replicas hold copies whose gradients are averaged (HSDP). `reshard_after`:
+    "forward" gathers parameters for every forward and again for its backward (ZeRO-3, `reshard_after_forward=True`); "backward" keeps
+    them from a forward to its backward; "step" gathers them once a step and scatters the accumulated gradients in the last backward,
+    as torch's pipelines do. `prefetch`: units gathered ahead of the computing one.
+
+    >>> FSDP(8), FSDP(4, reshard_after="step", prefetch=2)
+    (FSDP(8), FSDP(4, reshard_after='step', prefetch=2))
+    """
+
+    shards: int
+    reshard_after: str = "forward"
+    prefetch: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("reshard_after", self.reshard_after, RESHARDS)
+        self._coerce(
+            shards=check_integer("shards", self.shards, 1), prefetch=check_integer("prefetch", self.prefetch, 0)
+        )
+
+    def groups(self, num_replicas: int) -> int:
+        """Return the number of copies of the model; raises ValueError unless replicas fill them."""
+        groups, rest = divmod(num_replicas, self.shards)
+        if rest or not groups:
+            raise ValueError(f"`shards` of {self!r} must divide the number of replicas ({num_replicas}).")
+        return groups
+
+    def counts(self, num_microbatches: int) -> tuple[int, int]:
+        """Return how often a step gathers all parameters, and how often it scatters all gradients.
+
+        >>> [FSDP(8, each).counts(4) for each in RESHARDS]
+        [(8, 4), (4, 4), (1, 1)]
+        """
+        passes = 1 if self.reshard_after == "step" else num_microbatches
+        return passes * (2 if self.reshard_after == "forward" else 1), passes
+
+
+SHARDINGS: dict[str, type[FSDP]] = {FSDP.name(): FSDP}
+
+
+def parse_sharding(text: str) -> FSDP:
+    """Return the sharding that `text` writes, the inverse of `repr`; raises ValueError."""
+    return parse(text, SHARDINGS, kind="sharding")
+
+
+class Units(NamedTuple):
+    """The units of a stage whose parameters are gathered together, in the order of the forward."""
+
+    share: tuple[float, ...]
+    """Of the stage's seconds; they sum to 1."""
+    gather_bytes: tuple[float, ...]
+    """Of a unit's parameters as they are gathered."""
+    scatter_bytes: tuple[float, ...]
+    """Of its gradients as they are scattered, over all shards."""
+    codec_s: tuple[float, ...]
+    """Seconds to compress and decompress its gradients."""
+
+    @classmethod
+    def even(cls, count: int, gather_bytes: float, scatter_bytes: float) -> Units:
+        """Return equal units of a stage with so many bytes in all."""
+        return cls(
+            (1 / count,) * count, (gather_bytes / count,) * count, (scatter_bytes / count,) * count, (0.0,) * count
+        )
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The units of every stage of sharded replicas."""
+
+    sharding: FSDP
+    stages: tuple[Units, ...]
+    coded: bool = False
+    """Whether gradients are compressed for each owner and sent to it directly; otherwise they go round a ring."""
+
+    def sent_bytes(self, num_replicas: int, num_microbatches: int) -> float:
+        """Return the bytes that the workers of one replica send in a step.
+
+        With n shards, P bytes of parameters and G of gradients, a gather sends P (n - 1) / n and a scatter G (n - 1) / n. HSDP's sum
+        over R groups adds 2 (R - 1) / R G / n to each scatter.
+        """
+        shards, groups = self.sharding.shards, self.sharding.groups(num_replicas)
+        gathers, scatters = self.sharding.counts(num_microbatches)
+        gathered = sum(sum(units.gather_bytes) for units in self.stages)
+        scattered = sum(sum(units.scatter_bytes) for units in self.stages)
+        across = 2 * (groups - 1) / groups / shards
+        return gathers * gathered * (shards - 1) / shards + scatters * scattered * ((shards - 1) / shards + across)
+
+    def profiles(
+        self, profile: Profile, table: ActionTable, hosts: NDArray[np.int64], networks: Sequence[Network]
+    ) -> list[Profile]:
+        """Return the profile on each network: the seconds of its actions with those that gathers and scatters add.
+
+        `table`: the rows of a step. `hosts`: of each (replica, stage). Raises ValueError if replicas do not fill the groups.
+        """
+        self.sharding.groups(len(hosts))
+        once = self.sharding.reshard_after == "step"
+        shape = (*profile.compute_s.shape[:3], table.num_microbatches if once else profile.compute_s.shape[3])
+        whole = np.broadcast_to(profile.compute_s, shape)
+        busy = whole.copy()
+        seconds = np.repeat(whole[..., None], len(networks), axis=-1)
+        apart = shape[2] > WEIGHTS
+        for stage, units in enumerate(self.stages):
+            gather_s, scatter_s = self._seconds(units, profile, hosts[:, stage], networks)
+            first, last = _ends(table, stage) if once else (slice(None), slice(None))
+            plan = [(FORWARD, first, True, False)]
+            if self.sharding.reshard_after == "forward":
+                plan += [(BACKWARD, slice(None), True, not apart)]
+            elif not apart:
+                plan += [(BACKWARD, last, False, True)]
+            plan += [(WEIGHTS, last, False, True)] if apart else []
+            for op, chosen, gathers, scatters in plan:
+                ahead = op == FORWARD
+                order = slice(None) if ahead else slice(None, None, -1)
+                busy[:, stage, op, chosen] += sum(units.codec_s) if scatters else 0.0
+                seconds[:, stage, op, chosen] = chain_s(
+                    np.multiply.outer(np.array(units.share)[order], whole[:, stage, op, chosen, None]),
+                    gather_s[order] if gathers else None,
+                    scatter_s[order] if scatters else None,
+                    np.array(units.codec_s)[order],
+                    self.sharding.prefetch,
+                )
+        return [
+            replace(profile, compute_s=np.ascontiguousarray(each), shard_s=np.maximum(each - busy, 0.0))
+            for each in np.moveaxis(seconds, -1, 0)
+        ]
+
+    def _seconds(
+        self, units: Units, profile: Profile, hosts: NDArray[np.int64], networks: Sequence[Network]
+    ) -> tuple[Floats, Floats]:
+        """Return the seconds of each unit's gather, and of its scatter with the sum over groups: (unit, network)."""
+        shards, groups = self.sharding.shards, self.sharding.groups(len(hosts))
+
+        @cache
+        def of_size(size: float, scatters: bool) -> Floats:
+            if not size:
+                return np.zeros(len(networks))
+            rounds = (
+                _scatter_rounds(shards, groups, size, self.coded) if scatters else _gather_rounds(shards, groups, size)
+            )
+            total = np.zeros(len(networks))
+            for equal in rounds:
+                source, target = hosts[np.array(equal.pairs, np.int64).T]
+                each = round_of(source, target, np.full(len(source), equal.wire_bytes), profile.transport)
+                total += equal.times * round_seconds(each, networks)
+            return total
+
+        gathers = np.stack([of_size(size, False) for size in units.gather_bytes])
+        return gathers, np.stack([of_size(size, True) for size in units.scatter_bytes])
+
+
+def chain_s(
+    compute_s: Floats, gather_s: Floats | None, scatter_s: Floats | None, codec_s: Floats, prefetch: int
+) -> Floats:
+    """Return the seconds of an action: units compute in turn, each after its gather; collectives follow one another on a wire.
+
+    All by unit, in the order of their compute; further axes are lanes. The gather of unit i is issued when unit i - `prefetch` starts
+    (without prefetch, when unit i - 1 is done), the scatter of a unit when it is done.
+    """
+    lanes = np.broadcast_shapes(
+        compute_s.shape[1:], *(each.shape[1:] for each in (gather_s, scatter_s) if each is not None)
+    )
+    count = len(compute_s)
+    wire, done = np.zeros(lanes), np.zeros(lanes)
+    gathered: list[Floats] = []
+
+    def gather(issued: Floats | float) -> None:
+        nonlocal wire
+        if gather_s is not None and len(gathered) < count:
+            wire = np.maximum(wire, issued) + gather_s[len(gathered)]
+            gathered.append(wire)
+
+    for _ in range(prefetch):
+        gather(0.0)
+    for i in range(count):
+        if not prefetch:
+            gather(done)
+        start = done if gather_s is None else np.maximum(done, gathered[i])
+        if prefetch:
+            gather(start)
+        done = start + compute_s[i]
+        if scatter_s is not None:
+            done = done + codec_s[i]
+            wire = np.maximum(wire, done) + scatter_s[i]
+    found: Floats = np.maximum(done, wire)
+    return found
+
+
+def _ends(table: ActionTable, stage: int) -> tuple[int, int]:
+    """Return the microbatches of a stage's first forward and of its last backward, or W."""
+    own = table.stage == stage
+    last = WEIGHTS if (table.op[own] == WEIGHTS).any() else BACKWARD
+    forwards, backwards = (table.microbatch[own & (table.op == op)] for op in (FORWARD, last))
+    return int(forwards[0]), int(backwards[-1])
+
+
+def _gather_rounds(shards: int, groups: int, size: float) -> list[Rounds]:
+    """Return the rounds in which all groups gather `size` bytes, each replica holding a shard of them."""
+    return [
+        each._replace(pairs=_in_groups(each.pairs, shards, groups)) for each in all_gather_rounds(shards, size / shards)
+    ]
+
+
+def _scatter_rounds(shards: int, groups: int, size: float, coded: bool) -> list[Rounds]:
+    """Return the rounds that sum `size` bytes of gradients: within the groups for each owner, then over the groups."""
+    if coded and shards > 1:
+        inside = [Rounds(1, list(permutations(range(shards), 2)), size / shards)]
+    else:
+        inside = all_gather_rounds(shards, size / shards)  # a ring passes as many bytes whether it gathers or scatters
+    across = all_reduce_rounds(groups, size / shards)
+    return [
+        *(each._replace(pairs=_in_groups(each.pairs, shards, groups)) for each in inside),
+        *(
+            each._replace(pairs=[(a * shards + i, b * shards + i) for a, b in each.pairs for i in range(shards)])
+            for each in across
+        ),
+    ]
+
+
+def _in_groups(pairs: Sequence[Pair], shards: int, groups: int) -> list[Pair]:
+    return [(group * shards + a, group * shards + b) for group in range(groups) for a, b in pairs]
