@@ -85,7 +85,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
     )
     check_names(config, parts.boundaries)
     check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
-    answer = answer_span(data.test) if task.generates else (0, 0)
+    answer = answer_span(data.test, data.shape.given) if task.generates else (0, 0)
     if task.generates:
         check_generation(parts.stages, data.test, answer[0], data.shape.num_classes)
     schedule = config.executed_schedule

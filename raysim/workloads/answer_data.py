@@ -1,7 +1,8 @@
 """Tasks with one right answer: a prompt of tokens, and the tokens to generate after it. They are computed and need no files.
 
-The loss is that of the answer; targets within the prompt are -100 and do not count. The metric `exact_match` judges generated answers.
-Samples are drawn by counter-based random numbers from the options alone. All prompts differ, so no test sample occurs in training.
+The loss is that of the answer, targets within the prompt being -100, or with `whole` that of the whole text. The metric
+`exact_match` judges generated answers. Samples are drawn by counter-based random numbers from the options alone. All prompts differ, so
+no test sample occurs in training.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class AnswerSplit:
     tokens: Tokens  # (sample, length + 1)
     start: int  # the position of the answer's first token
     padding: int | None = None
+    whole: bool = False
+    """True if targets within the prompt count, too."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -55,15 +58,18 @@ class AnswerSplit:
         return torch.from_numpy(self.tokens[ids, :-1].astype(np.int64))
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the next tokens, (batch, length), with -100 where they do not belong to the answer."""
+        """Return the next tokens, (batch, length), with -100 where they do not count."""
         found = self.tokens[ids, 1:].astype(np.int64)
-        found[:, : self.start - 1] = IGNORED
+        if not self.whole:
+            found[:, : self.start - 1] = IGNORED
         if self.padding is not None:
             found[found == self.padding] = IGNORED
         return torch.from_numpy(found)
 
 
-def addition(*, digits: int = 2, reverse: bool = True, train_samples: int = 8000, test_samples: int = 500) -> Data:
+def addition(
+    *, digits: int = 2, reverse: bool = True, whole: bool = False, train_samples: int = 8000, test_samples: int = 500
+) -> Data:
     """Return sums of two numbers of `digits` digits, such as `27+15=240`: with `reverse` the answer's last digit comes first.
 
     Numbers have leading zeros, and an answer one digit more. There are 12 tokens: digits, `+` and `=`.
@@ -79,10 +85,12 @@ def addition(*, digits: int = 2, reverse: bool = True, train_samples: int = 8000
         plus, equals = np.array([[10]]), np.array([[11]])
         return _rows(next(numbers), plus, next(numbers), equals, answer[:, ::-1] if reverse else answer)
 
-    return _data(("addition", digits), make, 12, 2 * digits + 2, None, train_samples, test_samples)
+    return _data(("addition", digits), make, 12, 2 * digits + 2, None, whole, train_samples, test_samples)
 
 
-def copying(*, length: int = 8, symbols: int = 16, train_samples: int = 8000, test_samples: int = 500) -> Data:
+def copying(
+    *, length: int = 8, symbols: int = 16, whole: bool = False, train_samples: int = 8000, test_samples: int = 500
+) -> Data:
     """Return words of `length` random symbols, each followed by a separator and the same word."""
     length = check_integer("data.length", length, 1, _MOST_LENGTH)
     symbols = check_integer("data.symbols", symbols, 2, 255)
@@ -91,10 +99,12 @@ def copying(*, length: int = 8, symbols: int = 16, train_samples: int = 8000, te
         words = draw(length, symbols)
         return _rows(words, np.array([[symbols]]), words)
 
-    return _data(("copying", length, symbols), make, symbols + 1, length + 1, None, train_samples, test_samples)
+    return _data(("copying", length, symbols), make, symbols + 1, length + 1, None, whole, train_samples, test_samples)
 
 
-def brackets(*, length: int = 12, kinds: int = 3, train_samples: int = 8000, test_samples: int = 500) -> Data:
+def brackets(
+    *, length: int = 12, kinds: int = 3, whole: bool = False, train_samples: int = 8000, test_samples: int = 500
+) -> Data:
     """Return beginnings of balanced words of brackets, each followed by the brackets that close it, and an end token.
 
     A prompt has `length` brackets of `kinds` kinds, of which each next one opens or closes with equal chance (the Dyck language); the
@@ -119,7 +129,7 @@ def brackets(*, length: int = 12, kinds: int = 3, train_samples: int = 8000, tes
             rows[row, length : length + len(answer)] = answer
         return rows
 
-    return _data(("brackets", length, kinds), make, padding + 1, length, padding, train_samples, test_samples)
+    return _data(("brackets", length, kinds), make, padding + 1, length, padding, whole, train_samples, test_samples)
 
 
 def _data(
@@ -128,18 +138,22 @@ def _data(
     num_tokens: int,
     start: int,
     padding: int | None,
+    whole: bool,
     train_samples: int,
     test_samples: int,
 ) -> Data:
     """Return the first different samples that `make` draws; those to test on come first, whatever the number to train on."""
+    check_flag("data.whole", whole)
     test, train = (
         check_integer(f"data.{split}_samples", number, 1, _MOST_SAMPLES)
         for split, number in (("test", test_samples), ("train", train_samples))
     )
     tokens = _different(name, make, start, test + train)
     length = tokens.shape[1] - 1
-    shape = DataShape((length,), "int64", num_tokens, target_shape=(length,), has_ignored=True)
-    return Data(AnswerSplit(tokens[test:], start, padding), AnswerSplit(tokens[:test], start, padding), shape)
+    has_ignored = not whole or padding is not None
+    shape = DataShape((length,), "int64", num_tokens, target_shape=(length,), has_ignored=has_ignored, given=start - 1)
+    train_split, test_split = (AnswerSplit(rows, start, padding, whole) for rows in (tokens[test:], tokens[:test]))
+    return Data(train_split, test_split, shape)
 
 
 def _different(name: tuple[str | int, ...], make: Callable[[Draw], Tokens], start: int, wanted: int) -> Tokens:

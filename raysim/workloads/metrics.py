@@ -73,8 +73,10 @@ class Accuracy:
 class ExactMatch:
     """The share of samples whose greedily generated answer is right in every token.
 
-    An evaluation generates the answers, see `raysim.pipeline.generation`; targets of -100 are given, not generated.
+    An evaluation generates the answers, see `raysim.pipeline.generation`; the first `given` targets and those of -100 are given.
     """
+
+    given: int = 0
 
     @property
     def measure(self) -> Measure:
@@ -91,6 +93,7 @@ class ExactMatch:
     def matches(self, generated: Tensor, targets: Tensor) -> Sequence[float]:
         """Return the number of right answers and the number of answers; both tensors have shape (batch, length)."""
         counted = targets != IGNORED
+        counted[:, : self.given] = False
         answered = counted.any(dim=1)
         right = ((generated == targets) | ~counted).all(dim=1)
         return int((right & answered).sum()), int(answered.sum())
@@ -221,9 +224,9 @@ def make_metric(name: str, shape: DataShape) -> Metric:
     if ":" in name:
         return own_metric(name)
     classes, make = _METRICS[name]
-    if name == "exact_match" and not (shape.classifies and shape.target_shape and shape.has_ignored):
+    if name == "exact_match" and not (shape.classifies and shape.target_shape and (shape.has_ignored or shape.given)):
         raise ValueError(
-            "`metrics` can have 'exact_match' only if the targets are tokens, those of the given text -100: set `data` to "
+            "`metrics` can have 'exact_match' only if the targets are tokens, those of the prompt -100: set `data` to "
             "'addition', 'brackets' or 'copying', or to a function of your own with such targets."
         )
     if classes != shape.classifies:
@@ -264,7 +267,7 @@ def count(targets: Tensor) -> int:
 _METRICS: dict[str, tuple[bool, Callable[[DataShape], Metric]]] = {
     "accuracy": (True, lambda shape: Accuracy()),
     "top5_accuracy": (True, lambda shape: Accuracy(5)),
-    "exact_match": (True, lambda shape: ExactMatch()),
+    "exact_match": (True, lambda shape: ExactMatch(shape.given)),
     "f1": (True, lambda shape: F1(shape.num_classes)),
     "mae": (False, lambda shape: MeanAbsoluteError(shape.target_scale)),
     "r2": (False, lambda shape: R2(shape.num_classes)),

@@ -41,6 +41,7 @@ class DataShape(NamedTuple):
     num_tokens: int = 0  # tokens that inputs are made of; if 0, inputs are the classes themselves, or not tokens
     padding: int | None = None  # the token that fills up short inputs
     has_ignored: bool = False  # whether targets of -100 may occur, which do not count
+    given: int = 0  # first targets of a sample that belong to its prompt, and are never generated
 
     @property
     def classifies(self) -> bool:

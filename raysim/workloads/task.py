@@ -110,13 +110,13 @@ def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence
     return Task(found, made, judged_by, shape.has_ignored and isinstance(found, CrossEntropy))
 
 
-def answer_span(split: Split) -> tuple[int, int]:
-    """Return the first position of a target that counts in any sample, and the position after the last one."""
+def answer_span(split: Split, given: int) -> tuple[int, int]:
+    """Return the first position, from `given` on, of a target that counts in any sample, and the position after the last."""
     counted = np.zeros(0, bool)
     for targets in _targets(split):
         here = (targets != IGNORED).any(axis=0)
         counted = here if not len(counted) else counted | here
-    places = np.flatnonzero(counted)
+    places = given + np.flatnonzero(counted[given:])
     if not len(places):
         raise ValueError("`data` must have test targets that count, but all are -100.")
     return int(places[0]), int(places[-1]) + 1

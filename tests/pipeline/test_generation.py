@@ -19,6 +19,7 @@ from raysim.training.train import train
 CASES = {
     "addition": {"data": {"name": "addition", "digits": 1, "train_samples": 64, "test_samples": 30}},
     "brackets": {"data": {**ANSWERS["data"], "length": 7, "train_samples": 200, "test_samples": 41}},
+    "whole": {"data": {**ANSWERS["data"], "whole": True}},
     "interleaved": {"schedule": "Interleaved1F1B(2)", "num_stages": 4},
     "folded": {**ZBV, "data": ANSWERS["data"]},
     "one-stage": {"num_stages": 1, "forward": "Identity"},
@@ -29,12 +30,15 @@ def answered(engine, mode):
     """Return the share of right answers, from the stages' modules in a row, a codec at each boundary, token by token."""
     plan, test = engine.plan, engine.workload.data.test
     stages = {i: stage.module for worker in engine.workers for i, stage in worker.stages.items()}
-    right, first_only = [], []
+    right, forced = [], []
     for batch in range(plan.num_test_batches):
         ids = plan.evaluation_ids("test", batch)
         given, targets = test.inputs(ids, 0, 0, False), test.targets(ids)
         text, scored = given.clone(), torch.full_like(targets, -1)
+        counts = targets != -100
+        counts[:, : engine.workload.data.shape.given] = False
         places = np.flatnonzero((test.targets(np.arange(len(test))) != -100).any(0).numpy())
+        places = places[places >= engine.workload.data.shape.given]
         for place in range(places[0], places[-1] + 1):
             x = text[:, : place + 1]
             for index in range(plan.num_stages):
@@ -46,16 +50,16 @@ def answered(engine, mode):
                     x = codec.encode(x, derive_key(plan.config.seed, "generation", index, batch, place)).decode("cpu")
             scored[:, place] = x[:, -1].argmax(-1)
             if place + 1 < text.shape[1]:
-                text[:, place + 1] = torch.where(targets[:, place] == -100, given[:, place + 1], scored[:, place])
-        right += ((scored == targets) | (targets == -100)).all(1).tolist()
+                text[:, place + 1] = torch.where(~counts[:, place], given[:, place + 1], scored[:, place])
+        right += ((scored == targets) | ~counts).all(1).tolist()
         with torch.no_grad():
             y = given
             for index in range(plan.num_stages):
                 y = stages[index](y)
-        first_only += ((y.argmax(-1) == targets) | (targets == -100)).all(1).tolist()
+        forced += ((y.argmax(-1) == targets) | ~counts).all(1).tolist()
         for stage in stages.values():
             stage.train()
-    return right, first_only
+    return right, forced
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -76,6 +76,17 @@ def test_samples_are_the_same_for_all_and_none_is_tested_and_trained_on(name):
     )
 
 
+@pytest.mark.parametrize("name", ["addition", "brackets", "copying"])
+def test_whole_texts_have_the_same_answers(name):
+    answers, whole = load_data(name, SMALL, 0), load_data(name, {**SMALL, "whole": True}, 0)
+    ids, given = np.arange(60), whole.shape.given
+    inputs, targets = whole.test.inputs(ids, 0, 0, False), whole.test.targets(ids)
+    assert (targets[:, :given] == inputs[:, 1 : given + 1]).all()
+    assert (targets[:, given:] == answers.test.targets(ids)[:, given:]).all()
+    assert (answers.test.targets(ids)[:, :given] == -100).all()
+    assert whole.shape.has_ignored == bool((targets == -100).any())
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
