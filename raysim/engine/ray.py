@@ -106,6 +106,10 @@ class RayEngine(Engine):
             for worker, node in enumerate(self._nodes)
         ]
         self._enlist(*self._stored)
+        if (
+            self._private
+        ):  # of objects that its servers held, a driver would look for copies: Ray's core ends it, without a word
+            self._stored = ()
 
     def _name(self, worker: int) -> str:
         """Return the name of a worker's actor on Ray's dashboard, unique among those of a cluster."""
@@ -319,6 +323,10 @@ class RayEngine(Engine):
         if (loss := self.loss()) is not None:
             raise loss
         lost = lost_nodes(self._nodes)
+        if lost and self._private and self._watch is not None:  # its only node
+            self._watch.confirm()
+            if (loss := self.loss()) is not None:
+                raise loss
         if not lost:
             return first_reason(error)
         return " and ".join(f"node {node_address(node)} is lost with {self._stages_on(node)}" for node in lost)

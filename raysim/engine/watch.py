@@ -21,6 +21,7 @@ import psutil
 LOST_S = 20.0  # without an answer, and the head counts as lost; Ray's core waits for 60
 VITAL = ("gcs_server", "raylet")  # servers without which Ray ends
 STOPPED_LOOKS = 5  # in a row at which a server is stopped, and it counts as lost
+IN_ORDER_S = 10.0  # within which a server that is told to end has done so
 
 
 class Connected(NamedTuple):
@@ -52,6 +53,12 @@ class RayWatch(ABC):
     def look(self) -> bool:
         """Return whether the servers are lost, as far as it shows at once."""
         return self.lost
+
+    def confirm(self) -> None:
+        """Wait for the end of servers of which Ray says that they leave: SIGTERM ends a raylet in order, after up to a second."""
+        deadline = time.monotonic() + IN_ORDER_S
+        while not self.look() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def kill(self) -> None:
         """Kill what is left of servers that this process started; others are left alone."""
