@@ -1,7 +1,13 @@
-"""Rarely used codecs, a plug-in of raysim: the entry points of this distribution make their names known to its notation."""
+"""Rarely used codecs and replica methods, a plug-in of raysim, whose notation finds them by their entry points."""
 
+from raysim_contrib.asyncsparta import AsyncSPARTA
 from raysim_contrib.atomo import ATOMO
 from raysim_contrib.daq import DAQ
+from raysim_contrib.deco import DeCoSGD
+from raysim_contrib.dilocox import DiLoCoX
+from raysim_contrib.dion import Dion
+from raysim_contrib.edgc import EDGC
+from raysim_contrib.halos import HALoS
 from raysim_contrib.meanstd import MeanStd
 from raysim_contrib.mpc import MPC
 from raysim_contrib.outliers import Outliers
@@ -9,4 +15,19 @@ from raysim_contrib.tahquant import TAHQuant
 from raysim_contrib.tinyscript import TinyScript
 from raysim_contrib.zfp import ZFP
 
-__all__ = ["ATOMO", "DAQ", "MPC", "ZFP", "MeanStd", "Outliers", "TAHQuant", "TinyScript"]
+__all__ = [
+    "ATOMO",
+    "DAQ",
+    "EDGC",
+    "MPC",
+    "ZFP",
+    "AsyncSPARTA",
+    "DeCoSGD",
+    "DiLoCoX",
+    "Dion",
+    "HALoS",
+    "MeanStd",
+    "Outliers",
+    "TAHQuant",
+    "TinyScript",
+]
