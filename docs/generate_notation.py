@@ -22,18 +22,25 @@ from raysim.codecs import CODECS, Codec
 from raysim.compressors import COMPRESSORS, parse
 from raysim.notation import Notation
 from raysim.replication import METHODS, parse_replica_method
-from raysim.replication.method import ReplicaContext, average_together
+from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
 from raysim.weights import POLICIES, parse_weights
 
 FOLDER = Path(__file__).with_name("notation")
 
-VARYING = {"GraVAC", "MARINA"}  # replica methods whose bytes depend on the gradients of the run
+VARYING = {"EDGC", "GraVAC", "MARINA"}  # replica methods whose bytes depend on the gradients of the run
+
+
+def plug_ins(base: type[Notation]) -> dict[str, type[Notation]]:
+    """Return the classes of the plug-in raysim-contrib that derive from `base`."""
+    classes = {name: getattr(raysim_contrib, name) for name in raysim_contrib.__all__}
+    return {name: cls for name, cls in classes.items() if issubclass(cls, base)}
+
 
 CLASSES: dict[str, dict[str, type[Notation]]] = {
-    "codec": CODECS | {name: getattr(raysim_contrib, name) for name in raysim_contrib.__all__},
+    "codec": CODECS | plug_ins(Codec),
     "compressor": dict(COMPRESSORS),
-    "replica method": dict(METHODS),
+    "replica method": METHODS | plug_ins(ReplicaMethod),
     "schedule": dict(SCHEDULES),
     "weight policy": dict(POLICIES),
 }
@@ -106,10 +113,7 @@ def prose(cls: type[Notation]) -> str:
 def names_of(page: str) -> list[str]:
     """Return the names on a page, in the order of `ENTRIES`."""
     kind = PAGES[page].kind
-    names = list(ENTRIES[kind])
-    if kind != "codec":
-        return names
-    return [name for name in names if is_plug_in(CLASSES[kind][name]) == (page == "rare-codecs")]
+    return [name for name in ENTRIES[kind] if is_plug_in(CLASSES[kind][name]) == page.startswith("rare-")]
 
 
 def is_plug_in(cls: type[Notation]) -> bool:

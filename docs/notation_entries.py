@@ -207,6 +207,36 @@ ENTRIES = {
             "Tyagi, Swany 2023, arXiv:2305.12201",
             "A strength that adapts to what the gradient keeps. Needs a clock.",
         ),
+        "DiLoCoX": Entry(
+            "DiLoCoX(20, rank=64)",
+            "Qi et al. 2025, arXiv:2506.21263",
+            "Local steps that never wait for an exchange, at a few kilobytes each.",
+        ),
+        "HALoS": Entry(
+            "HALoS(5, sites=2, updates=4)",
+            "Kim et al. 2025, arXiv:2506.04531",
+            "Sites with fast links inside and slow links between them.",
+        ),
+        "AsyncSPARTA": Entry(
+            "AsyncSPARTA(delay=5)",
+            "Ajanthan et al. 2026 (AsyncMesh), arXiv:2601.22442",
+            "Links of high latency, if replicas may differ from one another.",
+        ),
+        "DeCoSGD": Entry(
+            "DeCoSGD(0.05, delay=2)",
+            "Lu et al. 2025, arXiv:2507.17346",
+            "Links of high latency, if all replicas must step alike.",
+        ),
+        "Dion": Entry(
+            "Dion(16)",
+            "Ahn et al. 2025, arXiv:2504.05295",
+            "Orthonormal updates like Muon's from two thin matrices; with plain SGD.",
+        ),
+        "EDGC": Entry(
+            "EDGC(16, window=100)",
+            "Yi et al. 2025, arXiv:2511.10333",
+            "PowerSGD with a rank that falls once the gradients' entropy settles.",
+        ),
     },
     "schedule": {
         "GPipe": Entry(
@@ -305,6 +335,14 @@ PAGES = {
         "A replica method averages the gradients of a stage over replicas, or their parameters after the optimiser's step. The factor "
         "compares the bytes sent by one of two replicas with those of an all-reduce, for a matrix of 512 x 512 in the eighth step. For "
         "methods that do not exchange in every step, it is the mean over a period.",
+    ),
+    "rare-replica-methods": Page(
+        "replica method",
+        "Rarely used replica methods",
+        "`replica_gradient`",
+        "These methods are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
+        "[the others](replica-methods.md). What was read of each paper, and what was guessed, is in "
+        "[replica methods of 2025 and 2026](../methods/replicas-2026.md).",
     ),
     "schedules": Page(
         "schedule",

@@ -22,7 +22,10 @@ from types import ModuleType
 from typing import Any
 
 GROUPS = ("raysim.codecs", "raysim.compressors", "raysim.replica_methods", "raysim.schedules")
-CONTRIB = ("ATOMO", "DAQ", "MPC", "MeanStd", "Outliers", "TAHQuant", "TinyScript", "ZFP")
+CONTRIB = (
+    *("ATOMO", "DAQ", "MPC", "MeanStd", "Outliers", "TAHQuant", "TinyScript", "ZFP"),
+    *("AsyncSPARTA", "DeCoSGD", "DiLoCoX", "Dion", "EDGC", "HALoS"),
+)
 """Names of the distribution raysim-contrib, for the sentence about it where it is not installed."""
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 

@@ -27,7 +27,7 @@ from raysim.analysis.pricing.job_costs import Costs
 from raysim.analysis.pricing.step_profiles import priced_profiles, resampled_profiles
 from raysim.analysis.pricing.targets import Target, best_value, steps_to_target
 from raysim.network.collectives import DIRECTIONS
-from raysim.network.overlap import averaging_words, hidden, without_exchange
+from raysim.network.overlap import averaging_words, overlapped, without_exchange
 from raysim.network.profile import Profile, mean_profile
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline, WorkerTime
@@ -185,13 +185,14 @@ class Replay:
         return self._step_s[key]
 
     def _priced_seconds(self, networks: Sequence[Network]) -> Floats:
-        profiles, delay = list(self.profiles.values()), int(self.row.get("exchange_delay") or 0)
-        seconds = self._seconds(profiles, networks)
-        if not delay:
-            return seconds
-        quiet_s = self._seconds([without_exchange(profile) for profile in profiles], networks)
-        codec_s = np.array([float(profile.method_s.max()) for profile in profiles])
-        return hidden(seconds, quiet_s, np.broadcast_to(codec_s, seconds.shape), delay)
+        profiles = list(self.profiles.values())
+        quiet, instant = [without_exchange(profile) for profile in profiles], [one.without_latency for one in networks]
+        return overlapped(
+            lambda whole, latent: self._seconds(profiles if whole else quiet, networks if latent else instant),
+            np.array([float(profile.method_s.max()) for profile in profiles]),
+            int(self.row.get("exchange_delay") or 0),
+            len(profiles) / max(1, int(self.exchanging.sum())),
+        )
 
     @cached_property
     def exchange_profile(self) -> Profile:

@@ -20,7 +20,7 @@ from raysim.forecast.replica_costs import EXCHANGE, Ending, ReplicaCost, endings
 from raysim.forecast.structure import data_of, structure_of
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory
-from raysim.network.overlap import averaging_words, hidden, without_exchange
+from raysim.network.overlap import averaging_words, overlapped, without_exchange
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
@@ -28,7 +28,7 @@ from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_real
-from raysim.pipeline.groups import exchange_delay
+from raysim.pipeline.groups import exchange_delay, exchange_interval
 from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
@@ -128,13 +128,17 @@ class Forecast:
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`, of whose exchange following steps may hide a part."""
         timeline = self.simulate(network, first=first, ending=ending)
-        if not self.exchange_delay:
-            return timeline.step_s
-        quiet = replace(
-            self, endings=(Ending(1.0, {name: getattr(without_exchange(timeline.profile), name) for name in EXCHANGE}),)
-        )
-        quiet_s = quiet.simulate(network, first=first).step_s
-        return hidden(timeline.step_s, quiet_s, float(timeline.profile.method_s.max()), self.exchange_delay)
+        costs = {name: getattr(without_exchange(timeline.profile), name) for name in EXCHANGE}
+        quiet, instant = replace(self, endings=(Ending(1.0, costs),)), network.without_latency
+
+        def seconds(exchanging: bool, latent: bool) -> float:
+            wires = network if latent else instant
+            if not exchanging:
+                return quiet.simulate(wires, first=first).step_s
+            return (timeline if latent else self.simulate(wires, first=first, ending=ending)).step_s
+
+        codec_s = float(timeline.profile.method_s.max())
+        return overlapped(seconds, codec_s, self.exchange_delay, exchange_interval(self.config))
 
     def run_s(self, network: Network) -> float:
         """Return the seconds of all training steps, without evaluations and checkpoints."""

@@ -7,7 +7,7 @@ collectives do not slow one another down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -94,14 +94,32 @@ def without_exchange(profile: Profile) -> Profile:
     return replace(profile, transfers=left, method_s=nothing, gradient_bytes=nothing, bucketed_bytes=nothing)
 
 
-def hidden(step_s: Seconds, quiet_s: Seconds, codec_s: Seconds, num_steps: int) -> Seconds:
+def hidden(
+    step_s: Seconds, quiet_s: Seconds, codec_s: Seconds, num_steps: int, busy_s: Seconds = 0.0, interval: float = 1.0
+) -> Seconds:
     """Return the seconds of a step whose exchange goes on under the next `num_steps` steps, as far as they last.
 
     `step_s`: with the exchange waited for at once. `quiet_s`: without an exchange. `codec_s`: of its codecs, which compute and are
-    not hidden. The steps that hide the exchange are taken to last as long as the step that sends it.
+    not hidden. `busy_s`: of its transfers without latency, for which the next exchange, `interval` steps later, waits.
+    The steps that hide the exchange are taken to last as long as the step that sends it.
 
-    >>> hidden(10.0, 2.0, 1.0, 3), hidden(10.0, 2.0, 1.0, 4)
-    (4.0, 3.0)
+    >>> hidden(10.0, 2.0, 1.0, 3), hidden(10.0, 2.0, 1.0, 4), hidden(10.0, 2.0, 1.0, 4, busy_s=5.0)
+    (4.0, 3.0, 6.0)
     """
     waited = step_s - quiet_s - codec_s - num_steps * quiet_s
-    return quiet_s + codec_s + waited * (waited > 0)
+    queued = busy_s - interval * quiet_s
+    longer = queued + (waited - queued) * (waited > queued)
+    return quiet_s + codec_s + longer * (longer > 0)
+
+
+def overlapped(seconds: Callable[[bool, bool], Seconds], codec_s: Seconds, num_steps: int, interval: float) -> Seconds:
+    """Return the seconds of a step whose exchange may last `num_steps` steps more, see `hidden`.
+
+    `seconds(exchanging, latent)` prices the step with or without its exchange, with or without the latencies of the network.
+    """
+    step_s = seconds(True, True)
+    if not num_steps:
+        return step_s
+    queued = num_steps > interval  # an exchange may still be under way when the next one is sent
+    busy_s = seconds(True, False) - seconds(False, False) - codec_s if queued else 0.0 * step_s
+    return hidden(step_s, seconds(False, True), codec_s, num_steps, busy_s, interval)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -157,6 +157,11 @@ class Network:
         np.fill_diagonal(matrix, 0.0)
         ports: Floats = np.maximum(matrix.max(axis=0), matrix.max(axis=1))
         return ports[:num_hosts]
+
+    @property
+    def without_latency(self) -> Network:
+        """The same wires without latency and jitter."""
+        return replace(self, latency_s=0.0, jitter_s=0.0)
 
     def p2p_s(self, source: int, target: int, wire_bytes: float) -> float:
         """Return the seconds of one message on an idle wire: latency and transfer, without burst and jitter."""

@@ -89,6 +89,13 @@ def exchange_period(config: RunConfig) -> int:
     return math.lcm(*(method.period for method in _taking_part(config)))
 
 
+def exchange_interval(config: RunConfig) -> float:
+    """Return the mean number of steps from one exchange of replicas to the next."""
+    methods, period = _taking_part(config), exchange_period(config)
+    count = sum(any(method.part(step) is not None for method in methods) for step in range(period))
+    return period / max(count, 1)
+
+
 def exchange_delay(config: RunConfig) -> int:
     """Return how many steps the exchanges of all stages may lag before a step waits for them.
 

@@ -14,12 +14,13 @@ from raysim.files import is_file
 from raysim.forecast.compute import datasheet_profile, recorded_profile
 from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.devices import DEVICES
-from raysim.network.overlap import hidden, without_exchange
+from raysim.network.overlap import overlapped, without_exchange
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.topology import Network
 from raysim.network.transport import parse_transport
+from raysim.pipeline.groups import exchange_interval
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
 
@@ -55,11 +56,15 @@ class Clock:
         if self.network is None:
             return seconds
         profile = self.profile(reports)
-        step_s, delay = self._simulated_s(self.network, profile), self.plan.exchange_delay
-        if not delay:
-            return step_s
-        quiet_s = self._simulated_s(self.network, without_exchange(profile))
-        return hidden(step_s, quiet_s, float(profile.method_s.max()), delay)
+        quiet, instant = without_exchange(profile), self.network.without_latency
+        return overlapped(
+            lambda exchanging, latent: self._simulated_s(
+                self.network if latent else instant, profile if exchanging else quiet
+            ),
+            float(profile.method_s.max()),
+            self.plan.exchange_delay,
+            exchange_interval(self.plan.config),
+        )
 
     def _simulated_s(self, network: Network, profile: Profile) -> float:
         return simulate(

@@ -21,13 +21,13 @@ from raysim_contrib import DAQ, MPC, ZFP, MeanStd, Outliers, TAHQuant, TinyScrip
 from raysim_contrib.zfp import blocks_of
 
 from raysim import plugins
-from raysim.codecs import CODECS, ErrorBounded, FixedPoint, Quantize
+from raysim.codecs import CODECS, Codec, ErrorBounded, FixedPoint, Quantize
 from raysim.codecs.draws import uniform
 from raysim.notation import parse
 from raysim.replication import parse_replica_method
 from raysim.testing import check_replica_method
 
-CLASSES = [getattr(raysim_contrib, name) for name in raysim_contrib.__all__]
+CLASSES = [cls for name in raysim_contrib.__all__ if issubclass(cls := getattr(raysim_contrib, name), Codec)]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ZFP_1_0_1 = {
     0.5: (2372, "5713af8b7051c4ef"),
