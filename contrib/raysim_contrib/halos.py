@@ -185,7 +185,7 @@ class _State:
         kept = {name: getattr(self, name) for name in ("merged", "server", "velocity", "server_velocity", "waiting")}
         agreed = {f"{AGREED}/{name}": x for name, x in _split(self.known, gradients).items()}
         start = {f"{_START}{name}": x for name, x in _split(self.site, gradients).items()}
-        return {**agreed, **start, **{name: x for name, x in kept.items() if x is not None}}
+        return {**agreed, **start, **{name: x.clone() for name, x in kept.items() if x is not None}}
 
 
 def _stepped(
