@@ -105,7 +105,7 @@ ROOMS = {
     "raysim.advice": ({*RUNS, "pipeline", "forecast"}, {"torch", "pydantic", "matplotlib"}),
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
-    "raysim_contrib": ({"codecs", "notation", "on_demand"}, {"torch", "numba"}),
+    "raysim_contrib": ({"codecs", "compressors", "notation", "on_demand", "replication"}, {"torch", "numba"}),
     "raysim.show": ({"advice", "analysis", "network", "notation", "quality", "records", "training", "units"}, {"rich"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
