@@ -11,6 +11,7 @@ from raysim.advice.evidence import known_word
 from raysim.advice.job import SAME, STATE_BYTES, Job, Layout, Way
 from raysim.errors import InputError
 from raysim.network.devices import DEVICES
+from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.network.uncertainty import MODEL_ERROR, NINE_TENTHS
 from raysim.units import format_bytes
@@ -24,6 +25,8 @@ LINKS = (
 """Codecs of activations and of gradients that are tried, the mildest first."""
 METHODS = ("TwoShot(Quantize(8))", "PowerSGD(8)", "ErrorFeedback(TopK(0.01))")
 """Methods of replicas that average in every step."""
+SCATTERS = ("Quantize(8)", "Quantize(4)")
+"""Codecs of the gradients that sharded replicas scatter, as `raysim.distributed.fsdp` does."""
 LOCAL_STEPS = (10, 100, 500)
 PAYS = 1.05
 """Speed-up over dense from which a setting is worth a study."""
@@ -155,7 +158,18 @@ def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[t
             )
     if own.replicas == 1 and any(method != SAME for *_, method in tried):
         raise InputError("`--try`: `replica_gradient` needs replicas, but the job is one pipeline: add --replicas 2.")
+    if own.sharding is not None:
+        for method in {method for *_, method in tried} - {SAME}:
+            _check_scatter(own, method)
     check_memory(job)
+
+
+def _check_scatter(layout: Layout, method: str) -> None:
+    """Raise InputError unless sharded replicas can exchange gradients by a method."""
+    local = method.startswith("DiLoCo")
+    if local != (layout.groups > 1):
+        remedy = "a codec such as Quantize(8)" if not local else "groups, as by --sharding 'FSDP(4)' of 8 replicas"
+        raise InputError(f"`--try`: {method} does not fit {layout}: it needs {remedy}.")
 
 
 def check_memory(job: Job) -> None:
@@ -179,9 +193,12 @@ def _pipeline(job: Job) -> Layout:
 
 
 def _others(job: Job, own: Layout) -> list[Layout]:
-    """Return further layouts of the hosts: one pipeline, replicas alone, two pipelines."""
+    """Return further layouts of the hosts: one pipeline, replicas alone, sharded replicas, two pipelines."""
     hosts = job.fleet.hosts
-    wanted = [Layout(hosts, 1), Layout(1, hosts)] + ([Layout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else [])
+    shards = [Layout(1, hosts, FSDP(hosts, each)) for each in ("forward", "step")]
+    wanted = [Layout(hosts, 1), Layout(1, hosts), *shards] + (
+        [Layout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else []
+    )
     possible = [each for each in wanted if each.workers <= job.model.num_layers and each != own]
     return [each for each in possible if job.batch % (each.replicas * job.microbatch) == 0]
 
@@ -192,6 +209,13 @@ def _ways(layout: Layout, local_steps: Sequence[int]) -> list[Way]:
     if layout.replicas == 1:
         return [Way(layout), *(Way(layout, *pair) for pair in links)]
     local = [f"DiLoCo({steps})" for steps in local_steps]
+    if layout.sharding is not None:
+        methods = SCATTERS if layout.groups == 1 else local
+        return [
+            Way(layout),
+            *(Way(layout, *pair) for pair in links[:2]),
+            *(Way(layout, method=each) for each in methods),
+        ]
     methods = local if links else [*METHODS, *local]
     middle = local[len(local) // 2] if local else SAME
     return [

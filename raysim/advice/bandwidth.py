@@ -38,16 +38,19 @@ class Needed(NamedTuple):
 
 def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     """Return the mean seconds of a step on each network."""
-    layout, kinds = way.layout, job.mixture(way)
+    layout, kinds, count = way.layout, job.mixture(way), job.num_microbatches(way.layout)
     if way.overlap or _differ(networks):
-        return sum((share * _run(job, layout, profile, networks) for share, profile in kinds), np.zeros(len(networks)))
+        return sum(
+            (share * _run(job, way, profile, networks, count, layout.replicas) for share, profile in kinds),
+            np.zeros(len(networks)),
+        )
     # replicas are alike, and exchange when all are done: one pipeline, and what the exchange adds to a step of one microbatch
-    alone = Layout(layout.workers, 1)
-    total = _run(job, alone, job.profile(way), networks, job.num_microbatches(layout))
-    if layout.replicas > 1:
-        quiet = _run(job, layout, job.profile(way), networks, 1)
+    total = _run(job, way, job.profile(way), networks, count, 1)
+    if kinds != [(1.0, job.profile(way))]:
+        unsharded = replace(way, layout=layout._replace(sharding=None))
+        quiet = _run(job, unsharded, job.profile(way), networks, 1, layout.replicas)
         for share, profile in kinds:
-            total += share * (_run(job, layout, profile, networks, 1) - quiet)
+            total += share * (_run(job, unsharded, profile, networks, 1, layout.replicas) - quiet)
     return total
 
 
@@ -56,23 +59,25 @@ def _differ(networks: Sequence[Network]) -> bool:
     return any(network.num_hosts is not None or network.jitter_s for network in networks)
 
 
-def _run(job: Job, layout: Layout, profile: Profile, networks: Sequence[Network], count: int | None = None) -> Floats:
-    """Return the seconds of a step of `count` microbatches, by default the job's."""
-    found: Floats = step_seconds(
-        job.schedule,
-        profile,
-        networks,
-        num_microbatches=count or job.num_microbatches(layout),
-        num_replicas=layout.replicas,
-    )[:, 0]
-    return found
+def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], count: int, replicas: int) -> Floats:
+    """Return the seconds of a step of `count` microbatches of so many replicas."""
+
+    def seconds(costs: Profile, on: Sequence[Network]) -> Floats:
+        found: Floats = step_seconds(job.schedule, costs, on, num_microbatches=count, num_replicas=replicas)[:, 0]
+        return found
+
+    if way.layout.sharding is None:
+        return seconds(profile, networks)
+    groups = [[network] for network in networks] if _differ(networks) else [networks]
+    own = [costs for group in groups for costs in job.on_networks(way, profile, group, count)]
+    return np.concatenate([seconds(costs, [network]) for costs, network in zip(own, networks, strict=True)])
 
 
 def quiet_steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     """Return the seconds of a step in which replicas exchange nothing."""
-    if _differ(networks):
-        return _run(job, way.layout, job.profile(way), networks)
-    return _run(job, Layout(way.layout.workers, 1), job.profile(way), networks, job.num_microbatches(way.layout))
+    unsharded = replace(way, layout=way.layout._replace(sharding=None))
+    replicas = way.layout.replicas if _differ(networks) else 1
+    return _run(job, unsharded, job.profile(way), networks, job.num_microbatches(way.layout), replicas)
 
 
 class Parts(NamedTuple):

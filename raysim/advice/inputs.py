@@ -13,6 +13,7 @@ from raysim.advice.recipe_shape import RecipeModel
 from raysim.advice.shapes import ModelShape, read_shape
 from raysim.config import ConfigError, read_config
 from raysim.errors import InputError
+from raysim.network.sharding import parse_sharding
 from raysim.network.transport import calibrated_transport
 from raysim.notation import check_real
 from raysim.schedules import parse_schedule
@@ -91,17 +92,30 @@ def make_job(
     return Job(model, fleet, rows, batch, microbatch, efficiency, calibrated_transport(transport), recompute, dtype)
 
 
-def parse_layout(job: Job, stages: int | None, replicas: int | None) -> Layout | None:
-    """Return the layout of `--stages` and `--replicas`, of which one may be missing; None if both are. Raises InputError."""
-    if stages is None and replicas is None:
+def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: str | None = None) -> Layout | None:
+    """Return the layout of `--stages`, `--replicas` and `--sharding`; None if all are missing. Raises InputError.
+
+    Of stages and replicas one may be missing; with `--sharding` alone, all hosts are replicas.
+    """
+    if stages is None and replicas is None and sharding is None:
         return None
     hosts = job.fleet.hosts
+    if stages is None and replicas is None:
+        stages = 1
     given = stages if stages is not None else replicas
     assert given is not None
     if given < 1 or hosts % given:
         name = "--stages" if stages is not None else "--replicas"
         raise InputError(f"`{name}` must divide the {hosts} hosts of {job.fleet!r}, but got {given}.")
-    return Layout(stages or hosts // given, replicas or hosts // given)
+    layout = Layout(stages or hosts // given, replicas or hosts // given)
+    if sharding is None:
+        return layout
+    try:
+        shards = parse_sharding(sharding)
+        shards.groups(layout.replicas)
+    except ValueError as error:
+        raise InputError(f"`--sharding`: {error}") from None
+    return layout._replace(sharding=shards)
 
 
 def parse_setting(text: str) -> tuple[str, str, str]:

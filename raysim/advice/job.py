@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -10,10 +11,12 @@ import numpy as np
 
 from raysim.advice.fleet import Fleet
 from raysim.advice.packets import exchange_of, link_messages, sum_exchanges
-from raysim.advice.shapes import StageCost
+from raysim.advice.stage_cost import StageCost
 from raysim.config import read_config
 from raysim.errors import InputError
 from raysim.network.profile import Profile
+from raysim.network.sharding import FSDP, Sharded, Units
+from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import DDP, Averaging, Transport
 from raysim.schedules import Schedule
 from raysim.schedules.actions import peak_in_flight
@@ -27,6 +30,8 @@ UPDATE_BYTES = 28
 """That the optimiser moves through the memory of a GPU for each parameter: it reads 16 and writes 12 or more."""
 RECOMPUTED_SHARE = 2 / 34
 """Of the tensors that a block saves, with recomputation: its input alone."""
+ROW_VALUES = 1024
+"""Values of a row by which the packet of a shard, one flat tensor, is counted."""
 SAME = "Identity"
 FEW_MICROBATCHES = 4
 """Of each worker, from which on no more are in flight at once, unless all are."""
@@ -60,12 +65,20 @@ class Layout(NamedTuple):
 
     workers: int
     replicas: int
+    sharding: FSDP | None = None
+    """Division of a replica's parameters among replicas."""
 
     def __str__(self) -> str:
         """Return the layout in words."""
         if self.replicas == 1:
             return f"1 pipeline of {self.workers}"
-        return f"{self.replicas} replicas" if self.workers == 1 else f"{self.replicas} pipelines of {self.workers}"
+        words = f"{self.replicas} replicas" if self.workers == 1 else f"{self.replicas} pipelines of {self.workers}"
+        return words if self.sharding is None else f"{words}, {self.sharding!r}"
+
+    @property
+    def groups(self) -> int:
+        """Copies of the model."""
+        return self.replicas if self.sharding is None else self.sharding.groups(self.replicas)
 
 
 @dataclass(frozen=True)
@@ -170,11 +183,56 @@ class Job:
         transport = replace(self.transport, averaging=DDP if way.overlap else Averaging())
         return profile.over(transport, way.layout.workers * way.layout.replicas)
 
+    @lru_cache(maxsize=64)  # noqa: B019
+    def sharded(self, way: Way) -> Sharded:
+        """Return the units of a sharded layout: parameters gathered in the type of activations, gradients scattered in float32."""
+        sharding, coded = way.layout.sharding, way.layout.groups == 1 and way.method != SAME
+        assert sharding is not None
+        stages = []
+        for stage in self.stages(way.layout):
+            counts = np.array([unit.num_parameters for unit in stage.units], np.float64)
+            scatter_bytes, work = GRADIENT_BYTES * counts, np.zeros(len(counts))
+            if coded:  # the codes that a replica sends to each owner
+                parts = {count: self._scattered(way.method, int(count), sharding.shards) for count in set(counts)}
+                scatter_bytes, work = np.array([parts[count] for count in counts]).T
+            flops = sum(unit.forward_flops for unit in stage.units) or 1.0
+            stages.append(
+                Units(
+                    share=tuple(unit.forward_flops / flops for unit in stage.units),
+                    gather_bytes=tuple((self._value_bytes * counts).tolist()),
+                    scatter_bytes=tuple(scatter_bytes.tolist()),
+                    codec_s=tuple((work / self.fleet.codec_bytes_per_s).tolist()),
+                )
+            )
+        return Sharded(sharding, tuple(stages), coded, sums_groups=way.method == SAME)
+
+    def _scattered(self, method: str, num_parameters: int, shards: int) -> tuple[float, float]:
+        """Return the bytes of a unit's coded gradients over all shards, and the work of its codecs on the packets for other owners."""
+        rows = num_parameters // shards // ROW_VALUES or 1
+        packet, _ = link_messages(method, SAME, (1, rows, ROW_VALUES), "float32")
+        share = num_parameters / shards / (rows * ROW_VALUES)
+        work = (shards - 1) * share * (packet.encode_work + packet.decode_work)
+        return shards * share * packet.wire_bytes, work
+
+    @property
+    def _value_bytes(self) -> int:
+        """Bytes of a parameter as it is gathered."""
+        return 4 if self.dtype == "float32" else 2
+
+    def on_networks(self, way: Way, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
+        """Return the costs of a step of `count` microbatches on each network, the gathers and scatters of shards in its actions."""
+        sharded, layout = self.sharded(way), way.layout
+        table = make_table(self.schedule, len(sharded.stages), count)
+        hosts = Placement.spread(layout.workers * layout.replicas, networks[0].num_hosts)
+        by_stage = np.array(replica_hosts(hosts, layout.workers), np.int64)[:, table.owner]
+        return sharded.profiles(profile, table, by_stage, networks)
+
     @lru_cache(maxsize=256)  # noqa: B019
     def mixture(self, way: Way) -> list[tuple[float, Profile]]:
         """Return the kinds of step of a way, each with its share of all steps: with one exchange of replicas or another, or none."""
-        profile, replicas = self.profile(way), way.layout.replicas
-        if replicas == 1:
+        profile, replicas = self.profile(way), way.layout.groups
+        shards = way.layout.replicas // replicas
+        if replicas == 1 or (shards > 1 and way.method == SAME):
             return [(1.0, profile)]
         stages = [
             sum_exchanges(
@@ -185,7 +243,7 @@ class Job:
         kinds = max(map(len, stages))
         found = []
         for kind in range(kinds):
-            transfers = [stage[kind].transfers(number, replicas) for number, stage in enumerate(stages)]
+            transfers = [stage[kind].transfers(number, replicas, shards) for number, stage in enumerate(stages)]
             work_s = [stage[kind].work / self.fleet.codec_bytes_per_s for stage in stages]
             costs: dict[str, Any] = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
             if way.overlap:  # a ring in place of the messages that are listed
@@ -210,9 +268,24 @@ class Job:
             saved = held[number] * stage.saved_bytes
             if self.recompute:  # inputs alone, and the block that is computed again
                 saved = RECOMPUTED_SHARE * saved + stage.saved_bytes / max(self.model.num_layers // len(stages), 1)
-            state = STATE_BYTES * stage.num_parameters + self._method_bytes(way, stage)
+            state = self._state_bytes(way.layout, stage) + self._method_bytes(way, stage)
             totals[owner[number]] += state + saved + stage.workspace_bytes
         return max(totals)
+
+    def _state_bytes(self, layout: Layout, stage: StageCost) -> float:
+        """Return the bytes of a stage's weights, gradients and Adam; of a shard of them, and of what is gathered at once."""
+        if layout.sharding is None:
+            return STATE_BYTES * stage.num_parameters
+        sizes = [unit.num_parameters for unit in stage.units]
+        ahead = layout.sharding.prefetch + 1
+        gathered = max(sum(sizes[i : i + ahead]) for i in range(len(sizes)))
+        made = max(sizes)
+        if layout.sharding.reshard_after != "forward":
+            gathered = sum(sizes)
+        if layout.sharding.reshard_after == "step":
+            made = sum(sizes)
+        shard = STATE_BYTES * stage.num_parameters / layout.sharding.shards
+        return shard + self._value_bytes * gathered + GRADIENT_BYTES * made
 
     @lru_cache(maxsize=64)  # noqa: B019
     def _in_flight(self, layout: Layout) -> tuple[int, ...]:
@@ -229,8 +302,9 @@ class Job:
         """Return the bytes that the method of replicas remembers for a stage."""
         if way.layout.replicas == 1 or way.method == SAME:
             return 0
-        method = _method(way.method)
-        return sum(count * method.memory_bytes({"weight": shape}) for shape, count in stage.parameters.items())
+        method, shards = _method(way.method), way.layout.replicas // way.layout.groups
+        whole = sum(count * method.memory_bytes({"weight": shape}) for shape, count in stage.parameters.items())
+        return int(whole) // shards
 
     def fits(self, way: Way) -> bool:
         """Return whether every host holds its part."""

@@ -87,13 +87,19 @@ class Exchange:
     work: float
     """Bytes of dense tensors that the codecs of one replica go over."""
 
-    def transfers(self, stage: int, num_replicas: int) -> Transfers:
-        """Return the messages between all replicas of a stage."""
-        pairs = [(a, b) for a in range(num_replicas) for b in range(num_replicas) if a != b]
+    def transfers(self, stage: int, num_replicas: int, shards: int = 1) -> Transfers:
+        """Return the messages between all replicas of a stage; each may consist of `shards` replicas, which send a shard each."""
+        pairs = [
+            (a * shards + i, b * shards + i)
+            for a in range(num_replicas)
+            for b in range(num_replicas)
+            for i in range(shards)
+            if a != b
+        ]
         found = np.zeros(len(pairs) * len(self.pair_bytes), TRANSFER)
         for turn, size in enumerate(self.pair_bytes):
             mine = found[turn * len(pairs) : (turn + 1) * len(pairs)]
-            mine["round"], mine["wire_bytes"] = turn, size
+            mine["round"], mine["wire_bytes"] = turn, size / shards
             mine["source_replica"], mine["target_replica"] = np.array(pairs).T
         found["direction"], found["source_stage"], found["target_stage"], found["stage"] = (
             DIRECTIONS[0],

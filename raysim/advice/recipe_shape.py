@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from raysim.advice.shapes import StageCost
+from raysim.advice.stage_cost import StageCost, Unit
 from raysim.config import RunConfig
 from raysim.errors import InputError
 from raysim.forecast.structure import data_of, structure_of
@@ -65,6 +65,7 @@ def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost
     found = []
     for stage, (module, used) in enumerate(zip(parts.stages, parts.footprints(two_parts=True), strict=True)):
         flops = float(parts.flops_forward[stage])
+        layers = parts.shadow.layers[slice(*parts.spans[stage])]
         found.append(
             StageCost(
                 forward_flops=flops,
@@ -73,6 +74,10 @@ def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost
                 saved_bytes=used.saved,
                 workspace_bytes=max(used.forward, used.backward, used.weights, used.first) - used.saved,
                 output=outputs[stage],
+                units=tuple(
+                    Unit(float(layer.flops), sum(parameter.numel() for parameter in part.parameters()))
+                    for layer, part in zip(layers, module.children(), strict=True)
+                ),
             )
         )
     return tuple(found)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raysim.advice.stage_cost import Shapes, StageCost, Unit, count_values
 from raysim.errors import InputError
 from raysim.files import is_file, read_text
 from raysim.notation import check_integer, known_words
@@ -20,41 +21,6 @@ LONGEST = 8192  # tokens of a training sequence, if the model's positions allow 
 SAVED_FACTOR = 34
 """Bytes that a block keeps of each value of its input for the backward, in 16 bits with flash attention (Korthikanti et al. 2022,
 2205.05198: 34 s b h, without the scores' 5 a s^2 b)."""
-
-Shapes = Counter[tuple[int, ...]]
-"""Shapes of parameters, with the number of each."""
-
-
-class StageCost(NamedTuple):
-    """One stage for one microbatch."""
-
-    forward_flops: float
-    """Two for each multiplication and addition; a causal mask saves none."""
-    weight_flops: float
-    """Of the forward, those that multiply by parameters: as many as the weight gradients take."""
-    parameters: Shapes
-    saved_bytes: float
-    """From the forward to the backward."""
-    workspace_bytes: float
-    """Besides, within one action."""
-    output: tuple[int, ...]
-    """Shape of the activation that the stage sends on."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of values that the stage learns."""
-        return count_values(self.parameters)
-
-
-def count_values(shapes: Shapes) -> int:
-    """Return the number of values in tensors of these shapes."""
-    total = 0
-    for shape, count in shapes.items():
-        size = count
-        for length in shape:
-            size *= length
-        total += size
-    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +136,7 @@ class ModelShape:
         head = 2.0 * tokens * self.vocabulary * self.width
         blocks = _shares(self.layers, num_stages, head / (weights + attention))
         values = float(tokens * self.width)
+        block, embedding = count_values(self.block), count_values(self.embedding)
         found = []
         for stage, count in enumerate(blocks):
             first, last = stage == 0, stage == num_stages - 1
@@ -179,6 +146,10 @@ class ModelShape:
                 parameters += self.head
                 if self.tied and not first:
                     parameters[self.vocabulary, self.width] += 1
+            units = [Unit(0.0, embedding)] if first else []
+            units += [Unit(weights + attention, block)] * count
+            ends = count_values(parameters) - count * block - (embedding if first else 0)
+            units += [Unit(head, ends)] if last else []
             found.append(
                 StageCost(
                     forward_flops=count * (weights + attention) + (head if last else 0.0),
@@ -189,6 +160,7 @@ class ModelShape:
                     if last
                     else 0.0,  # logits: 16 bits, and their gradient in 32
                     output=(samples, self.length, self.width),
+                    units=tuple(units),
                 )
             )
         return found

@@ -37,6 +37,9 @@ def advise(
     vocabulary: Annotated[int | None, typer.Option(help="Its tokens.")] = None,
     stages: Annotated[int | None, typer.Option(help="Hosts of a pipeline [default: all].")] = None,
     replicas: Annotated[int | None, typer.Option(help="Pipelines [default: hosts / stages].")] = None,
+    sharding: Annotated[
+        str | None, typer.Option(help="Parameters divided among replicas, as FSDP does: FSDP(8), HSDP by FSDP(4).")
+    ] = None,
     schedule: Annotated[str, typer.Option(help="Order of forwards and backwards.")] = "1F1B",
     batch: Annotated[int | None, typer.Option(help="Samples of a step [default: 8 a host, or the recipe's].")] = None,
     microbatch: Annotated[
@@ -90,7 +93,7 @@ def advise(
     advice = ask(
         job,
         networks,
-        layout=parse_layout(job, stages, replicas),
+        layout=parse_layout(job, stages, replicas, sharding),
         local_steps=_steps(local_steps),
         tried=[parse_setting(text) for text in tried or []],
     )

@@ -118,6 +118,8 @@ class Sharded:
     stages: tuple[Units, ...]
     coded: bool = False
     """Whether gradients are compressed for each owner and sent to it directly; otherwise they go round a ring."""
+    sums_groups: bool = True
+    """Whether groups sum their gradients after each scatter; without it they train apart, as in local steps."""
 
     def sent_bytes(self, num_replicas: int, num_microbatches: int) -> float:
         """Return the bytes that the workers of one replica send in a step.
@@ -129,7 +131,7 @@ class Sharded:
         gathers, scatters = self.sharding.counts(num_microbatches)
         gathered = sum(sum(units.gather_bytes) for units in self.stages)
         scattered = sum(sum(units.scatter_bytes) for units in self.stages)
-        across = 2 * (groups - 1) / groups / shards
+        across = 2 * (groups - 1) / groups / shards if self.sums_groups else 0.0
         return gathers * gathered * (shards - 1) / shards + scatters * scattered * ((shards - 1) / shards + across)
 
     def profiles(
@@ -181,9 +183,10 @@ class Sharded:
         def of_size(size: float, scatters: bool) -> Floats:
             if not size:
                 return np.zeros(len(networks))
-            rounds = (
-                _scatter_rounds(shards, groups, size, self.coded) if scatters else _gather_rounds(shards, groups, size)
-            )
+            rounds = _gather_rounds(shards, groups, size)
+            if scatters:
+                rounds = _scatter_rounds(shards, groups, size, self.coded)
+                rounds += _sum_rounds(shards, groups, size) if self.sums_groups else []
             total = np.zeros(len(networks))
             for equal in rounds:
                 source, target = hosts[np.array(equal.pairs, np.int64).T]
@@ -248,18 +251,17 @@ def _gather_rounds(shards: int, groups: int, size: float) -> list[Rounds]:
 
 
 def _scatter_rounds(shards: int, groups: int, size: float, coded: bool) -> list[Rounds]:
-    """Return the rounds that sum `size` bytes of gradients: within the groups for each owner, then over the groups."""
-    if coded and shards > 1:
-        inside = [Rounds(1, list(permutations(range(shards), 2)), size / shards)]
-    else:
-        inside = all_gather_rounds(shards, size / shards)  # a ring passes as many bytes whether it gathers or scatters
-    across = all_reduce_rounds(groups, size / shards)
+    """Return the rounds in which all groups sum `size` bytes of gradients for their owners."""
+    if not coded or shards == 1:
+        return _gather_rounds(shards, groups, size)  # a ring passes as many bytes whether it gathers or scatters
+    return [Rounds(1, _in_groups(list(permutations(range(shards), 2)), shards, groups), size / shards)]
+
+
+def _sum_rounds(shards: int, groups: int, size: float) -> list[Rounds]:
+    """Return the rounds in which the owners of each shard sum it over the groups."""
     return [
-        *(each._replace(pairs=_in_groups(each.pairs, shards, groups)) for each in inside),
-        *(
-            each._replace(pairs=[(a * shards + i, b * shards + i) for a, b in each.pairs for i in range(shards)])
-            for each in across
-        ),
+        each._replace(pairs=[(a * shards + i, b * shards + i) for a, b in each.pairs for i in range(shards)])
+        for each in all_reduce_rounds(groups, size / shards)
     ]
 
 

@@ -88,6 +88,7 @@ def advice_figures(advice: Advice) -> dict[str, Any]:
             {
                 "workers": row.way.layout.workers,
                 "replicas": row.way.layout.replicas,
+                "sharding": None if row.way.layout.sharding is None else repr(row.way.layout.sharding),
                 "setting": str(row.way),
                 "memory_bytes": row.memory_bytes,
                 "fits": row.fits,
