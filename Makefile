@@ -40,6 +40,7 @@ lint: .venv/installed-dev
 
 types: .venv/installed-dev
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 # The distributions, from an archive of each, checked, and raysim tried in an environment that has nothing else.
 dist: .venv/installed

@@ -34,7 +34,7 @@ def filled(text: str, blocks: dict[str, str]) -> str:
     for name, block in blocks.items():
         text, count = re.subn(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-            lambda match, block=block: f"{match[1]}\n{block}\n\n{match[2]}",
+            lambda match, block=block: f"{match[1]}\n{block}\n\n{match[2]}",  # type: ignore[misc]
             text,
             flags=re.S,
         )

@@ -31,7 +31,7 @@ def pipeline(table: Table, row: Table, column: str, overhead_s: float) -> float:
     workers, count, chunks = row["num_stages"], row["num_microbatches"], row["stages_per_worker"]
     times = {name: row[name] for name in ("forward_s", "input_s", "weight_s")}
     parts = chunks if column == "interleaved" else 1
-    orders = {
+    orders: dict[str, dict[str, Any]] = {
         "1F1B": {"schedule": "1F1B"},
         "interleaved": {"schedule": f"Interleaved1F1B({parts})"},
         "ZB-2p": {"schedule": "ZBH2", "weights": "PostValidated"},

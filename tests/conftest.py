@@ -1,5 +1,6 @@
 """One Ray for the whole suite, on CPUs that are only counted."""
 
+import logging
 import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -30,7 +31,7 @@ def pytest_collection_modifyitems(items):
 def ray():
     import ray
 
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield ray
     ray.shutdown()
 

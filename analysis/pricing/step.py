@@ -23,8 +23,7 @@ from raysim.analysis.data.jobs import PRICED, Job
 from raysim.analysis.data.recording import Recording
 from raysim.analysis.data.work import Floats
 from raysim.analysis.pricing.estimates import BOUNDS, Estimate
-from raysim.analysis.pricing.job_costs import Costs
-from raysim.analysis.pricing.step_profiles import priced_profiles, resampled_profiles
+from raysim.analysis.pricing.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.analysis.pricing.targets import Target, best_value, steps_to_target
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.overlap import averaging_words, overlapped, without_exchange

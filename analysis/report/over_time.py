@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -32,7 +32,7 @@ MOST_RUNS = 4  # with figures of their decisions; the table has all runs
 MOST_LINES = 6  # places with lines of their own; the other layers share one
 MOST_DECISIONS = 400  # points of a line
 
-Curve = pd.DataFrame  # columns step, sent_bytes, value, sd: a setting's mean over seeds
+Curve: TypeAlias = "pd.DataFrame"  # columns step, sent_bytes, value, sd: a setting's mean over seeds
 
 DECISION_COLUMNS = (
     Column("run"),

@@ -9,6 +9,8 @@ import typer
 
 from raysim.cli.exits import fail
 from raysim.cli.options import (
+    Compute,
+    ComputeProfile,
     JsonFile,
     Networks,
     StudyTransport,
@@ -92,13 +94,8 @@ def report(
     only: Annotated[
         bool, typer.Option("--only", help="Leave out the presets that stand beside the networks given.")
     ] = False,
-    profile: Annotated[
-        Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
-    ] = None,
-    compute: Annotated[
-        str,
-        typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
-    ] = "auto",
+    profile: ComputeProfile = None,
+    compute: Compute = "auto",
     transport: StudyTransport = None,
     trust: Trust = None,
 ) -> None:

@@ -117,6 +117,14 @@ Trust = Annotated[
     ),
 ]
 
+Compute = Annotated[
+    str, typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs).")
+]
+
+ComputeProfile = Annotated[
+    Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
+]
+
 JsonFile = Annotated[Path | None, typer.Option("--json", callback=check_file, help="Write the figures here.")]
 
 TraceFile = Annotated[

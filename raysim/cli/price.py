@@ -12,6 +12,8 @@ import typer
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
+    Compute,
+    ComputeProfile,
     JsonFile,
     Networks,
     ProfileOut,
@@ -54,13 +56,8 @@ def replay(
             help="The folder whose runs of the same job share their compute with it [default: the study or folder it lies in]."
         ),
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
-    ] = None,
-    compute: Annotated[
-        str,
-        typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs)."),
-    ] = "auto",
+    profile: ComputeProfile = None,
+    compute: Compute = "auto",
     transport: Transport = "ray",
     averaging: Averaging = None,
     bandwidths: Annotated[

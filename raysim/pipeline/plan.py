@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
@@ -19,7 +20,6 @@ from raysim.network.memory import StageMemory
 from raysim.pipeline.groups import Group, exchange_delay, exchange_period, takes_part
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import learning_rate
-from raysim.pipeline.origin import FROM_SCRATCH, Origin
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import BoundaryTensors
@@ -30,6 +30,23 @@ from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
 """By tied parameter: its owners, each a stage and the parameter's name there."""
+
+
+class Origin(NamedTuple):
+    """The start of a run's steps: 0, or the checkpoint of another run from which it branches."""
+
+    first_step: int = 0
+    rate_steps: int | None = None
+    """Steps over which the learning rate was planned; None for those of the run itself."""
+    rate_epochs: int | None = None
+    """Epochs over which it was planned, instead of steps."""
+    model_seed: int | None = None
+    """Seed from which the model was made; None for the run's own."""
+    memories_from: int = 0
+    """Step at which the memories of compressors and replica methods began empty."""
+
+
+FROM_SCRATCH = Origin()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from raysim.config.boundaries import named
 from raysim.pipeline.generation import check_generation
 from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise
-from raysim.pipeline.origin import FROM_SCRATCH, Origin
-from raysim.pipeline.plan import Plan, averaged_shapes, tied_owners
+from raysim.pipeline.plan import FROM_SCRATCH, Origin, Plan, averaged_shapes, tied_owners
 from raysim.pipeline.stage import Constrained
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules import Row

@@ -20,8 +20,7 @@ from raysim.distributed.exchange import Channel, build_alike
 from raysim.nn.boundary import DIRECTIONS
 from raysim.probing.branching import Branch, Stateful, branches
 from raysim.probing.candidates import DENSE, GradientCandidate, LinkCandidate, check_gradients
-from raysim.probing.folder import write_candidate
-from raysim.probing.sample import Sample, has_halves, in_parts, together
+from raysim.probing.sample import Sample, has_halves, in_parts, together, write_candidate
 from raysim.probing.station import GradientStation, Sampling, Station
 from raysim.probing.stopwatch import PipelineStage
 from raysim.schedules.csv import rows_to_csv

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from raysim.config.keys import run_keys
 from raysim.notation import CONTROL, REPLACED, check_size, printable, shown
+from raysim.records.schema import OWN_COLUMNS
 
 NEEDED = ("schema_version", "seed", "status")
 """Columns without which a `run.parquet` is somebody else's."""
@@ -32,38 +33,6 @@ _KINDS = {key.name: key.kind for key in run_keys()}
 SEEDS = ("seed", "model_seed")
 _COUNTS = ("num_stages", "num_microbatches", "num_replicas")
 _NOTATIONS = ("forward", "backward", "replica_gradient", "schedule", "weights")
-_INTEGERS = (
-    *("schema_version", "restarts", "resumed", "diverged_step", "exchange_period", "exchange_delay"),
-    *("first_step", "rate_steps", "model_seed", "memories_from"),
-    *("device_forecast_bytes", "device_peak_bytes", "wire_bytes", "dense_bytes", "steps_done", "probe_every"),
-)
-_TEXTS = (
-    *(
-        "run_id",
-        "parent",
-        "started_at",
-        "host",
-        "python",
-        "raysim",
-        "torch",
-        "ray",
-        "numpy",
-        "status",
-        "engine",
-        "device_kind",
-    ),
-    *(
-        "device_name",
-        "device_capability",
-        "driver",
-        "cuda",
-        "diverged_at",
-        "warning",
-        "error",
-        "schedule_rows",
-        "measures",
-    ),
-)
 
 
 def check_row(table: pa.Table) -> None:
@@ -149,15 +118,9 @@ def _kind(name: str) -> str | None:
     """Return the kind of value of a column of `run.parquet`; None if it may hold anything."""
     if name in _KINDS:
         return _KINDS[name]
-    if name in _INTEGERS:
-        return "int"
-    if name in _TEXTS:
-        return "str"
-    if name == "probe":
-        return "bool"
-    return (
-        "float" if name in ("seconds", "start_s", "probe_overhead") or name.startswith(("final_", "chance_")) else None
-    )
+    if name in OWN_COLUMNS:
+        return OWN_COLUMNS[name]
+    return "float" if name.startswith(("final_", "chance_")) else None
 
 
 _WORDS = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"} | {

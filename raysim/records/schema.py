@@ -148,20 +148,25 @@ _KINDS: dict[str, pa.DataType] = {
     "list[float]": pa.list_(pa.float64()),
     "list[str]": pa.list_(pa.string()),
 }
-# Columns of `run.parquet` beside the configuration that may be null.
+OWN_COLUMNS: dict[str, str] = {
+    **dict.fromkeys(("schema_version", "restarts", "resumed", "exchange_period", "exchange_delay"), "int"),
+    **dict.fromkeys(("first_step", "rate_steps", "model_seed", "memories_from"), "int"),
+    **dict.fromkeys(("wire_bytes", "dense_bytes", "steps_done", "probe_every", "diverged_step"), "int"),
+    **dict.fromkeys(("device_forecast_bytes", "device_peak_bytes"), "int"),  # of the worker with the most GPU memory
+    **dict.fromkeys(("run_id", "started_at", "host", "status", "engine", "measures"), "str"),
+    **dict.fromkeys(("python", "raysim", "torch", "ray", "numpy", "device_kind"), "str"),
+    **dict.fromkeys(("device_name", "device_capability", "driver", "cuda"), "str"),  # of a GPU
+    "parent": "str",  # the run from which a branch goes on
+    "schedule_rows": "str",  # of a custom schedule, as its file had them
+    **dict.fromkeys(("diverged_at", "error"), "str"),
+    "warning": "str",  # the first one of the run, such as a link's fidelity below zero
+    **dict.fromkeys(("seconds", "start_s", "probe_overhead"), "float"),
+    "probe": "bool",
+}
+"""The kinds of the columns of `run.parquet` beside the configuration, as `Key.kind`; further ones may hold anything."""
 _NULLABLE = {
-    "parent": pa.string(),  # the run from which a branch goes on
-    "schedule_rows": pa.string(),  # of a custom schedule, as its file had them
-    "device_name": pa.string(),  # of a GPU, as the three that follow
-    "device_capability": pa.string(),
-    "driver": pa.string(),
-    "cuda": pa.string(),
-    "device_forecast_bytes": pa.int64(),  # of the worker that needs most of a GPU's memory
-    "device_peak_bytes": pa.int64(),  # the most that a worker held
-    "diverged_step": pa.int64(),
-    "diverged_at": pa.string(),
-    "warning": pa.string(),  # the first one of the run, such as a link's fidelity below zero
-    "error": pa.string(),
+    *("parent", "schedule_rows", "device_name", "device_capability", "driver", "cuda", "device_forecast_bytes"),
+    *("device_peak_bytes", "diverged_step", "diverged_at", "warning", "error"),
 }
 
 
@@ -173,7 +178,7 @@ def run_schema(row: dict[str, object]) -> pa.Schema:
 
 def _type_of(name: str, value: object) -> pa.DataType:
     if name in _NULLABLE:
-        return _NULLABLE[name]
+        return _KINDS[OWN_COLUMNS[name]]
     if value is None or name.startswith("final_"):
         return pa.float64()
     return (

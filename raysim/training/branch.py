@@ -18,8 +18,7 @@ from torch import nn
 
 from raysim.config import ConfigError, RunConfig, as_row, keys_of, run_keys
 from raysim.config.start import Start
-from raysim.pipeline.origin import Origin
-from raysim.pipeline.plan import Plan
+from raysim.pipeline.plan import Origin, Plan
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
 from raysim.places import in_bucket, local_path

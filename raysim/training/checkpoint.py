@@ -19,6 +19,7 @@ from torch import Tensor
 
 from raysim.files import write_through
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
+from raysim.places import Place
 from raysim.records import RecordsError
 from raysim.replication.method import AGREED
 
@@ -157,7 +158,7 @@ def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
     return CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error}).")
 
 
-def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
+def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
     """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
 
     Where a method lets replicas differ, they are the parameters on which replicas agreed last, or else the mean. BatchNorm
@@ -171,7 +172,7 @@ def load_weights(run_folder: str | Path) -> dict[str, Tensor]:
     >>> weights["conv1.0.weight"].shape
     torch.Size([16, 1, 3, 3])
     """
-    found = checkpoints(Path(run_folder) / "checkpoints")
+    found = checkpoints(Path(str(run_folder)) / "checkpoints")
     if not found:
         raise CheckpointError(f"There is no checkpoint in {run_folder}.")
     weights: dict[str, list[Tensor]] = {}

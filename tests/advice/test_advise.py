@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ SHAPE = ModelShape(layers=8, width=256, length=512, vocabulary=1000, heads=4)
 SLOW, NEAR, FAR = parse_network("1gbps+1ms"), parse_network("1gbps+10us"), parse_network("four-regions")
 
 
-def job(schedule: str = "1F1B", devices: str = "4xA100", **changes: object) -> Job:
-    fields = {"batch": 32, "microbatch": 1, "efficiency": 0.4, "transport": NCCL} | changes
+def job(schedule: str = "1F1B", devices: str = "4xA100", **changes: Any) -> Job:
+    fields: dict[str, Any] = {"batch": 32, "microbatch": 1, "efficiency": 0.4, "transport": NCCL} | changes
     return Job(SHAPE, Fleet.parse(devices), parse_schedule(schedule), **fields)
 
 
@@ -120,7 +121,7 @@ def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: s
     own = job(schedule)
     networks = [SLOW, parse_network("100mbps"), FREE]
     count = own.num_microbatches(way.layout)
-    counts = {"num_microbatches": count, "num_replicas": way.layout.replicas}
+    counts: dict[str, Any] = {"num_microbatches": count, "num_replicas": way.layout.replicas}
 
     def whole_s(profile: Profile) -> NDArray[np.float64]:
         if way.layout.sharding is None:
@@ -129,7 +130,7 @@ def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: s
         pairs = zip(costs, networks, strict=True)
         return np.array([step_seconds(own.schedule, each, [network], **counts)[0, 0] for each, network in pairs])
 
-    expected = sum(share * whole_s(profile) for share, profile in own.mixture(way))
+    expected: Any = sum(share * whole_s(profile) for share, profile in own.mixture(way))
     assert steps_s(own, way, networks) == pytest.approx(expected, rel=1e-9)
     for network, step_s in ((SLOW, expected[0]), (FAR, steps_s(own, way, [FAR])[0])):
         parts = parts_of(own, way, network)

@@ -43,7 +43,7 @@ def test_a_file_is_priced_as_the_profile_of_its_figures(text: str) -> None:
 
 
 def test_steps_may_follow_without_a_flush() -> None:
-    thirds = {
+    thirds: dict[str, Any] = {
         "num_stages": 4,
         "num_microbatches": 8,
         "forward_s": 1.0,

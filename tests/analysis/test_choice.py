@@ -1,6 +1,7 @@
 """The front, the safe settings, where they pay and what matters: on constructed data of known truth."""
 
 import math
+from typing import Any
 
 import numpy as np
 import optuna
@@ -218,7 +219,7 @@ def test_all_runs_are_priced_under_their_names_and_against_their_dense_ones(real
 def test_break_even_is_the_bandwidth_at_which_both_are_equal(real):
     (row,) = break_even(load(real), "1gbps").dropna(subset="step_s").to_dict("records")
     one, dense = in_company([real / "sparse", real / "dense"])
-    even = one.break_even_bps(dense, parse_network("1gbps"))
+    even: Any = one.break_even_bps(dense, parse_network("1gbps"))
     assert (row["break_even_bps"], row["break_even_low_bps"], row["break_even_high_bps"]) == even
     expected = "always" if math.isinf(even.low) else "never" if even.high == 0 else "below" if even.low > 0 else None
     assert row["pays"] == (expected or "not distinguishable")

@@ -1,6 +1,7 @@
 """The rule's errors by simulation: settings at the margin are rarely called safe, whatever the shape of their differences."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_a_job_of_many_settings_needs_fewer_seeds():
 @given(st.integers(2, 12), st.integers(2, 8), st.integers(0, 2**32))
 def test_what_settings_lend_depends_neither_on_order_nor_on_unit(settings, seeds, seed):
     rng = np.random.default_rng(seed)
-    harms = rng.normal(0, 0.3, (settings, seeds))
+    harms: Any = rng.normal(0, 0.3, (settings, seeds))
     found = priors(harms, [0.01] * settings, 0.5)
     turned = priors(harms[::-1], [0.01] * settings, 0.5)[::-1]
     scaled = priors(1000 * harms, [10.0] * settings, 500.0)
@@ -79,7 +80,7 @@ def test_what_settings_lend_depends_neither_on_order_nor_on_unit(settings, seeds
 @given(st.integers(2, 20), st.integers(3, 8), st.integers(0, 2**32))
 def test_a_borrowed_spread_never_narrows_the_error_of_what_was_seen(settings, seeds, seed):
     """Borrowing adds degrees of freedom; it takes nothing from the spread of the setting itself."""
-    harms = np.random.default_rng(seed).normal(0, 0.3, (settings, seeds))
+    harms: Any = np.random.default_rng(seed).normal(0, 0.3, (settings, seeds))
     for values, prior in zip(harms, priors(harms, [0.0] * settings, 0.5), strict=True):
         alone, borrowed = bounds(values, 0.5 + 1e-9), bounds(values, 0.975, 0.0, prior)
         assert borrowed.high >= borrowed.mean == alone.mean
@@ -88,7 +89,10 @@ def test_a_borrowed_spread_never_narrows_the_error_of_what_was_seen(settings, se
 
 def test_settings_far_from_the_margin_or_alike_to_dense_lend_and_borrow_nothing():
     rng = np.random.default_rng(0)
-    near = rng.normal(0, 0.2, (5, 5))
+    near: Any = rng.normal(0, 0.2, (5, 5))
+    harmful: Any
+    exact: Any
+    single: Any
     harmful, exact, single = rng.normal(30, 9, 5), rng.normal(0, 1e-6, 5), np.array([0.1])
     found = priors([*near, harmful, exact, single], [0.0] * 8, 1.0)
     assert found[5:] == [ALONE] * 3 or ((found[5], found[7]) == (ALONE, ALONE) and found[6].freedom == 0)
@@ -100,6 +104,8 @@ def test_settings_far_from_the_margin_or_alike_to_dense_lend_and_borrow_nothing(
 
 def test_other_seeds_of_the_job_lend():
     rng = np.random.default_rng(0)
+    choices: Any
+    confirmed: Any
     choices, confirmed = rng.normal(0, 0.2, (6, 4)), rng.normal(0, 0.2, (1, 5))
     (alone,) = priors(confirmed, [0.0], 1.0)
     (lent,) = priors(confirmed, [0.0], 1.0, [(values, 0.0) for values in choices])

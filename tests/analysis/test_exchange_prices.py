@@ -1,6 +1,7 @@
 """Prices of runs whose replicas exchange in some steps only: clock, forecast and replay agree, step by step."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,9 @@ def test_replay_prices_a_whole_period(small, tmp_path) -> None:
     for step, profile in priced.profiles.items():
         frozen = clock.profile(reports[step])
         shape = (*frozen.compute_s.shape[:3], config.num_microbatches)
-        taken = {name: np.broadcast_to(getattr(frozen, name), shape) for name in COSTS if not name.endswith("_bytes")}
+        taken: dict[str, Any] = {
+            name: np.broadcast_to(getattr(frozen, name), shape) for name in COSTS if not name.endswith("_bytes")
+        }
         same = dataclasses.replace(profile, **taken, method_s=frozen.method_s, update_s=frozen.update_s)
         found = simulate(priced.schedule, same, network).step_s
         assert found == pytest.approx(clock.step_s(reports[step], 0.0), rel=1e-9)

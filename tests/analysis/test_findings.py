@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -101,7 +102,7 @@ def measures(values=100.0, slowdown=1.0, factors=(), reach=0.0, sent=()):
 
 
 # Claim; accuracies in points, with compression on, then off where that differs; what is measured besides.
-SUPPORTED = {
+SUPPORTED: dict[str, Any] = {
     "gradients-milder": ({AB: 90, BA: 85}, {}, None),
     "asymmetry-of-range": ({MINMAX: 80, MINMAX_SWAPPED: 90, ABSMAX: 89, ABSMAX_SWAPPED: 89}, {}, None),
     "ten-per-cent": ({DENSE: 90, both("TopK(0.1)"): 88, both("TopK(0.05)"): 70, both("TopK(0.02)"): 60}, {}, None),
@@ -124,7 +125,7 @@ SUPPORTED = {
     "fused-embedding": ({DENSE: 90, FUSED: 90}, {}, measures(sent=(4.0, 3.0))),
     "double-buffered": ({DENSE: 90, BUFFERED: 90}, {}, measures(slowdown=-20.0)),
 }
-CONTRADICTED = {
+CONTRADICTED: dict[str, Any] = {
     "gradients-milder": [({AB: 85, BA: 90}, {}, None)],
     "asymmetry-of-range": [
         ({MINMAX: 80, MINMAX_SWAPPED: 90, ABSMAX: 80, ABSMAX_SWAPPED: 90}, {}, None),

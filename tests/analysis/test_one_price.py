@@ -99,9 +99,9 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
     name = f"{setting} / Identity"  # the report's row
     settings = table(page, "job1-settings")
     titles = [column.text for column in settings.columns]
-    cells = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == name)
-    assert cells["step"].value.values[NETWORK] == pytest.approx(step_s, rel=1e-12)
-    assert cells["speed-up"].value.values[NETWORK] == pytest.approx(faster, rel=1e-9)
+    row = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == name)
+    assert row["step"].value.values[NETWORK] == pytest.approx(step_s, rel=1e-12)
+    assert row["speed-up"].value.values[NETWORK] == pytest.approx(faster, rel=1e-9)
     assert "pooled over 4 runs" in settings.caption
 
     (said,) = page.decisions([NETWORK])  # its sentences

@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_the_chance_with_borrowed_spread_is_no_more_than_the_share_that_is_safe(
         borrowed = priors([each.values for each in drawn], [0.0] * count, MARGIN)
         freedoms.append(borrowed[0].freedom)
         safe += judge(drawn, [MARGIN] * count, priors=borrowed)[0].where == "below"
-    spread = Spread(deviation, 0.0, MARGIN, "", float(np.median(freedoms)))
+    spread = Spread(deviation, 0.0, MARGIN, "", float(np.median(np.array(freedoms))))
     alone = chance_of_safe(spread._replace(freedom=0.0), seeds, settings=count)
     assert alone + 0.2 < chance_of_safe(spread, seeds, settings=count) < safe / TRIES + 0.05
 
@@ -96,11 +97,12 @@ def test_the_spread_is_that_of_the_differences_from_dense_and_the_chance_is_told
     assert pooled == pytest.approx(math.sqrt((deviation**2 + worse**2) / 2))
 
     store = SimpleNamespace(out=str(tmp_path))
-    sweep = SimpleNamespace(
+    sweep: Any = SimpleNamespace(
         store=store, rows=[SimpleNamespace(trial=1, runs=near), SimpleNamespace(trial=0, runs=["0-s0"])]
     )
     study = SimpleNamespace(seeds=range(3, 43), baselines=[SimpleNamespace(name=name) for name in ("dense", "trial-1")])
-    show_power(sweep, SimpleNamespace(study=study))
+    confirmation: Any = SimpleNamespace(study=study)
+    show_power(sweep, confirmation)
     sound, half = (chance_of_safe(found, 40, settings=1, harm=harm) for harm in (0, 0.25))
     assert capsys.readouterr().out == (
         "1 setting will be compared with dense on held-out seeds 3 to 42. With the spread of the seeds that chose, 1.00 points of "

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +41,7 @@ ALWAYS, NEVER = Target("accuracy", 0.0), Target("accuracy", 2.0)
 def runs(tmp_path_factory):
     """Return the folders of a compressed and a dense run, and of a GPT with tied parameters."""
     folder = tmp_path_factory.mktemp("runs")
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "sparse": {"forward": "TopK(0.1)", "backward": "Quantize(4)", "steps": 10, "evaluate_every_steps": 4},
         "dense": {"steps": 10, "evaluate_every_steps": 4},
         "tied": {
@@ -265,7 +266,7 @@ def test_tied_gradients_are_exchanged_at_the_end(runs):
             for p in run.profiles.values()
         ]
         chunk = each / 2 + RAY.bands[0].beside_bytes
-        round_s = RAY.bands[0].trips * float(network.latencies_s(0, 1)) + ways * 8 * chunk / network.bandwidth_bps
+        round_s = RAY.bands[0].trips * float(network.latencies_s(0, 1)) + ways * 8 * chunk / network.bandwidth_bps  # type: ignore[operator]
         seconds = 2 * round_s
         assert run.step_seconds([network])[0].tolist() == pytest.approx([one.step_s + seconds for one in without])
         assert run.shares(network).workers["collective_s"].tolist() == pytest.approx([seconds] * run.num_workers)
@@ -339,7 +340,7 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
     """What Ray would have recorded on a free network, by the simulator: the waits are found again, and the seconds."""
     shutil.copytree(runs / "sparse", tmp_path / "ray")
     row, steps, actions = (pq.read_table(tmp_path / "ray" / f"{name}.parquet") for name in ("run", "steps", "actions"))
-    given = {
+    given: dict[str, Any] = {
         "call_s": 1e-3,
         "message_s": 5e-5,
         "step_s": 5e-3,

@@ -451,7 +451,7 @@ def test_the_recipe_and_the_commands_give_the_runs_again(runs, page, tmp_path):
         block.text for block in section(page, "reproduce").blocks if isinstance(block, Text) and block.kind == "code"
     ]
     (tmp_path / "job1.toml").write_text(codes[0])
-    commands = codes[1].splitlines()
+    commands = str(codes[1]).splitlines()
     assert len(commands) == 4
     import shlex
 
@@ -528,6 +528,7 @@ def test_each_section_says_what_its_data_lack(runs, tmp_path):
     lead = next(
         block for block in section(written, "summary").blocks if isinstance(block, Text) and block.kind == "lead"
     )
+    assert isinstance(lead.text, ByNetwork)
     assert "no dense run" in lead.text.values["free"]
     assert write_html(written)
 
@@ -594,7 +595,7 @@ def test_a_typed_network_is_priced_as_a_simulated_one(page, runs):
     for name, prefix in (("dense", "dense"), ("TopK(0.1) / Identity", "topk")):
         each = [results.replay(f"{prefix}-s{seed}").step_seconds(asked).mean(axis=1) for seed in SEEDS]
         values = [one.value for one in nodes[name].step_s]
-        for network, simulated in zip(asked, sum(each) / len(each), strict=True):
+        for network, simulated in zip(asked, sum(each) / len(each), strict=True):  # type: ignore[assignment]
             assert 1 - 1e-9 < interpolated(values, network) / simulated < 1.05
 
 

@@ -71,7 +71,7 @@ def test_bounds_of_a_skewed_quantity_miss_at_about_the_stated_rate(seeds):
         ("below", rng.gamma(shape, size=(SLOW, seeds)) - shape),
         ("above", rng.normal(size=(SLOW, seeds))),
     ):
-        missed = np.mean(studentise(drawn).p_value(0.0, side) < ALPHA / 2)
+        missed = np.mean(studentise(drawn).p_value(0.0, side) < ALPHA / 2)  # type: ignore[arg-type]
         assert 0.8 * ALPHA / 2 < missed < 1.25 * ALPHA / 2
 
 
@@ -238,7 +238,7 @@ def test_models_at_chance_have_no_skill():
 
 def test_the_seeds_asked_for_decide_in_four_of_five_cases():
     first = np.array([0.0, 1.0, 2.0, 1.0, 0.5])
-    count = seeds_to_decide(first, 0.0)
+    count = seeds_to_decide(first, 0.0)  # type: ignore[arg-type]
     assert count in LOOKS
     rng, level = np.random.default_rng(0), ALPHA * LOOKS[count]
     drawn = rng.normal(first.mean(), first.std(ddof=1), (1000, count))

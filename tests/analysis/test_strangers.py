@@ -210,7 +210,7 @@ def test_a_run_is_whole_although_its_parts_cannot_be_removed(small, tmp_path, mo
         if str(path).endswith("parts") and not ignore_errors:
             raise OSError(16, "Device or resource busy", str(path))
         if not str(path).endswith("parts"):
-            removed(path, *given, ignore_errors=ignore_errors, **named)
+            removed(path, *given, ignore_errors=ignore_errors, **named)  # type: ignore[misc]
 
     monkeypatch.setattr(shutil, "rmtree", refuses)
     run = train(small(steps=2), engine="inline", out=tmp_path / "run")

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -150,7 +151,7 @@ def test_trips_are_read_off_the_steps_with_a_latency():
             actions[-1] |= {"wire_bytes": 1000 * stage}
             now = end + (0.004 + 3 * latency_s if place != 2 else 0.0)
         steps.append({"step": step, "seconds": end - begin + 0.01 + 2 * latency_s})
-    run = SimpleNamespace(actions=pd.DataFrame(actions), steps=pd.DataFrame(steps))
+    run: Any = SimpleNamespace(actions=pd.DataFrame(actions), steps=pd.DataFrame(steps))
     found = list(trips_of(run, rates))
     ways = [(one.source, one.target) for one in found if one.latency_s == 0.02]
     assert ways == [(0, 1), (1, 2), (2, 1), (1, 0), (0, 0)]
@@ -254,7 +255,14 @@ def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, c
 
 def case(measured_s, predicted_s, **changes):
     """Return a case whose unshaped step takes a second."""
-    values = {"hosts": 2, "replicas": 1, "codec": "Identity", "schedule": "1F1B", "recipe": "", "link": "20mbps"}
+    values: dict[str, Any] = {
+        "hosts": 2,
+        "replicas": 1,
+        "codec": "Identity",
+        "schedule": "1F1B",
+        "recipe": "",
+        "link": "20mbps",
+    }
     seconds = {
         "steps": 5,
         "calibration_s": 1.0,

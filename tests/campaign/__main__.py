@@ -53,9 +53,9 @@ def main() -> int:
         mine = [one for one in rounds if one["attack"] == name]
         harm, minutes = sum(len(one["harm"]) for one in mine), sum(one["minutes"] for one in mine)
         print(f"| {name} | {wanted:,} | {_tried(rounds, name):,} | {harm} | {minutes:.1f} |", flush=True)
-    harm = [f"{one['attack']}: {line}" for one in rounds for line in one["harm"]]
-    print(*harm, sep="\n")
-    return bool(harm)
+    lines = [f"{one['attack']}: {line}" for one in rounds for line in one["harm"]]
+    print(*lines, sep="\n")
+    return bool(lines)
 
 
 def _read(record: Path | None) -> list[dict[str, Any]]:

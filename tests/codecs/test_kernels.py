@@ -138,9 +138,7 @@ def test_memory_in_every_layout(shape: list[int], notation: str, broken: float |
 def test_residual_and_sent_add_up() -> None:
     x = normal(8, 500)
     for text in ("TopK(0.1)", "Quantize(4)", "Quantize(8, range='absmax', per='row')", "TopK(0.2, values=Quantize(4))"):
-        packet, residual = parse(text, {"TopK": TopK, "Quantize": Quantize}).encode_with_residual(
-            x.clone(), torch.float32, KEY
-        )
+        packet, residual = parse(text, CODECS).encode_with_residual(x.clone(), torch.float32, KEY)
         assert torch.allclose(packet.decode() + residual, x, rtol=1e-6, atol=1e-6)
 
 

@@ -111,7 +111,8 @@ def test_claims_beyond_the_largest_message_are_refused_before_memory_is_asked_fo
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
 def test_arrays_of_a_message_are_flat_bytes(dtype: type) -> None:
     table = CodecTable()
-    header, array = table.pack(Identity().encode(torch.ones(4)))
+    header, *arrays = table.pack(Identity().encode(torch.ones(4)))
+    (array,) = arrays
     for wrong in (array.view(dtype), array.reshape(2, 8), np.repeat(array, 2)[::2]):
         with pytest.raises(ValueError, match="must be flat bytes"):
             table.unpack((header, wrong), 4)

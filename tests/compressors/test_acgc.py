@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,8 @@ class Late(nn.Module):
         return self.first(self.norm(x)) + self.direct(x)
 
 
-STAGES = {  # layers, shape of the input, which of the layers read it and in how many values of an output's channel
+# layers, shape of the input, and the layers that read it, with the values of it in a channel of their outputs
+STAGES: dict[str, tuple[Any, tuple[int, ...], dict[str, float]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), (4, 6), {"0": 1}),
     "conv": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.ReLU(inplace=True), nn.Flatten()),
@@ -94,7 +96,7 @@ def stage_of(module: nn.Module, config) -> Stage:
 
 def run_stage(stage: Stage, shape: tuple[int, ...], order: list[Action]) -> None:
     """Run actions of one stage, on inputs and gradients that are those of the microbatch."""
-    outputs = {}
+    outputs: dict[int, Any] = {}
     apart = any(action.op == "W" for action in order)
     for action in order:
         m = action.microbatch
@@ -121,7 +123,7 @@ def by_autograd(module: nn.Module, shape: tuple[int, ...], readers: dict[str, fl
         layer.register_forward_hook(lambda layer, x, y, uses=readers[name]: outputs.append((uses, y)))
         for name, layer in layers.items()
     ]
-    weights = [layer.weight for layer in layers.values()]
+    weights: list[Any] = [layer.weight for layer in layers.values()]
     above, below = [torch.zeros_like(weight) for weight in weights], 0.0
     for m in range(3):
         outputs.clear()

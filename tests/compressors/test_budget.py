@@ -79,7 +79,7 @@ def test_a_budget_met_but_for_rounding_is_met() -> None:
 
 
 def test_a_floor_takes_the_place_of_epsilon() -> None:
-    sender = Sender(parse("GraVAC(cf_min=2, cf_max=16, budget=0.25, window=100, ewma_alpha=1.0)"), stages=3)
+    sender = Sender(parse("GraVAC(cf_min=2, cf_max=16, budget=0.25, window=100, ewma_alpha=1.0)"), stages=3)  # type: ignore[arg-type]
     first = sender.step(0, x=same)
     assert first.reason.split("; ")[1].startswith("0.5 must")  # equal shares of two links
     assert [offer.fidelity for offer in first.offers] == pytest.approx([first.gain_minimum, first.gain_candidate])
@@ -97,7 +97,7 @@ BUDGET = "GraVAC(budget={}, window=4, promote='passing', throughput='link')"
 def test_the_slowest_link_is_compressed_first(small) -> None:
     """The last of three hosts is far away: what all messages offer alike is taken where they go there."""
     far = Network(tuple(tuple(1e6 if 2 in (a, b) else 1e9 for b in range(3)) for a in range(3)))
-    decision = Sender(parse(BUDGET.format(0.4)), stages=3).step(0, x=same)
+    decision = Sender(parse(BUDGET.format(0.4)), stages=3).step(0, x=same)  # type: ignore[arg-type]
     least = min(offer.fidelity for offer in decision.offers)
     for direction in ("forward", "backward"):
         plan = prepare(small(num_stages=3, **{direction: BUDGET.format(least)})).plan

@@ -555,19 +555,19 @@ def test_l13_gradients_go_back_at_the_positions_that_were_kept(forward: str, val
         gradient = normal(*x.shape, seed=facts.step)
         back, nothing = method.encode(gradient, {}, facts._replace(direction="backward", support=at_receiver))
         assert nothing == {}
-        received, _ = method.decode(back, {}, facts._replace(direction="backward", support=at_sender))
+        decoded, _ = method.decode(back, {}, facts._replace(direction="backward", support=at_sender))
         kept = torch.zeros(x.numel(), dtype=torch.bool)
         kept[at_sender.positions.view(-1)] = True
         kept = kept.view(x.shape)
-        assert not received[~kept].any()
+        assert not decoded[~kept].any()
         assert not y[~kept].any()
         sent = gradient.view(-1)[at_sender.positions]
         assert back.array_bytes == parse(values).codec.encode(sent, facts.key).array_bytes  # values, and no index
-        assert torch.equal(received[kept], parse(values).codec.encode(sent, facts.key).decode().view(-1))
+        assert torch.equal(decoded[kept], parse(values).codec.encode(sent, facts.key).decode().view(-1))
         if forward.startswith("TopK") and values == "Identity":  # the derivative of the masked activation
             masked = x.clone().requires_grad_()
             torch.where(kept, masked, 0).backward(gradient)
-            assert torch.equal(received, masked.grad)
+            assert torch.equal(decoded, masked.grad)
 
 
 def test_l13_shapes_must_agree_and_nan_is_found_outside_the_support_too() -> None:

@@ -74,7 +74,7 @@ def test_it_is_error_feedback_of_the_link() -> None:
 
 def test_the_residual_goes_over_the_step_s_end_unless_it_is_reset() -> None:
     for reset in ("never", "step"):
-        pair = Pair(LazyErrorPropagation(TopK(0.2), reset=reset))
+        pair = Pair(LazyErrorPropagation(TopK(0.2), reset=reset))  # type: ignore[arg-type]
         pair.send(gradient(0), backward(0, 0))
         left = pair.sender.state[RESIDUAL].clone()
         assert left.any()

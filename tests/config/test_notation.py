@@ -283,9 +283,9 @@ def test_checks_coerce_and_refuse() -> None:
     for value in (True, "1", None, 1.5, 0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"^`n` must be an integer of at least 1, but got "):
             check_integer("n", value, 1)
-    for value in ("c", None, 1, ["a"]):
+    for choice in ("c", None, 1, ["a"]):
         with pytest.raises(ValueError, match=r"^`c` must be one of a, b, but got "):
-            check_choice("c", value, ("a", "b"))
+            check_choice("c", choice, ("a", "b"))
 
 
 def test_every_class_is_written_under_its_own_name() -> None:

@@ -113,7 +113,7 @@ def test_an_option_is_varied_and_changes_what_is_sent(cls: type, field: str) -> 
     assert len(values) > 1
     tensors = [LAW_TENSORS[name] for name in ("outlier", "normal", "images", "tokens", "heavy tail", "long")]
     for codec in codecs:
-        for other in (dataclasses.replace(codec, **{field: value}) for value in values - {getattr(codec, field)}):
+        for other in (dataclasses.replace(codec, **{field: value}) for value in values - {getattr(codec, field)}):  # type: ignore[type-var]
             if any(content(codec.encode(x, KEY)) != content(other.encode(x, KEY)) for x in tensors):
                 return
     pytest.fail(f"`{field}` of {cls.__name__} changes nothing")
@@ -169,7 +169,7 @@ def test_mpc_by_hand() -> None:
     packet = MPC().encode(x)
     bits = 0x3FC00000
     rows = [(bits >> (31 - bit) & 1) << 31 for bit in range(32)]  # bit by bit, the first value's at the top
-    differences = np.diff(np.array([0, *rows, *[0] * 32], np.int64)) % (1 << 32)
+    differences = np.diff(np.array([0, *rows, *[0] * 32], np.int64)) % (1 << 32)  # type: ignore[operator]
     kept = differences[differences != 0].astype(np.uint32)
     assert np.array_equal(packet.arrays["words"].view(np.uint32), kept)
     assert np.array_equal(np.unpackbits(packet.arrays["bitmap"]), differences != 0)

@@ -1,6 +1,7 @@
 """Replica methods in DistributedDataParallel: the losses of `raysim.train`, checkpoints, buckets and refusals."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def job(method):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    jobs = {}
+    jobs: dict[str, tuple[Any, ...]] = {}
     for method, options in METHODS.items():
         values = job(method)
         if options:  # the hook takes the momentum over

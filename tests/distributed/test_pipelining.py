@@ -1,5 +1,7 @@
 """torch.distributed.pipelining with packets between its stages: the parameters of one process, bit for bit."""
 
+from typing import Any
+
 import pytest
 import torch
 from ranks import RankError, check_refusals, run_ranks
@@ -49,7 +51,9 @@ def test_stages_end_as_in_one_process(ranks):
 
 
 def test_a_packet_that_was_cast_is_refused():
-    modules = compress_stages([nn.Linear(4, 4), nn.Linear(4, 4)], [(2, 4)], forward="TopK(0.5)", num_microbatches=2)
+    modules: Any = compress_stages(
+        [nn.Linear(4, 4), nn.Linear(4, 4)], [(2, 4)], forward="TopK(0.5)", num_microbatches=2
+    )
     frame = modules[0](torch.ones(2, 4)).detach()
     with pytest.raises(FrameError) as refused:
         modules[1](frame.bfloat16())
@@ -76,7 +80,10 @@ def test_a_gradient_that_was_changed_is_refused():
 
 
 def test_no_activation_is_kept_between_forward_and_backward():
-    both = {"forward": "TopK(0.1)", "backward": "TopK(0.1)"}  # a frame has room for the larger of the two
+    both: dict[str, Any] = {
+        "forward": "TopK(0.1)",
+        "backward": "TopK(0.1)",
+    }  # a frame has room for the larger of the two
     send, receive = (kind((4, 1000), **both) for kind in (SendPacket, ReceivePacket))
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t), lambda t: t):
@@ -115,7 +122,7 @@ def test_packets_without_a_bound_are_refused(notation):
     assert "its packets have no bound below the dense tensor" in str(refused.value)
 
 
-REFUSALS = {
+REFUSALS: dict[str, Any] = {
     "stage": ({5: nn.ReLU()}, {}, "`stages` must have indices from 0 to 1, as `shapes` has 1 boundaries, but got 5."),
     "notations": (
         {0: nn.ReLU()},

@@ -47,13 +47,13 @@ def test_a_letter_in_pieces_is_there_once_it_is_whole():
     parts = ((b"head", np.arange(90, dtype=np.uint8)), None)
     cut = list(pieces(parts, delivery.ARGUMENT_BYTES + 40))
     assert len(cut) > 2
-    box.put("now", 1, 0, ("b",), ("between",))
+    box.put("now", 1, 0, ("b",), ("between",))  # type: ignore[arg-type]
     for left, piece in zip(range(len(cut) - 1, -1, -1), cut, strict=True):
         box.put_piece("before", 1, 0, ("a",), piece, left)  # of an earlier session
         box.put_piece("now", 1, 0, ("a",), piece, left)
         assert ((1, 0, ("a",)) in box._letters) == (left == 0)
-    (header, array), nothing = box.take(Receive(0, ("a",)), 1.0)
-    assert (header, array.tolist(), nothing) == (b"head", list(range(90)), None)
+    (header, *arrays), nothing = box.take(Receive(0, ("a",)), 1.0)
+    assert (header, [array.tolist() for array in arrays], nothing) == (b"head", [list(range(90))], None)
     assert box.take(Receive(0, ("b",)), 1.0) == ("between",)
 
 
@@ -105,8 +105,8 @@ def test_every_way_of_a_message_gives_the_bits_of_the_inline_engine(ray, small, 
                 assert [link.wire_bytes for link in one.links] == [link.wire_bytes for link in other.links]
                 sizes += [link.wire_bytes / link.packets for link in one.links if link.packets]
         assert 20_000 < max(sizes) < NEAR_BYTES
-        for one, other in zip(inline.state(), engine.state(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for own, theirs in zip(inline.state(), engine.state(), strict=True):
+            np.testing.assert_array_equal(own, theirs)
     finally:
         engine.close()
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,7 +167,7 @@ def test_a_head_that_no_longer_answers_is_lost(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_without_head_fails_once_and_is_not_left_running(ray, small, tmp_path):
-    training = Training(small(), out=tmp_path / "run")
+    training: Any = Training(small(), out=tmp_path / "run")
     watch = HeadWatch("127.0.0.1:1")
     watch.end()
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +22,7 @@ V1 = """\
 """
 V2 = "30 23 0:26 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 
-TREES = {
+TREES: dict[str, Any] = {
     "version 2": (V2, "/", "0::/\n", {"memory.max": GIB, "cpu.max": "150000 100000"}, GIB, 2),
     "version 2 without limits": (V2, "/", "0::/\n", {"memory.max": "max", "cpu.max": "max 100000"}, TOTAL, CPUS),
     "version 2, an outer group": (

@@ -1,6 +1,7 @@
 """The Ray engine: the same bits as inline, and the same again after workers die, wherever and whenever."""
 
 import dataclasses
+import importlib
 import os
 import random
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,8 @@ from raysim.pipeline.state import unpack_tensors
 from raysim.records import Run
 from raysim.training.run import Training
 from raysim.training.train import train
-from tests.support.engines import break_at, mend  # as workers on Ray find them
+
+engines = importlib.import_module("tests.support.engines")  # as workers on Ray find it
 
 
 @pytest.fixture
@@ -131,10 +134,10 @@ def broken_together(running, places):
     """Return what is said of a step that breaks at places of rows, by worker; all workers are mended after it."""
     ray_calls = [actor.__ray_call__ for actor in running._actors]
     for worker, place in places:
-        running._fetch([ray_calls[worker].remote(lambda actor, place: break_at(actor._worker, place), place)])
+        running._fetch([ray_calls[worker].remote(lambda actor, place: engines.break_at(actor._worker, place), place)])
     with pytest.raises(StageError) as caught:
         running.step(0)
-    running._fetch([ray_calls[worker].remote(lambda actor: mend(actor._worker)) for worker, _ in places])
+    running._fetch([ray_calls[worker].remote(lambda actor: engines.mend(actor._worker)) for worker, _ in places])
     return str(caught.value)
 
 
@@ -165,12 +168,12 @@ def test_of_several_faults_the_first_is_told_in_both_engines(engine, small):
     for _ in range(5):
         places = [(worker, chance.randrange(len(row))) for worker, row in enumerate(running.plan.rows)]
         for worker, place in places:
-            break_at(inline.workers[worker], place)
+            engines.break_at(inline.workers[worker], place)
         with pytest.raises(StageError) as caught:
             inline.step(0)
         assert broken_together(running, places) == str(caught.value)
         for worker, _ in places:
-            mend(inline.workers[worker])
+            engines.mend(inline.workers[worker])
         for each in (inline, running):
             each.load(0, before)
 
@@ -234,7 +237,7 @@ def test_a_stage_that_is_killed_between_exchanges_resumes_to_the_same_bits(ray, 
 @pytest.mark.slow
 def test_a_stage_that_is_lost_while_starting_starts_again(ray, small, tmp_path):
     config = small()
-    training = Training(config, out=tmp_path / "run")
+    training: Any = Training(config, out=tmp_path / "run")
     fetch, lost = training.engine._fetch, []
 
     def kill_first(refs):
@@ -320,7 +323,7 @@ def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
 def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
     """While it loads a checkpoint, saves one, or evaluates."""
     config = small(forward="EF21(TopK(0.3))", evaluate_every_steps=3)
-    training = Training(config, out=tmp_path / "run")
+    training: Any = Training(config, out=tmp_path / "run")
     engine = training.engine
     submit, perform, seen = engine._submit, engine._perform, []
 
@@ -350,7 +353,7 @@ def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
 
 @pytest.mark.slow
 def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
-    training = Training(small(), out=tmp_path / "run")
+    training: Any = Training(small(), out=tmp_path / "run")
     step = training.engine.step
 
     def deadly(number, step_s=None):

@@ -39,7 +39,7 @@ QUICK = ["data.train_samples=64", "data.test_samples=20", "model.width=4"]
     ],
 )
 def test_memory_and_shapes_are_the_plans(overrides):
-    plan = prepare(read_config(*overrides[:1], overrides[1:])).plan
+    plan = prepare(read_config(overrides[0], overrides[1:])).plan
     found = forecast(*overrides, device="A100")
     assert found.memories == plan.memories
     assert found.num_steps == plan.num_steps

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hf_variants import CAUSAL, FAMILIES, TEXT
@@ -18,7 +19,7 @@ from raysim.workloads.models import build_model, make_structure
 from raysim.workloads.partition import partition
 
 LLAMA = CAUSAL["llama"]
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"config": config} for name, (config, _) in FAMILIES.items()},
     "lora": {"config": LLAMA, "lora": {"rank": 2}},
     "a subspace": {"config": LLAMA, "subspace": 4},

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def unshared(num_workers: int) -> Placement:
     return Placement(tuple(range(num_workers)), cores=(math.inf,) * num_workers)
 
 
-def random_profile(seed: int, p: int, m: int, **overheads: float) -> Profile:
+def random_profile(seed: int, p: int, m: int, **overheads: Any) -> Profile:
     """Return a profile in which every action and every packet differs."""
     random = np.random.default_rng(seed)
     shape = (1, p, 2, m)
@@ -537,7 +538,7 @@ def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
         (RAY.bands[1].from_bytes - 1, small.beside_bytes),
         (stored.from_bytes, stored.beside_bytes),
     ):
-        of_ray = replace(profile, wire_bytes=size * sends, transport=RAY)
+        of_ray = replace(profile, wire_bytes=size * sends, transport=RAY)  # type: ignore[arg-type]
         assert set((of_ray.moved_bytes - of_ray.wire_bytes)[sends]) == {expected}
         assert not of_ray.moved_bytes[~sends].any()
 
@@ -586,11 +587,11 @@ def test_transports_are_ordered_as_their_trips_and_bytes_are() -> None:
         }
         assert times["nccl"] <= times["gloo"] < times["ray"]
     huge = Profile.uniform(2, 0.0, 0.0, wire_bytes=1e9)
-    times = [
+    times = [  # type: ignore[assignment]
         simulate(GPipe(), replace(huge, transport=one), parse_network("1gbps"), num_microbatches=1).step_s
         for one in (NCCL, RAY)
     ]
-    assert times[0] == pytest.approx(times[1], rel=1e-5)
+    assert times[0] == pytest.approx(times[1], rel=1e-5)  # type: ignore[index]
 
 
 def test_work_of_shared_cores_is_conserved() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from raysim.pipeline.prepare import prepare
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "dense": {},
     "topk-quantize": {"forward": "TopK(0.1)", "backward": "Quantize(8)"},
     "per-boundary": {"forward": ["TopK(0.3)", "Nonzero"], "backward": ["Cast('bfloat16')", "Quantize(2)"]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -84,10 +85,14 @@ def test_warm_up_rises_in_equal_steps_to_the_full_rate() -> None:
 @pytest.mark.parametrize("warmup", [0, 3, 17])
 @pytest.mark.parametrize("epochs", [None, 0.5, 2, 3.5])
 def test_after_the_warm_up_it_falls_to_zero_and_stays(
-    decay: str, every: str, warmup: int, epochs: float | None
+    decay: Any, every: Any, warmup: int, epochs: float | None
 ) -> None:
     config = OptimizerConfig(
-        learning_rate=1.0, decay=decay, decay_every=every, warmup_steps=warmup, decay_epochs=epochs
+        learning_rate=1.0,
+        decay=decay,
+        decay_every=every,
+        warmup_steps=warmup,
+        decay_epochs=epochs,
     )
     length = 50 if epochs is None else epochs * 10
     if warmup >= length:
@@ -137,7 +142,7 @@ RULES = {
 
 
 # every other rule with torch's defaults, and with an option of its own
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "adadelta": {"rho": 0.8},
     "adafactor": {"beta2_decay": -0.5},
     "adagrad": {"initial_accumulator_value": 0.1},
@@ -155,7 +160,7 @@ for _name, _options in OWN.items():
     for _given in ({}, _options):
         RULES[f"{_name} {_given}"] = (
             OptimizerConfig(name=_name, learning_rate=0.01, **_given),
-            lambda p, name=_name, given=_given: KINDS[name](p, lr=0.01, **given),
+            lambda p, name=_name, given=_given: KINDS[name](p, lr=0.01, **given),  # type: ignore[misc]
         )
 
 
@@ -182,8 +187,8 @@ def test_the_rule_is_torchs(rule: str) -> None:
             stepper.zero_grad()
             one(torch.full((4, 3), 1.0 + step)).square().mean().backward()
             stepper.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    for own, expected_own in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own, expected_own, rtol=1e-6, atol=1e-7)
     slots = [x for state in optimizer.state_dict()["state"].values() for x in state.values() if x is not None]
     kept = sum(x.numel() for x in slots if x.dim() > 0)
     assert kept == sum(slot_values(config, p.shape) for p in ours.parameters())
@@ -209,7 +214,7 @@ def test_muon_takes_matrices_but_those_of_embeddings_and_of_the_last_layer() -> 
     assert muon_names([whole]) == [{"1.weight", "3.weight"}]
     assert muon_names([whole[:2], whole[2:]]) == [{"1.weight"}, {"3.weight"}]
     assert muon_names([whole[:2], whole[2:]], [[(0, "0.weight"), (1, "3.weight")]]) == [{"1.weight"}, set()]
-    assert muon_names([nn.Sequential(*whole[:3], whole[3:])]) == [{"1.weight", "3.3.weight"}]
+    assert muon_names([nn.Sequential(*list(whole[:3]), whole[3:])]) == [{"1.weight", "3.3.weight"}]  # type: ignore[call-overload]
 
 
 def test_muon_and_adamw_step_as_torchs_two() -> None:
@@ -219,7 +224,7 @@ def test_muon_and_adamw_step_as_torchs_two() -> None:
     optimizer = make_optimizer(config, ours.named_parameters(), apart)
     named = dict(theirs.named_parameters())
     matrices = [named.pop(name) for name in ("1.weight", "3.weight")]
-    pair = [
+    pair: list[Any] = [
         torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(named.values(), lr=0.02, weight_decay=0.1, betas=(0.8, 0.95), fused=True),
     ]
@@ -234,9 +239,9 @@ def test_muon_and_adamw_step_as_torchs_two() -> None:
             one(torch.arange(4) + step).square().mean().backward()
             for stepper in steppers:
                 stepper.step()
-    for one, other, third in zip(ours.parameters(), theirs.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
-        assert torch.equal(one, third)
+    for first, other, third in zip(ours.parameters(), theirs.parameters(), again.parameters(), strict=True):
+        assert torch.equal(first, other)
+        assert torch.equal(first, third)
     kept = sum(x.numel() for slots in optimizer.state_dict()["state"].values() for x in slots.values() if x.dim())
     assert kept == sum(slot_values(config, p.shape, elementwise=n in apart) for n, p in ours.named_parameters())
 

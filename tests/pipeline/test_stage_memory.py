@@ -1,5 +1,7 @@
 """The memory of a worker as it trains, beside the plan's count: storages of torch, from the operation that makes them to their end."""
 
+from typing import Any
+
 import pytest
 
 from raysim.config import make_config
@@ -21,7 +23,7 @@ MODELS = {
         DIGITS,
     ),
 }
-RUNS = {
+RUNS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, GPipe": {"schedule": "GPipe"},
     "llama, two stages a worker": {"schedule": "Interleaved1F1B(2)"},
@@ -53,7 +55,7 @@ def config_of(name):
     common = {"num_stages": 4, "batch_size": 32, "num_microbatches": 4, "steps": 2, "profile_every_steps": 0}
     codecs = {"forward": "Quantize(8)", "backward": "Quantize(8)"}
     return make_config(
-        {"model": {"name": "hf", "config": model}, "data": data, **common, **codecs, **{**RUNS, **BOUNDED}[name]}
+        {"model": {"name": "hf", "config": model}, "data": data, **common, **codecs, **{**RUNS, **BOUNDED}[name]}  # type: ignore[dict-item]
     )
 
 

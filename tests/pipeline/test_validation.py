@@ -1,6 +1,7 @@
 """Post-validation: stages update before they know the norms of the others, and have the weights of a synchronous step."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import unpack_tensors
 
 STEPS = 3
-RUNS = {
+RUNS: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "h2": {"schedule": "ZBH2", "forward": "ErrorFeedback(TopK(0.2))"},
     "v": {"schedule": "ZBV", "num_stages": 4},

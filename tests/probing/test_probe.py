@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 import torch
@@ -155,7 +156,7 @@ def test_the_trainer_is_probed_by_a_callback(tmp_path):
     assert len(replay(results, ["100mbps"], against="dense")) == 2
 
 
-REFUSALS = {
+REFUSALS: dict[str, Any] = {
     "cut": ({"cuts": ["9"]}, "`cuts` must name modules of the model, as in `model.named_modules()`, but got '9'."),
     "none": ({"cuts": []}, "`cuts` must name at least one module of the model, but got none."),
     "candidate": ({"candidates": ["TopKk(0.1)"]}, "TopKk"),

@@ -174,7 +174,7 @@ def imports_of(path):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    found = []
+    found: list[tuple[str, str | None]] = []
     for node in ast.walk(tree):
         if id(node) in typing_only:
             continue

@@ -75,7 +75,7 @@ def test_the_saturation_vector(omega: float, settled: float, windows: int) -> No
 def test_the_lower_of_two_factors_that_are_equally_fast() -> None:
     for speeds in [(100, 120, 119.5), (100, 119.5, 120)]:
         table = dict(zip((10, 20, 40), speeds, strict=True))
-        _, controller = explore(RULES, (10, 20, 40), table, falling((10, 20, 40)))
+        _, controller = explore(RULES, (10, 20, 40), table, falling((10, 20, 40)))  # type: ignore[arg-type]
         assert controller.frozen
         assert (10, 20, 40)[controller.candidate] == 20
 
@@ -134,7 +134,7 @@ def test_the_minimum_follows_what_passes() -> None:
             controller.decide(rules)
         gains = [0.8 if level < passing else 0.5 for level in (controller.minimum, controller.candidate)]
         controller.observe(gains[0], gains[1], 1.0)
-        controller.end_step(controller.choose(*gains, rules.epsilon), *gains)
+        controller.end_step(controller.choose(*gains, rules.epsilon), *gains)  # type: ignore[call-arg]
         assert controller.candidate == min(controller.minimum + 1, 5) or controller.candidate == controller.minimum == 5
         place.append(controller.minimum)
     assert place == [0, 1, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5]

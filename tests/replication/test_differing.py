@@ -45,7 +45,7 @@ def test_each_replica_sends_the_bytes_of_its_own_codec(small, tmp_path, capsys):
         "mixed": {"forward": {"1": "Quantize(4)"}, "backward": {"1": "Quantize(8)"}},
     }
     runs = {
-        name: train(small(**TWO, **change, steps=2), engine="inline", out=tmp_path / name)
+        name: train(small(**TWO, **change, steps=2), engine="inline", out=tmp_path / name)  # type: ignore[arg-type]
         for name, change in changes.items()
     }
     keys = ["replica", "direction"]

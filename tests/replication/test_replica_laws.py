@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_two_unbiased_shots_are_unbiased() -> None:
     draws, count = 2000, 3
     given = [{"weight": normal(4, 6, seed=replica)} for replica in range(count)]
     method = parse_replica_method("TwoShot(QSGD(3), min_values=1)")
-    mean = sum(x["weight"] for x in given).double() / count
+    mean = sum(x["weight"] for x in given).double() / count  # type: ignore[union-attr]
     drawn = torch.stack(
         [together(method, given, step=step)[0][0].gradients["weight"].double() for step in range(draws)]
     )
@@ -339,7 +340,7 @@ def test_l10_marina_is_unbiased_given_its_past() -> None:
         results, sent = average_together(method, now, [{"mean/weight": estimate}] * count, contexts)
         total += results[0].gradients["weight"].double()
         assert sent == [4 * 5 + 8 + 8] * count  # 5 of 20 values, their key, and a header
-    spread = sum((a["weight"] - b["weight"]).square() for a, b in zip(now, before, strict=True)).sqrt().double() * 3
+    spread = sum((a["weight"] - b["weight"]).square() for a, b in zip(now, before, strict=True)).sqrt().double() * 3  # type: ignore[union-attr]
     assert ((total / draws - expected).abs() <= 5 * spread / count / math.sqrt(draws)).all()
 
 
@@ -350,7 +351,7 @@ def test_l10_marina_s_coin_is_one_for_all_and_as_likely_as_stated() -> None:
         ("MARINA(Identity)", 1.0),
         ("MARINA(TernGrad(clip=None), probability=0.5)", 0.5),
     ]:
-        method = parse_replica_method(notation)
+        method: Any = parse_replica_method(notation)
         assert method.chance == pytest.approx(chance, rel=1e-6)
         heads = sum(not method.needs_previous_gradients(step, 7) for step in range(1, 4001)) / 4000
         assert heads == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000) + 1e-9)
@@ -467,7 +468,7 @@ def test_of_disjoint_values_the_greatest_of_all_are_taken() -> None:
 
 def test_accordion_switches_layer_by_layer_at_the_ends_of_intervals() -> None:
     shapes = {"calm": (40, 30), "wild": (30, 40)}
-    norms = {"calm": [10, 10, 10, 9, 6], "wild": [10, 10, 4, 6.1, 6]}
+    norms: dict[str, list[float]] = {"calm": [10, 10, 10, 9, 6], "wild": [10, 10, 4, 6.1, 6]}
     team = Team(parse_replica_method("Accordion(TopK(0.5), TopK(0.1), interval=2)"), 2, shapes)
     seen = {}
     for step in range(STEPS_PER_EPOCH * 9):

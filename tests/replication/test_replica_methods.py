@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -54,8 +55,9 @@ def test_all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: V
         results = team.step(step, given)
         for result, own in zip(results, given, strict=True):
             assert list(result.gradients) == list(SHAPES)
-            parts = variant.method.decentralized and step >= variant.method.warmup
-            compressed = variant.method.compressed_shapes(SHAPES) if parts else {}
+            method: Any = variant.method
+            parts = method.decentralized and step >= method.warmup
+            compressed = method.compressed_shapes(SHAPES) if parts else {}
             for name, x in result.gradients.items():
                 assert torch.equal(x, own[name] if name in compressed else results[0].gradients[name])
             assert {name: tuple(x.shape) for name, x in result.gradients.items()} == SHAPES

@@ -12,6 +12,7 @@ import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,6 +198,7 @@ def claims_of_too_many_values_are_refused(variant: Variant) -> None:
 def arrays_of_objects_are_refused(variant: Variant) -> None:
     packet = variant.codec.encode(normal(4, 60), KEY)
     for name, array in packet.arrays.items():
+        odd: Any
         for odd in (np.empty(len(array), object), [0] * len(array), array.astype("U1")):
             with pytest.raises(ValueError, match=f"must hold arrays of numbers, but `{name}` is"):
                 packet._replace(arrays=packet.arrays | {name: odd}).decode()

@@ -199,7 +199,7 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 def student(*shape: int, seed: int = 2) -> Tensor:
     """Values with the heavy tail of Student's t with three degrees of freedom, nearly."""
     chi = sum(normal(*shape, seed=seed + n).square() for n in range(3))
-    return normal(*shape, seed=seed + 9) / (chi / 3).sqrt().clamp_min(1e-3)
+    return normal(*shape, seed=seed + 9) / (chi / 3).sqrt().clamp_min(1e-3)  # type: ignore[union-attr]
 
 
 def outlier() -> Tensor:

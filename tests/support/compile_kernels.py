@@ -47,7 +47,7 @@ def compile_only(kernel, programs, *arguments, **constants):
 
 
 for module in (fields, hadamard, positions, select, uniform):
-    module.launch = compile_only
+    module.launch = compile_only  # type: ignore[attr-defined]
 
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     x = torch.zeros(4, 6000, dtype=dtype)
@@ -75,10 +75,10 @@ for width in (*range(1, 9), 11, 20, 32):
 places, values = torch.arange(100), torch.zeros(100)
 positions.set_bits(places, 5000)
 for width in (None, 0, 3, 12):
-    bits = positions.set_bits(places, 5000, width)
-    positions.positions_of(bits, 5000, 100, 5000, bits, width)
+    marked = positions.set_bits(places, 5000, width)
+    positions.positions_of(marked, 5000, 100, 5000, marked, width)
 for dtype in (torch.float32, torch.float16):
-    positions.expand_bitmap(bits, values.to(dtype), 5000)
+    positions.expand_bitmap(marked, values.to(dtype), 5000)
     positions.scatter(places, values.to(dtype), 5000)
 for tile in (2, 32, 4096):
     hadamard.turn(torch.zeros(10_000), tile, 1.0, 1.0, 10_000)

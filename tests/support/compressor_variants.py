@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from codec_variants import normal
@@ -71,7 +72,7 @@ def key_of(method: Compressor) -> str:
             return "link"
         case LinkGraVAC():
             return method.memory or "none"
-    return method.key
+    return str(method.key)  # type: ignore[attr-defined]
 
 
 VARIANTS = [
@@ -163,8 +164,8 @@ def sample_ids(step: int, microbatch: int) -> tuple[int, ...]:
     return tuple(order[start : start + ROWS])
 
 
-def context(step: int, microbatch: int = 0, ids: tuple[int, ...] | None = None, **changes: object) -> Context:
-    fields = {
+def context(step: int, microbatch: int = 0, ids: tuple[int, ...] | None = None, **changes: Any) -> Context:
+    fields: dict[str, Any] = {
         "direction": "forward",
         "boundary": 0,
         "step": step,

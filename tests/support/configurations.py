@@ -1,6 +1,8 @@
 """Configurations of small runs, which train in a second or two."""
 
-SMALL = {
+from typing import Any
+
+SMALL: dict[str, Any] = {
     "name": "small",
     "model": {"name": "cnn", "width": 4},
     "data": {"name": "digits", "train_samples": 64, "test_samples": 20},

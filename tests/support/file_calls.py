@@ -98,7 +98,7 @@ class Process:
                 number = getattr(errno, mode.removesuffix("..."))
                 if event == "fsync" and isinstance(target, int):
                     os.ftruncate(target, os.fstat(target).st_size // 2)
-                raise OSError(number, os.strerror(number), None if isinstance(target, int) else os.fsdecode(target))
+                raise OSError(number, os.strerror(number), None if isinstance(target, int) else os.fsdecode(target))  # type: ignore[arg-type]
 
         try:
             os.chdir(home)

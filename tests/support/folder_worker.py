@@ -211,7 +211,7 @@ def _unmerged() -> dict[str, Any]:
         raise KeyboardInterrupt
 
     Recorder.compact = stop
-    Recorder.write_run = lambda self, row, write=Recorder.write_run: write(self, row | {"status": "running"})
+    Recorder.write_run = lambda self, row, write=Recorder.write_run: write(self, row | {"status": "running"})  # type: ignore[misc]
     try:
         train(make_config(CONFIG), out="run", engine="inline", progress=False)
     except KeyboardInterrupt:

@@ -86,6 +86,8 @@ class Asking(nn.Module):
 
 
 class AskingBlock(nn.Module):
+    mask: torch.Tensor
+
     def __init__(self, width: int, longest: int) -> None:
         super().__init__()
         self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -105,7 +107,7 @@ class AskingBlock(nn.Module):
 class Branches(Network):
     """A forward that goes by the values of its input."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         if x.sum() > 0:
             x = -x
         return super().forward(x)
@@ -114,14 +116,14 @@ class Branches(Network):
 class Moody(Network):
     """A forward that asks for the mode itself."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return self.head(F.dropout(self.stem(x), 0.5, self.training).mean((2, 3)))
 
 
 class Masked(Network):
     """A forward of two inputs."""
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x * mask)
 
 

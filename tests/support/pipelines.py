@@ -1,13 +1,14 @@
 """The runs that the laws of the pipeline hold for: every memory, direction, model kind and option that changes a step."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raysim.schedules.actions import Action
 from raysim.schedules.csv import rows_to_csv
 
-GPT = {
+GPT: dict[str, Any] = {
     "model": {"name": "gpt", "num_blocks": 3, "width": 16, "num_heads": 2},
     "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 16},
 }
@@ -26,7 +27,7 @@ ADAM = {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}
 # torch's ScheduleZBVZeroBubble: backwards in two parts, and on worker 1 two neighbours, which pass packets to themselves
 ZBV = {"schedule": f"Custom({str(Path(__file__).parents[1] / 'golden' / 'zbv.csv')!r})", "num_stages": 4}
 
-RUNS = {
+RUNS: dict[str, dict[str, Any]] = {
     "identity": {},
     "gpipe": {"schedule": "GPipe"},
     "extra-warmup": {"schedule": "1F1B(extra_warmup=1)"},

@@ -1,5 +1,7 @@
 """Training jobs of torch.distributed.pipelining with packets between their stages, and the same in one process."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed import pipelining
@@ -86,9 +88,9 @@ def train(rank, world_size, schedule, num_stages, forward, backward, evaluates=F
     same = all(
         torch.equal(mine, theirs)
         for index, module in modules.items()
-        for mine, theirs in zip(module.stage.parameters(), expected[index], strict=True)
+        for mine, theirs in zip(module.stage.parameters(), expected[index], strict=True)  # type: ignore[union-attr]
     )
-    ends = [part for module in modules.values() for part in module.children() if hasattr(part, "report")]
+    ends: list[Any] = [part for module in modules.values() for part in module.children() if hasattr(part, "report")]
     return {
         "same": same,
         "bytes": [end.message_bytes() for end in ends],
@@ -102,7 +104,7 @@ def cast(rank, world_size):
         {rank: stage(rank, 2)}, [(ROWS, WIDTH)], forward="TopK(0.1)", num_microbatches=MICROBATCHES
     )
     if rank == 1:
-        modules[1].receive.register_forward_pre_hook(lambda module, given: (given[0].bfloat16().float(),))
+        modules[1].receive.register_forward_pre_hook(lambda module, given: (given[0].bfloat16().float(),))  # type: ignore[union-attr]
     running = pipelining.Schedule1F1B(
         PipelineStage(modules[rank], rank, 2, torch.device("cpu")), n_microbatches=MICROBATCHES, loss_fn=loss_of
     )

@@ -1,5 +1,7 @@
 """Trainings on several ranks with and without a probe around them."""
 
+from typing import Any
+
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -58,8 +60,8 @@ def staged(owned, num_stages, kind, out, **options):
     if out is None:
         loop()
     else:
-        settings = {"steps": 2, "every": 2, "num_microbatches": MICROBATCHES, **options}
-        with raysim.probe(stages, candidates=CANDIDATES, out=out, **settings):
+        settings: dict[str, Any] = {"steps": 2, "every": 2, "num_microbatches": MICROBATCHES, **options}
+        with raysim.probe(stages, candidates=CANDIDATES, out=out, **settings):  # type: ignore[arg-type]
             loop()
     return losses, [p.detach() for p in parameters]
 
@@ -106,7 +108,7 @@ def replicated(rank, out, **probed):
 def spoiled(rank, out):
     """Probe three steps, in the second of which one rank alone finds NaN."""
     model = DistributedDataParallel(layers(0))
-    settings = {"cuts": ["1"], "candidates": CANDIDATES[:1], "gradients": GRADIENTS[:1], "every": 1}
+    settings: dict[str, Any] = {"cuts": ["1"], "candidates": CANDIDATES[:1], "gradients": GRADIENTS[:1], "every": 1}
     with raysim.probe(model, out=out, **settings):
         for step in range(3):
             x = batch(step, rank) * (float("nan") if (rank, step) == (1, 1) else 1.0)
@@ -119,7 +121,7 @@ def refusals(rank, world_size, folder):
     model = DistributedDataParallel(layers(0))
     stage = PipelineStage(layers(rank), rank, world_size, torch.device("cpu"))
     frozen = PipelineStage(layers(rank).requires_grad_(rank > 0), rank, world_size, torch.device("cpu"))
-    cases = [
+    cases: list[tuple[Any, dict[str, Any]]] = [
         (model, {"gradients": ["PowerSGD(2)" if rank else "PowerSGD(1)"]}),
         (model, {"gradients": ["MARINA(QSGD(7))"]}),
         (model, {}),

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,7 +46,9 @@ def train_runs(folder):
     shared = {"steps": 8, "evaluate_every_steps": 4, "profile_every_steps": 1, "checkpoint_every_steps": 0}
     topk = {"forward": "TopK(0.1)", "backward": "TopK(0.1)"}
     replicas = {"num_replicas": 2, "replica_gradient": "GraVAC(2, 8, window=2)"}
-    runs = {f"{name}-s{s}": {**changes, "seed": s} for name, changes in (("dense", {}), ("topk", topk)) for s in (0, 1)}
+    runs: dict[str, Any] = {
+        f"{name}-s{s}": {**changes, "seed": s} for name, changes in (("dense", {}), ("topk", topk)) for s in (0, 1)
+    }
     for name, changes in {**runs, "replicas": replicas}.items():
         train(make_config({**SMALL, **shared, **changes}), engine="inline", out=folder / name)
     return folder

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,7 +28,7 @@ def write_run(
     **changes,
 ):
     """Write a run of 4 steps and 3 stages. `finals`: its final evaluation; `extra`: columns of `run.parquet` besides."""
-    flat = {key: list(v) if isinstance(v, tuple) else v for key, v in configuration(**changes).items()}
+    flat: dict[str, Any] = {key: list(v) if isinstance(v, tuple) else v for key, v in configuration(**changes).items()}
     flat |= {key: json.dumps(flat[key]) for key in ("forward", "backward") if isinstance(flat[key], list)}
     steps = flat["steps"] or 4
     recorder = Recorder(folder)

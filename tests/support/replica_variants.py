@@ -6,8 +6,9 @@ A method that is in `METHODS` but not here fails a test; what is said of a varia
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from codec_variants import normal, student
@@ -136,8 +137,8 @@ LOCAL = [
 ]
 
 
-def context(replica: int, num_replicas: int, step: int, **changes: object) -> ReplicaContext:
-    fields = {
+def context(replica: int, num_replicas: int, step: int, **changes: Any) -> ReplicaContext:
+    fields: dict[str, Any] = {
         "epoch": step // STEPS_PER_EPOCH,
         "steps_per_epoch": STEPS_PER_EPOCH,
         "seed": 3,
@@ -149,7 +150,7 @@ def context(replica: int, num_replicas: int, step: int, **changes: object) -> Re
     return ReplicaContext(replica, num_replicas, step, **{**fields, **changes})
 
 
-def gradients(replica: int, step: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Gradients:
+def gradients(replica: int, step: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Gradients:
     """Of one replica: the same direction at all, with heavy tails, and its own noise."""
     made = {}
     for place, (name, shape) in enumerate(shapes.items()):
@@ -247,8 +248,8 @@ class Team:
         """The mean over replicas of what is remembered of a tensor."""
         total = torch.zeros(self.shapes[name], dtype=torch.float64)
         for memory in self.memories:
-            if f"residual/{WHOLE}" in memory and not self.method.exempts(self.shapes[name]):
-                rows = {one: torch.zeros(shape) for one, shape in self.method.compressed_shapes(self.shapes).items()}
+            if f"residual/{WHOLE}" in memory and not self.method.exempts(self.shapes[name]):  # type: ignore[attr-defined]
+                rows = {one: torch.zeros(shape) for one, shape in self.method.compressed_shapes(self.shapes).items()}  # type: ignore[attr-defined]
                 memory = unflatten({WHOLE: memory[f"residual/{WHOLE}"]}, rows)
                 total += memory[name].double()
             elif f"residual/{name}" in memory:

@@ -104,7 +104,7 @@ def main(tries=40_000):
         rows = []
         for shape in SHAPES:
             for name, rule in (("before", before), ("now", {})):
-                rates = [false_rate(shape, *case, tries // case[0], **options, **rule) for case in cases]
+                rates = [false_rate(shape, *case, tries // case[0], **options, **rule) for case in cases]  # type: ignore[misc]
                 rows.append([f"{shape}, {name}", *(f"{100 * rate:.1f}" for rate in rates)])
         _table([f"false safe, % ({text})", *head], rows)
     rows = []

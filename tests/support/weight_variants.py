@@ -54,8 +54,8 @@ def parabola(weights: str, stage: int, num_stages: int, *, steps: int = 8, sched
         }
     )
     policy, delays = parse_weights(weights), config.weight_delays()[stage]
-    run = Stage(Parabola(), config, torch.device("cpu"), first=True, last=True, loss=lambda y, *_: y, delays=delays)
-    found = [float(run.module.weight.detach())]
+    run = Stage(Parabola(), config, torch.device("cpu"), first=True, last=True, loss=lambda y, *_: y, delays=delays)  # type: ignore[arg-type]
+    found = [float(run.module.get_parameter("weight").detach())]
     row = config.executed_schedule.rows(num_stages, MICROBATCHES)[stage]
     for step in range(steps):
         run.begin(twin=False)
@@ -70,5 +70,5 @@ def parabola(weights: str, stage: int, num_stages: int, *, steps: int = 8, sched
         if not policy.updates_each_microbatch:
             run.update(rate)
         assert run.versions.num_kept <= run.versions.longest + 1
-        found.append(float(run.module.weight.detach()))
+        found.append(float(run.module.get_parameter("weight").detach()))
     return found

@@ -109,7 +109,7 @@ def wait(monkeypatch, capsys):
         watch = tuning.Watch(halt, None, needs=words, limit_s=60.0, shared=True, phases=phases, on_look=lambda: None)
         while now[0] < seconds and halt.reason is None:
             now[0] += 1.0
-            watch.on_step_end(0, [SimpleNamespace(status="PENDING")])
+            watch.on_step_end(0, [SimpleNamespace(status="PENDING")])  # type: ignore[list-item]
         return halt.reason, capsys.readouterr().err
 
     return wait

@@ -60,7 +60,7 @@ def test_what_is_near_dense_on_the_frontier_is_chosen(tmp_path):
     many = rows_of(
         {"Identity": (0.9, 100.0)} | {f"TopK({d})": (0.8 + d, 50 + d) for d in (0.096, 0.097, 0.098, 0.1, 0.11)}
     )
-    assert len(chosen(study, [*many, *rows_of({"x": (0, 0), "y": (0.0955, 1.0)})[1:]])) <= MOST
+    assert len(chosen(study, [*many, *rows_of({"x": (0, 0), "y": (0.0955, 1.0)})[1:]])) <= MOST  # type: ignore[arg-type]
 
 
 def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
@@ -122,14 +122,14 @@ def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path, 
     assert "CompressedLink" not in shown
     before = {name: Run(folder / name).row["run_id"] for runs in frame["runs"] for name in runs}
     again = confirming(
-        SimpleNamespace(study=study, rows=first.rows, store=first.store, folder=first.folder, address=None, wait_s=0.0)
+        SimpleNamespace(study=study, rows=first.rows, store=first.store, folder=first.folder, address=None, wait_s=0.0)  # type: ignore[arg-type]
     )
     again.run()
     assert {name: Run(folder / name).row["run_id"] for name in before} == before
     longer = replace(study, confirm=4)
     with pytest.raises(ConfigError) as error:
         confirming(
-            SimpleNamespace(
+            SimpleNamespace(  # type: ignore[arg-type]
                 study=longer, rows=first.rows, store=first.store, folder=first.folder, address=None, wait_s=0.0
             )
         )
@@ -147,7 +147,7 @@ def test_a_model_near_chance_is_on_no_frontier(tmp_path):
         rows.put(TrialRow(number, [0], status="finished", runs=[name], figures=figures))
     objectives = [Objective("accuracy_on"), Objective("step_s@1gbps")]
     sweep = SimpleNamespace(store=SimpleNamespace(place=lambda: tmp_path), study=SimpleNamespace(objectives=objectives))
-    failed = {row.trial for row in rows if _near_chance(row, sweep)}
+    failed = {row.trial for row in rows if _near_chance(row, sweep)}  # type: ignore[arg-type]
     assert failed == {0}
     assert [row.trial for row in frontier(rows, objectives)] == [1, 0]
     assert [row.trial for row in frontier(rows, objectives, failed)] == [1]

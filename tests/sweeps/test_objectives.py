@@ -45,10 +45,10 @@ def test_every_objective_has_a_direction_and_a_figure(name: str) -> None:
         assert objective.minimize is not MEASURES[objective.kind.removesuffix("_on")].higher
         assert Objective(f"{objective.kind.removesuffix('_on')}_off").direction == objective.direction
     row = {f"final_{objective.kind}": 0.25, "wire_bytes": 1000}
-    figure = figures([objective], [SimpleNamespace(row=row)], lambda transport: [PricedRun()])[objective.name]
+    figure = figures([objective], [SimpleNamespace(row=row)], lambda transport: [PricedRun()])[objective.name]  # type: ignore[list-item]
     expected = {"wire_bytes": 1000, "step_s": 1.0, "time_to_target_s": 3.0}
     assert figure.value == expected.get(objective.kind, 0.25)
-    assert figures([objective], [SimpleNamespace(row={})], lambda transport: [PricedRun()])[objective.name].value == (
+    assert figures([objective], [SimpleNamespace(row={})], lambda transport: [PricedRun()])[objective.name].value == (  # type: ignore[list-item]
         expected[objective.kind] if objective.kind in PRICED else None
     )
 
@@ -74,7 +74,7 @@ def test_a_price_names_its_transport() -> None:
         return [PricedRun()]
 
     loss = Objective("loss_on")
-    figures([loss, plain, Objective("step_s@100mbps"), named], [SimpleNamespace(row={})], replays)
+    figures([loss, plain, Objective("step_s@100mbps"), named], [SimpleNamespace(row={})], replays)  # type: ignore[arg-type, list-item]
     assert asked == ["ray", "nccl"]  # once each
     with pytest.raises(ConfigError, match=r"`transport` must be one of .*, but got 'ncl'"):
         Objective("step_s@1gbps/ncl")

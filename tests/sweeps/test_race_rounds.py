@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -184,7 +185,7 @@ def search_of(path, out, **changes):
         seeds, bundles = tuple(row.seeds), [{"CPU": 1.0}]
         return TrialSpec(row.trial, config, seeds, str(out), study.objectives, "inline", "auto", bundles)
 
-    options = {"gpus": 0.0, "on_plan": planned, "say": lines.append}
+    options: dict[str, Any] = {"gpus": 0.0, "on_plan": planned, "say": lines.append}
     return RaceSearch(ledger, lambda running: 2, spec, Store(out), **options), lines
 
 

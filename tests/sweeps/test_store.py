@@ -132,10 +132,10 @@ def test_a_copy_and_the_bucket_itself_open_with_all_that_was_recorded(bucket, bu
         assert len(wanted) or table == "decisions"
         pd.testing.assert_frame_equal(getattr(copied, table), wanted)
         pd.testing.assert_frame_equal(getattr(in_place, table), wanted)
-    forward = [("direction", "==", "forward")]
+    where = [("direction", "==", "forward")]
     pd.testing.assert_frame_equal(
-        in_place.table("links", ["step", "wire_bytes"], where=forward),
-        local.table("links", ["step", "wire_bytes"], where=forward),
+        in_place.table("links", ["step", "wire_bytes"], where=where),
+        local.table("links", ["step", "wire_bytes"], where=where),
     )
     assert in_place.files("steps") == [f"{bucket}/trials/{trial}-s0/steps.parquet" for trial in range(2)]
     pd.testing.assert_frame_equal(replay(in_place, "100mbps"), replay(local, "100mbps"))

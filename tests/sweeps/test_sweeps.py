@@ -145,7 +145,7 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
     def spec(number, **changes):
         config = make_config({**BASE, "name": "small"} | changes)
         objectives = (Objective("loss_on"),)
-        return {"trial": TrialSpec(number, config, (0,), str(tmp_path), objectives, "ray", "cpu", bundles)}
+        return {"trial": TrialSpec(number, config, (0,), str(tmp_path), objectives, "ray", "cpu", bundles)}  # type: ignore[arg-type]
 
     trial = ray.remote(Probe).options(num_cpus=0, scheduling_strategy=place).remote(spec(0))
     try:
@@ -303,11 +303,11 @@ def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
             super().on_step_end(iteration, trials, **info)
             kill()
 
-    original, runner.Watch = runner.Watch, Killing
+    original, runner.Watch = runner.Watch, Killing  # type: ignore[misc]
     try:
         one.run()
     finally:
-        runner.Watch = original
+        runner.Watch = original  # type: ignore[misc]
     assert killed
     assert [row.status for row in one.rows] == ["finished"] * 2
     row = Run(tmp_path / "out" / "trials" / "0-s0").row

@@ -1,5 +1,7 @@
 """A branch goes on from a checkpoint of another run: with the parent's settings, to the parent's own bits."""
 
+import importlib
+
 import pytest
 import torch
 from branches import same_steps
@@ -14,7 +16,6 @@ from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.training.checkpoint import checkpoints
 from raysim.training.run import Training
-from tests.support import models
 
 AT = 4
 
@@ -75,7 +76,7 @@ def test_branches_of_a_seed_see_the_same_data_in_the_same_order(small, tmp_path,
         "setting": {"seed": 1, "forward": "TopK(0.1)"},
         "other": {"seed": 2},
     }.items():
-        training = Training(small(**changes, steps=2, start=f"{parent.folder}@4"), engine="inline", out=tmp_path / name)
+        training = Training(small(**changes, steps=2, start=f"{parent.folder}@4"), engine="inline", out=tmp_path / name)  # type: ignore[arg-type]
         step, plan = InlineEngine.step, training.plan
 
         def taking(self, number, *arguments, name=name, plan=plan, step=step):
@@ -125,7 +126,7 @@ def test_an_interrupted_branch_resumes_to_the_same_bits(small, tmp_path, parent,
         evaluate_every_steps=2,
     )
     whole = train(config, engine="inline", out=tmp_path / "whole")
-    assert [each.step for each in checkpoints(whole.folder / "checkpoints")] == [4, 6]
+    assert [each.step for each in checkpoints(whole.folder / "checkpoints")] == [4, 6]  # type: ignore[arg-type]
     training = Training(config, engine="inline", out=tmp_path / "broken")
     events, steps = training.events(), 0
     while steps < stop_after:
@@ -216,7 +217,7 @@ def test_records_of_a_branch_are_whole(small, tmp_path, parent, every):
 def test_a_damaged_parent_is_refused(small, tmp_path):
     begun = train(small(steps=2), engine="inline", out=tmp_path / "parent")
     file = begun.folder / "checkpoints" / "step-00000002" / "worker-1.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
+    file.write_bytes(file.read_bytes()[:-1])  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"^`start`: The checkpoint .* is corrupt"):
         train(small(start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
 
@@ -225,6 +226,7 @@ def test_a_parent_of_another_model_is_refused(small, tmp_path, monkeypatch):
     """A model of the user's own may change between two runs, and its keys stay the same."""
     model = {"model": {"name": "tests.support.models:normed"}, "num_stages": None, "cuts": ["norm1", "norm2"]}
     begun = train(small(**model, steps=2), engine="inline", out=tmp_path / "parent")
+    models = importlib.import_module("tests.support.models")  # as a configuration names it
     made = models.normed
 
     def longer(shape):
@@ -246,5 +248,5 @@ def test_a_branch_outlives_its_parent_once_it_has_a_checkpoint(small, tmp_path):
     while steps < 2:
         steps += next(events).kind == "step"
     events.close()
-    begun.folder.rename(tmp_path / "gone")
+    begun.folder.rename(tmp_path / "gone")  # type: ignore[union-attr]
     same_records(train(config, engine="inline", out=tmp_path / "broken", resume=True), whole)

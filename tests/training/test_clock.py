@@ -1,6 +1,7 @@
 """The simulated clock: it agrees with forecasts and replays, and codecs are paid for by their counted work."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,9 @@ def test_clock_forecast_and_replay_agree(small, tmp_path, changes):
     replay = Replay(train(config, engine="inline", out=tmp_path / "run"))
     frozen = clock.profile(reports)
     shape = (*frozen.compute_s.shape[:3], config.num_microbatches)
-    taken = {name: np.broadcast_to(getattr(frozen, name), shape) for name in COSTS if not name.endswith("_bytes")}
+    taken: dict[str, Any] = {
+        name: np.broadcast_to(getattr(frozen, name), shape) for name in COSTS if not name.endswith("_bytes")
+    }
     for profile in replay.profiles.values():
         assert profile.transport == frozen.transport
         same = dataclasses.replace(profile, **taken, method_s=frozen.method_s, update_s=frozen.update_s)

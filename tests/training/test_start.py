@@ -38,8 +38,8 @@ def test_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     bunch, data = load_digits(), load_data("digits", {}, 0)
-    ours = np.concatenate([split.images.reshape(len(split), -1) for split in (data.train, data.test)])
-    labels = np.concatenate([split.labels for split in (data.train, data.test)])
+    ours = np.concatenate([split.images.reshape(len(split), -1) for split in (data.train, data.test)])  # type: ignore[attr-defined]
+    labels = np.concatenate([split.labels for split in (data.train, data.test)])  # type: ignore[attr-defined]
     order = np.lexsort(np.column_stack([ours, labels]).T)
     theirs = np.lexsort(np.column_stack([bunch.data, bunch.target]).T)
     assert np.array_equal(ours[order], bunch.data[theirs])

@@ -49,8 +49,8 @@ def test_a_run_leaves_its_tables(small, tmp_path):
     row = run.row
     assert row["final_loss_on"] == run.evals["loss"].iloc[-2]
     assert row["wire_bytes"] == run.steps["wire_bytes"].sum()
-    assert not (run.folder / "parts").exists()
-    assert {path.name for path in run.folder.iterdir()} == {
+    assert not (run.folder / "parts").exists()  # type: ignore[union-attr]
+    assert {path.name for path in run.folder.iterdir()} == {  # type: ignore[union-attr]
         *(f"{name}.parquet" for name in ("run", "steps", "evals", "links", "actions")),
         "checkpoints",
     }
@@ -224,7 +224,7 @@ def test_every_field_changes_the_run(small, tmp_path, field):
                 run.row["name"],
                 run.evals["predictions"].tolist(),
                 run.evals.columns.tolist(),
-                checkpoints(run.folder / "checkpoints")[0].step,
+                checkpoints(run.folder / "checkpoints")[0].step,  # type: ignore[arg-type]
             )
         )
     seen = {"loss": losses, "cost": costs, "records": records}[change.changes]

@@ -1,5 +1,7 @@
 """The time and the memory of runs without a flush: forecast, replayed and on a simulated clock."""
 
+from typing import Any
+
 import pytest
 from pipelines import ZBV
 
@@ -31,7 +33,7 @@ def test_a_forecast_without_a_flush_is_faster_and_needs_the_versions(weights) ->
 def test_the_next_step_hides_the_average_of_replicas_that_no_forward_waits_for() -> None:
     """Two buffers: the longer one of compute and exchange counts; one buffer waits for both."""
     keys = ("num_replicas=2", "num_microbatches=4")
-    options = {"device": "T4", "transport": "bare"}
+    options: dict[str, Any] = {"device": "T4", "transport": "bare"}
     found = forecast("digits-cnn", "weights=DoubleBuffered", *keys, **options)
     waiting = forecast("digits-cnn", "weights=Stashed(update='step')", *keys, **options)
     assert (found.exchange_delay, waiting.exchange_delay) == (1, 0)

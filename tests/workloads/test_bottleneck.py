@@ -79,7 +79,7 @@ def test_weights_come_from_the_seed_and_the_boundary_alone():
 
 def test_wire_bytes_fall_by_the_factor_and_codecs_act_on_the_code(small, tmp_path):
     runs = {
-        name: train(small(steps=2, num_stages=3, **change), engine="inline", out=tmp_path / name)
+        name: train(small(steps=2, num_stages=3, **change), engine="inline", out=tmp_path / name)  # type: ignore[arg-type]
         for name, change in {
             "plain": {},
             "narrow": {"bottleneck": 2},

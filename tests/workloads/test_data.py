@@ -4,6 +4,7 @@ import io
 import pickle
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysim.codecs.draws import bits64
-from raysim.workloads.data import DATASETS, DataShape, ImageSplit, TextSplit, batch_ids, load_data, steps_per_epoch
+from raysim.workloads import data as data_module
+from raysim.workloads.data import DATASETS, DataShape, ImageSplit, TextSplit, batch_ids, steps_per_epoch
 from raysim.workloads.splits import draws
+
+load_data: Any = data_module.load_data  # its results have fields of their own
 
 
 def read(split, ids, epoch=0, key=0, training=True):
@@ -47,7 +51,7 @@ def test_the_order_is_a_function_of_seed_and_step():
     assert not np.array_equal(batch_ids(100, 8, 1, 3)[1], first[1])
     epochs = [np.concatenate([batch_ids(64, 8, 0, 8 * epoch + step)[1] for step in range(8)]) for epoch in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(64))
-    assert not np.array_equal(*epochs)
+    assert not np.array_equal(*epochs)  # type: ignore[arg-type]
 
 
 def test_a_callers_change_of_ids_does_not_reach_the_next_caller():

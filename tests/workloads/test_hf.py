@@ -3,6 +3,7 @@
 import pkgutil
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -284,7 +285,7 @@ def test_batchnorm_statistics_are_saved_too(tmp_path):
 
 LLAMA = CAUSAL["llama"]
 _BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "`model.path` or `model.config` must be given with `model` = 'hf'."),
     "a type": (
         {"config": {"model_type": "lama"}},
@@ -370,7 +371,7 @@ def test_weights_that_do_not_match_are_refused(tmp_path):
     hundred = PICTURES._replace(num_classes=100)
     with pytest.raises(ValueError, match=r"`model\.path` .* cannot be loaded|lacks the weights"):
         hf(hundred, path=str(tmp_path / "vit"))
-    assert hf(hundred, path=str(tmp_path / "vit"), new_head=True)[-1].model.classifier.out_features == 100
+    assert hf(hundred, path=str(tmp_path / "vit"), new_head=True)[-1].model.classifier.out_features == 100  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"The data has images of 3 x 32 x 32, but .* takes 3 channels of 16 x 16\."):
         hf(PICTURES._replace(input_shape=(3, 32, 32)), path=str(tmp_path / "vit"))
 

@@ -4,6 +4,7 @@ import inspect
 import math
 import shutil
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from raysim.workloads import models as models_module
 from raysim.workloads.data import DataShape, batch_ids, load_data
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.metrics import Accuracy
 from raysim.workloads.model_depths import DEPTHS, num_layers
-from raysim.workloads.models import MODELS, build_model, gpt, gpt2
+from raysim.workloads.models import MODELS, gpt, gpt2
+
+build_model: Any = models_module.build_model  # its results have fields of their own
 
 DIGITS = DataShape((1, 8, 8), "float32", 10)
 CIFAR = DataShape((3, 32, 32), "float32", 10)
@@ -168,7 +172,7 @@ def test_gpt_has_the_parameters_of_the_formula(tied):
     block = 12 * width**2 + 13 * width
     expected = blocks * block + (tokens + length) * width + 2 * width + (0 if tied else tokens * width)
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
-    assert (model.head.projection.weight is model.embedding.token.weight) == tied
+    assert (model.head.projection.weight is model.embedding.token.weight) == tied  # type: ignore[union-attr]
 
 
 def test_gpt_is_causal_and_starts_without_an_opinion():
@@ -237,7 +241,7 @@ def test_gpt2_drops_out_as_its_configuration_or_the_option_says(folder):
     model = gpt2(BYTES, path=str(folder))
     rates = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
     assert rates == {0.1}
-    assert model.block0.attention.attention_dropout == 0.1
+    assert model.block0.attention.attention_dropout == 0.1  # type: ignore[union-attr]
     assert not torch.equal(model.train()(x), model(x))
     silent = gpt2(BYTES, path=str(folder), dropout=0.0).train()
     assert torch.equal(silent(x), model.eval()(x))

@@ -56,7 +56,7 @@ def test_code_of_a_folder_is_not_run_unasked(own):
     with pytest.raises(ValueError, match=r"`model\.path` .* cannot be loaded: .* custom code"):
         gpt2(TEXT, path=str(folder))
     with pytest.raises(ValueError, match=r"`model\.trust_remote_code` must be true or false, but got 'yes'\."):
-        hf(TEXT, path=str(folder), trust_remote_code="yes")
+        hf(TEXT, path=str(folder), trust_remote_code="yes")  # type: ignore[arg-type]
     assert not marker.exists()
 
 

@@ -1,5 +1,7 @@
 """Boundaries in a subspace: what crosses is all there is, at full size nothing is lost, and what cannot be so is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from engines import losses_of, staged_gradients, start
@@ -9,18 +11,21 @@ from pipelines import ADAM, PROJECTED, SUBSPACE
 from raysim import load_weights, save_pretrained, train
 from raysim.codecs import Quantize
 from raysim.config import ConfigError
+from raysim.workloads import models as models_module
 from raysim.workloads.data import DataShape, batch_ids, load_data
 from raysim.workloads.hf_model import ADDED
 from raysim.workloads.losses import CrossEntropy
-from raysim.workloads.models import MODELS, NO_SUBSPACE, build_model
+from raysim.workloads.models import MODELS, NO_SUBSPACE
 from raysim.workloads.partition import partition
 from raysim.workloads.subspace import FORMS, Subspace, lengthened, out_of_subspace, shortened
+
+build_model: Any = models_module.build_model  # its results have fields of their own
 
 BYTES = DataShape((16,), "int64", 256)
 GPT = {"num_blocks": 3, "width": 16, "num_heads": 2}
 LLAMAS = [family for family in CAUSAL if CAUSAL[family]["model_type"] in ADDED and "tied" not in family]
-LLAMA = {"name": "hf", "config": CAUSAL["llama"], "subspace": 4}
-KINDS = {
+LLAMA: dict[str, Any] = {"name": "hf", "config": CAUSAL["llama"], "subspace": 4}
+KINDS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "gpt": ("gpt", GPT, BYTES),
     **{family: ("hf", {"config": CAUSAL[family]}, TEXT) for family in LLAMAS},
 }

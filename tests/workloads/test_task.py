@@ -129,7 +129,7 @@ def test_chance_is_what_constant_outputs_reach(kind):
     shape, names = ALL[kind]
     task = make_task(None, {}, names, shape)
     train, test = (drawn(shape, count, seed)[1] for count, seed in ((300, 1), (200, 2)))
-    found = chance(Data(Fixed(train), Fixed(test), shape), task)
+    found = chance(Data(Fixed(train), Fixed(test), shape), task)  # type: ignore[arg-type]
     if shape.classifies:
         frequencies = torch.bincount(train[train != -100], minlength=shape.num_classes).double()
         constant = (frequencies / frequencies.sum()).log()
@@ -251,7 +251,7 @@ def test_a_loss_or_metric_of_ones_own_that_cannot_be_is_refused(mine):
     }
     for name, said in expected.items():
         loss = make_loss(mine(text, name), {}, NUMBERS)
-        assert refusal(lambda loss=loss: check_loss(loss, "head", (4, 2), NUMBERS)) == f"Loss `{loss.name}` {said}"
+        assert refusal(lambda loss=loss: check_loss(loss, "head", (4, 2), NUMBERS)) == f"Loss `{loss.name}` {said}"  # type: ignore[attr-defined]
     metric = mine(text, "plain")
     assert refusal(lambda: make_task(None, {}, [metric], NUMBERS)) == (
         f"Metric `{metric}` must say whether more is better: set `plain.higher_is_better` to True or False."
