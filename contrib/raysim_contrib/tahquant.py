@@ -23,7 +23,7 @@ from raysim.codecs.floats import power_of_two
 from raysim.codecs.groups import channel_axis, channels_last
 from raysim.codecs.selection import select_topk
 from raysim.codecs.transform import check_tile, hadamard
-from raysim.notation import check_real
+from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 
 if TYPE_CHECKING:
@@ -46,14 +46,20 @@ _LOG2 = (
 @dataclass(frozen=True, repr=False)
 class TAHQuant(Codec):
     """Quantises each tile of `tile` channels of a token to 4 or 3 bits, rotated if one value stands out (He et al. 2025,
-    2506.01352; steps as secondary texts give them, unverified).
+    2506.01352).
 
-    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3. If the
+    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3: the allocation of
+    the paper's second version. With `allocate='token'`, that of the first version and its code, whole tokens are ranked within their
+    sample, or within the tensor if it has fewer than three dimensions. If the
     greatest magnitude of a tile is more than `tau` times the second, it is swapped to the front and the tile multiplied by the
     Hadamard matrix over sqrt(tile). Codes are min-max; scale and least value are float16, relative to a power of two of the whole
     tensor, which is sent in 2 bytes so that small gradients keep their digits. The last tile of a token is filled up with its
-    last value. Of a tile are sent 4 or 3 bits a value, 32 for scale and least value, 1 for the width, 1 for the rotation and
-    log2(tile) for the position of the swapped value.
+    last value. Of a tile are sent 4 or 3 bits a value, 32 for scale and least value, 1 for the width (of a token's, if tokens are
+    ranked), 1 for the rotation and log2(tile) for the position of the swapped value.
+
+    Read: the abstracts of both versions and the code of the first (heguangxin/TAH-Quant). The code differs in that it rotates at `tau`
+    too, keeps scales and least values in plain float16, rounds the number of tokens of 3 bits down, and names positions of rotated
+    tiles only. It sends gradients in 6 bits, in tiles of 32.
 
     The paper is about tokens of shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a
     row of the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
@@ -66,10 +72,12 @@ class TAHQuant(Codec):
     high: float = 0.8
     tile: int = 32
     tau: float = 2.0
+    allocate: str = "tile"
 
     def __post_init__(self) -> None:
         self._coerce(high=check_real("high", self.high, 0, 1), tile=check_tile(self.tile))
         self._coerce(tau=check_real("tau", self.tau, 0, 1e30))
+        check_choice("allocate", self.allocate, ["tile", "token"])
 
     def _layout(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the number of tokens, their length and how many tiles each has."""
@@ -95,15 +103,11 @@ class TAHQuant(Codec):
         check_finite(x)
         exponent = int(torch.frexp(x.double().abs().amax()).exponent)
         tiles = self._tiles(x)
-        entropy = _entropy(tiles.abs())
+        wide = self._wide(x, tiles)
         tiles *= _power(-exponent, x.device)
         turned, pivots = self._pivots(tiles)
         tiles = _mixed(tiles, turned, pivots)
         low, high = tiles.amin(dim=1), tiles.amax(dim=1)
-        wide = torch.zeros(tokens * per_token, dtype=torch.bool, device=x.device)
-        # whole numbers above zero rank as their patterns do
-        ranked = entropy.view(torch.float32).view(tokens, per_token)
-        wide[select_topk(ranked, round(self.high * per_token))] = True
         sent_low = low.half()
         last = torch.where(wide, 2.0**_HIGH - 1, 2.0**_LOW - 1)  # code of a tile
         sent_scale = ((high - sent_low.double()) / last).clamp_min(0).half()
@@ -112,7 +116,7 @@ class TAHQuant(Codec):
         codes = torch.minimum(codes, last[:, None]).to(torch.uint8)
         return {
             "exponent": np.array([exponent], np.int16).view(np.uint8),
-            "wide": to_bytes(pack(wide.to(torch.uint8), 1)),
+            "wide": to_bytes(pack((wide if self.allocate == "tile" else wide[::per_token]).to(torch.uint8), 1)),
             "turned": to_bytes(pack(turned.to(torch.uint8), 1)),
             "pivots": to_bytes(pack(pivots, self._pivot_bits)),
             "low": to_bytes(sent_low),
@@ -120,6 +124,17 @@ class TAHQuant(Codec):
             "high_codes": to_bytes(pack(codes[wide].view(-1), _HIGH)),
             "low_codes": to_bytes(pack(codes[~wide].view(-1), _LOW)),
         }
+
+    def _wide(self, x: Tensor, tiles: Tensor) -> Tensor:
+        """Return which tiles have the wider codes."""
+        tokens, length, per_token = self._layout(tuple(x.shape))
+        by_tile = self.allocate == "tile"
+        entropy = _entropy(tiles.abs() if by_tile else x.reshape(tokens, length).abs())
+        # whole numbers above zero rank as their patterns do
+        ranked = entropy.view(torch.float32).view(tokens if by_tile else x.shape[0] if x.ndim > 2 else 1, -1)
+        wide = torch.zeros(len(entropy), dtype=torch.bool, device=x.device)
+        wide[select_topk(ranked, round(self.high * ranked.shape[1]))] = True
+        return wide if by_tile else wide.repeat_interleave(per_token)
 
     def _pivots(self, tiles: Tensor) -> tuple[Tensor, Tensor]:
         """Return which tiles are rotated, and the position of the greatest magnitude in these, 0 in the others."""
@@ -158,7 +173,9 @@ class TAHQuant(Codec):
             return unpack_bytes(data, number, bits) if bits <= 8 else unpack(data, number, bits)
 
         exponent = int(packet.bytes_of("exponent", 2).copy().view(np.int16)[0])
-        wide, turned = field("wide", count, 1) > 0, field("turned", count, 1) > 0
+        ranked = count if self.allocate == "tile" else tokens
+        wide = (field("wide", ranked, 1) > 0).repeat_interleave(count // ranked)
+        turned = field("turned", count, 1) > 0
         pivots = field("pivots", count, self._pivot_bits).long()
         low, scale = (
             to_tensor(packet.bytes_of(name, 2 * count), torch.float16, device).double() for name in ("low", "scale")

@@ -293,6 +293,21 @@ def test_tah_quant() -> None:
         assert error_of(TAHQuant(), x * scale) == pytest.approx(error_of(TAHQuant(), x), rel=0.05)
 
 
+def test_tah_quant_ranks_tokens_within_their_sample() -> None:
+    """The two tokens of four of a sample whose magnitudes are alike have the step of 4 bits."""
+    x = normal(3, 4, 64).exp()
+    x[:, :2] = 1 + x[:, :2] / 1000
+    codec = TAHQuant(high=0.5, tau=1e9, allocate="token")
+    packet = codec.encode(x)
+    flags = np.unpackbits(packet.arrays["wide"])[:12]
+    assert flags.reshape(3, 4).tolist() == [[1, 1, 0, 0]] * 3
+    y = packet.decode()
+    for codes, rows in ((15, [0, 1]), (7, [2, 3])):
+        for values, sent in zip(x[:, rows].reshape(-1, 32), y[:, rows].reshape(-1, 32), strict=True):
+            assert len(sent.unique()) <= codes + 1
+            assert ((values - sent).abs() <= (values.max() - values.min()) / (2 * codes) * 1.02 + 2e-3).all()
+
+
 # Outliers and features of images.
 
 

@@ -37,6 +37,7 @@ VARIANTS = [
     Variant("TinyScript(4)", lambda s, v: packed(numel(s), 4) + 12 * bool(numel(s)), scales=True, unbiased=True),
     Variant("TAHQuant", tah_quant, scales=True),
     Variant("TAHQuant(high=0.5, tile=16, tau=0.0)", scales=True),
+    Variant("TAHQuant(high=0.5, allocate='token')", scales=True),
     Variant("ATOMO(2.0)", unbiased=True),
     Variant("ZFP(0.01)"),
     Variant("ZFP(0.5)"),
