@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from raysim.files import make_folder
+
 NAME = ".lock"
 
 
@@ -27,7 +29,7 @@ class FolderLock:
         Raises BlockingIOError if another process holds the lock, and OSError if the folder cannot be written.
         """
         while self._file is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             file = (self.folder / NAME).open("w")
             try:
                 _lock(file)

@@ -55,12 +55,14 @@ def is_file(path: str | Path) -> bool:
 def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write a file beside its place, wait until it is on disk, and rename it into place: it is there whole or not at all.
 
-    Raises OSError with the file's name; the draft is removed, so that a full disk is no fuller than before.
+    On return the file and its name survive a loss of power. Raises OSError with the file's name; the draft is removed, so that a
+    full disk is no fuller than before.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # of no other process, and no link laid in its way
     try:
         write_through(draft, data)
         draft.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             draft.unlink()
@@ -76,6 +78,32 @@ def write_through(path: Path, data: bytes | memoryview) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, or no longer there; raises OSError with the folder's name.
+
+    Does nothing for folders that cannot be read, and on systems and filesystems that do not sync folders.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder with its parents, unless it exists, and wait until their names are on disk; raises OSError."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in reversed(made):
+        sync_folder(place.parent)
 
 
 def os_sentence(error: OSError) -> str:

@@ -15,6 +15,7 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.reading import read_whole, stacked
 from raysim.analysis.runs.loading import load
+from raysim.files import make_folder, sync_folder, write_through
 from raysim.places import Place, in_bucket, local_path
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION
@@ -54,7 +55,8 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
     }
     draft = home.with_name(f".{home.name}.{secrets.token_hex(8)}")  # of no other process, whenever it was killed
     try:
-        draft.mkdir(parents=True)
+        make_folder(draft.parent)
+        draft.mkdir()
         for table in SCHEMAS:
             _write_table(
                 {name: parts[table] for name, parts in files.items() if parts[table]}, draft / f"{table}.parquet"
@@ -68,13 +70,16 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
             below.mkdir(parents=True, exist_ok=True)
             for file in (folder_of_run / name for name in OF_STUDIES):
                 if file.is_file():
-                    (below / file.name).write_bytes(file.read_bytes())
+                    write_through(below / file.name, file.read_bytes())
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+        for below in (draft, *(place for place in draft.rglob("*") if place.is_dir())):
+            sync_folder(below)
         try:
             draft.replace(home)
         except OSError:
             _checked(target)  # which another process may have filled by now
             raise
+        sync_folder(home.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     problems = file_problems(over.runs, {run: over.path(run) for run in over.runs["run"].astype(str)})
@@ -153,11 +158,10 @@ def _write(table: pa.Table, file: Path) -> None:
     texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
     options = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "store_schema": False}
     table = table.replace_schema_metadata()
-    with (
-        file.open("wb") as stream,
-        pq.ParquetWriter(
-            stream, table.schema, use_dictionary=texts, column_encoding=encoding, write_page_checksum=True, **options
-        ) as writer,
-    ):
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink, table.schema, use_dictionary=texts, column_encoding=encoding, write_page_checksum=True, **options
+    ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({MARK.decode(): VERSION.decode()})
+    write_through(file, memoryview(sink.getvalue()))

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.file_lock import FolderLock
+from raysim.files import sync_folder
 from raysim.records.schema import OCCASIONAL, SCHEMAS, run_schema, schema_of
 from raysim.records.tables import UNREADABLE, RecordsError, part_files, read_table, write_table
 
@@ -66,6 +67,7 @@ class Recorder:
         self._parts.mkdir(exist_ok=True)
         for table in SCHEMAS:
             (self.folder / f"{table}.parquet").unlink(missing_ok=True)
+        sync_folder(self.folder)  # a merged table that comes back would hide the rows of new parts
 
     def add(self, table: str, row: Mapping[str, Any]) -> None:
         """Keep a row for the next flush."""
@@ -120,6 +122,7 @@ class Recorder:
                 kept = part.filter(pc.less(part["step"], step))
                 if kept.num_rows == 0:
                     path.unlink()
+                    sync_folder(self._parts)  # before the rows are repeated in another part
                     self._hashes.pop(path.name, None)
                 elif kept.num_rows < part.num_rows:
                     self._hashes[path.name] = write_table(kept, path)

@@ -45,7 +45,11 @@ def table_files(folder: Place, table: str) -> list[Place]:
 
 def part_files(folder: Place, table: str) -> list[Place]:
     """Return the parts of a table, in order."""
-    return sorted((folder / "parts").glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
+    try:
+        parts = list((folder / "parts").glob(f"{table}-*.parquet"))
+    except FileNotFoundError:  # the run has just merged them, and removed their folder
+        return []
+    return sorted(parts, key=lambda path: (len(path.name), path.name))
 
 
 def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ()) -> pa.Table:

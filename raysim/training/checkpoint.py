@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from raysim.files import write_through
+from raysim.files import make_folder, sync_folder, write_through
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
 from raysim.places import Place
 from raysim.records import RecordsError
@@ -51,7 +51,8 @@ def write_checkpoint(
     draft = folder / f".{path.name}.{os.getpid()}"
     for unfinished in folder.glob(".step-*"):  # of this process or one that was killed
         shutil.rmtree(unfinished, ignore_errors=True)
-    draft.mkdir(parents=True)
+    make_folder(folder)
+    draft.mkdir()
     try:
         files = {}
         for worker, part in enumerate(parts):
@@ -60,6 +61,7 @@ def write_checkpoint(
             files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
         manifest = {"format": FORMAT, "step": step, "signals": signals, "records": dict(records or {}), "files": files}
         write_through(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
+        sync_folder(draft)
     except OSError:  # a full disk is no fuller than before
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -67,6 +69,7 @@ def write_checkpoint(
     if path.exists():  # written again by a run that went back: out of the way whole, too
         path.rename(aside)
     draft.rename(path)
+    sync_folder(folder)  # before older ones are removed
     shutil.rmtree(aside, ignore_errors=True)
     for old in [each for each in checkpoints(folder) if each.step not in keep][:-KEPT]:
         shutil.rmtree(old.path, ignore_errors=True)

@@ -39,15 +39,15 @@ def check_start(out: str | Path | None, engine: str, *, resume: bool = False) ->
 
 def is_unbegun(folder: Path) -> bool:
     """Return whether a folder holds no more than the first moments of a run that was killed in them: it may be taken over."""
-    if not folder.is_dir():
+    try:
+        return folder.is_dir() and all(
+            path.name == LOCK
+            or (path.name == "parts" and path.is_dir() and not any(path.iterdir()))
+            or path.name.startswith(".run.parquet.")
+            for path in list(folder.iterdir())
+        )
+    except FileNotFoundError:  # a run has just ended there
         return False
-    found = list(folder.iterdir())
-    return all(
-        path.name == LOCK
-        or (path.name == "parts" and path.is_dir() and not any(path.iterdir()))
-        or path.name.startswith(".run.parquet.")
-        for path in found
-    )
 
 
 def run_folder(out: str | Path) -> Path:

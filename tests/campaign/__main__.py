@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 from attacks import ATTACKS  # noqa: E402
+from on_folders import PLANS, next_plans  # noqa: E402
 
 IN_PROCESS = ("inputs", "packets damaged")  # attacks that would take memory of this very process
 SPARE_BYTES = 8 << 30  # that they may take
@@ -30,19 +31,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the whole campaign")
     parser.add_argument("--engine", default="ray", help="of the runs that are killed")
-    parser.add_argument("--only", action="append", choices=list(ATTACKS), help="may be repeated")
+    parser.add_argument("--only", action="append", choices=[*ATTACKS, *PLANS], help="may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="a file of rounds, to go on from")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no further round begins")
     options = parser.parse_args()
     ends, rounds = time.monotonic() + 60 * options.minutes, _read(options.record)
     print("| attack | of | tried | harm | minutes |\n|---|---|---|---|---|", flush=True)
-    for name, (_, whole, _) in ATTACKS.items():
-        if options.only and name not in options.only:
-            continue
+    for name in options.only or [*ATTACKS, *PLANS]:
+        whole = len(PLANS[name]()) if name in PLANS else ATTACKS[name][1]
         wanted = max(1, round(options.share * whole))
         while (left := wanted - _tried(rounds, name)) > 0 and time.monotonic() < ends:
-            done = _round(name, left, len(rounds), options.engine, options.seed)
+            done = _round(name, left, rounds, options.engine, options.seed)
             rounds.append(done)
             if options.record is not None:
                 options.record.parent.mkdir(parents=True, exist_ok=True)
@@ -74,16 +74,20 @@ def _tried(rounds: list[dict[str, Any]], name: str) -> int:
     return sum(one["tried"] for one in rounds if one["attack"] == name)
 
 
-def _round(name: str, left: int, number: int, engine: str, seed: int) -> dict[str, Any]:
+def _round(name: str, left: int, rounds: list[dict[str, Any]], engine: str, seed: int) -> dict[str, Any]:
     """Try an attack a few times."""
-    attack, _, at_once = ATTACKS[name]
+    number = len(rounds)
     began, before = time.monotonic(), resource.getrlimit(resource.RLIMIT_AS)
     if name in IN_PROCESS:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + SPARE_BYTES, before[1]))
     try:
         with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
-            found = attack(min(left, at_once), Path(folder), engine, random.Random(f"{seed} {name} {number}"))
+            if name in PLANS:
+                found = next_plans(name, _tried(rounds, name), left, Path(folder), seed)
+            else:
+                attack, _, at_once = ATTACKS[name]
+                found = attack(min(left, at_once), Path(folder), engine, random.Random(f"{seed} {name} {number}"))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     minutes = (time.monotonic() - began) / 60

@@ -1,12 +1,10 @@
-"""All attacks."""
+"""Attacks at random moments and with random inputs."""
 
 from __future__ import annotations
 
 from asking import PHASES, in_phase
 from by_input import inputs, packets
 from commands import Attack
-from folder_orders import BROKEN_OFF, HELD
-from on_folders import broken_off, two_processes
 from on_runs import damage, driver_kills, full_disk, stage_kills
 from on_sweeps import full_disk_of_sweep, sweep_kills, sweep_signals
 
@@ -17,8 +15,6 @@ ATTACKS: dict[str, tuple[Attack, int, int]] = {
     **{f"SIGTERM {phase}": (in_phase(phase), 5, 5) for phase in PHASES},
     "sweep asked to end": (sweep_signals, 15, 3),
     "files damaged": (damage, 500, 50),
-    "two processes in a folder": (two_processes, len(HELD), 50),
-    "operation on a file killed or failed": (broken_off, len(BROKEN_OFF), 50),
     "disk full": (full_disk, 20, 2),
     "disk full under a sweep": (full_disk_of_sweep, 10, 1),
     "inputs": (inputs, 5000, 250),

@@ -26,6 +26,8 @@ from raysim.records import (
 )
 from raysim.records import recorder as recorder_module
 from raysim.records.schema import run_schema
+from raysim.records.tables import part_files
+from raysim.training.start import is_unbegun
 
 # Golden: a change here is a new version of the schema, unless it adds a column that may be null.
 GOLDEN = {
@@ -582,3 +584,10 @@ def test_a_run_has_one_row(tmp_path: Path, rows: int) -> None:
     pq.write_table(pa.concat_tables([row] * rows) if rows else row.slice(0, 0), tmp_path / "run.parquet")
     with pytest.raises(RecordsError, match=f"must have one row, of a run, but has {rows}"):
         _ = Run(tmp_path).status
+
+
+def test_parts_that_go_while_they_are_listed_are_none(tmp_path, monkeypatch):
+    """A reader looks whether there are parts, and the run removes them before they are listed."""
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    assert part_files(tmp_path, "steps") == []
+    assert not is_unbegun(tmp_path / "gone")

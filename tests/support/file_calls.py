@@ -8,10 +8,15 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from power_loss import DiskLog
+
+from raysim.errors import InputError
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "fcntl.flock"}
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "fsync"}  # that may fail
@@ -28,6 +33,7 @@ class Calls:
 
     def __init__(self, act: Callable[[int, str, object], None]) -> None:
         self.count, self._act, self._home = 0, act, str(Path.cwd()) + "/"
+        self._own = threading.local()  # what `act` does itself counts for nothing
         import pyarrow.parquet as pq
 
         sys.addaudithook(self._hear)
@@ -54,9 +60,13 @@ class Calls:
             inside = str(Path(os.fsdecode(target)).absolute()).startswith(self._home)
         else:
             inside = False
-        if inside:
+        if inside and not getattr(self._own, "acts", False):
             self.count += 1
-            self._act(self.count, event, target)
+            self._own.acts = True
+            try:
+                self._act(self.count, event, target)
+            finally:
+                self._own.acts = False
 
 
 def _writes(arguments: tuple[Any, ...]) -> bool:
@@ -67,24 +77,39 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
 class Process:
     """A forked process that works in a folder; at operation `at` it is held, killed, or failed by an error's number.
 
-    `mode`: "hold", "kill", an errno's name for one failure, or "ENOSPC..." for a disk that is full from then on.
+    `mode`: "hold", "kill", an errno's name for one failure, "ENOSPC..." for a disk that is full from then on, "list" for an
+    answer that lists the operations, or "log" for one with what a loss of power would leave, by the contents in `kept`.
     """
 
     def __init__(
-        self, work: Callable[[], dict[str, Any]], home: Path, at: int | None = None, mode: str = "hold"
+        self,
+        work: Callable[[], dict[str, Any]],
+        home: Path,
+        at: int | None = None,
+        mode: str = "hold",
+        kept: Path | None = None,
     ) -> None:
         self._said, says = os.pipe()
         hears, self._tells = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            self._work(work, home, says, lambda: os.read(hears, 1), at, mode)
+            self._work(work, home, says, lambda: os.read(hears, 1), at, mode, kept)
         os.close(says)
         os.close(hears)
 
-    def _work(self, work: Any, home: Path, says: int, listen: Any, at: int | None, mode: str) -> None:
+    def _work(
+        self, work: Any, home: Path, says: int, listen: Any, at: int | None, mode: str, kept: Path | None
+    ) -> None:
         met: list[str] = []
+        places: list[str] = []
+        log = DiskLog(home, kept) if kept is not None else None
 
         def act(count: int, event: str, target: object) -> None:
+            if log is not None:
+                log.note(count, event, target)
+            if mode == "list":
+                met.append(event)
+                places.append(str(target))
             if at is None or count < at or (count > at and mode != "ENOSPC..."):
                 return
             if mode == "hold":
@@ -111,8 +136,17 @@ class Process:
                     "error": f"{type(error).__name__}: {error}",
                     "at": [str(frame)[14:-1] for frame in frames[-6:]],
                 }
-                answer["system"] = isinstance(error, OSError)
-            os.write(says, json.dumps(answer | {"calls": calls.count, "failed": met[:1]}).encode() + b"\n")
+                number = getattr(errno, mode.removesuffix("..."), 0)
+                answer["system"] = isinstance(error, OSError) or (
+                    isinstance(error, InputError) and os.strerror(number) in str(error)
+                )
+            if log is not None:
+                log.end()
+                answer["held"] = list(log.held.values())
+            answer |= (
+                {"calls": calls.count, "failed": met[:1]} if mode != "list" else {"operations": met, "places": places}
+            )
+            _write(says, json.dumps(answer).encode() + b"\n")
         finally:
             os._exit(0)
 
@@ -123,7 +157,7 @@ class Process:
         line = b""
         while not line.endswith(b"\n") and (more := os.read(self._said, 65536)):
             line += more
-        if "held" not in line[:12].decode():
+        if not line.startswith(b'{"held": "'):
             os.waitpid(self.pid, 0)
             os.close(self._said)
             os.close(self._tells)
@@ -132,3 +166,8 @@ class Process:
     def go_on(self) -> None:
         """Let a held process go on."""
         os.write(self._tells, b"g")
+
+
+def _write(pipe: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(pipe, text) :]

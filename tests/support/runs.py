@@ -13,12 +13,17 @@ MEASURED = ["seconds", "update_s", "encode_s", "decode_s"]
 
 def same_records(one: Run, other: Run) -> None:
     """Compare all tables but what is measured in seconds, and the weights, bit for bit."""
-    for table in ("steps", "evals", "links"):
-        frames = [getattr(run, table).drop(columns=MEASURED, errors="ignore") for run in (one, other)]
-        assert frames[0].equals(frames[1]), table
+    same_tables(one, other)
     assert not one.steps["step"].duplicated().any()
     weights = [load_weights(run.folder) for run in (one, other)]
     assert all(np.array_equal(weights[0][name].float(), weights[1][name].float()) for name in weights[0])
+
+
+def same_tables(one: Run, other: Run) -> None:
+    """Compare all tables but what is measured in seconds, bit for bit."""
+    for table in ("steps", "evals", "links"):
+        frames = [getattr(run, table).drop(columns=MEASURED, errors="ignore") for run in (one, other)]
+        assert frames[0].equals(frames[1]), table
 
 
 def kill_at(training, moments):

@@ -1,7 +1,7 @@
-"""Two processes over one folder in some orders, and operations on files that fail: all of them are in the campaign."""
+"""Two processes over one folder, operations on files that fail, and losses of power: a few of each; the campaign tries all."""
 
 import pytest
-from folder_orders import BROKEN_OFF, HELD, Plan, answers, harms
+from folder_orders import POWER, Plan, answers, every_plan, harms
 
 FEW = [
     Plan("nothing", "train", "resume", 8),  # the second is there before the first has a row
@@ -10,7 +10,9 @@ FEW = [
     Plan("unmerged", "load", "resume", 24),  # tables that the first has listed are gone
     Plan("nothing", "train", None, 100, "kill"),
     Plan("broken", "resume", None, 60, "EIO"),
+    Plan("broken", "resume", "load", 60, then=20),
 ]
+SHARES = {"held": 400, "held_twice": 4000, "failed": 100, "power": 60}  # of how many plans one is tried
 
 
 @pytest.mark.slow
@@ -22,7 +24,13 @@ def test_nothing_is_lost_in_a_few_orders(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("plans", [HELD, BROKEN_OFF], ids=["held", "broken-off"])
-def test_nothing_is_lost_at_every_thirtieth_operation(tmp_path, plans):
-    plans = plans[7::30]
+def test_nothing_is_lost_in_a_sample_of_all_orders(tmp_path):
+    plans = [plan for name, share in SHARES.items() for plan in getattr(every_plan(), name)[share // 2 :: share]]
+    assert harms(plans, answers(plans, tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_loss_of_power_harms_a_pack(tmp_path):
+    plans = [Plan("whole", "pack", None, at, POWER) for at in range(0, 30, 3)]
     assert harms(plans, answers(plans, tmp_path)) == []
