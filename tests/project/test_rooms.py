@@ -60,7 +60,7 @@ STUDIES = {"config", "sweeps.budget", "sweeps.objectives", "sweeps.space"}
 
 ROOMS = {
     "raysim.errors": (set(), set()),
-    "raysim.file_lock": (set(), set()),
+    "raysim.file_lock": ({"files"}, set()),
     "raysim.files": ({"notation"}, set()),
     "raysim.limits": (set(), set()),
     "raysim.plugins": (set(), set()),
