@@ -1,4 +1,4 @@
-"""Files: read whole, and refused where they have no end; written whole, or not at all."""
+"""Read files completely, and refuse devices and pipes, which may never end; write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LARGEST_BYTES = 64 * 2**20  # of a text: the profile of a run with thousands of 
 def read_text(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> str:
     """Return the UTF-8 text of a regular file.
 
-    Raises OSError, with the reason in `strerror`, where there is no such file, a path is malformed, a device or a pipe
-    stands in its place, it is larger than `largest_bytes`, or it holds no UTF-8.
+    Raises OSError, with the reason in `strerror`, if there is no such file, the path is malformed or names a device or a
+    pipe, the file is larger than `largest_bytes`, or it is not UTF-8.
     """
     file = Path(path)
     try:

@@ -246,7 +246,7 @@ def hide_paths(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:
-    """Return a class of the user's own; raises ValueError where it is none that can be written."""
+    """Return a class of the user's own; raises ValueError if it is none that can be written."""
     cls = plugins.import_object(path)
     bases = _bases(names)
     if not isinstance(cls, type) or not issubclass(cls, bases):

@@ -63,7 +63,7 @@ def local_path(where: str | Path) -> Path:
 
 
 def open_system(uri: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a URI, and the path in it; raises PlaceError where it does not answer within `LIMIT_S`."""
+    """Return the file system of a URI, and the path in it; raises PlaceError if it does not answer within `LIMIT_S`."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _PROBE, uri], capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -122,7 +122,7 @@ class ListedPath:
 
     @classmethod
     def open(cls, uri: str) -> ListedPath:
-        """List a folder in a bucket; raises PlaceError where that cannot be done."""
+        """List a folder in a bucket; raises PlaceError if that cannot be done."""
         system, root = open_system(uri)
         return cls.listed(f"{uri.partition('://')[0]}://", system, root.rstrip("/"))
 
@@ -235,7 +235,7 @@ Place: TypeAlias = Path | ListedPath
 
 
 def open_place(where: str | Place) -> Place:
-    """Return the folder that a path or a URI names; raises PlaceError where a bucket does not answer."""
+    """Return the folder that a path or a URI names; raises PlaceError if a bucket does not answer."""
     if isinstance(where, ListedPath):
         return where
     return ListedPath.open(str(where)) if in_bucket(where) else local_path(where)

@@ -69,7 +69,7 @@ class Measure(NamedTuple):
 
     @property
     def worst(self) -> float | None:
-        """The value of a model that has learned nothing and diverged, None where the measure has none."""
+        """The value of a model that has learned nothing and diverged, None if the measure has none."""
         return 0.0 if self.points and self.higher else None
 
 

@@ -73,7 +73,7 @@ def stacked(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pa.T
     """Return the concatenated tables; the first column, `key`, names the source of each row, one of `values`.
 
     Columns absent from a table are null in its rows. If tables disagree on a column's type, integers become floats, and
-    other types become text. Tables with the same columns are adjacent.
+    other types become text. In the result, tables with the same columns are adjacent.
     """
     named = [t.add_column(0, key, pa.array([v] * len(t), pa.string())) for t, v in zip(tables, values, strict=True)]
     by_schema: dict[pa.Schema, list[pa.Table]] = {}

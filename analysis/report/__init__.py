@@ -97,7 +97,7 @@ def _sections(material: Material) -> list[Section]:
 
 
 def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], material: Material) -> Section:
-    """Return one section of all topics of a job, if a folder holds several jobs."""
+    """Return one section with all topics of a job, for a folder of several jobs."""
     blocks: list[Block] = []
     for topic in topics:
         section = topic(replace(material, jobs=[job]))

@@ -150,7 +150,7 @@ def needed(job: Job, way: Way, network: Network, levels: Sequence[float] = LEVEL
 
 
 def _crossing(bps: Floats, seconds: Floats, target: float) -> float:
-    """Return the bandwidth at which falling seconds reach a target: at most the first, or infinite if they never do."""
+    """Return the least bandwidth at which the falling `seconds` are at most `target`, interpolated; infinite if they never are."""
     below = np.flatnonzero(seconds <= target)
     if not len(below):
         return float("inf")

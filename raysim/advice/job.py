@@ -140,7 +140,9 @@ class Job:
                     return count
             except ValueError:
                 continue
-        raise InputError(f"{self.schedule!r} has no stages for {layout.workers} workers.")
+        raise InputError(
+            f"{self.schedule!r} cannot give each of {layout.workers} workers a stage. Choose another schedule or number of stages."
+        )
 
     @lru_cache(maxsize=64)  # noqa: B019  a job lives as long as its command
     def stages(self, layout: Layout) -> tuple[StageCost, ...]:

@@ -265,7 +265,7 @@ def timed_step(
     weight_share: float | None = None,
     weights: str = "Synchronous",
 ) -> TimedStep:
-    """Return a profile's step under a schedule, its counts by default the profile's.
+    """Return the step of a profile under a schedule. Counts default to those of the profile.
 
     `weight_share`: weight gradients' part of a backward that was timed as a whole. `weights`: a weight policy, which may do without
     a flush between steps. Raises InputError.

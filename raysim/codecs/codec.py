@@ -205,7 +205,7 @@ class Codec(Notation, ABC):
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
         """Return the positions of the values in a packet, for a codec that `selects`."""
-        raise TypeError(f"{self!r} sends no positions.")
+        raise TypeError(f"Only codecs that select values, such as TopK, have positions, but got {self!r}.")
 
     def rehearsed(self) -> Codec:
         """Return a codec that uses the same kernels and compresses even a tensor of 192 values, for compiling them beforehand."""

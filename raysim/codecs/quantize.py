@@ -103,7 +103,7 @@ class UniformCodec(Codec):
     def _arrays(
         self, x: Tensor, key: Key | None, memory: Tensor | None = None, residual: Tensor | None = None
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of `x`, or of x + `memory`; a kernel writes what they withhold to `residual`."""
+        """Return the arrays of `x`, or of x + `memory`; the kernel writes the coding error to `residual`."""
         layout = layout_of(tuple(x.shape), self.per, self.block)
         backend = kernels.backend("uniform", x) if layout.numel else None
         quantize = _quantize if backend is None else backend.quantize

@@ -287,5 +287,7 @@ class RunFields(Strict):
     @classmethod
     def _is_power_of_two(cls, value: float | None) -> float | None:
         if value is not None and math.frexp(value)[0] != 0.5:
-            raise ValueError(f"`loss_scale` must be a power of two, which changes no digit, but got {value:g}.")
+            raise ValueError(
+                f"`loss_scale` must be a power of two, by which numbers scale without rounding, but got {value:g}."
+            )
         return value

@@ -44,7 +44,7 @@ class Engine(ABC):
         self.dashboard = False
         """True if Ray's dashboard is wanted."""
         self.on_phase: Callable[[str | None], None] = lambda phase: None
-        """Called with what a start waits for next, with None where it says so itself."""
+        """Called with what a start waits for next, with None if it says so itself."""
         self.on_stuck: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the run.")
         """Ends the process with a sentence: called in another thread if a call of Ray does not return after a loss of its servers."""
 
@@ -67,7 +67,7 @@ class Engine(ABC):
     def check_devices(self) -> DeviceFacts | None:
         """Return the facts of the GPU of the first stage, None of a CPU.
 
-        Raises ConfigError where a GPU lacks the dtype of the run, or has no memory for the stages on it.
+        Raises ConfigError if a GPU lacks the dtype of the run, or has no memory for the stages on it.
         """
         workers = range(self.num_workers)
         facts = self._fetch([self._submit(worker, "device_facts") for worker in workers])
@@ -204,11 +204,11 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ConfigError where it is plain, before anything starts, that the stages have no place here."""
+        """Raise ConfigError if it is plain, before anything starts, that the stages have no place here."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start all workers at step 0, again after a loss. Raises ConfigError where they have no place."""
+        """Start all workers at step 0, again after a loss. Raises ConfigError if they have no place."""
 
     @property
     @abstractmethod

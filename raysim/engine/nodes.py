@@ -36,7 +36,7 @@ def measured_gflops() -> float:
 
 
 def slow_node_warning(speeds: Mapping[str, float]) -> str | None:
-    """Return a sentence on the slowest node, None where it has at least half of the median speed.
+    """Return a sentence on the slowest node, None if it has at least half of the median speed.
 
     >>> slow_node_warning({"10.0.0.1": 40.0, "10.0.0.2": 41.0, "10.0.0.3": 39.0}) is None
     True
@@ -102,19 +102,19 @@ class Reach(NamedTuple):
     """A worker's connections to its peers."""
 
     slow_start: bool
-    """True where this host's TCP starts slowly after idle, as Linux's does by default."""
+    """True if this host's TCP starts slowly after idle, as Linux's does by default."""
     farthest_s: float
     """Round trip of a call to the farthest peer, in seconds; 0 without peers."""
 
 
 def starts_slowly() -> bool:
-    """Return whether TCP of this host starts slowly after idle; False where the host does not say."""
+    """Return whether TCP of this host starts slowly after idle; False if the host does not say."""
     setting = Path("/proc/sys") / TCP_SETTING.replace(".", "/")
     return setting.is_file() and setting.read_text(encoding="ascii").strip() == "1"
 
 
 def slow_start_warning(reaches: Mapping[str, Reach]) -> str | None:
-    """Return a sentence on the nodes that start slowly and have a distant peer; None where there are none.
+    """Return a sentence on the nodes that start slowly and have a distant peer; None if there are none.
 
     >>> slow_start_warning({"10.0.0.1": Reach(True, 0.001), "10.0.0.2": Reach(False, 0.08)}) is None
     True

@@ -48,7 +48,7 @@ def datasheet_profile(
 def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> Profile:
     """Return the compute of a recorded profile, all microbatches alike, with its packets and codec seconds.
 
-    Reading data, which is recorded as decoding where no packet is taken, becomes part of compute. Raises ConfigError where the
+    Reading data, which is recorded as decoding where no packet is taken, becomes part of compute. Raises ConfigError if the
     profile is of another number of stages, of microbatches of another size, or of several replicas.
     """
     if recorded.num_stages != num_stages:
@@ -80,6 +80,6 @@ def _updates(config: RunConfig, profile: Profile) -> Profile:
 
 
 def cuts_backward(config: RunConfig, num_stages: int) -> bool:
-    """Return whether the schedule has backwards in two parts; raises ValueError where it does not fit the run."""
+    """Return whether the schedule has backwards in two parts; raises ValueError if it does not fit the run."""
     table = make_table(config.executed_schedule, num_stages, config.num_microbatches)
     return int(table.op.max()) == OPS.index("W")

@@ -115,7 +115,7 @@ class Forecast:
         return sum(ending.share * seconds for ending, seconds in zip(self.endings, each, strict=True))
 
     def step_bounds_s(self, network: Network) -> tuple[float, float] | None:
-        """Return the 90 % interval of `step_s`, by the spread of the profile's recorded steps; None where fewer than two are known.
+        """Return the 90 % interval of `step_s`, by the spread of the profile's recorded steps; None if fewer than two are known.
 
         The uncertainty is that of the machine's own work and of the network model: bytes are counted, and the network is as named.
         """
@@ -317,7 +317,7 @@ def _compute(
 
 
 def _codec_speed(device: str | None, given: float | None, notes: list[str]) -> float | None:
-    """Return the bytes a second that codecs go over: as given, else of the datasheet; None where codecs are timed here."""
+    """Return the bytes a second that codecs go over: as given, else of the datasheet; None if codecs are timed here."""
     if given is not None:
         notes.append(f"Codecs: {format_bytes(given)} a second of the dense tensors that they go over, as given.")
         return given

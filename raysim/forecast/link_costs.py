@@ -33,7 +33,7 @@ VISITS = 4  # of one message: the first is not timed, the others are
 class LinkCost(NamedTuple):
     """Cost of a tensor in a message on one direction of one boundary, at its first visit and later."""
 
-    replica: int | None  # None where all replicas have the same compressors
+    replica: int | None  # None if all replicas have the same compressors
     boundary: int
     direction: str
     tensor: str  # its name, where several may cross

@@ -75,7 +75,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
 
 
 def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
-    """Return the bytes a second that the codecs of links and replica methods go over; 0 where there are none."""
+    """Return the bytes a second that the codecs of links and replica methods go over; 0 if there are none."""
     work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
     if config.num_replicas > 1 and not any(method.uses_previous_gradients for method in config.replica_methods()):
         shapes = [

@@ -62,7 +62,7 @@ def replica_costs(
 ) -> list[ReplicaCost]:
     """Return the cost of averaging at each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
 
-    A method that exchanges in some steps only has a cost for each of its parts. Raises ConfigError where the gradients of all
+    A method that exchanges in some steps only has a cost for each of its parts. Raises ConfigError if the gradients of all
     replicas would not fit this machine, or steps are not alike.
     """
     count = config.num_replicas

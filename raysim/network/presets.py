@@ -180,7 +180,7 @@ def _from_csv(text: str, name: str) -> Network:
             )
         except (TypeError, ValueError):
             raise ValueError(
-                f"A line must hold two host numbers and two numbers, but got {list(line.values())!r}."
+                f"A line must hold the numbers of two hosts, a bandwidth and a latency, but got {list(line.values())!r}."
             ) from None
         if ends in links:
             raise ValueError(f"A link must be given once, but got {ends[0]} to {ends[1]} twice.")

@@ -52,7 +52,7 @@ class Profile:
     encode_s: Floats = field(default_factory=lambda: np.zeros(1))
     """Seconds on the sender's clock to pack it."""
     cpu_s: Floats = field(default_factory=lambda: np.full(1, math.nan))
-    """CPU seconds of the compute, over all its threads: read where cores are shared. NaN where not known: the wall seconds count."""
+    """CPU seconds of the compute, over all its threads: read where cores are shared. NaN if not known: the wall seconds count."""
     shard_s: Floats = field(default_factory=lambda: np.zeros(1))
     """Seconds of `compute_s` in which sharded replicas wait for parameters and gradients: `raysim.network.sharding` adds them."""
     wire_bytes: Floats = field(default_factory=lambda: np.zeros(1))
@@ -80,11 +80,11 @@ class Profile:
     step_s: float = 0.0
     """Seconds of every step outside of its actions: submitting it, gathering statistics."""
     codec_bytes_per_s: float = 0.0
-    """Dense bytes that codecs go over in a second, where recorded; 0 where not known. Reported, not simulated."""
+    """Dense bytes that codecs go over in a second, where recorded; 0 if not known. Reported, not simulated."""
     paces: Floats = field(default_factory=lambda: np.ones(1))
     """By recorded step: the seconds of its actions, as a share of the mean. Their spread is the uncertainty of the other figures."""
     microbatch_samples: int = 0
-    """Samples of a microbatch, to which the seconds belong; 0 where not known."""
+    """Samples of a microbatch, to which the seconds belong; 0 if not known."""
     transport: Transport = BARE
     """The transport of packets, which adds bytes and trips to each."""
     source: str = ""
@@ -126,7 +126,7 @@ class Profile:
 
     @property
     def num_microbatches(self) -> int | None:
-        """Return the number of microbatches; None where all are alike and any number is meant."""
+        """Return the number of microbatches; None if all are alike and any number is meant."""
         size = int(self.compute_s.shape[3])
         return size if size > 1 else None
 
@@ -211,7 +211,7 @@ class Profile:
         return self.transport.trips(self.wire_bytes)
 
     def check_microbatches(self, samples: int) -> None:
-        """Raise ValueError where the seconds are of microbatches of another number of samples."""
+        """Raise ValueError if the seconds are of microbatches of another number of samples."""
         if self.microbatch_samples not in (0, samples):
             raise ValueError(
                 f"`profile` must be of microbatches of {samples} samples, but got {self.microbatch_samples}: "

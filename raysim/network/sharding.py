@@ -66,7 +66,7 @@ class FSDP(Notation):
         )
 
     def groups(self, num_replicas: int) -> int:
-        """Return the number of copies of the model; raises ValueError unless replicas fill them."""
+        """Return the number of copies of the model; raises ValueError unless `shards` divides the number of replicas."""
         groups, rest = divmod(num_replicas, self.shards)
         if rest or not groups:
             raise ValueError(f"`shards` of {self!r} must divide the number of replicas ({num_replicas}).")

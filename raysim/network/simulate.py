@@ -171,7 +171,7 @@ def break_even_bps(
 
     Either may be a mixture of several kinds of step, of which the mean counts. `dense_schedule` is that of `dense`, `schedule` where
     not given.
-    0.0 where it is never faster between the limits, infinity where it is still faster at the highest. Found to 1e-6 on nested grids.
+    0.0 if it is never faster between the limits, infinity if it is still faster at the highest. Found to 1e-6 on nested grids.
     """
     if network.num_hosts is not None and isinstance(network.bandwidth_bps, tuple):
         raise ValueError(f"`network` must have one bandwidth for a break-even, but got {network.notation()}.")

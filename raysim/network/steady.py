@@ -75,10 +75,10 @@ def _last_ops(table: ActionTable) -> list[int]:
 
 
 def steady_end(table: ActionTable, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return by network the start and the seconds of the priced step, and when each stage is done with it (stage, network).
+    """Return, for each network, the start and the seconds of the priced step, and the times at which stages end it (stage, network).
 
-    `free` is when workers are done (replica, worker, network), `done` when stages are with each step (replica, step, stage,
-    network).
+    `free`: the times at which workers are done (replica, worker, network). `done`: the times at which stages end each step
+    (replica, step, stage, network).
     """
     ends = done[:, table.priced_step].max(axis=0)
     if table.num_steps == 1:

@@ -116,7 +116,7 @@ class Network:
 
     @property
     def num_hosts(self) -> int | None:
-        """Return how many hosts the matrices name; None where any number is meant."""
+        """Return how many hosts the matrices name; None if any number is meant."""
         for value in (self.bandwidth_bps, self.latency_s):
             if isinstance(value, tuple):
                 return len(value)
@@ -144,7 +144,7 @@ class Network:
 
     @property
     def shares_ports(self) -> bool:
-        """True where packets between stages share the ports of their hosts, as messages of a collective always do."""
+        """True if packets between stages share the ports of their hosts, as messages of a collective always do."""
         return self.sharing in ("port", "half")
 
     def ports_bps(self, num_hosts: int) -> Floats:
@@ -265,7 +265,7 @@ class Placement:
     hosts: tuple[int, ...]
     """Host of worker 0, 1, ... of replica 0, then of replica 1, and so on."""
     cores: tuple[float, ...] | None = None
-    """Cores of every machine, shared by its workers; None where workers never slow one another down."""
+    """Cores of every machine, shared by its workers; None if workers never slow one another down."""
     machines: tuple[int, ...] | None = None
     """Machine of every host, where namespaces or virtual machines share the cores of one; None: each host is a machine."""
     threads: int = 1
@@ -302,7 +302,7 @@ class Placement:
 
 
 def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:
-    """Return the hosts of each replica's workers; raises ValueError where they do not come out even."""
+    """Return the hosts of each replica's workers; raises ValueError if they do not come out even."""
     if not placement.hosts or len(placement.hosts) % num_workers:
         raise ValueError(
             f"`hosts` must name a host for each of {num_workers} workers of every replica, but got {len(placement.hosts)} hosts."

@@ -21,7 +21,8 @@ from raysim.weights import Memory, WeightPolicy, Weights
 class Versions:
     """Gives each pass of a stage its weights, under a weight policy.
 
-    `delays`: of the microbatches of a step, in updates. `prepare` is called with the tensors that gradients reach.
+    `delays`: for each microbatch of a step, the updates between its forward and the update with its gradient. `prepare` is called
+    with the tensors that gradients reach.
     """
 
     def __init__(

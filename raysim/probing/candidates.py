@@ -37,7 +37,7 @@ class LinkCandidate:
         self._messages: dict[tuple[int, str, int, int], Sent] = {}
 
     def send(self, x: Tensor, context: Context) -> None:
-        """Encode and decode one message; raises NonFiniteError where the tensor holds NaN or infinity."""
+        """Encode and decode one message; raises NonFiniteError if the tensor holds NaN or infinity."""
         sender, receiver = self._ends[context.direction, context.boundary]
         sender.device = receiver.device = x.device
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -87,7 +87,7 @@ class GradientCandidate:
     def average(self, gradients: Gradients, channel: Channel, context: ReplicaContext) -> Gradients:
         """Return the average of a stage's gradients, and keep its figures.
 
-        Raises ReplicaError on all ranks where it fails on one.
+        Raises ReplicaError on all ranks if it fails on one.
         """
         stage = context.stage
         count = sum(gradient.numel() for gradient in gradients.values())
@@ -121,7 +121,7 @@ class GradientCandidate:
 
 
 def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> None:
-    """Raise ValueError where a method needs more than the gradients of a step, which are all that a probe sees."""
+    """Raise ValueError if a method needs more than the gradients of a step, which are all that a probe sees."""
     if method.decentralized or method.uses_previous_gradients or method.after_update or method.needs:
         raise ValueError(
             f"`gradients` cannot be {method!r}: a probe sees gradients alone, and this method needs more. Use `raysim.train`."

@@ -271,7 +271,7 @@ def probe_replicas(
 
 
 def _modules(model: nn.Module, cuts: Sequence[str]) -> list[nn.Module]:
-    """Return the modules that are named; raises ValueError where there is none of a name."""
+    """Return the modules that are named; raises ValueError if there is none of a name."""
     known = dict(model.named_modules())
     for cut in cuts:
         if not cut or cut not in known:

@@ -43,7 +43,7 @@ class Sampling:
         return {(action.stage, action.microbatch) for row in rows for action in row if action.op == "W"}
 
     def check(self, num_stages: int, *, times_halves: bool = False) -> None:
-        """Raise ValueError where a field breaks its rule; `times_halves`: backwards in two parts can be timed."""
+        """Raise ValueError if a field breaks its rule; `times_halves`: backwards in two parts can be timed."""
         for field in ("steps", "every", "num_microbatches"):
             if getattr(self, field) < 1:
                 raise ValueError(f"`{field}` must be at least 1, but got {getattr(self, field)}.")

@@ -29,7 +29,7 @@ class Listener(Protocol):
     """Decides which microbatches are watched, and looks at the tensors that leave a part."""
 
     def forward(self) -> int | None:
-        """Return the number of the microbatch whose forward begins, None where it is not watched."""
+        """Return the number of the microbatch whose forward begins, None if it is not watched."""
 
     def leaving(self, direction: str, boundary: int, microbatch: int, x: Tensor) -> None:
         """Look at an activation ("forward") or gradient ("backward") that crosses a boundary."""
@@ -207,7 +207,7 @@ class Stopwatch:
 
 
 def tensor_of(values: Any) -> Tensor:
-    """Return the first floating-point tensor among a module's arguments or results; raises ValueError where there is none."""
+    """Return the first floating-point tensor among a module's arguments or results; raises ValueError if there is none."""
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return leaf

@@ -41,7 +41,7 @@ Row = list[Action]  # the actions of one worker, in order
 
 
 def dependency(action: Action, num_stages: int) -> Action | None:
-    """Return the neighbour's action whose packet `action` consumes, or None where it depends on its own stage alone.
+    """Return the neighbour's action whose packet `action` consumes, or None if it depends on its own stage alone.
 
     >>> print(dependency(Action(1, "B", 0), num_stages=3), dependency(Action(2, "B", 0), num_stages=3))
     2B0 None
@@ -94,7 +94,7 @@ def peak_in_flight(row: Row) -> int:
 def topological_order(rows: Sequence[Row], num_stages: int) -> Row:
     """Return all actions in one order that respects every row and every packet.
 
-    Raises ValueError where no such order exists, with the action that blocks and the action that it waits for.
+    Raises ValueError if no such order exists, with the action that blocks and the action that it waits for.
     """
     done: set[Action] = set()
     merged: Row = []

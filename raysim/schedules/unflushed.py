@@ -45,7 +45,7 @@ class PostValidatedSteps(StepsOnEnd):
 
 @dataclass(frozen=True, repr=False)
 class Unflushed(StepsOnEnd):
-    """A schedule whose steps follow each other without a flush; its rows are those of one step. Raises ValueError where the
+    """A schedule whose steps follow each other without a flush; its rows are those of one step. Raises ValueError if the
     schedule has no such form.
 
     >>> from raysim.schedules import OneFOneB

@@ -18,8 +18,8 @@ EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds 
 class Budgets:
     """Shares out the budgets of a run's links: one a direction and replica.
 
-    `network`: the network between the workers, which are spread over its hosts in order. None where it is not known: then the
-    seconds of a message are in proportion to its bytes. Raises ConfigError where links of one direction name several budgets.
+    `network`: the network between the workers, which are spread over its hosts in order. None if it is not known: then the
+    seconds of a message are in proportion to its bytes. Raises ConfigError if links of one direction name several budgets.
     """
 
     def __init__(self, plan: Plan, network: Network | None) -> None:
@@ -72,7 +72,7 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
 
 
 def _budget(plan: Plan, direction: str) -> float | None:
-    """Return the common budget of the links of a direction, None where they have none."""
+    """Return the common budget of the links of a direction, None if they have none."""
     pairs = [pair for links in plan.compressors for each in links for pair in each.values()]
     methods = [pair[DIRECTIONS.index(direction)] for pair in pairs]
     budgets = {method.shared_budget for method in methods if method.shared_budget is not None}

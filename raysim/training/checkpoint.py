@@ -83,7 +83,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
-    """Return the parts of a checkpoint, one a worker; raises CheckpointError where a file is missing or not as written."""
+    """Return the parts of a checkpoint, one a worker; raises CheckpointError if a file is missing or not as written."""
     entries = _manifest(checkpoint)
     try:
         written = entries["format"]
@@ -109,7 +109,7 @@ def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
 
 
 def read_signals(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the signals of the step before a checkpoint, None where it has none; raises CheckpointError."""
+    """Return the signals of the step before a checkpoint, None if it has none; raises CheckpointError."""
     signals: dict[str, Any] | None = _manifest(checkpoint).get("signals")
     return signals
 
@@ -127,7 +127,7 @@ def newest_whole(
 ) -> tuple[tuple[Checkpoint, list[np.ndarray]] | None, list[str]]:
     """Return the newest checkpoint that is whole and whose records `check` accepts, with its parts; and the errors of newer ones.
 
-    `check` raises RecordsError. None where there is no checkpoint; raises CheckpointError where there are some, and none is whole.
+    `check` raises RecordsError. None if there is no checkpoint; raises CheckpointError if there are some, and none is whole.
     """
     errors: list[str] = []
     for checkpoint in reversed(checkpoints(folder)):
@@ -167,7 +167,7 @@ def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
     Where a method lets replicas differ, they are the parameters on which replicas agreed last, or else the mean. BatchNorm
     statistics are the first replica's.
 
-    Raises CheckpointError where there is none, or it is corrupt.
+    Raises CheckpointError if there is none, or it is corrupt.
 
     >>> import tempfile, raysim
     >>> run = raysim.train("digits-cnn", "steps=1", engine="inline", out=tempfile.mkdtemp())

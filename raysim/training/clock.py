@@ -30,7 +30,7 @@ class Clock:
 
     Simulated seconds depend on the packets alone: compute is taken from a frozen profile, so that runs repeat.
 
-    Raises ConfigError where there is no such profile, or it is of another pipeline.
+    Raises ConfigError if there is no such profile, or it is of another pipeline.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -42,7 +42,7 @@ class Evaluator:
     def evaluate(self, step: int) -> Iterator[Event]:
         """Run every pass with the weights after `step` steps, and yield its progress and its row.
 
-        Raises DivergedError where the loss of a pass is not finite.
+        Raises DivergedError if the loss of a pass is not finite.
         """
         for turn, (mode, batchnorm) in enumerate(self.passes):
             before = time.perf_counter()

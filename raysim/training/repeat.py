@@ -28,7 +28,7 @@ class _Seen(NamedTuple):
 
 
 def first_difference(config: RunConfig, data: Data) -> str | None:
-    """Return where the first `STEPS` steps of a run differ when they are taken twice, None where they give the same bits.
+    """Return where the first `STEPS` steps of a run differ when they are taken twice, None if they give the same bits.
 
     Both times the model is made anew, and all stages run in this process: on its GPU where it has one and the run may use
     it. The first difference is named by step, stage and layer.

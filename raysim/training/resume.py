@@ -23,7 +23,7 @@ class Resumable(NamedTuple):
     row: Mapping[str, Any]
     """Its recorded row of `runs`."""
     checkpoint: Checkpoint | None
-    """The newest checkpoint that is whole; None where the run ended before its first."""
+    """The newest checkpoint that is whole; None if the run ended before its first."""
     parts: list[np.ndarray] | None
     """The contents of the checkpoint, one part a worker."""
     errors: list[str]
@@ -45,7 +45,7 @@ class Resumable(NamedTuple):
         )
 
     def drop_damaged(self) -> str | None:
-        """Remove the damaged checkpoints, and return a warning about them; None where there are none."""
+        """Remove the damaged checkpoints, and return a warning about them; None if there are none."""
         if not self.errors:
             return None
         assert self.checkpoint is not None

@@ -119,7 +119,7 @@ class Training:
         """Yield events while the run trains; the records are complete when the iteration ends, however it ends.
 
         Raises ConfigError at once if the folder cannot be written, or holds anything but the run to resume. The iteration raises
-        ConfigError where the stages have no room, StageError where the model fails, WorkerLostError where workers die at one
+        ConfigError if the stages have no room, StageError if the model fails, WorkerLostError if workers die at one
         step again and again, and passes on KeyboardInterrupt; the last three are in the records too.
         """
         try:
@@ -134,7 +134,7 @@ class Training:
         return self._events()
 
     def _find_run(self) -> None:
-        """Find the run to go on with in the locked folder; raises ConfigError where the folder holds another one, or other files."""
+        """Find the run to go on with in the locked folder; raises ConfigError if the folder holds another one, or other files."""
         self._check_start()
         if self._resume and not is_unbegun(self.folder):
             self._resumable = find_resumable(self.folder, self.config, self._row, self.recorder)

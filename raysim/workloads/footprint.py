@@ -205,7 +205,7 @@ def _whole(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tenso
 
 
 def _first_in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Parts:
-    """Run the backward of the first stage, which computes nothing before the part for the weights."""
+    """Run the backward of the first stage: all of it is for the weights, since its input has no gradient."""
     waiting = alive.now
     return waiting, waiting, _whole(alive, kept, roots, gradients)[1], 1.0
 

@@ -37,7 +37,7 @@ class Metric(Protocol):
         """The length of its sums."""
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
-        """Return the batch's part: `size` numbers."""
+        """Return the contribution of a batch to the sums, `size` numbers."""
 
     def value(self, sums: Sums) -> float:
         """Return the metric; NaN if nothing was counted."""

@@ -241,12 +241,12 @@ def test_csv_file(tmp_path: Path) -> None:
         (
             "a.csv",
             "source,target,bandwidth_bps,latency_s\n0,x,1,1\n",
-            r"^A line must hold two host numbers and two numbers",
+            r"^A line must hold the numbers of two hosts, a bandwidth and a latency",
         ),
         (
             "a.csv",
             "source,target,bandwidth_bps,latency_s\n0,1,1\n",
-            r"^A line must hold two host numbers and two numbers",
+            r"^A line must hold the numbers of two hosts, a bandwidth and a latency",
         ),
         (
             "a.csv",

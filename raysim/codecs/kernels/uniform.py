@@ -30,7 +30,7 @@ _EMPTY = np.empty(0, np.float32)
 def quantize(x, layout, levels, key, error, ends=None, memory=None, residual=None):
     """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
 
-    What the codes withhold is written to `residual`, which is x if there is no memory. Raises `error` on NaN and infinity.
+    The coding error is written to `residual`, which is x if there is no memory. Raises `error` on NaN and infinity.
     """
     values, held, left = (
         _EMPTY if part is None else part.contiguous().float().view(-1).numpy() for part in (x, memory, residual)
@@ -204,7 +204,7 @@ def _round_each(x, center, scale, middle, last, codes):
 
 @njit(cache=True, nogil=True)
 def _round_run_left(x, center, scale, step, middle, last, codes, left):
-    """Do what `_round_run` does, and write what the code of each value withholds of it."""
+    """Do what `_round_run` does, and write the coding error of each value."""
     most = np.float64(last - middle)
     for i in range(len(x)):
         steps = min(np.rint((np.float64(x[i]) - center) * scale), most)

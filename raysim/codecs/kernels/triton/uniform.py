@@ -128,7 +128,7 @@ def _quantize(
     x, center, scale, step, key, packed, left, numel, num_bytes, groups, inner, middle, last,
     BITS: tl.constexpr, STOCHASTIC: tl.constexpr, LEFT: tl.constexpr, ONE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the codes of x, eight to `BITS` bytes; with LEFT also what they withhold of x, to `left`, which may be x."""
+    """Write the codes of x, eight to `BITS` bytes; with LEFT also the coding error, to `left`, which may be x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 8)
     index = row[:, None] * 8 + column[None, :]
@@ -194,7 +194,7 @@ def quantize(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
 
-    What the codes withhold is written to `residual`, float32, which is x if there is no memory. NaN and infinity raise `error`
+    The coding error is written to `residual`, float32, which is x if there is no memory. NaN and infinity raise `error`
     when the open flight lands.
     """
     if ends is None:
