@@ -14,25 +14,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raysim.analysis.claims import CLAIMS, Claim
-    from raysim.analysis.claims.finding import Comparison, Finding, findings_frame
-    from raysim.analysis.claims.verdicts import findings
-    from raysim.analysis.comparison.branches import branch_harms, parts_and_whole
-    from raysim.analysis.comparison.choice import break_even, safe_set
-    from raysim.analysis.comparison.importances import importance
-    from raysim.analysis.comparison.pareto import frontier
-    from raysim.analysis.comparison.race_plan import race_plan
-    from raysim.analysis.comparison.race_records import race_on_records
-    from raysim.analysis.data import AnalysisError, ReplayError
-    from raysim.analysis.data.studies import natural_direction
-    from raysim.analysis.pricing.estimates import Estimate
-    from raysim.analysis.pricing.pooled import beside, in_company
-    from raysim.analysis.pricing.step import Replay
-    from raysim.analysis.pricing.targets import Target
-    from raysim.analysis.runs.loading import load
-    from raysim.analysis.runs.pack import Packed, pack
-    from raysim.analysis.runs.prices import dense_partners, replay
-    from raysim.analysis.runs.results import Results
+    from raysim.analysis.claims import CLAIMS as CLAIMS
+    from raysim.analysis.claims import Claim as Claim
+    from raysim.analysis.claims.finding import Comparison as Comparison
+    from raysim.analysis.claims.finding import Finding as Finding
+    from raysim.analysis.claims.finding import findings_frame as findings_frame
+    from raysim.analysis.claims.verdicts import findings as findings
+    from raysim.analysis.comparison.branches import branch_harms as branch_harms
+    from raysim.analysis.comparison.branches import parts_and_whole as parts_and_whole
+    from raysim.analysis.comparison.choice import break_even as break_even
+    from raysim.analysis.comparison.choice import safe_set as safe_set
+    from raysim.analysis.comparison.importances import importance as importance
+    from raysim.analysis.comparison.pareto import frontier as frontier
+    from raysim.analysis.comparison.race_plan import race_plan as race_plan
+    from raysim.analysis.comparison.race_records import race_on_records as race_on_records
+    from raysim.analysis.data import AnalysisError as AnalysisError
+    from raysim.analysis.data import ReplayError as ReplayError
+    from raysim.analysis.data.studies import natural_direction as natural_direction
+    from raysim.analysis.pricing.estimates import Estimate as Estimate
+    from raysim.analysis.pricing.pooled import beside as beside
+    from raysim.analysis.pricing.pooled import in_company as in_company
+    from raysim.analysis.pricing.step import Replay as Replay
+    from raysim.analysis.pricing.targets import Target as Target
+    from raysim.analysis.runs.loading import load as load
+    from raysim.analysis.runs.pack import Packed as Packed
+    from raysim.analysis.runs.pack import pack as pack
+    from raysim.analysis.runs.prices import dense_partners as dense_partners
+    from raysim.analysis.runs.prices import replay as replay
+    from raysim.analysis.runs.results import Results as Results
 
 _MODULES = {
     "claims": ("CLAIMS", "Claim"),
@@ -57,36 +66,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "CLAIMS",
-    "AnalysisError",
-    "Claim",
-    "Comparison",
-    "Estimate",
-    "Finding",
-    "Packed",
-    "Replay",
-    "ReplayError",
-    "Results",
-    "Target",
-    "beside",
-    "branch_harms",
-    "break_even",
-    "dense_partners",
-    "findings",
-    "findings_frame",
-    "frontier",
-    "importance",
-    "in_company",
-    "load",
-    "natural_direction",
-    "pack",
-    "parts_and_whole",
-    "race_on_records",
-    "race_plan",
-    "replay",
-    "safe_set",
-]
+__all__ = sorted(_MODULE_OF)
 
 
 def __dir__() -> list[str]:

@@ -11,53 +11,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raysim import analysis, nn, sweeps
-    from raysim.compressors import parse
-    from raysim.config import ConfigError, RunConfig, read_config
-    from raysim.distributed import ddp, fsdp, pipelining
-    from raysim.probing import probe
-    from raysim.records import Run
-    from raysim.training.checkpoint import load_weights
-    from raysim.training.export import save_pretrained
-    from raysim.training.train import train
+    from raysim import analysis as analysis
+    from raysim import nn as nn
+    from raysim import sweeps as sweeps
+    from raysim.compressors import parse as parse
+    from raysim.config import ConfigError as ConfigError
+    from raysim.config import RunConfig as RunConfig
+    from raysim.config import read_config as read_config
+    from raysim.distributed import ddp as ddp
+    from raysim.distributed import fsdp as fsdp
+    from raysim.distributed import pipelining as pipelining
+    from raysim.probing import probe as probe
+    from raysim.records import Run as Run
+    from raysim.training.checkpoint import load_weights as load_weights
+    from raysim.training.export import save_pretrained as save_pretrained
+    from raysim.training.train import train as train
 
 _MODULES = {
-    "analysis": "raysim.analysis",
-    "ddp": "raysim.distributed.ddp",
-    "fsdp": "raysim.distributed.fsdp",
-    "nn": "raysim.nn",
-    "pipelining": "raysim.distributed.pipelining",
-    "sweeps": "raysim.sweeps",
+    **{name: f"raysim.{name}" for name in ("analysis", "nn", "sweeps")},
+    **{name: f"raysim.distributed.{name}" for name in ("ddp", "fsdp", "pipelining")},
 }
 _HOMES = {
-    "ConfigError": "raysim.config",
+    **dict.fromkeys(("ConfigError", "RunConfig", "read_config"), "raysim.config"),
     "Run": "raysim.records",
-    "RunConfig": "raysim.config",
     "load_weights": "raysim.training.checkpoint",
     "parse": "raysim.compressors",
     "probe": "raysim.probing",
-    "read_config": "raysim.config",
     "save_pretrained": "raysim.training.export",
     "train": "raysim.training.train",
 }
-
-__all__ = [
-    "ConfigError",
-    "Run",
-    "RunConfig",
-    "analysis",
-    "ddp",
-    "fsdp",
-    "load_weights",
-    "nn",
-    "parse",
-    "pipelining",
-    "probe",
-    "read_config",
-    "save_pretrained",
-    "sweeps",
-    "train",
-]
+__all__ = sorted([*_MODULES, *_HOMES])
 
 
 def __dir__() -> list[str]:
