@@ -78,7 +78,7 @@ def test_an_action_takes_the_seconds_of_its_events_and_at_least_its_compute_and_
     compute, gathers, scatters = (np.array(each) for each in zip(*units, strict=True))
     quiet = np.zeros(len(units))
     found = float(chain_s(compute, gathers, scatters, quiet, prefetch))
-    assert found == pytest.approx(event_s(*(each.tolist() for each in (compute, gathers, scatters)), prefetch))
+    assert found == pytest.approx(event_s(compute.tolist(), gathers.tolist(), scatters.tolist(), prefetch))
     assert found >= max(compute.sum(), gathers.sum() + scatters.sum()) - 1e-9
     assert float(chain_s(compute, gathers, scatters, quiet, prefetch + 1)) <= found + 1e-9
     assert float(chain_s(compute, None, scatters, quiet, prefetch)) <= found + 1e-9

@@ -1,5 +1,7 @@
 """Generated answers: against a loop over the uncut model with its own codecs, and what cannot generate."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from raysim.random import derive_key
 from raysim.training.run import Training
 from raysim.training.train import train
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "addition": {"data": {"name": "addition", "digits": 1, "train_samples": 64, "test_samples": 30}},
     "brackets": {"data": {**ANSWERS["data"], "length": 7, "train_samples": 200, "test_samples": 41}},
     "whole": {"data": {**ANSWERS["data"], "whole": True}},
