@@ -87,7 +87,7 @@ class Footprint(NamedTuple):
 
 
 class Alive(TorchDispatchMode):
-    """Counts the live bytes of storages created by operations within its context.
+    """Counts the operations within its context, and the live bytes of the storages that they create.
 
     Storages of the tensors `apart` are not counted, nor `constants`, the tensors for which `counts` is false. `settled`
     bytes belong to accumulated gradients: `most` excludes them, `most_made` includes them.
@@ -96,6 +96,10 @@ class Alive(TorchDispatchMode):
     def __init__(self, apart: Iterable[Tensor] = (), counts: Callable[[Tensor], bool] = lambda x: True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counts = counts
+        self._formulas = (
+            counting_operations().flop_registry
+        )  # the counter as a context splits operations, which takes more memory
+        self.operations = 0
         self._known: dict[int, Any] = {int(x.untyped_storage()._cdata): None for x in apart}
         self.constants: dict[int, int] = {}
         self.now = self.settled = 0
@@ -132,6 +136,8 @@ class Alive(TorchDispatchMode):
     ) -> Any:
         """Run an operation and count the storages of its results."""
         found = function(*args, **(kwargs or {}))
+        if formula := self._formulas.get(getattr(function, "_overloadpacket", None)):
+            self.operations += formula(*args, **(kwargs or {}), out_val=found)
         for x in tree_leaves(found):
             if isinstance(x, Tensor) and self._counts(x):
                 self.add(x)
@@ -211,17 +217,17 @@ def _first_in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: l
 
 
 def _in_parts(alive: Alive, kept: _Kept, roots: list[Tensor], gradients: list[Tensor]) -> _Parts:
-    with counting_operations() as inputs:
-        found, caught = input_gradients(roots, gradients, list(kept[0].values()))
+    before = alive.operations
+    found, caught = input_gradients(roots, gradients, list(kept[0].values()))
+    for_inputs = alive.operations - before
     most = alive.most
     for held in (kept, roots, gradients, found):
         held.clear()
     waiting = alive.now
     alive.begin()
-    with counting_operations() as weights:
-        run_branches(caught)
-    flops = inputs.get_total_flops(), weights.get_total_flops()
-    return waiting, most, alive.most, flops[1] / max(sum(flops), 1)
+    run_branches(caught)
+    both = alive.operations - before
+    return waiting, most, alive.most, (both - for_inputs) / max(both, 1)
 
 
 def counting_operations() -> Any:
