@@ -112,7 +112,7 @@ class AsyncSPARTA(ReplicaMethod):
         total = yield from all_reduce("share of parameters", values, context.replica, context.num_replicas)
         moved = {**memory, f"own {exchange}": values, f"mean {exchange}": total / context.num_replicas}
         arrived = exchange - self.delay
-        if arrived < 0:
+        if f"own {arrived}" not in moved:  # nothing was sent so long ago
             return Averaged({}, moved)
         own, mean = moved.pop(f"own {arrived}"), moved.pop(f"mean {arrived}")
         if not self.delay:

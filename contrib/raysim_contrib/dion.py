@@ -72,7 +72,9 @@ class Dion(Layered):
         values = 0
         for shape in shapes.values():
             rows, columns = matrix_of(shape)
-            values += rows * columns + (0 if self.exempts(shape) else min(rows, columns, self.rank) * columns)
+            of_lion = self.exempts(shape) or self.warmup
+            values += rows * columns if of_lion else 0
+            values += 0 if self.exempts(shape) else rows * columns + min(rows, columns, self.rank) * columns
         return 4 * values
 
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:

@@ -131,8 +131,7 @@ class HALoS(LocalSteps):
             state.site, state.velocity = _stepped(start, state.velocity, changes, self.rate, self.momentum)
         if sends:
             yield from self._send(state, context, host)
-        if merges and context.replica == host:
-            assert state.waiting is not None
+        if merges and context.replica == host and state.waiting is not None:
             state.known, state.waiting = state.waiting, None
             state.site = (1 - self.merge) * state.site + self.merge * state.known
             state.merged = state.site

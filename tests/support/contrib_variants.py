@@ -1,9 +1,10 @@
-"""The codec variants of raysim-contrib: a codec that is not here fails a test."""
+"""The variants of raysim-contrib, codecs and replica methods: a class that is not here fails a test."""
 
 from __future__ import annotations
 
 import math
 
+import replica_variants
 from codec_variants import Shape, Variant, channels, minmax, numel, packed, rows, samples
 
 
@@ -46,4 +47,28 @@ VARIANTS = [
     Variant("Outliers(Quantize(4))", scales=True),
     Variant("Outliers(FixedPoint(8), density=0.1, kept=Identity)", scales=True),
     Variant("Outliers(Hadamard(Quantize(2, rounding='stochastic')), density=0.05)", scales=True),
+]
+
+AVERAGES = [
+    replica_variants.Variant("DeCoSGD(0.05)"),
+    replica_variants.Variant("DeCoSGD(0.1, delay=3, values=Cast('bfloat16'), warmup=1)"),
+    replica_variants.Variant("DeCoSGD(0.05, delay=0)", conserves=True),
+    replica_variants.Variant("DeCoSGD(1.0, delay=0)", conserves=True, exact=True, bitwise=True),
+    replica_variants.Variant("Dion(2)", momentum=None),
+    replica_variants.Variant("Dion(4, mu=0.5, b1=0.5, b2=0.5, min_values=1, warmup=1)", momentum=None),
+    replica_variants.Variant("EDGC(8, window=2, every=1)", conserves=True),
+    replica_variants.Variant("EDGC(6, window=3, every=2, sample=1.0, stride=2, bins=20, warmup=1)", conserves=True),
+]
+
+# Methods of which each replica steps by itself.
+LOCAL = [
+    "DiLoCoX(2)",
+    "DiLoCoX(2, rank=4, window=2)",
+    "DiLoCoX(1, rate=1.0, momentum=0.0, rank=3, values=Quantize(8), window=0, delay=0)",
+    "HALoS(1, updates=2)",
+    "HALoS(2, rate=1.0, sites=3, momentum=0.5, updates=2, global_rate=1.0, global_momentum=0.0, merge=1.0, delay=0)",
+    "AsyncSPARTA(delay=2)",
+    "AsyncSPARTA(share=0.5, delay=1, decay=0.9, scale=0.5, rise=1, until=6)",
+    "AsyncSPARTA(delay=1, steps=2, rise=2)",
+    "AsyncSPARTA(delay=0)",
 ]

@@ -1,0 +1,192 @@
+"""DiLoCoX, HALoS and AsyncSPARTA are the formulas of their sources, and older methods in their limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from codec_variants import normal
+from raysim_contrib.dilocox import CodedFactors, effective_rank
+from replica_variants import (
+    SHAPES,
+    Apart,
+    Team,
+    gradients,
+    same_tensors,
+)
+
+from raysim.replication import parse_replica_method
+
+STEPS = 8
+MATRIX = {"weight": (40, 60)}
+
+
+# DiLoCoX.
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_dilocox_without_delay_rank_and_codec_is_diloco_bit_for_bit(count) -> None:
+    one, other = Apart("DiLoCo(3)", count), Apart("DiLoCoX(3, values=Identity, delay=0)", count)
+    for step in range(9):
+        one.step(step), other.step(step)
+        assert all(same_tensors(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
+
+
+def test_a_delayed_outer_step_is_that_of_the_changes_of_the_exchange_before() -> None:
+    """On h w^2 / 2 with one replica: w goes to q^H w inside, and the change of one exchange is applied at the next."""
+    curvature, inner, rate, steps = 0.4, 0.5, 0.7, 3
+    team = Apart(f"DiLoCoX({steps}, rate={rate}, momentum=0.0, values=Identity)", 1, {"w": (1, 1)})
+    w, waiting = float(team.parameters[0]["w"]), 0.0
+    for step in range(6 * steps):
+        team.step(step, [{"w": curvature * team.parameters[0]["w"]}], rate=inner)
+        if step % steps == steps - 1:
+            w, waiting = w - rate * waiting, w * (1 - (1 - inner * curvature) ** steps)
+            assert float(team.parameters[0]["w"]) == pytest.approx(w, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", [CodedFactors(3, parse_replica_method("Quantize(4)").compressor.codec, 0)], ids=repr)
+def test_coded_factors_telescope(method) -> None:
+    team = Team(method, 3)
+    for step in range(STEPS):
+        team.step(step)
+    for name in SHAPES:
+        torch.testing.assert_close(team.sent[name] + team.residual(name), team.fed[name], rtol=1e-4, atol=1e-4)
+
+
+def test_the_rank_falls_to_that_of_the_changes() -> None:
+    """Changes of rank 2 under rank 8: after a window the factors have about two columns."""
+    team = Apart("DiLoCoX(1, rate=0.1, momentum=0.0, rank=8, values=Identity, window=3, delay=0)", 2, MATRIX)
+    given = [{"weight": normal(40, 2, seed=1) @ normal(2, 60, seed=2)}] * 2
+    sent = [team.step(step, given) and sum(team.array_bytes) for step in range(8)]
+    assert sent[:3] == [2 * 4 * 8 * 100] * 3
+    assert sent[-1] == 2 * 4 * 2 * 100
+    assert effective_rank(normal(60, 4)) == pytest.approx(4, abs=0.2)
+
+
+# HALoS.
+
+
+def test_halos_with_one_site_is_diloco() -> None:
+    plain = "merge=1.0, global_rate=1.0, global_momentum=0.0, delay=0"
+    one, other = Apart("DiLoCo(2)", 3), Apart(f"HALoS(2, rate=0.7, sites=1, updates=1, {plain})", 3)
+    for step in range(8):
+        one.step(step), other.step(step)
+        for a, b in zip(one.parameters, other.parameters, strict=True):
+            for name, x in a.items():
+                torch.testing.assert_close(b[name], x, rtol=1e-4, atol=1e-5)
+
+
+def test_halos_with_plain_averages_is_the_mean_of_all() -> None:
+    settings = "rate=1.0, sites=2, momentum=0.0, updates=1, global_rate=1.0, global_momentum=0.0, merge=1.0, delay=0"
+    one, other = Apart("DiLoCo(2, rate=1.0, momentum=0.0)", 4), Apart(f"HALoS(2, {settings})", 4)
+    for step in range(8):
+        one.step(step), other.step(step)
+        for name, x in one.parameters[3].items():
+            torch.testing.assert_close(other.parameters[3][name], x, rtol=1e-4, atol=1e-5)
+
+
+def test_halos_is_its_formula_with_sites_that_merge_late() -> None:
+    """By hand, of two sites of two replicas: what is sent in exchange 1 of 2 is merged in exchange 2."""
+    team = Apart(
+        "HALoS(1, rate=0.6, momentum=0.5, updates=2, global_rate=0.4, global_momentum=0.3, merge=0.25)", 4, MATRIX
+    )
+    sites = [team.parameters[0]["weight"].double().clone() for _ in range(2)]
+    server, merged = sites[0].clone(), [x.clone() for x in sites]
+    speeds, speed, waiting = [0.0, 0.0], 0.0, server
+    for exchange in range(1, 7):
+        given = [gradients(replica, exchange, MATRIX) for replica in range(4)]
+        team.step(exchange - 1, given)
+        for site in range(2):
+            mean = 0.125 * sum(given[2 * site + i]["weight"].double() for i in range(2)) / 2
+            speeds[site] = 0.5 * speeds[site] + 0.6 * mean
+            sites[site] = sites[site] - 0.5 * speeds[site] - 0.6 * mean
+        if exchange % 2:
+            mean = sum(merged[site] - sites[site] for site in range(2)) / 2
+            speed = 0.3 * speed + 0.4 * mean
+            server = server - 0.3 * speed - 0.4 * mean
+            waiting = server
+        else:
+            sites = [0.75 * site + 0.25 * waiting for site in sites]
+            merged = [site.clone() for site in sites]
+            torch.testing.assert_close(team.memories[3]["agreed/weight"].double(), waiting, rtol=1e-4, atol=1e-5)
+        for replica in range(4):
+            torch.testing.assert_close(
+                team.parameters[replica]["weight"].double(), sites[replica // 2], rtol=1e-4, atol=1e-5
+            )
+
+
+def test_halos_sends_the_models_of_two_levels_of_servers() -> None:
+    """Of four replicas on two sites: two changes and two models within sites; one of each between them, and a copy for members."""
+    team = Apart("HALoS(1, updates=2)", 4, MATRIX)
+    model = 4 * 40 * 60
+    sent = [team.step(step) and team.array_bytes for step in range(4)]
+    assert sent[0] == [
+        model + model,
+        model,
+        model + model,
+        model,
+    ]  # the global model, and a site's change, cross between sites
+    assert sent[1] == [2 * model, model, 2 * model, model]  # a member gets both models
+
+
+# AsyncSPARTA.
+
+
+def test_sparse_averages_without_delay_visit_every_position() -> None:
+    team = Apart("AsyncSPARTA(share=0.25, delay=0)", 3, MATRIX)
+    for cycle in range(2):
+        visited = torch.zeros(2400)
+        for part in range(4):
+            step = 4 * cycle + part
+            given = [gradients(replica, step, MATRIX) for replica in range(3)]
+            stepped = [own["weight"] - 0.125 * g["weight"] for own, g in zip(team.parameters, given, strict=True)]
+            team.step(step, given)
+            mean = sum(stepped) / 3
+            same = (team.parameters[0]["weight"] == team.parameters[1]["weight"]).view(-1)
+            assert int(same.sum()) == 600
+            visited += same
+            torch.testing.assert_close(
+                team.parameters[2]["weight"].view(-1)[same], mean.view(-1)[same], rtol=1e-5, atol=1e-6
+            )
+            for own, before in zip(team.parameters, stepped, strict=True):
+                assert torch.equal(own["weight"].view(-1)[~same], before.view(-1)[~same])
+        assert (visited == 1).all()
+
+
+def test_all_values_without_delay_are_their_mean() -> None:
+    team = Apart("AsyncSPARTA(share=1.0, delay=0)", 3)
+    for step in range(3):
+        team.step(step)
+        assert all(same_tensors(own, team.parameters[0]) for own in team.parameters)
+
+
+def test_a_late_average_is_corrected_by_the_moving_mean_of_the_own_progress() -> None:
+    shapes = {"weight": (6, 7)}
+    team = Apart("AsyncSPARTA(share=1.0, delay=2, decay=0.75, scale=0.5)", 2, shapes)
+    now = [team.parameters[0]["weight"].double().clone() for _ in range(2)]
+    past: list[list[torch.Tensor]] = []
+    smooth: list[torch.Tensor | None] = [None, None]
+    for step in range(6):
+        given = [gradients(replica, step, shapes) for replica in range(2)]
+        team.step(step, given)
+        now = [x - 0.125 * g["weight"] for x, g in zip(now, given, strict=True)]
+        past.append(list(now))
+        if step >= 2:
+            then = past[step - 2]
+            for i in range(2):
+                progress, held = now[i] - then[i], smooth[i]
+                smooth[i] = progress if held is None else 0.75 * held + 0.25 * progress
+                now[i] = sum(then) / 2 + 0.5 * smooth[i]
+        for own, x in zip(team.parameters, now, strict=True):
+            torch.testing.assert_close(own["weight"].double(), x, rtol=1e-4, atol=1e-5)
+
+
+def test_the_decay_rises_by_half_a_cosine() -> None:
+    method = parse_replica_method("AsyncSPARTA(rise=100, until=301)")
+    assert [round(method.decay_of(step), 4) for step in (0, 99, 100, 200, 300, 400)] == [
+        0.5,
+        0.5,
+        0.5,
+        0.745,
+        0.99,
+        0.99,
+    ]

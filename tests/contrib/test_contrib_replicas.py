@@ -1,0 +1,337 @@
+"""The replica methods of raysim-contrib: the laws of replica methods hold, and each is the formula of its source."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+import killed
+import numpy as np
+import pytest
+import raysim_contrib
+import torch
+from configurations import SMALL
+from contrib_variants import AVERAGES, LOCAL
+from replica_variants import (
+    SHAPES,
+    Apart,
+    Team,
+    Variant,
+    copy_of,
+    dense_mean,
+    gradients,
+    same_tensors,
+)
+from runs import same_records
+
+from raysim import train
+from raysim.analysis import replay
+from raysim.codecs import NonFiniteError
+from raysim.config import ConfigError
+from raysim.engine.inline import InlineEngine
+from raysim.engine.ray import RayEngine
+from raysim.forecast.forecast import forecast
+from raysim.network.presets import parse_network
+from raysim.pipeline.prepare import prepare
+from raysim.replication import parse_replica_method
+from raysim.replication.local import LocalSteps
+from raysim.replication.method import ReplicaMethod, agreed
+
+METHODS = [cls for name in raysim_contrib.__all__ if issubclass(cls := getattr(raysim_contrib, name), ReplicaMethod)]
+STEPS = 8
+averages = pytest.mark.parametrize("variant", AVERAGES, ids=lambda variant: variant.notation)
+local = pytest.mark.parametrize("notation", LOCAL)
+NOTATIONS = [*(variant.notation for variant in AVERAGES), *LOCAL]
+FOUR = {"num_replicas": 4, "num_microbatches": 1}
+MATRIX = {"weight": (40, 60)}
+
+
+def test_every_method_has_a_variant_and_an_entry_point() -> None:
+    assert {type(parse_replica_method(notation)) for notation in NOTATIONS} == set(METHODS)
+    points = {point.name: point.value for point in metadata.entry_points(group="raysim.replica_methods")}
+    assert {cls.__name__: f"{cls.__module__}:{cls.__name__}" for cls in METHODS} == points
+
+
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_notation(notation) -> None:
+    method = parse_replica_method(notation)
+    assert repr(method) == notation
+    assert parse_replica_method(repr(method)) == method
+    assert hash(method) == hash(parse_replica_method(notation))
+
+
+def outcomes(method: ReplicaMethod) -> Iterator[object]:
+    """Yield what three replicas send, remember and step by, step by step."""
+    team = Apart(repr(method), 3) if method.after_update else Team(method, 3)
+    for step in range(STEPS):
+        for result in team.step(step):
+            tensors = {**result.gradients, **result.parameters, **result.memory}
+            yield {name: x.numpy().tobytes() for name, x in tensors.items()}, result.decisions
+        yield team.array_bytes
+
+
+@pytest.mark.parametrize(
+    ("cls", "field"),
+    [(cls, field.name) for cls in METHODS for field in dataclasses.fields(cls)],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_an_option_is_varied_and_has_an_effect(cls, field) -> None:
+    methods = [method for method in map(parse_replica_method, NOTATIONS) if type(method) is cls]
+    default = next(one.default for one in dataclasses.fields(cls) if one.name == field)
+    values = {getattr(method, field) for method in methods} | ({default} - {dataclasses.MISSING})
+    values |= {7, 1500} if field == "min_values" else set()
+    assert len(values) > 1
+    for method in methods:
+        for value in sorted(values - {getattr(method, field)}, key=repr):
+            try:
+                changed = dataclasses.replace(method, **{field: value})
+            except ValueError:
+                continue
+            if any(a != b for a, b in zip(outcomes(method), outcomes(changed), strict=True)):
+                return
+    pytest.fail(f"`{field}` of {cls.__name__} changes nothing")
+
+
+# Averages of gradients.
+
+
+@averages
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: Variant, count: int) -> None:
+    team = Team(variant.method, count)
+    variant.method.check(SHAPES, count, variant.momentum)
+    for step in range(STEPS):
+        given = [gradients(replica, step) for replica in range(count)]
+        before, held = [copy_of(one) for one in given], [copy_of(memory) for memory in team.memories]
+        memories = team.memories
+        results = team.step(step, given)
+        for result in results:
+            assert {name: tuple(x.shape) for name, x in result.gradients.items()} == SHAPES
+            assert same_tensors(result.gradients, results[0].gradients)
+            assert all(x.dtype == torch.float32 and torch.isfinite(x).all() for x in result.gradients.values())
+            assert result.decisions == results[0].decisions
+        assert all(same_tensors(*pair) for pair in zip((*given, *memories), (*before, *held), strict=True))
+        if variant.exact:
+            assert same_tensors(results[0].gradients, dense_mean(given)) or not variant.bitwise
+
+
+@averages
+def test_a_restored_memory_goes_on_bit_for_bit_and_is_no_more_than_stated(variant: Variant) -> None:
+    one, other = Team(variant.method), Team(variant.method)
+    for step in range(STEPS):
+        for a, b in zip(one.step(step), other.step(step), strict=True):
+            assert same_tensors(a.gradients, b.gradients)
+            assert same_tensors(a.memory, b.memory)
+        assert one.array_bytes == other.array_bytes
+        other.restore()
+    held = [sum(x.nbytes for name, x in memory.items() if "controller" not in name) for memory in one.memories]
+    assert 0 < max(held) <= variant.method.memory_bytes(SHAPES)
+
+
+@averages
+def test_what_was_averaged_and_what_is_remembered_sum_to_what_was_fed(variant: Variant) -> None:
+    if not variant.conserves:
+        return
+    team = Team(variant.method, 3)
+    for step in range(STEPS):
+        team.step(step)
+        for name in SHAPES:
+            left = (
+                sum(
+                    memory.get(f"residual/{name}", memory.get(f"sent/residual/{name}", torch.zeros(SHAPES[name])))
+                    .double()
+                    .view(SHAPES[name])
+                    for memory in team.memories
+                )
+                / 3
+            )
+            torch.testing.assert_close(team.sent[name] + left, team.fed[name], rtol=1e-5, atol=1e-5)
+
+
+@averages
+def test_nan_is_refused(variant: Variant) -> None:
+    given = [gradients(replica, 3) for replica in range(2)]
+    given[1]["wide.weight"][3, 4] = math.nan
+    with pytest.raises(NonFiniteError):
+        Team(variant.method).step(3, given)
+
+
+# Parameters of replicas that step by themselves.
+
+
+@local
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_replicas_agree_and_send_nothing_between_exchanges(notation, count) -> None:
+    team, sent = Apart(notation, count), 0
+    for step in range(STEPS):
+        held = team.memories
+        results = team.step(step)
+        if team.method.part(step) is None:
+            assert team.array_bytes == [0] * count
+            assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
+        sent += sum(team.array_bytes)
+        known = [agreed(own, memory) for own, memory in zip(team.parameters, team.memories, strict=True)]
+        if isinstance(team.method, LocalSteps):
+            assert all(same_tensors(one, known[0]) for one in known)
+    assert (sent > 0) is (count > 1)
+
+
+@local
+def test_a_restored_local_memory_goes_on_bit_for_bit_and_is_no_more_than_stated(notation) -> None:
+    one, other = Apart(notation, 3), Apart(notation, 3)
+    for step in range(STEPS):
+        one.step(step), other.step(step)
+        if any(other.memories):
+            other.restore()
+        for pair in zip((*one.parameters, *one.memories), (*other.parameters, *other.memories), strict=True):
+            assert same_tensors(*pair)
+        held = max(sum(x.nbytes for x in memory.values()) for memory in one.memories)
+        assert held <= one.method.memory_bytes(SHAPES)
+
+
+@local
+def test_parts_repeat_after_a_period_and_send_the_same(notation) -> None:
+    team = Apart(notation, 3)
+    sent: dict[object, list[int]] = {}
+    for step in range(3 * team.method.period):
+        part = team.method.part(step)
+        assert part == team.method.part(step % team.method.period)
+        team.step(step)
+        if step >= team.method.period and not notation.startswith("DiLoCoX(2, rank"):  # whose rank adapts
+            assert sent.setdefault(part, team.array_bytes) == team.array_bytes
+
+
+# In runs.
+
+
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "DiLoCoX(3, values=Quantize(4))",
+        "HALoS(1, updates=3)",
+        "HALoS(3, updates=1, delay=0)",
+        "AsyncSPARTA(share=0.2, delay=2)",
+        "DeCoSGD(0.1, delay=2)",
+    ],
+)
+def test_bytes_planned_are_counted_and_priced(small, tmp_path, notation) -> None:
+    config = small(**FOUR, replica_gradient=notation, steps=6)
+    planned = forecast(config, device="T4")
+    run = train(config, engine="inline", out=tmp_path / "run")
+    links = run.links[run.links["direction"] == "replica_gradient"]
+    last = links[links["step"] >= 3].groupby(["step", "stage"])["wire_bytes"].max()
+    costs = {(cost.stage, cost.part): cost.wire_bytes for cost in planned.averages}
+    method = config.replica_methods()[0]
+    for (step, stage), sent in last.items():
+        part = method.part(step)
+        assert sent == (0 if part is None else pytest.approx(costs[stage, part], rel=0.01)), (step, stage)
+    network = parse_network("20mbps+30ms")
+    row = replay([run], network).iloc[0]
+    assert 0 < row["step_s"] < 10
+    assert row["replica_bytes"] > 0
+
+
+def test_a_delay_hides_latency_but_no_bytes(small) -> None:
+    """An exchange in every step: with a long delay a step lasts as long as the transfers of one exchange."""
+    slow, far = parse_network("1mbps"), parse_network("100gbps+50ms")
+    seconds = {}
+    for delay in (0, 1, 20):
+        planned = forecast(small(**FOUR, replica_gradient=f"DeCoSGD(0.1, delay={delay})"), device="T4")
+        seconds[delay] = (planned.step_s(slow), planned.step_s(far))
+    assert seconds[0][0] >= seconds[1][0] >= seconds[20][0] > 0.3 * seconds[0][0]
+    quiet = forecast(small(**FOUR, replica_gradient="DiLoCo(6)"), device="T4")
+    assert seconds[20][1] < seconds[0][1]
+    assert seconds[20][1] == pytest.approx(min(quiet.ending_s(far, i) for i in range(2)), rel=0.05)
+
+
+RUNS = {
+    "dilocox": {**FOUR, "replica_gradient": "DiLoCoX(2, rank=2, window=1)"},
+    "halos": {**FOUR, "replica_gradient": "HALoS(1, updates=2)"},
+    "sparta": {**FOUR, "replica_gradient": "AsyncSPARTA(share=0.2, delay=2)"},
+    "deco": {**FOUR, "replica_gradient": "DeCoSGD(0.1, delay=2)"},
+    "edgc": {**FOUR, "replica_gradient": "EDGC(2, window=2, every=1, min_values=16)"},
+    "dion": {**FOUR, "optimizer": {"learning_rate": 0.02}, "replica_gradient": "Dion(2, min_values=16)"},
+}
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory):
+    """Return the folder of `RUNS`, each killed in its fourth step, after a checkpoint of two."""
+    folder = tmp_path_factory.mktemp("killed")
+    values = {name: SMALL | changes for name, changes in RUNS.items()}
+    command = [sys.executable, killed.__file__, str(folder)]
+    subprocess.run(command, input=json.dumps(values), text=True, check=True, timeout=300)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_killed_in_a_step_resumes_to_the_same_bits(small, tmp_path, killed_runs, name) -> None:
+    config = small(**RUNS[name])
+    resumed = train(config, engine="inline", out=killed_runs / name, resume=True)
+    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_engines_agree_bit_for_bit(ray, small, name) -> None:
+    config = small(**RUNS[name], num_stages=1)
+    inline = InlineEngine(prepare(config))
+    inline.start()
+    on_ray = RayEngine(prepare(config))
+    on_ray.start()
+    try:
+        for step in range(4):
+            for mine, theirs in zip(inline.step(step), on_ray.step(step), strict=True):
+                assert mine.losses == theirs.losses
+                sent = [[a._replace(codec_s=0) for a in report.groups] for report in (mine, theirs)]
+                assert sent[0] == sent[1]
+        assert all(np.array_equal(a, b) for a, b in zip(inline.state(), on_ray.state(), strict=True))
+    finally:
+        on_ray.close()
+
+
+@pytest.mark.parametrize(
+    ("notation", "sentence"),
+    [
+        ("DiLoCoX(0)", "`steps` must be an integer of at least 1, but got 0"),
+        ("DiLoCoX(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
+        ("DiLoCoX(2, rank=0)", "`rank` must be an integer of at least 1, but got 0"),
+        ("DiLoCoX(2, values=3)", "`values` must be a codec, but got 3"),
+        ("HALoS(2, updates=2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
+        ("HALoS(2, merge=0)", "`merge` must be in (0, 1], but got 0"),
+        ("HALoS(2, global_momentum=1)", "`global_momentum` must be below 1"),
+        ("AsyncSPARTA(share=0)", "`share` must be in (0, 1], but got 0"),
+        ("AsyncSPARTA(rise=5, until=6)", "`until` must be an integer of at least 7, but got 6"),
+        ("DeCoSGD(0)", "`density` must be in (0, 1], but got 0"),
+        ("Dion(0)", "`rank` must be an integer of at least 1, but got 0"),
+        ("EDGC(4, window=5, every=6)", "`every` must be an integer from 1 to 5, but got 6"),
+    ],
+)
+def test_bad_settings_are_refused(notation, sentence) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_replica_method(notation)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"replica_gradient": "HALoS(1, sites=5, updates=2)"},
+            "`sites` must be at most the number of replicas (4), but got 5",
+        ),
+        ({"replica_gradient": "HALoS(2, updates=2)"}, "(4) must divide the 6 steps of the run"),
+        ({"replica_gradient": "Dion(2)"}, "`optimizer.momentum` must be 0 with Dion(2)"),
+        ({"replica_gradient": "EDGC(400)"}, "`rank` must be at most"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
+    with pytest.raises(ConfigError) as error:
+        prepare(small(**FOUR, **changes))
+    assert sentence in str(error.value)
