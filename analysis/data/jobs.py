@@ -17,6 +17,7 @@ KEYS = (
     "num_stages",
     "cuts",
     "bottleneck",
+    "bottleneck_form",
     "batch_size",
     "num_microbatches",
     "num_replicas",

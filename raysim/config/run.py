@@ -134,6 +134,8 @@ def _boundaries(run: RunConfig) -> Iterator[str]:
             f"`bottleneck` must be one number or a list with one per boundary ({count}), not all 0, "
             f"but got {shown(list(run.bottleneck))}."
         )
+    if run.bottleneck is None and run.bottleneck_form != "linear":
+        yield f"`bottleneck_form` = {run.bottleneck_form!r} has no effect without `bottleneck`. Leave it out."
     if count == 0:
         for field in ("forward", "backward", "shared_indices", "bottleneck"):
             if getattr(run, field) not in (UNCOMPRESSED, (), False, None):

@@ -117,6 +117,8 @@ class RunFields(Strict):
     """Names of the layers after which the model is cut, instead of `num_stages`."""
     bottleneck: Positive | Annotated[tuple[Natural, ...], Field(max_length=MOST_STAGES)] | None = None
     """Features that cross each boundary, reduced and restored by learned layers at its ends (a list: one number each, 0 for none)."""
+    bottleneck_form: Literal["linear", "residual", "orthonormal"] = "linear"
+    """The layers of `bottleneck`: `linear`, `residual` beside the identity, or one `orthonormal` basis for both ends."""
     num_microbatches: Positive = 4
     """Equal parts of a replica's batch that follow each other through the stages."""
     num_replicas: Positive = 1

@@ -257,7 +257,16 @@ def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
     model, loss = structure_of(config, shape, notes), task_of(config, shape).loss
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     size = config.microbatch_size
-    parts = partition(model, shape, batch=size, bottleneck=config.bottleneck, seed=config.seed, loss=loss, **cut)
+    parts = partition(
+        model,
+        shape,
+        batch=size,
+        bottleneck=config.bottleneck,
+        bottleneck_form=config.bottleneck_form,
+        seed=config.seed,
+        loss=loss,
+        **cut,
+    )
     check_names(config, parts.boundaries)
     return parts
 

@@ -78,6 +78,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
         data.shape,
         batch=config.microbatch_size,
         bottleneck=config.bottleneck,
+        bottleneck_form=config.bottleneck_form,
         seed=seed,
         loss=task.loss,
         **cut,

@@ -26,7 +26,7 @@ from raysim.records import RecordsError, Run, recorded_value
 from raysim.replication import parse_replica_method
 from raysim.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_signals
 
-SAME = ("model", "data", "loss", "bottleneck", "batch_size", "optimizer")
+SAME = ("model", "data", "loss", "bottleneck", "bottleneck_form", "batch_size", "optimizer")
 """Keys that a branch shares with its parent, beside the options of these."""
 SHAPES = ("num_microbatches", "dtype", "shared_indices")
 """Keys on which the contents of memories depend, beside the layout of stages and replicas."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from raysim.notation import check_integer
-from raysim.random import derive_key
 from raysim.values import BoundaryTensors
+from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.footprint import Footprint
 from raysim.workloads.losses import Loss, check_loss, make_loss
 from raysim.workloads.model_depths import check_num_stages
@@ -79,6 +79,7 @@ def partition(
     cuts: Sequence[str] | None = None,
     batch: int,
     bottleneck: int | Sequence[int] | None = None,
+    bottleneck_form: str = "linear",
     seed: int = 0,
     loss: Loss | None = None,
 ) -> Partition:
@@ -120,7 +121,8 @@ def partition(
         several = next((layer.name for layer in layers if layer.output.several), None)
         if several is not None:
             raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
-        widened, cuts = with_bottleneck(model, [(layer.name, layer.output.shape) for layer in layers], bottleneck, seed)
+        crossing = [(layer.name, layer.output.shape) for layer in layers]
+        widened, cuts = with_bottleneck(model, crossing, bottleneck, seed, bottleneck_form)
         return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
     spans = tuple(pairwise([0, *ends]))
     parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
@@ -240,72 +242,3 @@ def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
                     "Cut elsewhere."
                 )
     return tuple(tied)
-
-
-def with_bottleneck(
-    model: nn.Sequential, cuts: Sequence[tuple[str, tuple[int, ...]]], bottleneck: int | Sequence[int], seed: int
-) -> tuple[nn.Sequential, list[str]]:
-    """Return `model` with an encoder at the end of each stage that sends and a decoder at the start of the next, and its cuts.
-
-    The autoencoder of Bian et al. (2024, 2301.02654): linear, without bias, trained with the model. The code crosses the
-    boundary, and its gradient returns. It acts on the channels of images, by a convolution of 1 x 1, and on the last axis of other
-    tensors. Weights are Xavier's, uniform in +-sqrt(6 / (width + code)), drawn from `seed` and the boundary alone.
-
-    `cuts`: the layers before the cuts and the shapes of their outputs. `bottleneck`: features of the code, one number for all
-    boundaries or one each, 0 for none. The returned model shares the layers of `model`, which is unchanged. Raises ValueError
-    naming the rule.
-
-    >>> model = nn.Sequential(OrderedDict(first=nn.Linear(8, 16), last=nn.Linear(16, 4)))
-    >>> widened, cuts = with_bottleneck(model, [("first", (2, 16))], 3, seed=0)
-    >>> list(named_layers(widened)), cuts
-    (['first', 'first_encoder', 'first_decoder', 'last'], ['first_encoder'])
-    """
-    widths = [bottleneck] * len(cuts) if isinstance(bottleneck, int) else list(bottleneck)
-    if len(widths) != len(cuts):
-        raise ValueError(
-            f"`bottleneck` must be one number or a list with one per boundary ({len(cuts)}), but got {widths}."
-        )
-    layers = named_layers(model)
-    inserted: dict[str, tuple[nn.Module, nn.Module]] = {}
-    for boundary, ((name, shape), width) in enumerate(zip(cuts, widths, strict=True)):
-        if check_integer("bottleneck", width, 0 if isinstance(bottleneck, Sequence) else 1):
-            inserted[name] = _pair(name, shape, int(width), derive_key(seed, "bottleneck", boundary))
-    result: OrderedDict[str, nn.Module] = OrderedDict()
-    ends = []
-    for name, layer in layers.items():
-        result[name] = layer
-        if name not in inserted:
-            continue
-        for part, module in zip(("encoder", "decoder"), inserted[name], strict=True):
-            if f"{name}_{part}" in layers:
-                raise ValueError(f"`bottleneck` adds a layer `{name}_{part}`, but the model has one of that name.")
-            result[f"{name}_{part}"] = module
-    for name, _ in cuts:
-        ends.append(f"{name}_encoder" if name in inserted else name)
-    return nn.Sequential(result), ends
-
-
-def _pair(name: str, shape: tuple[int, ...], code: int, key: int) -> tuple[nn.Module, nn.Module]:
-    """Return encoder and decoder for the output of a layer, with `code` features between them."""
-    if len(shape) not in (2, 3, 4):
-        raise ValueError(
-            f"`bottleneck` works on features (samples, width), (samples, length, width) and (samples, channels, height, width), "
-            f"but layer `{name}` returns the shape {shape}. Cut elsewhere."
-        )
-    width = shape[1] if len(shape) == 4 else shape[-1]
-    if code >= width:
-        raise ValueError(
-            f"`bottleneck` must be less than the features that cross ({width} after layer `{name}`), but got {code}."
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key)
-        if len(shape) == 4:
-            pair: list[nn.Conv2d | nn.Linear] = [
-                nn.Conv2d(width, code, 1, bias=False),
-                nn.Conv2d(code, width, 1, bias=False),
-            ]
-        else:
-            pair = [nn.Linear(width, code, bias=False), nn.Linear(code, width, bias=False)]
-        for layer in pair:
-            nn.init.xavier_uniform_(layer.weight)
-    return pair[0], pair[1]

@@ -71,6 +71,8 @@ def engine(ray):
                 "shared",
                 "gpt-dropout",
                 "answers",
+                "bottleneck-residual",
+                "bottleneck-orthonormal",
                 "zero-bubble",
                 "custom",
                 "replicas",

@@ -47,6 +47,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "num_stages": Change({"num_stages": 2}, "cost"),
     "cuts": Change({"cuts": ["conv1", "conv3"]}, "cost", {"num_stages": None, "cuts": ["conv2", "conv4"]}),
     "bottleneck": Change({"bottleneck": 2}, "loss"),
+    "bottleneck_form": Change({"bottleneck_form": "residual"}, "loss", {"bottleneck": 2}),
     "num_microbatches": Change({"num_microbatches": 2}, "cost"),
     "num_replicas": Change({"num_replicas": 2}, "cost", {"num_microbatches": 2}),
     "replica_gradient": Change({"replica_gradient": "TopK(0.1)"}, "loss", REPLICAS),

@@ -166,6 +166,12 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "look-ahead": {"replica_gradient": "DiLoCo(3, rate=0.5, momentum=0.5)"},
     "four-replicas": {"num_replicas": 4, "num_microbatches": 1, "num_stages": 1},
+    "bottleneck-residual": {**GPT, **ADAM, "bottleneck": 4, "bottleneck_form": "residual", "forward": "Quantize(8)"},
+    "bottleneck-orthonormal": {
+        "bottleneck": 2,
+        "bottleneck_form": "orthonormal",
+        "backward": "ErrorFeedback(TopK(0.2))",
+    },
     "bottleneck": {"bottleneck": 2, "forward": "Quantize(8)", "backward": "ErrorFeedback(TopK(0.2))"},
     "stashed": {
         **DROPOUT,

@@ -1,18 +1,21 @@
 """Learned bottlenecks: layers like others, whose code crosses in place of what they were given."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from cut_models import BATCH, MODELS, example, train_cut
+from engines import start, weights
 from torch import nn
 
 from raysim.config import ConfigError, read_config
 from raysim.training.run import Training
 from raysim.training.train import train
+from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.data import DataShape
 from raysim.workloads.losses import CrossEntropy
-from raysim.workloads.partition import partition, with_bottleneck
+from raysim.workloads.partition import partition
 from raysim.workloads.stage_costs import named_layers
 
 CODE = 3
@@ -53,6 +56,57 @@ def test_staged_gradients_are_those_of_the_whole_and_counts_add_up(name):
     assert tuple(one.shape for one in parts.boundaries) == tuple(tuple(code.shape) for code in sent[:-1])
     for parameter, gradient in zip([p for stage in parameters for p in stage], expected, strict=True):
         assert torch.equal(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("form", ["residual", "orthonormal"])
+def test_other_forms_have_the_gradients_of_the_whole_and_their_own_paths(name, form):
+    model, shape, x, targets = example(name)
+    parts = partition(model, shape, num_stages=3, batch=BATCH, bottleneck=CODE, bottleneck_form=form, seed=5)
+    layers = [layer for stage in parts.stages for layer in named_layers(stage).values()]
+    for encoder, decoder in pairwise(layers):
+        if (type(encoder).__name__, type(decoder).__name__) not in {("Residual", "Residual"), ("Encoder", "Decoder")}:
+            continue
+        wide, narrow = (encoder.weight.shape[::-1]) if form == "residual" else encoder.basis.shape
+        if wide < narrow:
+            continue
+        value = torch.randn(2, wide, generator=torch.Generator().manual_seed(1))
+        code = encoder(value)
+        assert torch.equal(encoder(value.view(2, wide, 1, 1))[..., 0, 0], code)
+        if form == "residual":  # at first the identity on the first features alone
+            assert torch.equal(code, value[:, :narrow])
+            assert torch.equal(decoder(code), value * (torch.arange(wide) < narrow))
+        else:  # the projection onto the span of the basis, which keeps what lies there
+            assert torch.allclose(encoder.basis.t() @ encoder.basis, torch.eye(narrow), atol=1e-6)
+            assert torch.allclose(encoder(decoder(code)), code, atol=1e-5)
+    whole = nn.Sequential(*layers)
+    error = CrossEntropy()(whole(x), targets)
+    parameters = [p for stage in parts.stages for p in stage.parameters()]
+    expected = torch.autograd.grad(error, parameters)
+    found, _ = train_cut(parts.stages, x, targets)
+    assert torch.equal(found, error)
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    assert sum("coder" in each.name for each in parts.tied) == (2 if form == "orthonormal" else 0)
+
+
+def test_the_shared_basis_stays_orthonormal_and_alike_at_both_ends(small):
+    engine = start(small(num_stages=3, bottleneck=2, bottleneck_form="orthonormal", optimizer={"learning_rate": 0.5}))
+    first = {}
+    for step in range(3):
+        engine.step(step)
+        held = {name: p.detach() for name, p in weights(engine, 0).items() if name.endswith("basis")}
+        assert len(held) == 4
+        first = first or held
+        for basis in held.values():
+            assert torch.allclose(basis.t() @ basis, torch.eye(2), atol=1e-6)
+        for boundary in range(2):
+            sender, receiver = (
+                b
+                for name, b in held.items()
+                if name.startswith((f"{boundary}.", f"{boundary + 1}.")) and len(b) == 4 * (boundary + 1)
+            )
+            assert torch.equal(sender, receiver)
 
 
 def test_weights_come_from_the_seed_and_the_boundary_alone():
