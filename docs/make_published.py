@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from raysim.advice.packets import exchange_of, sum_exchanges
+from raysim.advice.packets import exchange_of, link_messages, sum_exchanges
+from raysim.advice.shapes import ModelShape
 from raysim.advice.timings import Timings
 from raysim.network.exchanges import all_reduce_s
+from raysim.network.profile import Profile
+from raysim.network.sharding import FSDP, Sharded, Units
 from raysim.network.topology import FREE, Network
+from raysim.network.transport import NCCL
+from raysim.schedules import parse_schedule
+from raysim.schedules.arrays import make_table
 
 HERE = Path(__file__).parent
 DATA, PAGE = HERE / "published.toml", HERE / "published.md"
@@ -124,8 +130,72 @@ def schedules(table: Table, row: Table, column: str, efficiency: float) -> float
     return float(efficiency * 3 * count / timings.step().simulate(FREE).step_s)
 
 
+def sharded(table: Table, row: Table, column: str, _: float) -> float:
+    """Return tokens a second and GPU of sharded replicas on many hosts, from the figure on one host, taken as compute."""
+    shape = ModelShape(**table["model"])
+    (stage,) = shape.stages(1, table["microbatch_samples"])
+    counts = np.array([unit.num_parameters for unit in stage.units], np.float64)
+    units = Units(
+        share=tuple(unit.forward_flops / stage.forward_flops for unit in stage.units),
+        gather_bytes=tuple((table["gather_bits"] / 8 * counts).tolist()),
+        scatter_bytes=tuple((table["scatter_bits"] / 8 * counts).tolist()),
+        codec_s=(0.0,) * len(counts),
+    )
+    tokens = table["microbatch_samples"] * shape.length
+    step_s = tokens / row["one_host"]
+    profile = Profile.uniform(1, step_s / 3, 2 * step_s / 3, transport=NCCL)
+    hosts = np.arange(table["hosts"])[:, None]
+    rows = make_table(parse_schedule("1F1B"), 1, 1)
+    network = Network(table["bandwidth_bps"])
+    (whole,) = Sharded(FSDP(table["hosts"]), (units,)).profiles(profile, rows, hosts, [network])
+    return float(tokens / whole.compute_s.sum())
+
+
+def datasheet(table: Table, row: Table, column: str, efficiency: float) -> float:
+    """Return tokens a second and GPU at a share of the GPU's datasheet, by operations and the schedule's bubble alone."""
+    shape = ModelShape(**table["models"][row["model"]])
+    (whole,) = shape.stages(1, 1)
+    workers, parts, width = row["workers"], row["stages_per_worker"], row["gpus_per_worker"]
+    forward_s = whole.forward_flops / (workers * parts * width * row["peak_flops"] * efficiency)
+    replicas = row["gpus"] // (workers * width)
+    count = row["batch"] // replicas
+    timings = Timings(
+        num_stages=workers * parts,
+        num_microbatches=count,
+        forward_s=forward_s,
+        backward_s=2 * forward_s,
+        schedule=f"Interleaved1F1B({parts})",
+    )
+    return float(row["batch"] * shape.length / (row["gpus"] * timings.step().simulate(FREE).step_s))
+
+
+def volume(table: Table, row: Table, column: str, _: float) -> float:
+    """Return how many times fewer bytes coded gathers and scatters send between hosts than those of 16 bits, by packets."""
+    values, hosts = table["values"], table["hosts"]
+    dense = Sharded(FSDP(hosts), (Units.even(1, 2.0 * values, 2.0 * values),))
+    gathered, scattered = (_coded_bytes(row[name], values) for name in ("gather", "scatter"))
+    coded = Sharded(FSDP(hosts, row["reshard_after"]), (Units.even(1, gathered, scattered),), coded=True)
+    return dense.sent_bytes(hosts, 1) / coded.sent_bytes(hosts, 1)
+
+
+def _coded_bytes(codec: str, values: int) -> float:
+    forward, _ = link_messages(codec, "Identity", (1, values // 1024, 1024), "float32")
+    return forward.wire_bytes
+
+
 KINDS: dict[str, Predict] = {
-    function.__name__: function for function in (pipeline, local_steps, bandwidth, slow_links, powersgd, schedules)
+    function.__name__: function
+    for function in (
+        pipeline,
+        local_steps,
+        bandwidth,
+        slow_links,
+        powersgd,
+        schedules,
+        sharded,
+        datasheet,
+        volume,
+    )
 }
 RANGES = {
     "pipeline": (0.0, 1.0),
@@ -133,6 +203,7 @@ RANGES = {
     "slow_links": (1e-3, 1.0),
     "powersgd": (0.0, 1.0),
     "schedules": (1.0, 1e3),
+    "datasheet": (0.05, 1.0),
 }
 """Of a kind's fitted constant."""
 
@@ -197,7 +268,7 @@ def written(content: Mapping[str, Any]) -> str:
         cells = errors(table, constant)
         shares = [predicted / measured - 1 for *_, measured, predicted, fitted in cells if not fitted]
         worst = max(shares, key=abs)
-        link = table["name"].lower().replace(" ", "-").translate(str.maketrans("", "", ",.()"))
+        link = table["name"].lower().replace(" ", "-").translate(str.maketrans("", "", ",.()+"))
         held = f"{len(shares)} of {len(cells)}" if len(shares) < len(cells) else str(len(cells))
         summary.append(
             f"| [{table['name']}](#{link}) | {held} | {statistics.median(map(abs, shares)):.1%} | {worst:+.1%} | "

@@ -41,5 +41,11 @@ def test_zero_bubble_is_predicted_within_the_aim(column, aim):
     assert statistics.fmean(shares) <= aim
 
 
+def test_sharded_replicas_are_predicted_within_three_percent():
+    table = TABLES["torchtitan, Llama 3.1 8B with FSDP"]
+    for _, _, measured, predicted, _ in errors(table, 0.0):
+        assert measured < predicted < 1.03 * measured
+
+
 def test_resnet50_has_its_published_size():
     assert count_values(resnet50()) == 25_557_032
