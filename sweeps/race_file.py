@@ -49,6 +49,13 @@ class Entry:
     elapsed_s: float | None = None
 
     @property
+    def is_whole(self) -> bool:
+        """True if all values that its decision needs are there."""
+        needed = (self.round, self.trial, self.decision, self.seeds, self.share, self.cost)
+        exit_needs = self.decision == "train" or (self.harm is not None and self.share in RUNGS)
+        return None not in needed and None not in self.seeds and exit_needs
+
+    @property
     def exit(self) -> Exit:
         """The exit that the row records."""
         assert self.harm is not None
@@ -68,8 +75,11 @@ def read_entries(file: Path) -> list[Entry]:
     if not file.is_file():
         return []
     try:
-        return [Entry(**row) for row in pq.read_table(file, schema=COLUMNS).to_pylist()]
-    except UNREADABLE as error:
+        entries = [Entry(**row) for row in pq.read_table(file, schema=COLUMNS).to_pylist()]
+        if wrong := next((entry for entry in entries if not entry.is_whole), None):
+            raise ValueError(f"trial {wrong.trial} has an impossible row in round {wrong.round}")
+        return entries
+    except (*UNREADABLE, OverflowError) as error:
         raise ConfigError(
             f"The rounds of the race, {file}, cannot be read ({error}): restore the file from a copy."
         ) from None

@@ -19,6 +19,7 @@ from raysim.records import UNREADABLE, write_table
 from raysim.sweeps.objectives import PRICED, Figure, Objective
 
 ENDED = ("finished", "diverged", "failed", "pruned")  # statuses; before them a trial is waiting or running
+NEEDED = ("trial", "seeds", "status")  # columns with a value in every row
 SPEEDUP = ("speedup", "speedup_low", "speedup_high")
 
 COLUMNS = pa.schema(
@@ -152,16 +153,18 @@ class Rows:
         if not self.path.is_file():
             return
         try:
-            table = pq.read_table(self.path, page_checksum_verification=True)
-        except UNREADABLE as error:
+            table = _checked(pq.read_table(self.path, page_checksum_verification=True))
+            mixed = [field.name for field in table.schema if (field.metadata or {}).get(b"json")]
+            rows = [
+                _row(values | {name: json.loads(values[name]) for name in mixed if values[name] is not None})
+                for values in table.to_pylist()
+            ]
+        except (*UNREADABLE, TypeError, OverflowError, RecursionError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise ConfigError(
                 f"The rows of the study to resume, {self.path}, cannot be read ({reason}): restore the file from a copy."
             ) from None
-        mixed = [field.name for field in table.schema if (field.metadata or {}).get(b"json")]
-        for values in table.to_pylist():
-            row = _row(values | {name: json.loads(values[name]) for name in mixed if values[name] is not None})
-            self._rows[row.trial] = row
+        self._rows |= {row.trial: row for row in rows}
 
 
 def frontier(rows: Rows, objectives: Sequence[Objective], without: Container[int] = ()) -> list[TrialRow]:
@@ -177,6 +180,20 @@ def frontier(rows: Rows, objectives: Sequence[Objective], without: Container[int
     directions = {objective.name: objective.direction for objective in objectives}
     best = analysis.frontier(pd.DataFrame(values, dtype="float64"), directions)
     return [feasible[i] for i in best.index]
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """Return a table with the columns of `COLUMNS` in their types; raises ValueError if one is missing or of another type."""
+    for column in COLUMNS:
+        if column.name not in table.column_names:
+            if column.name in NEEDED:
+                raise ValueError(f"it has no column `{column.name}`")
+            continue
+        values = table[column.name].cast(column.type)
+        if column.name in NEEDED and values.null_count:
+            raise ValueError(f"`{column.name}` is missing in a row")
+        table = table.set_column(table.column_names.index(column.name), column, values)
+    return table
 
 
 def _row(values: Mapping[str, Any]) -> TrialRow:
