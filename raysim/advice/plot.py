@@ -25,8 +25,10 @@ def draw(advice: Advice, path: Path) -> None:
     rows = [row for row in advice.rows if row.fits or row is advice.dense]
     rows = sorted(rows, key=lambda row: (not row.way.dense, row.way.layout != advice.layout))[:MOST_LINES]
     ends = [level.bps for row in rows for level in (row.needed[0], row.needed[-1]) if np.isfinite(level.bps)]
+    marked = [network.bandwidth_bps for network in advice.networks if isinstance(network.bandwidth_bps, float)]
+    drawn = [bps for bps in marked if np.isfinite(bps)]
     template = advice.networks[0] if advice.networks else Network(1e9)
-    bandwidths = np.geomspace(min(ends) / 10, max(ends), POINTS)
+    bandwidths = np.geomspace(min([min(ends) / 10, *drawn]), max([max(ends), *drawn]), POINTS)
     networks = [Network(float(bps), template.latency_s, template.jitter_s, template.sharing) for bps in bandwidths]
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
@@ -40,9 +42,8 @@ def draw(advice: Advice, path: Path) -> None:
         )
     for level in LEVELS[1:3]:
         axes.axhline(100 * level, color="0.8", linewidth=0.8, zorder=0)
-    for network in advice.networks:
-        if isinstance(network.bandwidth_bps, float) and np.isfinite(network.bandwidth_bps):
-            axes.axvline(network.bandwidth_bps / 1e9, color="0.6", linestyle=":", zorder=0)
+    for bps in drawn:
+        axes.axvline(bps / 1e9, color="0.6", linestyle=":", zorder=0)
     axes.set_xscale("log")
     axes.set_ylim(0, 102)
     axes.set_xlabel("bandwidth between two hosts, Gbit/s")

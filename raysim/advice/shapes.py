@@ -17,6 +17,8 @@ from raysim.errors import InputError
 from raysim.files import is_file, read_text
 from raysim.notation import check_integer, known_words
 
+UNNAMED = "the model"
+"""Name of a model given by its shape."""
 LONGEST = 8192  # tokens of a training sequence, if the model's positions allow for more
 SAVED_FACTOR = 34
 """Bytes that a block keeps of each value of its input for the backward, in 16 bits with flash attention (Korthikanti et al. 2022,
@@ -57,7 +59,7 @@ class ModelShape:
     """Learned positions."""
     tied: bool = False
     """Whether the head is the embedding."""
-    name: str = "the model"
+    name: str = UNNAMED
 
     def __post_init__(self) -> None:
         for field in ("layers", "width", "length", "vocabulary", "heads", "experts", "active_experts"):
@@ -254,7 +256,7 @@ def read_shape(path: str, length: int | None = None) -> ModelShape | None:
     return shape_of(values, length, name=name.rstrip("/").rsplit("/", 1)[-1])
 
 
-def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str = "the model") -> ModelShape:
+def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str = UNNAMED) -> ModelShape:
     """Return the shape in the values of a config; raises InputError."""
     kind = str(values["model_type"])
     family = FAMILIES.get(kind)

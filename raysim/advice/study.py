@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from raysim.advice.advise import Advice
 from raysim.advice.inputs import KEYS
 from raysim.advice.job import SAME
 from raysim.advice.recipe_shape import RecipeModel
-from raysim.advice.shapes import ModelShape
+from raysim.advice.shapes import UNNAMED, ModelShape
 from raysim.config import read_config
 from raysim.errors import InputError
+from raysim.forecast.profiling import record_profile
+from raysim.units import format_seconds
 
+SEEDS = 5
+MEASURED_STEPS = 1
 STAND_IN = "topics-gpt"
 """The recipe that stands for a model given by its shape: small enough for a laptop."""
 
@@ -37,7 +44,7 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
     lines = [
         f"# Written by raysim advise: the settings that would pay on {network_name}, beside dense.",
         f"# Train them by: raysim sweep {path.name}",
-        "seeds = [0, 1, 2, 3, 4]",
+        f"seeds = {list(range(SEEDS))}",
         'sampler = "grid"',
         f'objectives = ["loss_on", "wire_bytes", {json.dumps(f"step_s@{network_name}/{advice.job.transport.name}")}]',
         'constraints = [{ objective = "loss_on", within = 0.01, of = "dense" }]',
@@ -51,7 +58,36 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
     for setting in kept:
         lines += ["", f"[space.variants.{json.dumps(_name(setting))}]", *_keys(setting)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return f"Study: {path}, {len(kept)} settings and dense on 5 seeds. Train it by: raysim sweep {path}"
+    runs = SEEDS * (len(kept) + 1)
+    price = f"{runs} runs of {steps} steps take {_price(advice, kept, steps)}."
+    return f"Study: {path}, {len(kept)} settings and dense on {SEEDS} seeds. {price} Train it by: raysim sweep {path}"
+
+
+def _price(advice: Advice, settings: Sequence[tuple[str, str, str]], steps: int) -> str:
+    """Return the duration of a study's runs one after another, in words: as advised, or measured on this machine for the stand-in."""
+    if isinstance(advice.job.model, ModelShape) and advice.job.model.name == UNNAMED:
+        config = read_config(STAND_IN)
+        profile = record_profile(config, num_steps=MEASURED_STEPS)
+        own_s = profile.cpu_s / config.threads_per_stage  # whatever else the machine does
+        actions_s = np.where(np.isnan(own_s), profile.compute_s, own_s) + profile.encode_s + profile.decode_s
+        step_s = config.num_microbatches * float(actions_s.mean(axis=3).sum()) + float(profile.update_s.sum())
+        whole_s = SEEDS * (len(settings) + 1) * steps * step_s
+        return (
+            f"{format_seconds(whole_s)} on this machine one after another ({STAND_IN}, {format_seconds(step_s)} a step without "
+            "compression, measured)"
+        )
+    seconds = [_step_s(advice, setting) for setting in [(SAME, SAME, SAME), *settings]]
+    whole_s = SEEDS * steps * sum(seconds)
+    return (
+        f"{format_seconds(whole_s)} one after another on {advice.job.fleet!r} over {advice.networks[0]!r}, by the steps above "
+        f"(efficiency {advice.job.efficiency:g})"
+    )
+
+
+def _step_s(advice: Advice, setting: tuple[str, str, str]) -> float:
+    """Return the seconds of a setting's step on the first network, in the layout that is fastest."""
+    ways = [row for row in advice.rows if (row.way.forward, row.way.backward, row.way.method) == setting and row.fits]
+    return min(row.networks[0].step_s for row in ways or [advice.dense])
 
 
 def _keys(setting: tuple[str, str, str]) -> list[str]:
@@ -75,7 +111,7 @@ def _base(advice: Advice, source: str | None) -> tuple[list[str], int]:
             "[base] # your data in place of train.txt",
             f'model = {{ name = "hf", path = {json.dumps(folder)} }}',
             f'data = {{ name = "text", path = "train.txt", length = {model.length} }}',
-            f"num_stages = {advice.layout.workers}",
+            f"num_stages = {max(row.way.layout.workers for row in [advice.dense, *advice.paying()])}",
             f"batch_size = {advice.job.batch}",
             f"num_microbatches = {advice.job.num_microbatches(advice.layout)}",
             f"steps = {steps}",

@@ -21,6 +21,7 @@ from raysim.advice.job import Job, Layout, Way
 from raysim.advice.packets import exchange_of, link_messages
 from raysim.advice.recipe_shape import RecipeModel
 from raysim.advice.shapes import ModelShape
+from raysim.advice.study import write_study
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.errors import InputError
@@ -345,6 +346,10 @@ def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_
     assert "Quantize(5) / Quantize(5)" in rows
     study = read_study("s.toml")
     assert study.name == "s"
+    words = " ".join(done.output.split())
+    assert "on this machine one after another (topics-gpt," in words
+    runs = 5 * (1 + Path("s.toml").read_text().count("[space.variants."))
+    assert f"{runs} runs of " in words
     text = Path("s.toml").read_text()
     fast = [
         name
@@ -359,6 +364,24 @@ def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_
     )
     assert nothing.exit_code == 2
     assert "nothing pays on free" in " ".join(nothing.output.split())
+
+
+def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = RecipeModel(read_config("topics-gpt"))
+    fields = {"schedule": "1F1B", "batch": None, "microbatch": None, "transport": "nccl", "recompute": False}
+    prices = []
+    for efficiency in (0.4, 0.2):
+        own = make_job(model, Fleet.parse("4xT4"), efficiency=efficiency, **fields)
+        advice = advise(own, [parse_network("1mbps")])
+        words = write_study(advice, "topics-gpt", Path("s.toml"))
+        settings = {(row.way.forward, row.way.backward, row.way.method) for row in advice.paying()}
+        kept = Path("s.toml").read_text().count("[space.variants.")
+        assert 0 < kept <= len(settings)
+        assert f"{5 * (kept + 1)} runs of {model.config.steps} steps take " in words
+        assert f"on 4xT4 over 1mbps, by the steps above (efficiency {efficiency:g})" in words
+        prices.append(words)
+    assert prices[0] != prices[1]
 
 
 @pytest.mark.parametrize(
