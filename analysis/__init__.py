@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raysim.analysis.comparison.pareto import frontier as frontier
     from raysim.analysis.comparison.race_plan import race_plan as race_plan
     from raysim.analysis.comparison.race_records import race_on_records as race_on_records
+    from raysim.analysis.comparison.samples import sample_harms as sample_harms
     from raysim.analysis.data import AnalysisError as AnalysisError
     from raysim.analysis.data import ReplayError as ReplayError
     from raysim.analysis.data.studies import natural_direction as natural_direction
@@ -53,6 +54,7 @@ _MODULES = {
     "comparison.pareto": ("frontier",),
     "comparison.race_plan": ("race_plan",),
     "comparison.race_records": ("race_on_records",),
+    "comparison.samples": ("sample_harms",),
     "data": ("AnalysisError", "ReplayError"),
     "data.studies": ("natural_direction",),
     "pricing.estimates": ("Estimate",),

@@ -14,6 +14,7 @@ import pandas as pd
 
 from raysim.analysis.comparison.choice import safe_set
 from raysim.analysis.comparison.contexts import contexts
+from raysim.analysis.comparison.samples import sample_harms, sample_sentence
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.jobs import job_of, titles
 from raysim.analysis.data.probe_candidates import candidate_name, is_probe
@@ -124,12 +125,15 @@ def _judged(results: Results) -> Judged:
         (row["context"], *(row[key] for key in COMPRESSION)): {str(name): value for name, value in row.items()}
         for row in safe_set(results).to_dict("records")
     }
+    by_samples = {
+        (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
+    }
     judged = {}
     for context in contexts(results):
         for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True):
             key = (context.label, *(getattr(setting, name) for name in COMPRESSION))
             if key in rows:
-                judged[str(run)] = rows[key]
+                judged[str(run)] = rows[key] | {"samples": by_samples.get((context.label, str(setting)), "")}
     return judged
 
 

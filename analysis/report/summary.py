@@ -131,6 +131,9 @@ def _caveats(job: Job) -> Iterator[Text]:
     yield from (Text(sentence, "note") for sentence in sorted(filter(None, exceeding)))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
         yield Text(f"{plural(runs, 'run')} warned: {warning}", "note")
+    for setting in {each.name: each for network in job.networks if (each := job.taken_home(network))}.values():
+        if setting.judged.get("samples"):
+            yield Text(f"{setting.name}: {setting.judged['samples']}", "note")
     if any(setting.judged for setting in job.settings):
         undecided = sum(setting.verdict == "undecided" for setting in job.settings)
         text = f"{RULE} {_basis(job)}"

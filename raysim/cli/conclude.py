@@ -55,7 +55,7 @@ def findings(
     given = parse_networks([network]) if network is not None else []
     check_runs(folder, "no folder there has a run.parquet")
     from raysim.analysis import findings as test_claims
-    from raysim.analysis import load
+    from raysim.analysis import load, sample_harms
     from raysim.analysis.report.reuse import adoptions
     from raysim.show.findings import findings_figures, show_findings
 
@@ -69,9 +69,10 @@ def findings(
     study = results.runs["study"].dropna()
     (chosen,) = given or parse_networks([results.network_of(study)])
     recommendations = adoptions(results, chosen, transport)
-    show_findings(verdicts, problems, recommendations, transport or results.transport_of(study))
+    samples = sample_harms(results)
+    show_findings(verdicts, problems, recommendations, transport or results.transport_of(study), samples)
     if json_file is not None:
-        write_json(findings_figures(verdicts, problems, recommendations), json_file)
+        write_json(findings_figures(verdicts, problems, recommendations, samples), json_file)
 
 
 def report(

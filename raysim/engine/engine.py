@@ -146,24 +146,29 @@ class Engine(ABC):
         *_, total = self.evaluating(mode, split, num_batches)
         return total
 
-    def evaluating(self, mode: str, split: str = "test", num_batches: int | None = None) -> Iterator[Evaluated]:
-        """Evaluate as `evaluate` does, and yield the sums so far after every few batches; the last sums are the result."""
+    def evaluating(
+        self, mode: str, split: str = "test", num_batches: int | None = None, *, each: bool = False
+    ) -> Iterator[Evaluated]:
+        """Evaluate as `evaluate` does, and yield the sums so far after every few batches; the last sums are the result.
+
+        `each`: with the scores of each sample.
+        """
         if self.plan.decentralized:
             per = len(self.plan.rows)
             held = [self._submit(worker, "parameters") for worker in range(self.num_workers)]
             self._fetch([self._submit(w, "take_mean", *held[w % per :: per]) for w in self._evaluators])
-            yield from self._evaluating(mode, split, num_batches)
+            yield from self._evaluating(mode, split, num_batches, each)
             self._fetch([self._submit(w, "take_mean") for w in self._evaluators])
         else:
-            yield from self._evaluating(mode, split, num_batches)
+            yield from self._evaluating(mode, split, num_batches, each)
 
-    def _evaluating(self, mode: str, split: str, num_batches: int | None) -> Iterator[Evaluated]:
+    def _evaluating(self, mode: str, split: str, num_batches: int | None, each: bool) -> Iterator[Evaluated]:
         total = Evaluated()
         window = 2 * len(self.plan.rows)  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
             here = batches[start : start + window]
-            for found in self._together(self._evaluators, "infer", split, here, mode):
+            for found in self._together(self._evaluators, "infer", split, here, mode, each):
                 for result in found:
                     total = total.plus(result)
             yield total

@@ -48,11 +48,14 @@ class Inference:
         self._own: dict[int, dict[str, Tensor]] = {}  # parameters by stage, while a mean is evaluated
         self._statistics = {index: BatchNormStatistics(stage.module) for index, stage in stages.items()}
 
-    def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
+    def run(
+        self, step: int, split: str, batches: Sequence[int], mode: str, each: bool = False
+    ) -> Turns[list[Evaluated] | Failure]:
         """Run batches of a split through the stages of this worker, one stage after another.
 
-        `mode`: of the links, see `Link.send_evaluation`. The worker of the last stage returns the sums over each batch, others
-        return an empty list. If the task has a metric on generated tokens, test batches go through once for each token, too.
+        `mode`: of the links, see `Link.send_evaluation`. `each`: with the scores of each sample. The worker of the last stage
+        returns the sums over each batch, others return an empty list. If the task has a metric on generated tokens, test batches go
+        through once for each token, too.
         """
         evaluated: list[Evaluated] = []
         try:
@@ -61,7 +64,7 @@ class Inference:
                     message = None
                     if not stage.first:
                         (message,) = yield Receive(self._plan.worker(self._replica, index - 1), (index - 1, batch))
-                    outcome = self._infer(step, index, split, batch, mode, message)
+                    outcome = self._infer(step, index, split, batch, mode, message, each)
                     if isinstance(outcome, Evaluated):
                         evaluated.append(outcome)
                     else:
@@ -74,7 +77,7 @@ class Inference:
         return evaluated
 
     def _infer(
-        self, step: int, index: int, split: str, batch: int, mode: str, message: Message | None
+        self, step: int, index: int, split: str, batch: int, mode: str, message: Message | None, each: bool
     ) -> Message | Evaluated:
         """Return the message of a stage's activation, or, after the last stage, the sums over the batch."""
         ids, seed = self._plan.evaluation_ids(split, batch), self._plan.config.seed
@@ -83,7 +86,9 @@ class Inference:
         if not isinstance(outcome, Tensor):
             return outcome
         targets = self._split(split).targets(ids).to(self._device)
-        return Evaluated(len(targets), self._plan.task.sums(outcome, targets))
+        task = self._plan.task
+        scores = task.each(outcome, targets) if each else None
+        return Evaluated(len(targets), task.sums(outcome, targets), () if scores is None else (scores,))
 
     def _forward(self, step: int, index: int, mode: str, key: int, x: Message | Tensor) -> Message | Tensor:
         """Return the message of a stage's activation, or the outputs of the last stage.

@@ -11,6 +11,7 @@ from raysim.pipeline.groups import GroupAccount
 from raysim.pipeline.link import LinkAccount
 from raysim.schedules.actions import Action
 from raysim.values import UNNAMED
+from raysim.workloads.task import SampleScores
 
 
 class ActionRecord(NamedTuple):
@@ -55,11 +56,13 @@ class Evaluated(NamedTuple):
 
     samples: int = 0
     sums: tuple[float, ...] = ()
+    each: tuple[SampleScores, ...] = ()
+    """Of the samples of each batch in their order, if they were asked for."""
 
     def plus(self, other: Evaluated) -> Evaluated:
         """Return the sums over the samples of both."""
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums else other.sums
-        return Evaluated(self.samples + other.samples, sums)
+        return Evaluated(self.samples + other.samples, sums, self.each + other.each)
 
 
 class SentMessage(NamedTuple):

@@ -174,9 +174,11 @@ class Worker:
 
     # Evaluation, see `Inference`.
 
-    def infer(self, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
-        """Evaluate batches of a split on the stages of this worker, with links in an evaluation mode."""
-        return self.inference.run(self.step, split, batches, mode)
+    def infer(
+        self, split: str, batches: Sequence[int], mode: str, each: bool = False
+    ) -> Turns[list[Evaluated] | Failure]:
+        """Evaluate batches of a split on the stages of this worker, with links in an evaluation mode; see `Inference.run`."""
+        return self.inference.run(self.step, split, batches, mode, each)
 
     def parameters(self) -> np.ndarray:
         """Return the parameters of all stages that are evaluated, as bytes of safetensors."""

@@ -123,6 +123,11 @@ class Run:
         return self._table("evals")
 
     @property
+    def samples(self) -> pd.DataFrame:
+        """One row for each test sample of the final evaluation with compression on: its loss and its right predictions."""
+        return self._table("samples")
+
+    @property
     def links(self) -> pd.DataFrame:
         """One row for each step, boundary and direction: packets, bytes, codec seconds, fidelity."""
         return self._table("links")

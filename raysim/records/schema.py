@@ -44,6 +44,16 @@ SCHEMAS: dict[str, pa.Schema] = {
             # and a column for each further metric of the run, see `schema_of`
         ]
     ),
+    # A row for each sample of the test data, of the final evaluation with compression on.
+    "samples": pa.schema(
+        [
+            _STEP,
+            ("sample", pa.int32()),  # in the order of the test data
+            ("loss", pa.float32()),  # the mean over its predictions
+            ("right", pa.int32()),  # right predictions; null if targets are numbers
+            ("predictions", pa.int32()),
+        ]
+    ),
     "links": pa.schema(
         [
             _STEP,
@@ -126,6 +136,10 @@ SCHEMAS: dict[str, pa.Schema] = {
 }
 
 
+ENCODINGS = {"sample": "DELTA_BINARY_PACKED", "loss": "BYTE_STREAM_SPLIT"}
+"""Of columns of `samples`, whose values hardly repeat: 4 bytes a sample in place of 10."""
+
+
 def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
     """Return the schema of a table of a run that has these `measures`: each has a column in `evals`."""
     schema = SCHEMAS[table]
@@ -136,8 +150,9 @@ def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
     return schema
 
 
-# Tables that a run without adaptive methods, or without replicas and tied parameters, does not have.
-OCCASIONAL = {"decisions", "collectives"}
+# Tables that a run without adaptive methods, without replicas and tied parameters, or with a custom loss, does not have; runs
+# before 2026-11-25 have no `samples`.
+OCCASIONAL = {"decisions", "collectives", "samples"}
 
 _KINDS: dict[str, pa.DataType] = {
     "bool": pa.bool_(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 from raysim.errors import InputError
 from raysim.files import write_whole
 from raysim.places import ListedPath, Place
-from raysim.records.schema import SCHEMA_VERSION, schema_of
+from raysim.records.schema import ENCODINGS, SCHEMA_VERSION, schema_of
 
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # a file that is gone, cut short or damaged
 
@@ -28,10 +29,22 @@ def write_table(table: pa.Table, path: Path) -> str:
     """
     metadata = {**(table.schema.metadata or {}), b"raysim_schema_version": str(SCHEMA_VERSION).encode()}
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True)
+    pq.write_table(
+        table.replace_schema_metadata(metadata), sink, compression="zstd", write_page_checksum=True, **_encoded(table)
+    )
     content = sink.getvalue()
     write_whole(path, memoryview(content))
     return hashlib.sha256(content).hexdigest()
+
+
+def _encoded(table: pa.Table) -> dict[str, Any]:
+    """Return the options of Parquet's writer for columns with an encoding of their own."""
+    if "sample" not in table.column_names:
+        return {}
+    return {
+        "column_encoding": ENCODINGS,
+        "use_dictionary": [name for name in table.column_names if name not in ENCODINGS],
+    }
 
 
 def table_files(folder: Place, table: str) -> list[Place]:

@@ -6,18 +6,23 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from raysim.analysis.comparison.samples import sample_sentence
 from raysim.analysis.data.studies import over
 from raysim.show.terminal import console, show_notes, write_line
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raysim.analysis import Finding
     from raysim.analysis.report.reuse import Adoption
 
 
-def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption], transport: str) -> None:
+def show_findings(
+    found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption], transport: str, samples: pd.DataFrame
+) -> None:
     """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide undecided ones.
 
-    The settings to take `home` come last, as lines for another training loop.
+    Then come the rows of `sample_harms`, in `samples`, and the settings to take `home`, as lines for another training loop.
     """
     out = console()
     for finding in found:
@@ -47,13 +52,17 @@ def show_findings(found: Sequence[Finding], problems: Iterable[str], home: Itera
     priced = f" Steps are priced {over(transport)}." if found else ""
     out.print(f"{summary}.{f' {found[0].rule}' if found else ''}{priced}", highlight=False, soft_wrap=True)
     show_notes(out, problems)
+    for row in samples.to_dict("records"):
+        write_line(out, f"{row['setting']}: {sample_sentence(row)}")
     for setting in home:
         write_line(out, "\n" + setting.text.replace("`", ""))
         if setting.code:
             write_line(out, setting.code)
 
 
-def findings_figures(found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption]) -> dict[str, Any]:
+def findings_figures(
+    found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption], samples: pd.DataFrame
+) -> dict[str, Any]:
     """Return the content of `show_findings`, for JSON: null for a missing effect or interval."""
     rows = []
     for finding in found:
@@ -85,4 +94,9 @@ def findings_figures(found: Sequence[Finding], problems: Iterable[str], home: It
                 "cost": finding.cost._asdict() if finding.cost is not None else None,
             }
         )
-    return {"findings": rows, "problems": list(problems), "take_home": [setting._asdict() for setting in home]}
+    return {
+        "findings": rows,
+        "problems": list(problems),
+        "samples": samples.astype(object).where(samples.notna(), None).to_dict("records"),
+        "take_home": [setting._asdict() for setting in home],
+    }

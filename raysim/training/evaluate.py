@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from raysim.engine.engine import Engine
 from raysim.pipeline.errors import DivergedError
@@ -12,6 +12,7 @@ from raysim.pipeline.plan import Plan
 from raysim.records import Recorder
 from raysim.training.ending import Ending
 from raysim.training.events import Event
+from raysim.workloads.task import SampleScores
 
 
 class Evaluator:
@@ -45,12 +46,13 @@ class Evaluator:
         Raises DivergedError if the loss of a pass is not finite.
         """
         for turn, (mode, batchnorm) in enumerate(self.passes):
+            judged = step == self._plan.end_step and (mode, batchnorm) == ("on", "running")
             before = time.perf_counter()
             where = {"step": step, "mode": mode, "batchnorm": batchnorm}
             yield Event("evaluating", where | {"turn": turn, "samples": 0})
             if batchnorm == "estimated":
                 self._estimate_batchnorm(mode)
-            for total in self._engine.evaluating(mode):
+            for total in self._engine.evaluating(mode, each=judged):
                 self._ending.check()
                 yield Event("evaluating", where | {"turn": turn, "samples": total.samples})
             if batchnorm == "estimated":
@@ -60,7 +62,18 @@ class Evaluator:
                 raise DivergedError(step, f"evaluation with compression {mode}", "loss")
             row = where | figures | {"samples": total.samples, "seconds": time.perf_counter() - before}
             self._recorder.add("evals", row)
+            self._record_samples(step, total.each)
             yield Event("eval", row, self._recorder.measures)
+
+    def _record_samples(self, step: int, batches: Iterable[SampleScores]) -> None:
+        """Record the scores of each sample of a final evaluation, numbered in the order of the test data."""
+        sample = 0
+        for losses, predictions, right in batches:
+            hits = [None] * len(losses) if right is None else right.tolist()
+            for loss, count, hit in zip(losses.tolist(), predictions.tolist(), hits, strict=True):
+                row = {"step": step, "sample": sample, "loss": loss, "right": hit, "predictions": count}
+                self._recorder.add("samples", row)
+                sample += 1
 
     def _estimate_batchnorm(self, mode: str) -> None:
         """Estimate BatchNorm statistics on training batches under a mode of the links, and use them until "restore"."""

@@ -28,6 +28,12 @@ class Loss(Protocol):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss that evaluations report."""
 
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return the loss that evaluations report for each sample: (samples,), the mean over its counted positions.
+
+        None if the loss of a batch is not known to be a mean over samples.
+        """
+
 
 @dataclass(frozen=True)
 class CrossEntropy:
@@ -52,6 +58,12 @@ class CrossEntropy:
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _cross_entropy(outputs, targets, 0.0, None)
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        logits, flat = outputs.float().flatten(0, -2), targets.flatten()
+        losses = torch.nn.functional.cross_entropy(logits, flat, ignore_index=IGNORED, reduction="none")
+        counted = (targets != IGNORED).reshape(len(targets), -1).sum(1)
+        return losses.reshape(len(targets), -1).sum(1) / counted.clamp(min=1)
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float, divisor: float | None) -> Tensor:
@@ -78,6 +90,10 @@ class MeanSquaredError:
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self(outputs, targets)
 
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        squares = torch.nn.functional.mse_loss(outputs.float(), targets.float(), reduction="none")
+        return squares.reshape(len(targets), -1).mean(1)
+
 
 @dataclass(frozen=True)
 class OwnLoss:
@@ -91,6 +107,9 @@ class OwnLoss:
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.function(outputs, targets)
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        return None
 
 
 def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape) -> Loss:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raysim.on_demand import torch
 from raysim.quality import MEASURES, Measure
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST_EXPONENT = 700.0  # of a perplexity that a float64 holds
+
+
+class SampleScores(NamedTuple):
+    """Scores of the samples of a batch: one value of each array for each sample."""
+
+    loss: NDArray[np.float32]
+    """Mean over the sample's predictions."""
+    predictions: NDArray[np.int32]
+    right: NDArray[np.int32] | None
+    """Number of right predictions; None if targets are numbers."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,19 @@ class Task:
             for part in (metric.matches(generated, targets) if isinstance(metric, ExactMatch) else [0.0] * metric.size)
         ]
         return (0.0, 0.0, 0.0, *map(float, parts))
+
+    def each(self, outputs: Tensor, targets: Tensor) -> SampleScores | None:
+        """Return the scores of a batch's samples; None with a custom loss, which may not be a mean over samples."""
+        losses = self.loss.each(outputs, targets)
+        if losses is None:
+            return None
+        counted = (targets != IGNORED) if isinstance(self.loss, CrossEntropy) else torch.ones_like(targets)
+        right = ((outputs.argmax(dim=-1) == targets) & counted) if isinstance(self.loss, CrossEntropy) else None
+        counts, hits = (
+            None if part is None else part.reshape(len(targets), -1).sum(1).cpu().numpy().astype(np.int32)
+            for part in (counted, right)
+        )
+        return SampleScores(losses.float().cpu().numpy(), counts, hits)
 
     def results(self, sums: Sequence[float]) -> dict[str, float]:
         """Return the figures of an evaluation by name, from the sums over its batches, and the number of `predictions`."""
