@@ -140,6 +140,16 @@ class RaceRounds:
             if trial not in self.left and trial not in self.failed and not self._complete(trial)
         ]
 
+    @property
+    def undecided(self) -> list[int]:
+        """The trials that all seeds have left undecided."""
+        safe = {*self.safe, *self.left, *self.failed}
+        return [trial for trial in self._entrants if self._complete(trial) and trial not in safe]
+
+    def harms(self, trial: int) -> tuple[float, ...]:
+        """Return a trial's harms by its final evaluations, one a seed."""
+        return self._evidence[_key(trial)].final
+
     def trained_seeds(self, trial: int, *, least: float = 0.0) -> list[int]:
         """Return the seeds of a trial that have begun, with parts up to a share of the steps of at least `least`."""
         seeds = {seed for entry in self._trained(trial) if entry.share >= least for seed in entry.seeds}

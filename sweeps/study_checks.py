@@ -178,7 +178,10 @@ def _branch_problems(study: Study) -> Iterator[str]:
         ("constraints.of", any(constraint.of is not None for constraint in study.constraints)),
     ):
         if given:
-            yield f"`{field}` must be left out with `branches`, whose table judges each point."
+            sentence = f"`{field}` must be left out with `branches`, whose table judges each point."
+            if field in ("budget", "race"):
+                sentence += " To race from one point, train dense with `checkpoint_at_steps`, and set `start=FOLDER@STEP` instead."
+            yield sentence
     if study.sampler != "grid":
         yield f"`branches` trains every setting at every point, so `sampler` must be grid, but got {study.sampler!r}."
     if study.dense is None:

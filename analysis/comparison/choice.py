@@ -33,8 +33,9 @@ def safe_set(
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
     the loss (`unit`); `within` is by default half a point or one per cent.
     `verdict` follows `raysim.analysis.comparison.rule.RULE`: "safe" if `harm_high` lies below `within`, "harmful" if `harm_low`
-    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job with at least one
-    seed of a dense run. If some runs confirm a choice, only the settings that they confirm can be safe, by those runs
+    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job that have
+    begun, those that left a race among them, without finished ones that have no seed in common with dense. If some runs confirm
+    a choice, only the settings that they confirm can be safe, by those runs
     alone. The seeds that chose can show other settings to be harmful; the error of calling a setting harmful is then halved
     between the two families. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is the number behind the verdict.
     `deviation` is the standard deviation of the differences, shrunk to that of similar settings as if it had been seen on
@@ -111,14 +112,20 @@ def _judged(
         context.margin,
         [(sample.values, sample.known_step) for sample in lenders],
     )
+    left = [Sample((math.nan,), (), 1.0, 0.0, "no finished run")] * len(context.begun - samples.keys())
+    size = len(family) + len(left)
     outcomes = judge(
-        [*family.values()], [context.margin] * len(family), alpha, alpha_above=alpha_above, priors=borrowed
+        [*family.values(), *left],
+        [context.margin] * size,
+        alpha,
+        alpha_above=alpha_above,
+        priors=[*borrowed, *[ALONE] * len(left)],
     )
-    judged = dict(zip(family, zip(outcomes, borrowed, strict=True), strict=True))
+    judged = dict(zip(family, zip(outcomes[: len(family)], borrowed, strict=True), strict=True))
     rows = {}
     for setting, sample in samples.items():
         outcome, prior = judged.get(setting, (None, ALONE))
-        rows[setting] = _outcome(sample, outcome, len(family)) | _spread(sample, prior, context.margin)
+        rows[setting] = _outcome(sample, outcome, size) | _spread(sample, prior, context.margin)
         rows[setting] |= _divergence(context.settings[setting], sample, alpha)
     return rows
 

@@ -49,6 +49,8 @@ class Context:
     quantities: Quantities = field(default_factory=lambda: Quantities())
     plans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The seeds that each study fixed before it began."""
+    begun: frozenset[Setting] = frozenset()
+    """The settings with runs that confirm no choice, finished or not, without dense: the candidates."""
 
     @cached_property
     def settings(self) -> dict[Setting, pd.DataFrame]:
@@ -62,7 +64,7 @@ class Context:
     def confirmations(self) -> Context | None:
         """The confirming runs by themselves; None if there are none."""
         rows = self.rows[self.rows["confirms"].astype(bool)]
-        return replace(self, rows=rows) if len(rows) else None
+        return replace(self, rows=rows, begun=frozenset()) if len(rows) else None
 
     @cached_property
     def choices(self) -> Context:
@@ -153,19 +155,22 @@ def contexts(
     `transport` are where step times are compared: by default those of the runs' study, see `Results.network_of`. Runs without a
     final evaluation, or without the measure, are named in the problems of `results`.
     """
-    ended = results.runs["status"].isin(FINISHED)
-    runs = results.runs[ended & ~are_probes(results.runs)]
+    begun = results.runs[~are_probes(results.runs)]
+    runs = begun[begun["status"].isin(FINISHED)]
     known = [*results.measures]
     if quality not in ("auto", *(known or MEASURES)):
         raise AnalysisError(f"`quality` must be one of auto, {', '.join(known or MEASURES)}, but got {quality!r}.")
     if runs.empty:
         return []
     keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key in runs]
-    groups = runs.groupby([runs[key].map(repr) for key in keys], sort=False) if keys else [("", runs)]
+    groups = begun.groupby([begun[key].map(repr) for key in keys], sort=False) if keys else [("", begun)]
     counts = {whole: _predictions(results, "samples" if whole else "predictions") for whole in (False, True)}
     plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
     comparable = []
-    for _, group in groups:
+    for _, candidates in groups:
+        group = candidates[candidates["status"].isin(FINISHED)]
+        if group.empty:
+            continue
         first = group.iloc[0].to_dict()
         own = measures_of(first)
         if quality != "auto" and quality not in own:
@@ -187,6 +192,7 @@ def contexts(
                     int(plain(first.get("num_replicas")) or 1),
                     _quantities(results, chosen, transport or results.transport_of(studies)),
                     plans,
+                    _begun(results, candidates),
                 )
             )
     return sorted(comparable, key=lambda context: context.label)
@@ -220,6 +226,12 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
             }
         )
     return pd.DataFrame(rows)
+
+
+def _begun(results: Results, runs: pd.DataFrame) -> frozenset[Setting]:
+    """Return the compressed settings of the runs that confirm no choice."""
+    settings = {setting_of(row) for row in runs.to_dict("records") if not is_confirmation(results.path(row["run"]))}
+    return frozenset(settings) - {Setting()}
 
 
 def _predictions(results: Results, column: str) -> dict[str, int]:

@@ -115,6 +115,11 @@ def find_parent(config: RunConfig, begun: Mapping[str, Any] | None = None) -> Pa
     if in_bucket(start.folder):
         raise ConfigError(f"`start` must name a folder of this machine, but got {start!r}: copy the run here first.")
     folder = local_path(start.folder)
+    if (folder / "config.json").is_file() and not (folder / "run.parquet").is_file():
+        raise ConfigError(
+            f"`start` must be the folder of a run, but {start.folder} holds a model of transformers, without an optimiser's state: "
+            f"leave out `start`, and give `model=hf model.path={start.folder}` to dense and all settings, which then begin there."
+        )
     try:
         row = Run(folder).row
     except RecordsError as error:

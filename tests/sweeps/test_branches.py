@@ -66,7 +66,11 @@ def test_a_sweep_of_branches(ray, tmp_path, capsys):
         ({"branches": {"at": [1.0], "steps": 2}}, "`branches.at.0` must be less than 1, but got 1.0."),
         ({"sampler": "random", "trials": 4}, "`branches` trains every setting at every point, so `sampler` must be grid"),
         ({"confirm": 3}, "`confirm` must be left out with `branches`, whose table judges each point."),
-        ({"race": True}, "`race` must be left out with `branches`, whose table judges each point."),
+        (
+            {"race": True},
+            "`race` must be left out with `branches`, whose table judges each point. To race from one point, train dense with "
+            "`checkpoint_at_steps`, and set `start=FOLDER@STEP` instead.",
+        ),
         ({"base": {**BASE, "steps": 10, "start": "x@1"}}, "`branches` makes the run from which trials start: leave out `start`"),
         ({"base": {**{k: v for k, v in BASE.items() if k != "steps"}, "epochs": 3}}, "`branches` needs `steps` in the base"),
         ({"baselines": []}, "`branches` needs a baseline without compression among `baselines`, but there is none."),

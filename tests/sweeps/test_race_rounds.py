@@ -17,6 +17,7 @@ from raysim.config import ConfigError
 from raysim.quality import MEASURES
 from raysim.records import Run
 from raysim.sweeps.budget import Budget, Spending
+from raysim.sweeps.budget_lines import spent_lines
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.race_rounds import RaceRounds
 from raysim.sweeps.race_search import RaceSearch
@@ -73,6 +74,33 @@ def test_a_race_separates_the_harmful_from_the_harmless(tmp_path):
     dense = frame[(frame["trial"] == DENSE) & (frame["decision"] == "train")]
     assert sorted(seed for seeds in dense["seeds"] for seed in seeds) == SEEDS
     assert (dense["share"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("third", "harm", "end"),
+    [
+        (1.015, "+0.53", "not even 21 would be likely to decide."),
+        (1.008, "+0.3", "13 would decide in four of five cases, for 20 min more."),
+    ],
+)
+def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide(tmp_path, third, harm, end):
+    """Two seeds of trial 1 look harmless and the third does not. No trial is left out of the counts."""
+
+    def run_of(trial, seed):
+        run = made_run(trial, seed)
+        seconds = {"seconds": 60.0}
+        if trial == 1:
+            seconds["final_loss_on"] = made_run(DENSE, seed).row["final_loss_on"] * {3: 1.0, 4: 1.001, 5: third}[seed]
+        return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | seconds)
+
+    rounds = play(made_rounds(tmp_path, run_of))
+    spending = Spending(Budget.parse("1h"), jobs=1, gpus=0)
+    lines = spent_lines(spending, rounds, dict.fromkeys(range(5), "TopK(0.1)"))
+    assert len(rounds.left) + len(rounds.safe) + len(rounds.undecided) + len(rounds.running) == len(HARM)
+    assert len(lines) == 1 + len(rounds.running) + len(rounds.undecided)
+    assert rounds.undecided == [1]
+    assert lines[1] == f"Undecided: trial 1, TopK(0.1): harm {harm} % of loss on 3 seeds; {end}"
+    assert "Undecided on all seeds: 1 setting. Open: 0 settings." in lines[0]
 
 
 def test_a_race_that_is_killed_anywhere_goes_on_to_the_same_decisions(tmp_path):

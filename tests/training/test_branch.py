@@ -250,3 +250,11 @@ def test_a_branch_outlives_its_parent_once_it_has_a_checkpoint(small, tmp_path):
     events.close()
     begun.folder.rename(tmp_path / "gone")  # type: ignore[union-attr]
     same_records(train(config, engine="inline", out=tmp_path / "broken", resume=True), whole)
+
+
+def test_a_folder_of_transformers_is_refused_with_the_keys_that_take_it(small, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError) as refused:
+        train(small(start=str(tmp_path)), engine="inline", out=tmp_path / "branch")
+    assert f"give `model=hf model.path={tmp_path}` to dense and all settings" in str(refused.value)
+    assert not (tmp_path / "branch").exists()
