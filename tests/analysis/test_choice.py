@@ -25,6 +25,8 @@ from raysim.analysis import (
 )
 from raysim.analysis.comparison.choice import is_promising
 from raysim.analysis.comparison.contexts import contexts
+from raysim.analysis.comparison.race import Evidence, Race
+from raysim.analysis.comparison.rule import judge, sample
 from raysim.analysis.data.settings import Setting
 from raysim.config import make_config
 from raysim.network.presets import parse_network
@@ -275,3 +277,25 @@ def test_baselines_and_shared_results_are_no_trials_of_the_study():
     with pytest.raises(AnalysisError) as error:
         importance(frame, ["mood"])
     assert str(error.value).startswith("There is no column 'mood'. Known: param.a,")
+
+
+def test_settings_that_left_a_race_count_in_the_family_of_the_report(tmp_path):
+    """The bounds are those of the race that judged the same harms: its family has all settings that began."""
+    for place, (forward, mean) in enumerate({"Identity": 0.9, "TopK(0.5)": 0.899}.items()):
+        for seed in range(5):
+            finals = {"accuracy_on": mean + 0.001 * ((seed * 7 + place * 3) % 5), "loss_on": 0.6}
+            write_run(tmp_path / f"{place}-s{seed}", seed=seed, forward=forward, finals=finals)
+    alone = safe_set(load(tmp_path)).iloc[0]
+    for number in range(6):
+        write_run(tmp_path / f"left-{number}", status="interrupted", forward=f"TopK(0.0{number + 1})")
+    results = load(tmp_path)
+    (row,) = safe_set(results).to_dict("records")
+    assert row["family"] == 7
+    (context,) = contexts(results)
+    (setting,) = set(context.settings) - {Setting()}
+    harms = tuple(context.harms(setting).values())
+    race = Race(5, context.margin, 7, step=context.step)
+    assert (race.safe({"only": Evidence(1.0, final=harms)}) == ["only"]) is (row["verdict"] == "safe")
+    samples = [sample(dict(enumerate(harms)), step=context.step), *[sample({})] * 6]
+    assert row["harm_high"] == pytest.approx(judge(samples, [context.margin] * 7)[0].bounds.high)
+    assert row["harm_high"] > alone["harm_high"]

@@ -10,10 +10,8 @@ from records_made import write_run
 from scipy import stats
 
 from raysim.analysis import findings, load, safe_set
-from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.looks import LOOKS, MOST_SEEDS, PLANNED, look_at, looks_after, planned_share
 from raysim.analysis.comparison.moderation import priors
-from raysim.analysis.comparison.race import Evidence, Race
 from raysim.analysis.comparison.rule import RULE, at_chance, judge, sample
 from raysim.analysis.comparison.statistics import (
     bounds,
@@ -23,7 +21,6 @@ from raysim.analysis.comparison.statistics import (
     seeds_to_decide,
     studentise,
 )
-from raysim.analysis.data.settings import Setting
 
 MARGIN = 0.5
 ALPHA = 0.05
@@ -345,22 +342,3 @@ def test_a_choice_and_its_confirmation_call_no_more_settings_harmful_than_stated
             found = judge(drawn, [MARGIN] * len(drawn), ALPHA, alpha_above=ALPHA / 2)
             hits += any(one.where == "above" for one in found)
     assert hits / tries < ALPHA * PLANNED + 3 * sigma(ALPHA * PLANNED, tries)
-
-
-def test_settings_that_left_a_race_count_in_the_family_of_the_report(tmp_path):
-    """The bounds are those of the race that judged the same harms: its family has all settings that began."""
-    write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.899})
-    alone = safe_set(load(tmp_path)).iloc[0]
-    for number in range(6):
-        write_run(tmp_path / f"left-{number}", status="interrupted", forward=f"TopK(0.0{number + 1})")
-    results = load(tmp_path)
-    (row,) = safe_set(results).to_dict("records")
-    assert row["family"] == 7
-    (context,) = contexts(results)
-    (setting,) = set(context.settings) - {Setting()}
-    harms = tuple(context.harms(setting).values())
-    race = Race(5, context.margin, 7, step=context.step)
-    assert (race.safe({"only": Evidence(1.0, final=harms)}) == ["only"]) is (row["verdict"] == "safe")
-    samples = [sample(dict(enumerate(harms)), step=context.step), *[sample({})] * 6]
-    assert row["harm_high"] == pytest.approx(judge(samples, [context.margin] * 7)[0].bounds.high)
-    assert row["harm_high"] > alone["harm_high"]
