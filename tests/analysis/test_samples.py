@@ -14,8 +14,13 @@ from raysim.records import Recorder
 
 JOBS = {
     "classes": SMALL,
-    "top five": SMALL | {"metrics": "top5_accuracy,accuracy"},
-    "three of them in a batch": SMALL | {"batch_size": 96},
+    "top five": SMALL | {"metrics": ["top5_accuracy", "accuracy"]},
+    "a short last batch": SMALL | {"batch_size": 12},
+    "tokens": SMALL
+    | {
+        "model": {"name": "gpt", "width": 16, "num_heads": 2, "num_blocks": 3},
+        "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 20},
+    },
 }
 
 
@@ -24,7 +29,8 @@ def test_scores_add_up_to_the_recorded_evaluation(tmp_path, job):
     run = train(make_config(job | {"steps": 4, "forward": "TopK(0.3)"}), engine="inline", out=tmp_path / "run")
     scores, evals = run.samples, run.evals
     final = evals[(evals["mode"] == "on") & (evals["step"] == evals["step"].max())].iloc[0]
-    assert len(scores) == final["predictions"]
+    assert len(scores) == 20
+    assert scores["predictions"].sum() == final["predictions"]
     assert scores["sample"].tolist() == list(range(len(scores)))
     assert set(scores["step"]) == {final["step"]}
     assert np.average(scores["loss"].astype(float), weights=scores["predictions"]) == pytest.approx(
