@@ -181,39 +181,15 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return tuple(build(element) for element in elements)
             case ast.Name(id=name):
-                return construct(name, [], {})
+                return _construct(written.get(name, name), [], {}, text, names, kind)
             case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
                 if any(isinstance(argument, ast.Starred) for argument in positional):
                     raise ValueError(f"{text!r} is no {kind}: `*` has no place in it.")
                 named = {keyword.arg: build(keyword.value) for keyword in keywords if keyword.arg}
                 if len(named) != len(keywords):
                     raise ValueError(f"{text!r} is no {kind}: `**` or an argument given twice has no place in it.")
-                return construct(name, [build(argument) for argument in positional], named)
+                return _construct(written.get(name, name), list(map(build, positional)), named, text, names, kind)
         raise ValueError(f"{text!r} is no {kind}: `{ast.get_source_segment(source, node)}` has no place in it.")
-
-    def construct(name: str, positional: list[Any], named: dict[str, Any]) -> T:
-        name = written.get(name, name)
-        path = name if ":" in name else plugins.entry_points().get(name)
-        if name not in names and path is None:
-            if name in plugins.CONTRIB:
-                raise ValueError(
-                    f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
-                    "`pip install ./contrib`."
-                )
-            near = suggestion(name, [*names, *plugins.entry_points()])
-            raise ValueError(f"Unknown {kind} `{name}` in {text!r}.{near or known_words(name, sorted(names))}")
-        cls = names[name] if name in names else _own_class(str(path), names, kind)
-        signature = inspect.signature(cls)
-        try:
-            signature.bind(*positional, **named)
-        except TypeError as error:
-            bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-            takes = str(inspect.Signature(bare)) if bare else "no arguments"
-            raise ValueError(f"`{name}` in {text!r} takes {takes}: {error}.") from None
-        try:
-            return cls(*positional, **named)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{str(error).rstrip('.')} (in {text!r}).") from None
 
     try:
         result: T = build(tree)
@@ -222,6 +198,33 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     if not isinstance(result, (*names.values(), *_bases(names))):
         raise ValueError(f"{text!r} is no {kind}: expected one of {', '.join(sorted(names))}.")
     return result
+
+
+def _construct(
+    name: str, positional: list[Any], named: dict[str, Any], text: str, names: Mapping[str, type[T]], kind: str
+) -> T:
+    """Return the object of a class by its name and arguments; raises ValueError, with the `text` that they are written in."""
+    path = name if ":" in name else plugins.entry_points().get(name)
+    if name not in names and path is None:
+        if name in plugins.CONTRIB:
+            raise ValueError(
+                f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
+                "`pip install ./contrib`."
+            )
+        near = suggestion(name, [*names, *plugins.entry_points()])
+        raise ValueError(f"Unknown {kind} `{name}` in {text!r}.{near or known_words(name, sorted(names))}")
+    cls = names[name] if name in names else _own_class(str(path), names, kind)
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        takes = str(inspect.Signature(bare)) if bare else "no arguments"
+        raise ValueError(f"`{name}` in {text!r} takes {takes}: {error}.") from None
+    try:
+        return cls(*positional, **named)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{str(error).rstrip('.')} (in {text!r}).") from None
 
 
 _QUOTED_OR_PATH = re.compile(rf"""'[^']*'|"[^"]*"|(?<![\w.]){plugins.PATH.pattern}""")

@@ -43,25 +43,12 @@ class Worker:
         data: Data | None,
         device: str = "cpu",
     ) -> None:
-        config = plan.config
         self.plan = plan
-        self.timeout_s = config.timeout_s
+        self.timeout_s = plan.config.timeout_s
         self.index = index
         self.replica, place = divmod(index, len(plan.rows))
         self.device = torch.device(device)
-        self.stages = {
-            s: Stage(
-                module,
-                config,
-                self.device,
-                first=s == 0,
-                last=s == plan.num_stages - 1,
-                loss=plan.task.loss,
-                elementwise=plan.elementwise[s],
-                delays=plan.weight_delays[s],
-            )
-            for s, module in modules.items()
-        }
+        self.stages = {stage: self._stage(stage, module) for stage, module in modules.items()}
         self._sensitivities = {
             s - 1: Sensitivity(stage.module)
             for s, stage in self.stages.items()
@@ -96,6 +83,19 @@ class Worker:
             torch.cuda.reset_peak_memory_stats(self.device)  # of the warming, or of an earlier worker of this process
         self.inference = Inference(plan, self.replica, self.stages, self.boundaries, data, self.device)
         self._begin(0)
+
+    def _stage(self, index: int, module: nn.Module) -> Stage:
+        plan = self.plan
+        return Stage(
+            module,
+            plan.config,
+            self.device,
+            first=index == 0,
+            last=index == plan.num_stages - 1,
+            loss=plan.task.loss,
+            elementwise=plan.elementwise[index],
+            delays=plan.weight_delays[index],
+        )
 
     def _begin(self, step: int) -> None:
         self.step = step

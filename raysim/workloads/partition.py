@@ -118,11 +118,7 @@ def partition(
     check_loss(loss, shadow.layers[-1].name, shadow.layers[-1].output.shape, shape)
     if bottleneck is not None:
         layers = [shadow.layers[end - 1] for end in ends[:-1]]
-        several = next((layer.name for layer in layers if layer.output.several), None)
-        if several is not None:
-            raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
-        crossing = [(layer.name, layer.output.shape) for layer in layers]
-        widened, cuts = with_bottleneck(model, crossing, bottleneck, seed, bottleneck_form)
+        widened, cuts = _widened(model, layers, bottleneck, seed, bottleneck_form)
         return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
     spans = tuple(pairwise([0, *ends]))
     parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
@@ -136,6 +132,16 @@ def partition(
         shadow=shadow,
         spans=spans,
     )
+
+
+def _widened(
+    model: nn.Sequential, layers: list[LayerCost], bottleneck: int | Sequence[int], seed: int, form: str
+) -> tuple[nn.Sequential, list[str]]:
+    """Return `model` with a bottleneck after each of `layers`, and its cuts; raises ValueError if several tensors cross."""
+    several = next((layer.name for layer in layers if layer.output.several), None)
+    if several is not None:
+        raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
+    return with_bottleneck(model, [(layer.name, layer.output.shape) for layer in layers], bottleneck, seed, form)
 
 
 def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
