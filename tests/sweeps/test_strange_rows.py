@@ -10,19 +10,7 @@ from raysim.sweeps.race_file import COLUMNS, Entry, read_entries, write_entries
 from raysim.sweeps.trial_rows import Rows, TrialRow
 
 CHANGES = [*VALUES, GONE, *(f"{change} in one row" for change in OF_ONE_ROW)]
-NAMES = (
-    "run",
-    "study",
-    "trial",
-    "name",
-    "status",
-    "same_as",
-    "seeds",
-    "started_at",
-    "seconds",
-    "runs",
-    "param.forward",
-)
+NAMES = ("study", "trial", "name", "status", "same_as", "seeds", "started_at", "seconds", "runs", "param.forward")
 
 
 def refused(read):
