@@ -16,6 +16,7 @@ SHARES = {"held": 400, "held_twice": 4000, "failed": 100, "power": 60}  # of how
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_nothing_is_lost_in_a_few_orders(tmp_path):
     verdicts = answers(FEW, tmp_path)
     assert harms(FEW, verdicts) == []
