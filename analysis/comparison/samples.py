@@ -90,7 +90,7 @@ def _pairs(
     for seed in runs.index.intersection(dense.index):
         names: list[str] = [str(each.loc[seed, "run"]) for each in (runs, dense)]
         pair = [scores[name] for name in names if name in scores]
-        if len(pair) == 2 and np.array_equal(*(each["predictions"] for each in pair)):
+        if len(pair) == 2 and np.array_equal(pair[0]["predictions"], pair[1]["predictions"]):
             pairs.append((pair[0], pair[1]))
     sizes = [len(worse) for worse, _ in pairs]
     return [pair for pair in pairs if len(pair[0]) == max(sizes)]

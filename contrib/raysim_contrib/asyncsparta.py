@@ -127,7 +127,9 @@ class AsyncSPARTA(ReplicaMethod):
         places = {n: self.positions(n, x.numel(), exchange, context, x.device) for n, x in now.items()}
         sizes = [len(positions) for positions in places.values()]
         decay, corrected = self.decay_of(context.step), []
-        for (name, x), then, average in zip(now.items(), own.split(sizes), mean.split(sizes), strict=True):
+        for (name, x), then, average in zip(
+            now.items(), torch.split(own, sizes), torch.split(mean, sizes), strict=True
+        ):
             positions = places[name]
             progress = x.reshape(-1)[positions] - then
             held = memory.get(f"progress/{name}")
@@ -143,7 +145,7 @@ class AsyncSPARTA(ReplicaMethod):
 
 def _placed(tensors: Gradients, positions: Mapping[str, Tensor], values: Tensor) -> Gradients:
     """Return tensors with flat values at positions."""
-    parts = values.split([len(one) for one in positions.values()])
+    parts = torch.split(values, [len(one) for one in positions.values()])
     placed = {}
     for (name, x), part in zip(tensors.items(), parts, strict=True):
         placed[name] = x.reshape(-1).clone().index_copy_(0, positions[name], part).view_as(x)

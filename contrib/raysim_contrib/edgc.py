@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,7 +79,7 @@ class EDGC(Layered):
         rank, event, step = int(state[0]), None, context.step - self.warmup
         if step % self.every == 0:
             values = torch.cat([x.reshape(-1) for x in averaged.gradients.values()])
-            count_work(values.nbytes * self.sample)
+            count_work(math.ceil(values.nbytes * self.sample))
             state[1:3] = state[1] + entropy(values, self.bins, self.sample), state[2] + 1
         if (step + 1) % self.window == 0:
             means = [*state[3:], state[1] / max(state[2], 1.0)]

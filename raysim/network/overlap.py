@@ -95,7 +95,12 @@ def without_exchange(profile: Profile) -> Profile:
 
 
 def hidden(
-    step_s: Seconds, quiet_s: Seconds, codec_s: Seconds, num_steps: int, busy_s: Seconds = 0.0, interval: float = 1.0
+    step_s: Seconds,
+    quiet_s: Seconds,
+    codec_s: Seconds,
+    num_steps: int,
+    busy_s: Seconds | float = 0.0,
+    interval: float = 1.0,
 ) -> Seconds:
     """Return the seconds of a step whose exchange goes on under the next `num_steps` steps, as far as they last.
 

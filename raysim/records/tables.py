@@ -59,7 +59,7 @@ def table_files(folder: Place, table: str) -> list[Place]:
 def part_files(folder: Place, table: str) -> list[Place]:
     """Return the parts of a table, in order."""
     try:
-        parts = list((folder / "parts").glob(f"{table}-*.parquet"))
+        parts: list[Place] = list((folder / "parts").glob(f"{table}-*.parquet"))
     except FileNotFoundError:  # the run has just merged them, and removed their folder
         return []
     return sorted(parts, key=lambda path: (len(path.name), path.name))

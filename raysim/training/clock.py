@@ -53,13 +53,14 @@ class Clock:
 
         The simulation takes the packets of a link within a step to be equal, and the speed of codecs to be `codec_speed`.
         """
-        if self.network is None:
+        network = self.network
+        if network is None:
             return seconds
         profile = self.profile(reports)
-        quiet, instant = without_exchange(profile), self.network.without_latency
+        quiet, instant = without_exchange(profile), network.without_latency
         return overlapped(
             lambda exchanging, latent: self._simulated_s(
-                self.network if latent else instant, profile if exchanging else quiet
+                network if latent else instant, profile if exchanging else quiet
             ),
             float(profile.method_s.max()),
             self.plan.exchange_delay,

@@ -90,11 +90,8 @@ class Task:
             return None
         counted = (targets != IGNORED) if isinstance(self.loss, CrossEntropy) else torch.ones_like(targets)
         right = ((outputs.argmax(dim=-1) == targets) & counted) if isinstance(self.loss, CrossEntropy) else None
-        counts, hits = (
-            None if part is None else part.reshape(len(targets), -1).sum(1).cpu().numpy().astype(np.int32)
-            for part in (counted, right)
-        )
-        return SampleScores(losses.float().cpu().numpy(), counts, hits)
+        hits = None if right is None else _by_sample(right)
+        return SampleScores(losses.float().cpu().numpy(), _by_sample(counted), hits)
 
     def results(self, sums: Sequence[float]) -> dict[str, float]:
         """Return the figures of an evaluation by name, from the sums over its batches, and the number of `predictions`."""
@@ -260,3 +257,8 @@ def _targets(split: Split) -> Iterator[np.ndarray]:
     size = max(1, _AT_ONCE // each)
     for start in range(0, len(split), size):
         yield split.targets(np.arange(start, min(start + size, len(split)), dtype=np.int64)).numpy()
+
+
+def _by_sample(predictions: Tensor) -> NDArray[np.int32]:
+    """Return the number of true predictions of each sample."""
+    return predictions.reshape(len(predictions), -1).sum(1).cpu().numpy().astype(np.int32)

@@ -369,7 +369,13 @@ def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_
 def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = RecipeModel(read_config("topics-gpt"))
-    fields = {"schedule": "1F1B", "batch": None, "microbatch": None, "transport": "nccl", "recompute": False}
+    fields: dict[str, Any] = {
+        "schedule": "1F1B",
+        "batch": None,
+        "microbatch": None,
+        "transport": "nccl",
+        "recompute": False,
+    }
     prices = []
     for efficiency in (0.4, 0.2):
         own = make_job(model, Fleet.parse("4xT4"), efficiency=efficiency, **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from codec_variants import normal
+from raysim_contrib.asyncsparta import AsyncSPARTA
 from raysim_contrib.dilocox import CodedFactors, effective_rank
 from replica_variants import (
     SHAPES,
@@ -14,7 +15,7 @@ from replica_variants import (
     same_tensors,
 )
 
-from raysim.replication import parse_replica_method
+from raysim.codecs import Quantize
 
 STEPS = 8
 MATRIX = {"weight": (40, 60)}
@@ -43,7 +44,7 @@ def test_a_delayed_outer_step_is_that_of_the_changes_of_the_exchange_before() ->
             assert float(team.parameters[0]["w"]) == pytest.approx(w, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", [CodedFactors(3, parse_replica_method("Quantize(4)").compressor.codec, 0)], ids=repr)
+@pytest.mark.parametrize("method", [CodedFactors(3, Quantize(4), 0)], ids=repr)
 def test_coded_factors_telescope(method) -> None:
     team = Team(method, 3)
     for step in range(STEPS):
@@ -91,16 +92,17 @@ def test_halos_is_its_formula_with_sites_that_merge_late() -> None:
     )
     sites = [team.parameters[0]["weight"].double().clone() for _ in range(2)]
     server, merged = sites[0].clone(), [x.clone() for x in sites]
-    speeds, speed, waiting = [0.0, 0.0], 0.0, server
+    zero = torch.zeros_like(server)
+    speeds, speed, waiting = [zero, zero], zero, server
     for exchange in range(1, 7):
         given = [gradients(replica, exchange, MATRIX) for replica in range(4)]
         team.step(exchange - 1, given)
         for site in range(2):
-            mean = 0.125 * sum(given[2 * site + i]["weight"].double() for i in range(2)) / 2
+            mean = 0.125 * (given[2 * site]["weight"].double() + given[2 * site + 1]["weight"].double()) / 2
             speeds[site] = 0.5 * speeds[site] + 0.6 * mean
             sites[site] = sites[site] - 0.5 * speeds[site] - 0.6 * mean
         if exchange % 2:
-            mean = sum(merged[site] - sites[site] for site in range(2)) / 2
+            mean = (merged[0] - sites[0] + merged[1] - sites[1]) / 2
             speed = 0.3 * speed + 0.4 * mean
             server = server - 0.3 * speed - 0.4 * mean
             waiting = server
@@ -140,7 +142,7 @@ def test_sparse_averages_without_delay_visit_every_position() -> None:
             given = [gradients(replica, step, MATRIX) for replica in range(3)]
             stepped = [own["weight"] - 0.125 * g["weight"] for own, g in zip(team.parameters, given, strict=True)]
             team.step(step, given)
-            mean = sum(stepped) / 3
+            mean = torch.stack(stepped).mean(dim=0)
             same = (team.parameters[0]["weight"] == team.parameters[1]["weight"]).view(-1)
             assert int(same.sum()) == 600
             visited += same
@@ -181,7 +183,7 @@ def test_a_late_average_is_corrected_by_the_moving_mean_of_the_own_progress() ->
 
 
 def test_the_decay_rises_by_half_a_cosine() -> None:
-    method = parse_replica_method("AsyncSPARTA(rise=100, until=301)")
+    method = AsyncSPARTA(rise=100, until=301)
     assert [round(method.decay_of(step), 4) for step in (0, 99, 100, 200, 300, 400)] == [
         0.5,
         0.5,

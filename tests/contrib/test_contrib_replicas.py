@@ -89,7 +89,7 @@ def test_an_option_is_varied_and_has_an_effect(cls, field) -> None:
     for method in methods:
         for value in sorted(values - {getattr(method, field)}, key=repr):
             try:
-                changed = dataclasses.replace(method, **{field: value})
+                changed = dataclasses.replace(method, **{field: value})  # type: ignore[type-var]
             except ValueError:
                 continue
             if any(a != b for a, b in zip(outcomes(method), outcomes(changed), strict=True)):

@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 ROOT = 0
 DATABASE = "optuna.db"  # sqlite syncs its files itself, unseen; every state of it is tried as if it were safe
@@ -45,7 +45,7 @@ class DiskLog:
         self._safe_names: dict[Name, int] = {}
         self._safe: dict[int, str] = {}
         self._pending: list[tuple[str, Change]] = []
-        self._began, self._synced = "the start", None
+        self._began, self._synced = "the start", cast("int | None", None)
         self.held: dict[str, Held] = {}
         self._scan()  # what is there is safe
         self._safe_names = dict(self._names)

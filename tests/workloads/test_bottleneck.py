@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_staged_gradients_are_those_of_the_whole_and_counts_add_up(name):
 def test_other_forms_have_the_gradients_of_the_whole_and_their_own_paths(name, form):
     model, shape, x, targets = example(name)
     parts = partition(model, shape, num_stages=3, batch=BATCH, bottleneck=CODE, bottleneck_form=form, seed=5)
-    layers = [layer for stage in parts.stages for layer in named_layers(stage).values()]
+    layers: list[Any] = [layer for stage in parts.stages for layer in named_layers(stage).values()]
     for encoder, decoder in pairwise(layers):
         if (type(encoder).__name__, type(decoder).__name__) not in {("Residual", "Residual"), ("Encoder", "Decoder")}:
             continue
