@@ -1,56 +1,60 @@
 # Two commands: `make demo` sweeps compression settings and says which one to use; `make test` checks everything.
 # They need Python 3.11 or newer and make; packages go into .venv, at the versions of constraints.txt.
 
+# `make test PYTHON=python3.13 CONSTRAINTS=constraints-oldest.txt` uses another interpreter, and other versions in an environment of their own.
 PYTHON ?= python3
-BIN := .venv/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+VENV ?= .venv$(patsubst constraints%,%,$(basename $(CONSTRAINTS)))
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS)
 
 export RAY_USAGE_STATS_ENABLED := 0
 
 .PHONY: demo test test-slow test-cluster campaign test-gpu lint types dist image docs notation findings golden picture clean
 
-demo: .venv/installed
+demo: $(VENV)/installed
 	rm -rf results/demo results/demo-dense
 	$(BIN)/raysim train digits-cnn steps=150 num_microbatches=2 checkpoint_at_steps=[100] --engine inline --out results/demo-dense
 	$(BIN)/raysim sweep quickstart steps=50 start=results/demo-dense@100 --seeds 16 --race --out results/demo
 	$(BIN)/raysim report results/demo --network 100mbps
 
-test: lint types
+# Types are checked by the newest versions' stubs alone.
+test: lint $(if $(filter constraints.txt,$(CONSTRAINTS)),types)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
-test-slow: .venv/installed-dev
+test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow
 
-test-cluster: .venv/installed-dev
+test-cluster: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -s tests/sweeps/test_real_cluster.py
 
 SHARE ?= 1
-campaign: .venv/installed-dev
+campaign: $(VENV)/installed-dev
 	$(BIN)/python tests/campaign --share $(SHARE) --record build/campaign.jsonl
 
-test-gpu: .venv/installed-dev
+test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu
 	$(BIN)/python -m pytest tests/codecs/test_gpu_kernels.py
 	$(BIN)/raysim bench codecs --device cuda --size 8388608
 	$(BIN)/raysim bench pipeline --device cuda
 
-lint: .venv/installed-dev
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/installed-dev
+types: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
 
 # The distributions, from an archive of each, checked, and raysim tried in an environment that has nothing else.
-dist: .venv/installed
+dist: $(VENV)/installed
 	$(PIP) -e '.[release]'
 	rm -rf dist build/empty
 	for folder in . contrib benchmarks; do $(BIN)/python -m build --outdir dist $$folder || exit 1; done
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 	$(PYTHON) -m venv build/empty
-	build/empty/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/empty/bin/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS) dist/*.whl
 	cd build && empty/bin/raysim train digits-cnn steps=20 forward='TopK(0.1)' --engine inline --out empty/run && empty/bin/raysim replay empty/run --network 100mbps
 
 # A container image with Ray and raysim, from the wheel of `make dist`; `make image EXTRAS=hub` with transformers and datasets.
@@ -59,36 +63,36 @@ image:
 	cp docker/* constraints.txt dist/raysim-*.whl build/image/
 	docker build --build-arg EXTRAS=$(EXTRAS) --tag raysim build/image
 
-docs: .venv/installed-docs
+docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-picture: .venv/installed-dev
+picture: $(VENV)/installed-dev
 	$(BIN)/raysim report results/demo -o build/report.html --network 20mbps --network 100mbps --network 500mbps --network 1gbps+20ms --only
 	$(BIN)/python docs/make_picture.py build/report.html
 
-golden: .venv/installed-dev
+golden: $(VENV)/installed-dev
 	PYTHONPATH=tests/support $(BIN)/python tests/codecs/test_laws.py
 
-findings: .venv/installed
+findings: $(VENV)/installed
 	RAYSIM_CACHE=build/cache $(BIN)/python docs/make_findings.py
 	RAYSIM_CACHE=build/cache $(BIN)/python docs/draw_frontier.py
 
-notation: .venv/installed-dev
+notation: $(VENV)/installed-dev
 	$(BIN)/python docs/generate_notation.py
 
-.venv/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
 	touch $@
 
-.venv/installed-dev: .venv/installed contrib/pyproject.toml benchmarks/pyproject.toml
+$(VENV)/installed-dev: $(VENV)/installed contrib/pyproject.toml benchmarks/pyproject.toml
 	$(PIP) -e '.[dev,hub]' -e ./contrib -e ./benchmarks
 	touch $@
 
-.venv/installed-docs: .venv/installed
+$(VENV)/installed-docs: $(VENV)/installed
 	$(PIP) -e '.[docs]'
 	touch $@
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-oldest build dist

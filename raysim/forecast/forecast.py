@@ -34,6 +34,7 @@ from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
+from raysim.workloads.cuts import CutChoice
 from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import DataShape
 
@@ -60,6 +61,7 @@ class Forecast:
     """The kinds of ends of a step, by the exchange of replicas in it; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
     """Further steps that an exchange of replicas may take before a step waits for it."""
+    cut_choices: tuple[CutChoice, ...]
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
     tied: tuple[tuple[tuple[int, ...], int], ...]
@@ -246,6 +248,7 @@ def _forecast(
         averages=tuple(averages),
         endings=endings,
         exchange_delay=exchange_delay(config),
+        cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
         tied=tied,
         notes=tuple(notes),

@@ -24,6 +24,7 @@ from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import BoundaryTensors
 from raysim.weights import Delays
+from raysim.workloads.cuts import CutChoice
 from raysim.workloads.data import batch_ids
 from raysim.workloads.partition import Partition
 from raysim.workloads.task import Task
@@ -58,6 +59,7 @@ class Plan:
     num_samples: int
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
+    cut_choices: tuple[CutChoice, ...]
     boundaries: tuple[BoundaryTensors, ...]  # the tensors that cross each with a microbatch
     tied: TiedOwners  # the parameters that several stages own
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for

@@ -96,6 +96,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
         num_samples=len(data.train),
         num_test_samples=config.evaluate_samples or len(data.test),
         cuts=parts.cuts,
+        cut_choices=parts.cut_choices,
         boundaries=parts.boundaries,
         tied=tied_owners(parts),
         elementwise=find_elementwise(parts.stages, tied_owners(parts)),

@@ -13,6 +13,7 @@ from raysim.network.topology import Network
 from raysim.network.wire_use import busiest_share, summary
 from raysim.show.terminal import both_ends, by_name, console, critical_words, show_notes, show_workers, write_line
 from raysim.units import format_bytes, format_seconds, three_digits
+from raysim.workloads.cuts import cut_lines
 
 if TYPE_CHECKING:
     from raysim.advice.timings import TimedStep
@@ -32,10 +33,13 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     out.print(
         f"{config.name}: {plan.schedule!r}, {stages} on {workers}{replicas}, "
         f"{config.num_microbatches} microbatches of {config.microbatch_size} samples; "
-        f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step\n",
+        f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step",
         highlight=False,
         soft_wrap=True,
     )
+    for line in cut_lines(plan.cut_choices):
+        write_line(out, line)
+    write_line(out, "")
     _show_memory(out, plan)
     _show_links(out, plan)
     out.print(_steps_table(plan, timelines))
@@ -304,6 +308,10 @@ def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, A
         "num_stages": plan.num_stages,
         "num_microbatches": plan.config.num_microbatches,
         "num_replicas": plan.num_replicas,
+        "cuts": [
+            {**choice.cut._asdict(), "other": choice.other._asdict() if choice.other else None}
+            for choice in plan.cut_choices
+        ],
         "flops_forward": list(plan.flops_forward),
         "memories": memories,
         "worker_bytes": plan.worker_bytes(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,11 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
     if adapted is None:
         model.save_pretrained(folder)
     elif adapter:
-        adapted.save_pretrained(folder)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Could not find a config file in  -"
+            )  # peft < 0.21: of models without a folder
+            adapted.save_pretrained(folder)
     else:
         adapted.merge_and_unload().save_pretrained(folder)
 

@@ -11,6 +11,7 @@ from raysim.config.boundaries import ByReplica
 from raysim.config.keys import model_title
 from raysim.training.events import to_stderr
 from raysim.units import format_bytes
+from raysim.workloads.cuts import cut_lines
 
 if TYPE_CHECKING:
     from raysim.training.events import Event
@@ -48,6 +49,7 @@ def header(training: Training) -> list[str]:
     return [
         f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
+        *cut_lines(plan.cut_choices),
         f"Training: {plan.num_steps:,} steps of {config.batch_size} samples{_origin(training)}, {epochs:.3g} epochs of "
         f"{config.data.name} ({plan.num_samples:,} samples), {training.engine.kind} engine",
         f"Evaluation: {plan.num_test_samples:,} test samples, {when}, with compression {_modes(training)}{part}",

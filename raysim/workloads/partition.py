@@ -1,16 +1,16 @@
 """A model cut into stages: at named layers, or so that the largest stage computes as little as possible.
 
-Chooses the cuts, inserts learned bottlenecks at them, and counts the costs of each stage; `raysim.pipeline` runs the stages.
+`raysim.workloads.cuts` chooses the cuts. Inserts learned bottlenecks at them, and counts the costs of each stage;
+`raysim.pipeline` runs the stages.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import add
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from raysim.notation import check_integer
 from raysim.values import BoundaryTensors
 from raysim.workloads.bottleneck import with_bottleneck
+from raysim.workloads.cuts import CutChoice, balance, cheapest, choices
 from raysim.workloads.footprint import Footprint
 from raysim.workloads.losses import Loss, check_loss, make_loss
 from raysim.workloads.model_depths import check_num_stages
@@ -43,6 +44,8 @@ class Partition:
     """The model's layers under their names; each stage owns its parameters."""
     cuts: tuple[str, ...]
     """The names of the last layers of all stages but the last."""
+    cut_choices: tuple[CutChoice, ...]
+    """For each cut, its bytes; beside an automatic one the cut by work alone, beside a given one a cheaper cut, if they differ."""
     boundaries: tuple[BoundaryTensors, ...]
     """For each cut, the tensors that cross it with one microbatch."""
     num_parameters: tuple[int, ...]
@@ -86,7 +89,8 @@ def partition(
     """Return `model` cut after the layers named in `cuts`, or into `num_stages` with the largest stage as small as possible.
 
     The size of a stage is its number of forward operations; for equal sizes, the bytes of the layers' outputs decide.
-    `balance` defines the choice among equally good cuts. `batch` is the number of samples in a microbatch. `loss`
+    `balance` defines the choice among equally good cuts. Each cut then moves to where fewer bytes cross, if the stages
+    compute about as much: see `cheapest`. `batch` is the number of samples in a microbatch. `loss`
     defaults to the loss for the kind of targets. Nothing is computed. With `bottleneck` the stages at a cut get one
     more layer each, drawn from `seed`: see `with_bottleneck`. Raises ValueError naming the field, or the layer that is
     unfit.
@@ -113,18 +117,21 @@ def partition(
     loss = loss if loss is not None else make_loss(None, {}, shape)
     shadow = Shadow(model, shape, batch, loss)
     if num_stages is not None:
-        ends = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
+        balanced = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
+        ends = cheapest(shadow.layers, balanced)
     _check_boundaries(shadow.layers, ends, batch)
     check_loss(loss, shadow.layers[-1].name, shadow.layers[-1].output.shape, shape)
     if bottleneck is not None:
         layers = [shadow.layers[end - 1] for end in ends[:-1]]
         widened, cuts = _widened(model, layers, bottleneck, seed, bottleneck_form)
         return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
+    others = balanced if num_stages is not None else cheapest(shadow.layers, ends)
     spans = tuple(pairwise([0, *ends]))
     parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
     return Partition(
         stages=[copy.deepcopy(part) for part in parts],
         cuts=tuple(names[end - 1] for end in ends[:-1]),
+        cut_choices=choices(shadow.layers, ends, others),
         boundaries=tuple(shadow.layers[end - 1].output for end in ends[:-1]),
         num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
         flops_forward=tuple(sum(layer.flops for layer in shadow.layers[start:stop]) for start, stop in spans),
@@ -142,51 +149,6 @@ def _widened(
     if several is not None:
         raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
     return with_bottleneck(model, [(layer.name, layer.output.shape) for layer in layers], bottleneck, seed, form)
-
-
-def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
-    """Return the end of each of `num_stages` consecutive parts of `costs`, with the largest sum as small as possible.
-
-    Ties are broken by the smallest sum of squares, so that the other stages are balanced too, and then by the first
-    solution. Costs are compared by their first number, and if these are equal, by their second.
-
-    >>> balance([(4, 0), (1, 0), (1, 0), (1, 0), (1, 0)], 3)
-    [1, 3, 5]
-    """
-    count = len(costs)
-    scale = sum(second for _, second in costs) + 1  # one unit of the first outweighs all of the second
-    sums = list(accumulate((first * scale + second for first, second in costs), initial=0))
-    bound = _least_totals(sums, num_stages, lambda size: size, max)[-1][0]
-    too_much = (sums[-1] + 1) ** 2  # more than the squares of all stages together
-
-    def price(size: int) -> int:
-        return size**2 if size <= bound else too_much
-
-    totals = _least_totals(sums, num_stages, price, add)
-    ends = [0]
-    for rest, total in pairwise(reversed(totals)):
-        prices = {end: price(sums[end] - sums[ends[-1]]) + after for end, after in total.items() if end > ends[-1]}
-        ends.append(next(end for end in prices if prices[end] == rest[ends[-1]]))
-    return [*ends[1:], count]
-
-
-def _least_totals(
-    sums: list[int], num_stages: int, price: Callable[[int], int], join: Callable[[int, int], int]
-) -> list[dict[int, int]]:
-    """Return, for 1 to `num_stages` stages and each layer to start from, the least total price from there on."""
-    count = len(sums) - 1
-    totals = [{start: price(sums[count] - sums[start]) for start in range(count)}]
-    for stages in range(2, num_stages + 1):
-        totals.append(
-            {
-                start: min(
-                    join(price(sums[end] - sums[start]), totals[-1][end])
-                    for end in range(start + 1, count - stages + 2)
-                )
-                for start in range(count - stages + 1)
-            }
-        )
-    return totals
 
 
 def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:

@@ -30,6 +30,11 @@ class LayerCost(NamedTuple):
     output_dtypes: dict[str, torch.dtype]  # of the tensors of floating-point numbers
     output_bytes: int  # of these
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that cross a cut after the layer, uncompressed: its tensors, and the gradients that come back."""
+        return 2 * self.output_bytes + sum(self.output.exact_bytes.values())
+
 
 class Shadow:
     """A copy of a model on fake tensors, in training mode, and the cost of each of its layers for `batch` samples.

@@ -13,7 +13,7 @@ import inspect
 import os
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from itertools import pairwise
@@ -36,8 +36,10 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
     """Return the layers of a module, named by the submodule with which each ends, `encoder/3` for `encoder.3`.
 
     A layer ends wherever a submodule ends and just one tensor is alive, and at the submodules of `cuts` if several
-    tensors are. Where these layers are fewer than `num_stages`, it also ends wherever a submodule ends and several
-    tensors are alive. Raises ValueError with the line of code that cannot be traced.
+    tensors are. For several stages it also ends where the operations after a submodule leave one tensor, as the sum of
+    `x + block(x)` does, and is named `block+`; within a submodule that ends with one tensor only if the layers are fewer
+    than `num_stages`. If they still are, it ends wherever a submodule ends. Raises ValueError with the line of code that
+    cannot be traced.
 
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -53,19 +55,31 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
     nodes = [node for node in graph.nodes if node.op not in ("output", "get_attr")]  # the input, then all operations
     places = {0: ""}  # the place of the last operation of each layer, and its name
     with_several: dict[int, str] = {}
+    joined: dict[int, str] = {}
     named = {cut.replace("/", ".") for cut in cuts}
     for name, place in _ends(nodes):
         alive = [tensors.get(node) for node in _alive(nodes, place)]
         if place == len(nodes) - 1 or not alive or None in alive:
             continue
+        after = _joined(nodes, tensors, place) if len(alive) > 1 else None
+        if after is not None:
+            (places if f"{name}+" in named else joined)[after] = f"{name.replace('.', '/')}+"
         if name in named:
             places[place] = name.replace(".", "/")
         elif len(alive) == 1:
             places.setdefault(place, name.replace(".", "/"))
         elif any(dtype.is_floating_point for dtype in alive if dtype is not None):
             with_several.setdefault(place, name.replace(".", "/"))
-    if len(places) < num_stages:
-        places = with_several | places
+    if num_stages > 1:  # nothing else divides such a row of blocks
+        outer = {
+            at: name
+            for at, name in joined.items()
+            if not any(name.startswith(f"{whole}/") for whole in places.values())
+        }
+        places = outer | places
+    for others in (joined, with_several):
+        if len(places) < num_stages:
+            places = others | places
     last = next((name for name, place in _ends(nodes) if place == len(nodes) - 1), "output").replace(".", "/")
     places[len(nodes) - 1] = last if last not in places.values() else f"{last}_"
     layers = [
@@ -144,6 +158,18 @@ def _alive(nodes: Sequence[fx.Node], place: int) -> list[fx.Node]:
     """Return the nodes up to a place whose values are used after it."""
     early = set(nodes[: place + 1])
     return [node for node in nodes[: place + 1] if any(user not in early for user in node.users)]
+
+
+def _joined(nodes: Sequence[fx.Node], tensors: Mapping[fx.Node, torch.dtype], place: int) -> int | None:
+    """Return the first place after `place`, and before the next submodule, where one tensor of floating-point numbers is alive."""
+    ends = {end for _, end in _ends(nodes)}
+    for after in range(place + 1, len(nodes) - 1):
+        if nodes[after].op == "call_module" or after in ends:
+            return None
+        alive = [tensors.get(node) for node in _alive(nodes, after)]
+        if len(alive) == 1 and alive[0] is not None and alive[0].is_floating_point:
+            return after
+    return None
 
 
 def _part(model: nn.Module, graph: fx.Graph, nodes: Sequence[fx.Node], start: int, stop: int) -> nn.Module:

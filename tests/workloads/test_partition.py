@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from raysim.workloads.cuts import TOLERANCE, balance, cheapest, cut_lines
 from raysim.workloads.data import DataShape
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
-from raysim.workloads.partition import Tied, balance, partition
+from raysim.workloads.partition import Tied, partition
 from raysim.workloads.stage_costs import Shadow, named_layers
 
 CIFAR = DataShape((3, 32, 32), "float32", 10)
@@ -326,3 +327,103 @@ def test_a_shadow_holds_no_values():
     model = build_model("gpt", {"num_blocks": 1, "width": 64}, DataShape((1024,), "int64", 50_257), seed=0)
     shadow = Shadow(model, DataShape((1024,), "int64", 50_257), batch=10**6)  # 2e17 bytes of logits
     assert shadow.layers[-1].output.shape == (10**6, 1024, 50_257)
+
+
+# Where fewer bytes cross
+
+
+class Sum(nn.Module):
+    def forward(self, pair):
+        return pair["x"] + pair["y"]
+
+
+class Both(nn.Module):
+    """Half of `x + f(x)`: returns both."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.f = nn.Linear(width, width)
+
+    def forward(self, x):
+        return {"x": x, "y": self.f(x).relu()}
+
+
+class Late(nn.Module):
+    """Half of `x + f(x)`: passes `x` on beside the place of f, which has no work."""
+
+    def forward(self, x):
+        return {"x": x, "y": x.relu()}
+
+
+def rows_of(kinds, seed):
+    """Return layers of residual blocks, linear layers and layers without work, and their shape."""
+    torch.manual_seed(seed)
+    layers, width = [nn.Flatten()], 64
+    for kind, size in kinds:
+        if kind == "residual":
+            layers += [Both(width), Sum()]
+        elif kind == "linear":
+            layers.append(nn.Linear(width, size))
+            width = size
+        elif kind == "idle":
+            layers += [Late(), Sum()]
+        else:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+KINDS = st.lists(
+    st.tuples(st.sampled_from(["residual", "linear", "idle", "relu"]), st.sampled_from([8, 32, 64])),
+    min_size=2,
+    max_size=4,
+)
+
+
+@given(KINDS, st.integers(2, 5))
+def test_no_cut_of_about_as_much_work_sends_fewer_bytes(kinds, num_stages):
+    layers = Shadow(rows_of(kinds, 0), DIGITS, 2, CrossEntropy()).layers
+    num_stages = min(num_stages, len(layers))
+    balanced = balance([(layer.flops, layer.output_bytes) for layer in layers], num_stages)
+    work = [sum(layer.flops for layer in layers[:end]) for end in range(len(layers) + 1)]
+    slack = TOLERANCE * max(work[b] - work[a] for a, b in itertools.pairwise([0, *balanced]))
+
+    def sent(ends):
+        return sum(layers[end - 1].sent_bytes for end in ends)
+
+    inner = itertools.combinations(range(1, len(layers)), num_stages - 1)
+    near = [
+        ends for ends in inner if all(abs(work[a] - work[b]) <= slack for a, b in zip(ends, balanced[:-1], strict=True))
+    ]
+    found = cheapest(layers, balanced)
+    assert tuple(found[:-1]) in near
+    assert sent(found[:-1]) == min(map(sent, near))
+    if sent(found[:-1]) == sent(balanced[:-1]):
+        assert found == balanced  # nothing moves without a gain
+    assert cheapest(layers, found) == found
+
+
+def test_a_cut_moves_behind_the_sum_and_both_are_said():
+    model = rows_of([("residual", 0)] * 4, 0)
+    parts = partition(model, DIGITS, num_stages=2, batch=2)
+    assert parts.cuts == ("4",)
+    given = partition(model, DIGITS, cuts=["3"], batch=2)
+    assert given.cuts == ("3",)
+    assert [given.cut_choices[0].other, *cut_lines(given.cut_choices)] == [
+        parts.cut_choices[0].cut,
+        "Cuts: after `3`, 2.05 kB; uncompressed, of a microbatch and back",
+        "  `3` sends 2 tensors, 2.05 kB; a cut after `4` would send 1 tensor, 1.02 kB, for as much work",
+    ]
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 5])
+def test_stages_that_end_behind_a_sum_are_the_uncut_model(num_stages):
+    model, expected = (rows_of([("residual", 0)] * 4, 0) for _ in range(2))
+    parts = partition(model, DIGITS, num_stages=num_stages, batch=BATCH)
+    assert all(not boundary.several for boundary in parts.boundaries)
+    x, targets = torch.randn(BATCH, 1, 8, 8), torch.arange(BATCH)
+    error = CrossEntropy()(expected(x), targets)
+    error.backward()
+    found, _ = train_cut(parts.stages, x, targets)
+    assert torch.equal(found, error)
+    grads = {name: p.grad for stage in parts.stages for name, p in stage.named_parameters()}
+    assert all(torch.equal(grads[name], p.grad) for name, p in expected.named_parameters())

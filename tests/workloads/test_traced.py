@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from cut_models import train_cut
 from engines import staged_gradients, start
 from own_modules import Asking, Branches, Masked, Moody, Network, UNet
+from torch import nn
 from torch.nn import functional as F
 
 from raysim import train
@@ -50,7 +52,17 @@ def test_skips_cross_a_cut_by_the_names_of_their_submodules():
     assert [name for name, _ in traced(model, DIGITS).named_children()] == ["stem", "head"]
     layers = traced(model, DIGITS, num_stages=4)
     names = [name for name, _ in layers.named_children()]
-    assert names == ["stem", "down/0", "down/1", *(f"middle/{i}" for i in INNER), "middle", "up/0", "up/1", "head"]
+    assert names == [
+        "stem",
+        "down/0",
+        "down/1",
+        *(f"middle/{i}" for i in INNER),
+        "middle",
+        "up/0",
+        "up/1",
+        "up/1+",
+        "head",
+    ]
     named = traced(model, DIGITS, cuts=["down.0", "middle"])
     assert [name for name, _ in named.named_children()] == ["stem", "down/0", "middle", "head"]
     x = torch.randn(4, 1, 8, 8)
@@ -111,3 +123,44 @@ def test_a_model_of_transformers_that_a_function_returns_is_cut_between_its_bloc
     shape = DataShape((8,), "int64", 32)
     layers = build_model("own_modules:transformer", {}, shape, seed=0)
     assert [name for name, _ in layers.named_children()] == ["embedding", "block0", "block1", "head"]
+
+
+class Row(nn.Module):
+    """Residual blocks whose sums are in the forward of the whole."""
+
+    def __init__(self, count=6):
+        super().__init__()
+        self.stem, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+        self.blocks = nn.ModuleList([nn.Linear(32, 32) for _ in range(count)])
+
+    def forward(self, x):
+        x = self.stem(x.flatten(1))
+        for block in self.blocks:
+            x = x + block(x).relu()
+        return self.head(x)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 5, 8])
+def test_a_row_of_sums_is_cut_behind_them(num_stages):
+    torch.manual_seed(0)
+    model = Row()
+    layers = traced(model, DIGITS, num_stages=num_stages)
+    assert [name for name, _ in layers.named_children()] == ["stem", *(f"blocks/{i}+" for i in range(6)), "head"]
+    parts = partition(layers, DIGITS, num_stages=num_stages, batch=4)
+    assert all(not boundary.several for boundary in parts.boundaries)
+    x, targets = torch.randn(4, 1, 8, 8), torch.arange(4)
+    error = F.cross_entropy(model(x), targets)
+    error.backward()
+    found, _ = train_cut(parts.stages, x, targets)
+    assert torch.equal(found, error)
+    staged = {name.split(".", 1)[1]: p.grad for stage in parts.stages for name, p in stage.named_parameters()}
+    whole = {name: p.grad for name, p in model.named_parameters()}
+    assert staged.keys() == whole.keys()
+    assert all(torch.equal(staged[name], whole[name]) for name in whole)
+
+
+def test_a_cut_may_be_named_behind_a_sum_or_within():
+    for cut, tensors in (("blocks.3+", 1), ("blocks.3", 2)):
+        parts = partition(traced(Row(), DIGITS, cuts=[cut]), DIGITS, cuts=[cut], batch=4)
+        assert parts.cuts == (cut.replace(".", "/"),)
+        assert len(parts.boundaries[0].shapes) == tensors
