@@ -53,10 +53,6 @@ def _compress(model: nn.Module, method: str, seed: int) -> ShardedGradients:
             f"`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got "
             f"{parsed!r}. Use DDP with `raysim.ddp.hook` for the other methods."
         )
-    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-        raise ValueError(
-            f"torch {torch.__version__} has no `set_custom_reduce_scatter` for FSDP2: install a newer torch."
-        )
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")

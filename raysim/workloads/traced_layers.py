@@ -54,8 +54,7 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
     graph, tensors = _trace(model, shape)
     nodes = [node for node in graph.nodes if node.op not in ("output", "get_attr")]  # the input, then all operations
     places = {0: ""}  # the place of the last operation of each layer, and its name
-    with_several: dict[int, str] = {}
-    joined: dict[int, str] = {}
+    with_several, joined = dict[int, str](), dict[int, str]()
     named = {cut.replace("/", ".") for cut in cuts}
     for name, place in _ends(nodes):
         alive = [tensors.get(node) for node in _alive(nodes, place)]
@@ -71,12 +70,8 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
         elif any(dtype.is_floating_point for dtype in alive if dtype is not None):
             with_several.setdefault(place, name.replace(".", "/"))
     if num_stages > 1:  # nothing else divides such a row of blocks
-        outer = {
-            at: name
-            for at, name in joined.items()
-            if not any(name.startswith(f"{whole}/") for whole in places.values())
-        }
-        places = outer | places
+        whole = tuple(f"{name}/" for name in places.values())
+        places = {at: name for at, name in joined.items() if not name.startswith(whole)} | places
     for others in (joined, with_several):
         if len(places) < num_stages:
             places = others | places
@@ -166,8 +161,8 @@ def _joined(nodes: Sequence[fx.Node], tensors: Mapping[fx.Node, torch.dtype], pl
     for after in range(place + 1, len(nodes) - 1):
         if nodes[after].op == "call_module" or after in ends:
             return None
-        alive = [tensors.get(node) for node in _alive(nodes, after)]
-        if len(alive) == 1 and alive[0] is not None and alive[0].is_floating_point:
+        alive = _alive(nodes, after)
+        if len(alive) == 1 and alive[0] in tensors and tensors[alive[0]].is_floating_point:
             return after
     return None
 
@@ -210,15 +205,7 @@ def _names(nodes: Sequence[fx.Node], place: int) -> dict[fx.Node, str]:
 
 
 SAMPLES = 1013  # a prime: a size that it divides may depend on the number of samples
-FACTORIES = (
-    "arange",
-    "empty",
-    "eye",
-    "full",
-    "linspace",
-    "ones",
-    "zeros",
-)  # functions that no tensor is an argument of
+FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # no argument of these is a tensor
 
 
 class FailedError(Exception):

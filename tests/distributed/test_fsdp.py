@@ -7,11 +7,6 @@ from torch import nn
 
 from raysim.distributed import fsdp
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.distributed.fsdp.FSDPModule, "set_custom_reduce_scatter"),
-    reason="torch 2.8 has no `set_custom_reduce_scatter` for FSDP2",
-)
-
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
