@@ -34,7 +34,7 @@ from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
-from raysim.workloads.cuts import CutChoice
+from raysim.workloads.cuts import CutChoice, cut_lines
 from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import DataShape
 
@@ -73,6 +73,11 @@ class Forecast:
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.memories)
+
+    @property
+    def cut_lines(self) -> list[str]:
+        """Lines of text with the bytes at each cut."""
+        return cut_lines(self.cut_choices)
 
     @property
     def num_replicas(self) -> int:

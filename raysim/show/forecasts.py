@@ -13,7 +13,6 @@ from raysim.network.topology import Network
 from raysim.network.wire_use import busiest_share, summary
 from raysim.show.terminal import both_ends, by_name, console, critical_words, show_notes, show_workers, write_line
 from raysim.units import format_bytes, format_seconds, three_digits
-from raysim.workloads.cuts import cut_lines
 
 if TYPE_CHECKING:
     from raysim.advice.timings import TimedStep
@@ -37,7 +36,7 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for line in cut_lines(plan.cut_choices):
+    for line in plan.cut_lines:
         write_line(out, line)
     write_line(out, "")
     _show_memory(out, plan)
