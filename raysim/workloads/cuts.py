@@ -1,4 +1,4 @@
-"""Cuts of a model: stages of equal work, and among cuts of about equal work those that send the fewest bytes.
+"""Cuts of a model: stages of equal work, and among cuts of about equal work those that send the fewest bytes."""
 
 from __future__ import annotations
 
