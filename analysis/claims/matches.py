@@ -106,6 +106,13 @@ def aq_sgd(setting: Setting) -> Roles | None:
     return {"third" if density == 0.3 else "less": setting}
 
 
+def tah_quant(setting: Setting) -> Roles | None:
+    """Match TAH-Quant on activations, with gradients like them or dense."""
+    method = setting.method("forward")
+    coded = method is not None and method.name == "TAHQuant" and setting.backward in (DENSE, setting.forward)
+    return {} if coded and _links_alone(setting) else None
+
+
 def shared_or_separate(setting: Setting) -> Roles | None:
     """Match TopK of one density both ways: "separate" indices for gradients, or "shared" with the activations."""
     if _density_both_ways(setting) is None:

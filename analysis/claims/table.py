@@ -164,6 +164,17 @@ CLAIMS: tuple[Claim, ...] = (
         (Setting("AQSGD(TopK(0.1))", "TopK(0.1)"), Setting("AQSGD(TopK(0.3))", "TopK(0.3)")),
     ),
     Claim(
+        "tah-quant",
+        "TAH-Quant does no harm.",
+        "aggressive activation quantization (3-4 bits) ratio [...] without compromising training convergence",
+        "He et al. 2025, TAH-Quant (2506.01352)",
+        "Beside dense, by the margin; gradients may be coded by TAH-Quant too. Supported if every such setting harms surely less, "
+        "contradicted if one surely harms more. Ramasinghe et al. 2026 (2609.14339; a summary was read) measure severe harm to "
+        "generated code.",
+        Parts(matches.tah_quant, no_harm("it does no harm")),
+        (Setting("TAHQuant(tile=64)"), both_ways("TAHQuant(tile=64)")),
+    ),
+    Claim(
         "separate-indices",
         "TopK with separate indices for gradients does harm to language models.",
         "",

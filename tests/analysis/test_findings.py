@@ -73,6 +73,7 @@ SHARED = Setting("TopK(0.1)", shared_indices=True)
 BACKWARD_EF = Setting("TopK(0.1)", "ErrorFeedback(TopK(0.1))")
 NOISE = both("NoiseFeedback(TopK(0.1))")
 AQ_30 = Setting("AQSGD(TopK(0.3))", "TopK(0.3)")
+TAH = both("TAHQuant(tile=64)")
 LEP, LOW = Setting(backward="LazyErrorPropagation(LowRank(4))"), Setting(backward="LowRank(4)")
 EPILOGUE = Setting(backward="Epilogue(LowRank(4))")
 FUSED = Setting(fused_embedding=True)
@@ -113,6 +114,7 @@ SUPPORTED: dict[str, Any] = {
     "feedback-is-noise": ({PLAIN: 90, NOISE: 90}, {PLAIN: 80}, None),
     "slots-mix-samples": ({PLAIN: 95, BACKWARD_EF: 90, EF: 80, BY_SAMPLE: 90}, {}, None),
     "aq-sgd-topk": ({DENSE: 90, AQ: 80, AQ_30: 90}, {}, None),
+    "tah-quant": ({DENSE: 90, TAH: 90}, {}, None),
     "separate-indices": ({PLAIN: 80, SHARED: 90}, {}, None),
     "gravac": ({DENSE: 90, GRAVAC: 90}, {}, measures()),
     "gravac-speed": ({DENSE: 90, GRAVAC: 90, STATIC: 90}, {}, measures(slowdown=-20.0)),
@@ -149,6 +151,7 @@ CONTRADICTED: dict[str, Any] = {
         ({PLAIN: 85, FORWARD_EF: 80, FORWARD_BY_SAMPLE: 80}, {}, None),
     ],
     "aq-sgd-topk": [({DENSE: 90, AQ: 90, AQ_30: 90}, {}, None), ({DENSE: 90, AQ: 80, AQ_30: 85}, {}, None)],
+    "tah-quant": [({DENSE: 90, TAH: 85}, {}, None)],
     "separate-indices": [({PLAIN: 90, SHARED: 90}, {}, None)],
     "gravac": [({DENSE: 90, GRAVAC: 85}, {}, measures()), ({DENSE: 90, GRAVAC: 90}, {}, measures(values=8.0))],
     "gravac-speed": [({DENSE: 90, GRAVAC: 90, STATIC: 90}, {}, measures(slowdown=20.0))],
