@@ -122,6 +122,8 @@ def test_stages_in_a_pipeline_give_the_loss_and_the_gradients_of_the_model(famil
     """Bit for bit, but for rounding where sums have another order: in the gradients of tied weights, and in ConvNeXt, whose
     activations are strided in the uncut model and contiguous when they arrive.
     """
+    if family == "opt" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        pytest.skip("OPT's positions read a number from a tensor, which fake tensors of torch 2.9 refuse")
     config, shape = FAMILIES[family]
     x, targets = example(shape)
     model = plain_model(config, shape)
