@@ -52,7 +52,7 @@ class Entry:
     def is_whole(self) -> bool:
         """True if all values that its decision needs are there."""
         needed = (self.round, self.trial, self.decision, self.seeds, self.share, self.cost)
-        exit_needs = self.decision == "train" or (self.harm is not None and self.share in RUNGS)
+        exit_needs = self.decision in ("train", "failed") or (self.harm is not None and self.share in RUNGS)
         return None not in needed and None not in self.seeds and exit_needs
 
     @property

@@ -12,6 +12,7 @@ from raysim.sweeps.study import Study
 from raysim.sweeps.study_file import read_study, study_names
 
 WORKERS = {
+    "equal-bandwidth-2026": 8,
     "finetune-replicas": 8,
     "gravac-pictures": 2,
     "gravac-text": 2,
@@ -227,7 +228,7 @@ def raysim(tmp_path, monkeypatch):
     [
         (
             ["nothing"],
-            "Unknown study 'nothing'. Known: equal-bandwidth, equal-bandwidth-pictures, finetune-activations, finetune-links",
+            "Unknown study 'nothing'. Known: answers-links, equal-bandwidth, equal-bandwidth-2026, equal-bandwidth-pictures",
         ),
         (["missing.toml"], "The study 'missing.toml' cannot be read"),
         (["broken.toml"], "broken.toml is not TOML"),
