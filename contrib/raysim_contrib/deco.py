@@ -121,7 +121,7 @@ def choose(
     ValueError if even `max_delay` steps do not cover the latency.
 
     >>> choose(0.1, 10e6, 100e6, 0.03)
-    Choice(delay=1, density=0.0875, noise=10.906454873852397)
+    Choice(delay=2, density=0.125, noise=7.964444444444444)
     """
     found = []
     for delay in range(1, max_delay + 1):
