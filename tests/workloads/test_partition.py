@@ -332,7 +332,7 @@ def test_a_shadow_holds_no_values():
 # Where fewer bytes cross
 
 
-class Sum(nn.Module):
+class Added(nn.Module):
     def forward(self, pair):
         return pair["x"] + pair["y"]
 
@@ -358,15 +358,16 @@ class Late(nn.Module):
 def rows_of(kinds, seed):
     """Return layers of residual blocks, linear layers and layers without work, and their shape."""
     torch.manual_seed(seed)
-    layers, width = [nn.Flatten()], 64
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = 64
     for kind, size in kinds:
         if kind == "residual":
-            layers += [Both(width), Sum()]
+            layers += [Both(width), Added()]
         elif kind == "linear":
             layers.append(nn.Linear(width, size))
             width = size
         elif kind == "idle":
-            layers += [Late(), Sum()]
+            layers += [Late(), Added()]
         else:
             layers.append(nn.ReLU())
     return nn.Sequential(*layers, nn.Linear(width, 10))
