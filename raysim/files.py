@@ -100,10 +100,10 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Make a folder with its parents, unless it exists, and wait until their names are on disk; raises OSError."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for place in reversed(made):
-        sync_folder(place.parent)
+    for path in reversed(missing):
+        sync_folder(path.parent)
 
 
 def os_sentence(error: OSError) -> str:

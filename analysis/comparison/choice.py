@@ -33,11 +33,11 @@ def safe_set(
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
     the loss (`unit`); `within` is by default half a point or one per cent.
     `verdict` follows `raysim.analysis.comparison.rule.RULE`: "safe" if `harm_high` lies below `within`, "harmful" if `harm_low`
-    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job that have
-    begun, those that left a race among them, without finished ones that have no seed in common with dense. If some runs confirm
-    a choice, only the settings that they confirm can be safe, by those runs
-    alone. The seeds that chose can show other settings to be harmful; the error of calling a setting harmful is then halved
-    between the two families. `chose_on` and `confirmed_on` are the seeds of a setting; `seeds` is the number behind the verdict.
+    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job that have begun,
+    including those that left a race, except finished ones without a seed in common with dense. If some runs confirm a choice,
+    only the settings that they confirm can be safe, by those runs alone. The seeds that chose can show other settings to be
+    harmful; the error of calling a setting harmful is then halved between the two families. `chose_on` and `confirmed_on` are
+    the seeds of a setting; `seeds` is the number behind the verdict.
     `deviation` is the standard deviation of the differences, shrunk to that of similar settings as if it had been seen on
     `borrowed` further seeds, and `chance` the chance that the true harm is less than `within`, without regard to the family:
     missing for fewer than two seeds. A diverged run counts as untrained; `diverged` counts them among `seeds`, and their rate

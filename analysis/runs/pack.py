@@ -72,7 +72,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
                 if file.is_file():
                     write_through(below / file.name, file.read_bytes())
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
-        for below in (draft, *(place for place in draft.rglob("*") if place.is_dir())):
+        for below in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
             sync_folder(below)
         try:
             draft.replace(home)

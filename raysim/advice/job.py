@@ -275,7 +275,7 @@ class Job:
         return max(totals)
 
     def _state_bytes(self, layout: Layout, stage: StageCost) -> float:
-        """Return the bytes of a stage's weights, gradients and Adam; of a shard of them, and of what is gathered at once."""
+        """Return the bytes of a stage's weights, gradients and moments; if sharded, of its shard and the units gathered at once."""
         if layout.sharding is None:
             return STATE_BYTES * stage.num_parameters
         sizes = [unit.num_parameters for unit in stage.units]

@@ -22,7 +22,7 @@ class StageCost(NamedTuple):
     forward_flops: float
     """Two for each multiplication and addition; a causal mask saves none."""
     weight_flops: float
-    """Of the forward, those that multiply by parameters: as many as the weight gradients take."""
+    """The part of `forward_flops` that multiplies by parameters; weight gradients take as many."""
     parameters: Shapes
     saved_bytes: float
     """From the forward to the backward."""

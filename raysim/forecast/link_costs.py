@@ -81,13 +81,13 @@ def link_costs(
         alike = all(ends == replicas[0] for ends in replicas)
         for replica, ends in enumerate(replicas[:1] if alike else replicas):
             apart = None if alike else replica
-            for place, (pairs, crossing) in enumerate(zip(ends, boundaries, strict=True)):
+            for boundary, (pairs, crossing) in enumerate(zip(ends, boundaries, strict=True)):
                 for name, shape in crossing.shapes.items():
                     key = repr(pairs[name]), shape
                     if key not in measured:
                         measured[key] = _measure(pairs[name], shape, dtype, device, config.seed, codec_bytes_per_s)
-                    links += [one._replace(replica=apart, boundary=place, tensor=name) for one in measured[key]]
-                links += [LinkCost.of_exact(apart, place, name, size) for name, size in crossing.exact_bytes.items()]
+                    links += [one._replace(replica=apart, boundary=boundary, tensor=name) for one in measured[key]]
+                links += [LinkCost.of_exact(apart, boundary, name, size) for name, size in crossing.exact_bytes.items()]
     finally:
         torch.set_num_threads(before)
     notes += [

@@ -84,8 +84,8 @@ def replica_costs(
                 f"{format_bytes(6 * 4 * values * count)}, but {memory}. Use fewer replicas or more stages."
             )
         method.check(mine, count, config.optimizer.momentum)
-        found = (method.part(step) for step in range(method.period))
-        parts = sorted({part for part in found if part is not None})
+        by_step = (method.part(step) for step in range(method.period))
+        parts = sorted({part for part in by_step if part is not None})
         costs += [_averaged(method, stage, part, mine, config, codec_bytes_per_s) for part in parts]
     notes += dict.fromkeys(
         sentence

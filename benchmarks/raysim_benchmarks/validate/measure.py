@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the prediction: above 0 if it is too slow."""
+        """Relative error of the prediction, positive if it is too slow."""
         return self.predicted_s / self.measured_s - 1
 
     @property
