@@ -1,11 +1,20 @@
 """FSDP2 with compressed reduce-scatters: the stated closed form, checkpoints and refusals."""
 
+from collections import Counter
+
 import pytest
 import torch
+from fsdp_jobs import CODED, UNITS
 from ranks import check_refusals, run_ranks
 from torch import nn
 
+from raysim.advice.fleet import Fleet
+from raysim.advice.job import Job, Layout, Way
+from raysim.advice.stage_cost import StageCost, Unit
 from raysim.distributed import fsdp
+from raysim.network.sharding import FSDP
+from raysim.network.transport import BARE
+from raysim.schedules import GPipe
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +42,28 @@ def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(rank
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), law
         half, quarter = rank["bytes"]
         assert quarter < half / 2
+
+
+class Layers:
+    """The model of `fsdp_jobs.scattered`, as advice sees one."""
+
+    name, samples_name, num_parameters, num_layers = "layers", "samples", sum(UNITS), 1
+
+    def stages(self, num_stages, samples):
+        assert num_stages == 1
+        shapes = Counter({(size,): 1 for size in UNITS})
+        return [StageCost(1.0, 1.0, shapes, 0.0, 0.0, (samples, 256), tuple(Unit(0.5, size) for size in UNITS))]
+
+
+def test_advice_counts_the_bytes_that_ranks_send(ranks):
+    """To the 64 bytes of a packet's headers; shards are no whole number of rows."""
+    job = Job(Layers(), Fleet.parse("2xA100"), GPipe(), batch=2, microbatch=1, efficiency=0.4, transport=BARE)
+    for place, method in enumerate(CODED):
+        sharded = job.sharded(Way(Layout(1, 2, FSDP(2)), method=method))
+        gathered = 2 * (2 * sum(UNITS) / 2)  # twice the other rank's half, in 16 bits
+        for rank in ranks:
+            sent = gathered + rank["scattered"][place]
+            assert sharded.sent_bytes(2, 1) == pytest.approx(sent, rel=0, abs=64 * len(UNITS)), method
 
 
 @pytest.mark.parametrize(

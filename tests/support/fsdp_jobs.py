@@ -21,6 +21,28 @@ def batch(step, rank):
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
+UNITS = (256 * 302 + 302, 302 * 256 + 256)  # parameters of the layers of `scattered`
+CODED = [
+    "Quantize(8)",
+    "Quantize(4)",
+    "Quantize(3, per='block')",
+    "TopK(0.1)",
+    "ErrorFeedback(TopK(0.01))",
+    "Cast('bfloat16')",
+]
+
+
+def scattered(rank, world_size, method):
+    """Return the bytes of gradients that this rank sends in a step."""
+    model = nn.Sequential(nn.Linear(256, 302), nn.Tanh(), nn.Linear(302, 256))
+    mesh = init_device_mesh("cpu", (world_size,))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    gradients = fsdp.compress(fully_shard(model, mesh=mesh), method)
+    model(torch.randn(8, 256)).square().mean().backward()
+    return gradients.sent_bytes
+
+
 def train(rank, world_size, method, steps, kept=None):
     model = build()
     mesh = init_device_mesh("cpu", (world_size,))
@@ -120,5 +142,6 @@ def everything(rank, world_size):
         ],
         "resumed": [train(rank, world_size, method, steps)[0], train(rank, world_size, method, steps, kept=[2])[0]],
         "bytes": [train(rank, world_size, text, steps)[1] for text in ("Cast('bfloat16')", "Quantize(4)")],
+        "scattered": [scattered(rank, world_size, text) for text in CODED],
         "refusals": refusals(rank, world_size),
     }
