@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from raysim.values import BoundaryTensors
 from raysim.workloads.cuts import TOLERANCE, balance, cheapest, cut_lines
 from raysim.workloads.data import DataShape
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
 from raysim.workloads.partition import Tied, partition
-from raysim.workloads.stage_costs import Shadow, named_layers
+from raysim.workloads.stage_costs import LayerCost, Shadow, named_layers
 
 CIFAR = DataShape((3, 32, 32), "float32", 10)
 
@@ -380,27 +381,62 @@ KINDS = st.lists(
 )
 
 
-@given(KINDS, st.integers(2, 5))
-def test_no_cut_of_about_as_much_work_sends_fewer_bytes(kinds, num_stages):
-    layers = Shadow(rows_of(kinds, 0), DIGITS, 2, CrossEntropy()).layers
-    num_stages = min(num_stages, len(layers))
-    balanced = balance([(layer.flops, layer.output_bytes) for layer in layers], num_stages)
+def check_cheapest(layers, balanced):
+    """No other cuts within `TOLERANCE` send fewer bytes, and of those that send as few none move less."""
     work = [sum(layer.flops for layer in layers[:end]) for end in range(len(layers) + 1)]
     slack = TOLERANCE * max(work[b] - work[a] for a, b in itertools.pairwise([0, *balanced]))
 
-    def sent(ends):
-        return sum(layers[end - 1].sent_bytes for end in ends)
+    def price(ends):
+        return sum(layers[end - 1].sent_bytes for end in ends), sum(
+            a != b for a, b in zip(ends, balanced, strict=False)
+        )
 
-    inner = itertools.combinations(range(1, len(layers)), num_stages - 1)
+    inner = itertools.combinations(range(1, len(layers)), len(balanced) - 1)
     near = [
         ends for ends in inner if all(abs(work[a] - work[b]) <= slack for a, b in zip(ends, balanced[:-1], strict=True))
     ]
     found = cheapest(layers, balanced)
     assert tuple(found[:-1]) in near
-    assert sent(found[:-1]) == min(map(sent, near))
-    if sent(found[:-1]) == sent(balanced[:-1]):
-        assert found == balanced  # nothing moves without a gain
+    assert price(found[:-1]) == min(map(price, near))
+    assert found[-1] == balanced[-1]
+    return found
+
+
+@given(KINDS, st.integers(2, 5))
+def test_no_cut_of_about_as_much_work_sends_fewer_bytes(kinds, num_stages):
+    layers = Shadow(rows_of(kinds, 0), DIGITS, 2, CrossEntropy()).layers
+    balanced = balance([(layer.flops, layer.output_bytes) for layer in layers], min(num_stages, len(layers)))
+    found = check_cheapest(layers, balanced)
     assert cheapest(layers, found) == found
+
+
+WORK = st.sampled_from([0, 1, 2, 5, 10, 100, 500])
+
+
+@given(st.lists(st.tuples(WORK, st.integers(0, 4)), min_size=2, max_size=9), st.data())
+def test_layers_of_little_work_let_a_cut_move_by_a_hundredth_of_the_largest_stage(costs, data):
+    layers = [
+        LayerCost(str(place), work, BoundaryTensors({"": (2, 3)}, {}), {"": torch.float32}, size)
+        for place, (work, size) in enumerate(costs)
+    ]
+    inner = data.draw(st.sets(st.integers(1, len(layers) - 1), min_size=1))
+    check_cheapest(layers, [*sorted(inner), len(layers)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4, 3), torch.float32), ((2, 3), torch.int64), ((2, 3), torch.float32)],
+    ids=["mixes samples", "has no gradient", "moves"],
+)
+def test_a_cut_moves_to_layers_that_keep_samples_and_have_a_gradient(shape, dtype):
+    plain = BoundaryTensors({"": (2, 3)}, {})
+    layers = [
+        LayerCost("0", 100, plain, {"": torch.float32}, 10),
+        LayerCost("1", 0, BoundaryTensors({"": shape}, {}), {"": dtype}, 1),
+        LayerCost("2", 100, plain, {"": torch.float32}, 10),
+    ]
+    moves = shape == (2, 3) and dtype == torch.float32
+    assert cheapest(layers, [1, 3]) == ([2, 3] if moves else [1, 3])
 
 
 def test_a_cut_moves_behind_the_sum_and_both_are_said():
