@@ -180,6 +180,16 @@ def test_shards_send_the_bytes_of_the_formula() -> None:
     assert local == pytest.approx((1 / 2 * (2 + 4) + 4 / 2 / 10) * size * 8 / 1e6, rel=1e-3)
 
 
+def test_a_replica_codes_a_shard_for_every_other_owner_and_decodes_as_many() -> None:
+    own = job()
+    (units,) = own.sharded(Way(Layout(1, 4, FSDP(4)), method="Quantize(8)")).stages
+    packet, _ = link_messages("Quantize(8)", "Identity", (1, 192, 1024), "float32")  # a quarter of a block
+    assert packet.encode_work > 0
+    assert packet.decode_work > 0
+    seconds = 3 * (packet.encode_work + packet.decode_work) / own.fleet.codec_bytes_per_s
+    assert units.codec_s[1:-1] == pytest.approx([seconds] * SHAPE.layers)
+
+
 def test_a_single_shard_is_a_dense_replica() -> None:
     own = job()
     alone, dense = Way(Layout(4, 1, FSDP(1))), Way(Layout(4, 1))
