@@ -117,8 +117,7 @@ def _parted(pairs: list[tuple[pd.DataFrame, pd.DataFrame]], measure: Measure) ->
 
 def _differences(worse: pd.DataFrame, dense: pd.DataFrame, measure: Measure) -> Array:
     """Return each sample's part of the harm, in the measure's unit: their mean is the harm."""
-    weights = dense["predictions"].to_numpy(float)
-    weights /= weights.mean()
+    weights = (dense["predictions"] / dense["predictions"].mean()).to_numpy(float)
     if measure.counted:
         own, other = (each["right"].to_numpy(float) / dense["predictions"].mean() for each in (worse, dense))
         return np.asarray(100 * (other - own))

@@ -12,10 +12,10 @@ from raysim.codecs.codec import cast_saturating, check_codec, check_finite, coun
 from raysim.codecs.draws import uniform
 from raysim.codecs.lowrank import check_rank
 from raysim.codecs.message import Entry
-from raysim.notation import check_integer, check_real
+from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
-from raysim.replication.local import LocalSteps
+from raysim.replication.local import LocalSteps, check_momentum
 from raysim.replication.method import AGREED, Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Rounds
 from raysim.replication.powersgd import matrix_of, orthonormal, revived
 
@@ -52,12 +52,9 @@ class DiLoCoX(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        momentum = check_real("momentum", self.momentum, 0, 1)
-        if momentum == 1:
-            raise ValueError("`momentum` must be below 1, or the outer steps do not converge, but got 1.")
         check_codec("values", self.values)
         self._coerce(
-            momentum=momentum,
+            momentum=check_momentum("momentum", self.momentum),
             rank=None if self.rank is None else check_integer("rank", self.rank, 1),
             window=check_integer("window", self.window, 0),
             delay=check_integer("delay", self.delay, 0, 1),

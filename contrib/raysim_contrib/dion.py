@@ -19,9 +19,8 @@ from raysim.replication.method import (
     Memory,
     ReplicaContext,
     Rounds,
-    all_reduce,
 )
-from raysim.replication.powersgd import matrix_of, orthonormal, revived
+from raysim.replication.powersgd import matrix_of, mean_sides, orthonormal, revived
 
 _TINY = 1e-8  # added to a column's norm, as in the authors' code
 
@@ -98,9 +97,12 @@ class Dion(Layered):
             drawn = uniform(key, columns * rank, x.device).view(columns, rank) * 2 - 1
             starts[name] = revived(memory.get(f"right/{name}"), drawn)  # of the same span in the same order
         count_work(4 * sum(x.nbytes for x in gradients.values()))
-        left = yield from self._mean("left", {name: m @ starts[name] for name, m in matrices.items()}, context)
+        left = yield from mean_sides(
+            f"left of rank {self.rank}", {name: m @ starts[name] for name, m in matrices.items()}, context
+        )
         bases = {name: orthonormal(mean) for name, mean in left.items()}
-        right = yield from self._mean("right", {name: (bases[name].T @ m).T for name, m in matrices.items()}, context)
+        own = {name: (bases[name].T @ m).T for name, m in matrices.items()}
+        right = yield from mean_sides(f"right of rank {self.rank}", own, context)
         steps, moved = {}, dict(memory)
         for name, x in gradients.items():
             kept = matrices[name] - (1 - self.mu) * (bases[name] @ right[name].T)
@@ -110,10 +112,3 @@ class Dion(Layered):
             moved[f"momentum/{name}"] = cast_saturating(kept, torch.float32).view_as(x)
             moved[f"right/{name}"] = sides.float()
         return Averaged(steps, moved)
-
-    def _mean(self, side: str, own: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
-        """Return the means of thin matrices over replicas, all in one all-reduce."""
-        flat = torch.cat([cast_saturating(x, torch.float32).reshape(-1) for x in own.values()])
-        total = yield from all_reduce(f"{side} of rank {self.rank}", flat, context.replica, context.num_replicas)
-        parts = torch.split(total.double() / context.num_replicas, [x.numel() for x in own.values()])
-        return {name: part.view_as(x) for (name, x), part in zip(own.items(), parts, strict=True)}

@@ -11,7 +11,7 @@ from raysim.codecs.codec import check_finite, count_work
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.gathered import Dense
-from raysim.replication.local import LocalSteps
+from raysim.replication.local import LocalSteps, check_momentum
 from raysim.replication.method import (
     AGREED,
     Averaged,
@@ -62,16 +62,13 @@ class HALoS(LocalSteps):
         updates = check_integer("updates", self.updates, 1)
         self._coerce(
             sites=check_integer("sites", self.sites, 1),
+            momentum=check_momentum("momentum", self.momentum),
             updates=updates,
             global_rate=check_real("global_rate", self.global_rate, 0, 100, open_low=True),
+            global_momentum=check_momentum("global_momentum", self.global_momentum),
             merge=check_real("merge", self.merge, 0, 1, open_low=True),
             delay=check_integer("delay", self.delay, 0, updates - 1),
         )
-        for field in ("momentum", "global_momentum"):
-            momentum = check_real(field, getattr(self, field), 0, 1)
-            if momentum == 1:
-                raise ValueError(f"`{field}` must be below 1, or the outer steps do not converge, but got 1.")
-            self._coerce(**{field: momentum})
 
     @property
     def changes(self) -> ReplicaMethod:

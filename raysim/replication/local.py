@@ -123,6 +123,14 @@ class LocalSteps(ReplicaMethod):
         return after, outer
 
 
+def check_momentum(field: str, value: object) -> float:
+    """Return the momentum of outer steps; raises ValueError unless it is in [0, 1)."""
+    momentum = check_real(field, value, 0, 1)
+    if momentum == 1:
+        raise ValueError(f"`{field}` must be below 1, or the outer steps do not converge, but got 1.")
+    return momentum
+
+
 @dataclass(frozen=True, repr=False)
 class DiLoCo(LocalSteps):
     """Averages the changes of replicas every `steps` steps, and takes an outer step with Nesterov's momentum.
@@ -149,16 +157,13 @@ class DiLoCo(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        momentum = check_real("momentum", self.momentum, 0, 1)
-        if momentum == 1:
-            raise ValueError("`momentum` must be below 1, or the outer steps do not converge, but got 1.")
         method = as_method(self.codec)
         if method is None or method.decentralized or method.uses_previous_gradients or method.needs:
             raise ValueError(
                 "`codec` must be a codec, alone or under error feedback, or a replica method that averages gradients "
                 f"only, but got {self.codec!r}."
             )
-        self._coerce(momentum=momentum, codec=method)
+        self._coerce(momentum=check_momentum("momentum", self.momentum), codec=method)
 
     @property
     def changes(self) -> ReplicaMethod:

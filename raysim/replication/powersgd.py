@@ -103,12 +103,14 @@ class PowerSGD(Layered):
     def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> _Approximation:
         """Return the approximations of the mean and of this replica's matrices, and the sides to remember."""
         start = {name: self._start(name, "right", m, memory, context) for name, m in matrices.items()}
-        left = yield from self._averaged("left", {name: m @ start[name] for name, m in matrices.items()}, context)
+        left = yield from mean_sides(
+            f"left of rank {self.rank}", {name: m @ start[name] for name, m in matrices.items()}, context
+        )
         bases = {name: orthonormal(mean) for name, mean in left.items()}
         own = {
             name: (bases[name].T @ m).T for name, m in matrices.items()
         }  # BLAS is slow if the long matrix is transposed
-        right = yield from self._averaged("right", own, context)
+        right = yield from mean_sides(f"right of rank {self.rank}", own, context)
         sides = {f"right/{name}": mean.float() for name, mean in right.items()} if self.warm_start else {}
         mean = {name: bases[name] @ thin.T for name, thin in right.items()}
         return mean, {name: bases[name] @ thin.T for name, thin in own.items()} if self.error == "own" else {}, sides
@@ -119,7 +121,7 @@ class PowerSGD(Layered):
         turned = matrices if side == "left" else {name: m.T for name, m in matrices.items()}
         bases = {name: orthonormal(self._start(name, other, m, memory, context)) for name, m in matrices.items()}
         own = {name: m @ bases[name] for name, m in turned.items()}
-        mean = yield from self._averaged(side, own, context)
+        mean = yield from mean_sides(f"{side} of rank {self.rank}", own, context)
         wide = [{name: x @ bases[name].T for name, x in thin.items()} for thin in (mean, own)]
         if side == "right":
             wide = [{name: x.T for name, x in matrices.items()} for matrices in wide]
@@ -134,12 +136,13 @@ class PowerSGD(Layered):
         drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
         return revived(memory.get(f"{side}/{name}") if self.warm_start else None, drawn)
 
-    def _averaged(self, side: str, own: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
-        """Return the means of thin matrices over replicas, all in one all-reduce."""
-        flat = torch.cat([cast_saturating(x, torch.float32).reshape(-1) for x in own.values()])
-        total = yield from all_reduce(f"{side} of rank {self.rank}", flat, context.replica, context.num_replicas)
-        parts = torch.split(total.double() / context.num_replicas, [x.numel() for x in own.values()])
-        return {name: part.view_as(x) for (name, x), part in zip(own.items(), parts, strict=True)}
+
+def mean_sides(name: str, own: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
+    """Return the means of thin matrices over replicas in float64, all in one all-reduce of this name."""
+    flat = torch.cat([cast_saturating(x, torch.float32).reshape(-1) for x in own.values()])
+    total = yield from all_reduce(name, flat, context.replica, context.num_replicas)
+    parts = torch.split(total.double() / context.num_replicas, [x.numel() for x in own.values()])
+    return {name: part.view_as(x) for (name, x), part in zip(own.items(), parts, strict=True)}
 
 
 def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:

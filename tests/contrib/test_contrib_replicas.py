@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,24 +13,20 @@ import killed
 import numpy as np
 import pytest
 import raysim_contrib
-import torch
 from configurations import SMALL
 from contrib_variants import AVERAGES, LOCAL
+from replica_laws import laws_over
 from replica_variants import (
     SHAPES,
     Apart,
     Team,
     Variant,
-    copy_of,
-    dense_mean,
-    gradients,
     same_tensors,
 )
 from runs import same_records
 
 from raysim import train
 from raysim.analysis import replay
-from raysim.codecs import NonFiniteError
 from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
@@ -44,7 +39,6 @@ from raysim.replication.method import ReplicaMethod, agreed
 
 METHODS = [cls for name in raysim_contrib.__all__ if issubclass(cls := getattr(raysim_contrib, name), ReplicaMethod)]
 STEPS = 8
-averages = pytest.mark.parametrize("variant", AVERAGES, ids=lambda variant: variant.notation)
 local = pytest.mark.parametrize("notation", LOCAL)
 NOTATIONS = [*(variant.notation for variant in AVERAGES), *LOCAL]
 FOUR = {"num_replicas": 4, "num_microbatches": 1}
@@ -57,7 +51,7 @@ def test_every_method_has_a_variant_and_an_entry_point() -> None:
     assert {cls.__name__: f"{cls.__module__}:{cls.__name__}" for cls in METHODS} == points
 
 
-@pytest.mark.parametrize("notation", NOTATIONS)
+@local
 def test_notation(notation) -> None:
     method = parse_replica_method(notation)
     assert repr(method) == notation
@@ -100,64 +94,9 @@ def test_an_option_is_varied_and_has_an_effect(cls, field) -> None:
 # Averages of gradients.
 
 
-@averages
-@pytest.mark.parametrize("count", [2, 3])
-def test_all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: Variant, count: int) -> None:
-    team = Team(variant.method, count)
-    variant.method.check(SHAPES, count, variant.momentum)
-    for step in range(STEPS):
-        given = [gradients(replica, step) for replica in range(count)]
-        before, held = [copy_of(one) for one in given], [copy_of(memory) for memory in team.memories]
-        memories = team.memories
-        results = team.step(step, given)
-        for result in results:
-            assert {name: tuple(x.shape) for name, x in result.gradients.items()} == SHAPES
-            assert same_tensors(result.gradients, results[0].gradients)
-            assert all(x.dtype == torch.float32 and torch.isfinite(x).all() for x in result.gradients.values())
-            assert result.decisions == results[0].decisions
-        assert all(same_tensors(*pair) for pair in zip((*given, *memories), (*before, *held), strict=True))
-        if variant.exact:
-            assert same_tensors(results[0].gradients, dense_mean(given)) or not variant.bitwise
-
-
-@averages
-def test_a_restored_memory_goes_on_bit_for_bit_and_is_no_more_than_stated(variant: Variant) -> None:
-    one, other = Team(variant.method), Team(variant.method)
-    for step in range(STEPS):
-        for a, b in zip(one.step(step), other.step(step), strict=True):
-            assert same_tensors({**a.gradients, **a.memory}, {**b.gradients, **b.memory})
-        assert one.array_bytes == other.array_bytes
-        other.restore()
-    held = [sum(x.nbytes for name, x in memory.items() if "controller" not in name) for memory in one.memories]
-    assert 0 < max(held) <= variant.method.memory_bytes(SHAPES)
-
-
-@averages
-def test_what_was_averaged_and_what_is_remembered_sum_to_what_was_fed(variant: Variant) -> None:
-    if not variant.conserves:
-        return
-    team = Team(variant.method, 3)
-    for step in range(STEPS):
-        team.step(step)
-        for name in SHAPES:
-            left = (
-                sum(
-                    memory.get(f"residual/{name}", memory.get(f"sent/residual/{name}", torch.zeros(SHAPES[name])))
-                    .double()
-                    .view(SHAPES[name])
-                    for memory in team.memories
-                )
-                / 3
-            )
-            torch.testing.assert_close(team.sent[name] + left, team.fed[name], rtol=1e-5, atol=1e-5)
-
-
-@averages
-def test_nan_is_refused(variant: Variant) -> None:
-    given = [gradients(replica, 3) for replica in range(2)]
-    given[1]["wide.weight"][3, 4] = math.nan
-    with pytest.raises(NonFiniteError):
-        Team(variant.method).step(3, given)
+@laws_over(AVERAGES)
+def test_law(law, variant: Variant) -> None:
+    law(variant)
 
 
 # Parameters of replicas that step by themselves.
@@ -216,10 +155,14 @@ def test_parts_repeat_after_a_period_and_send_the_same(notation) -> None:
         "HALoS(3, updates=1, delay=0)",
         "AsyncSPARTA(share=0.2, delay=2)",
         "DeCoSGD(0.1, delay=2)",
+        "DiLoCoX(3, rank=2, window=0)",
+        "Dion(2, min_values=16)",
+        "EDGC(2, window=2, every=1, min_values=16)",
     ],
 )
 def test_bytes_planned_are_counted_and_priced(small, tmp_path, notation) -> None:
-    config = small(**FOUR, replica_gradient=notation, steps=6)
+    optimizer = {"learning_rate": 0.02, "momentum": 0.0 if notation.startswith("Dion") else 0.9}
+    config = small(**FOUR, replica_gradient=notation, steps=6, optimizer=optimizer)
     planned = forecast(config, device="T4")
     run = train(config, engine="inline", out=tmp_path / "run")
     links = run.links[run.links["direction"] == "replica_gradient"]

@@ -252,8 +252,9 @@ class Team:
                 rows = {one: torch.zeros(shape) for one, shape in self.method.compressed_shapes(self.shapes).items()}  # type: ignore[attr-defined]
                 memory = unflatten({WHOLE: memory[f"residual/{WHOLE}"]}, rows)
                 total += memory[name].double()
-            elif f"residual/{name}" in memory:
-                total += memory[f"residual/{name}"].double().view(self.shapes[name])
+            else:  # of a method within another, under its prefix
+                held = [x for key, x in memory.items() if key.endswith(f"residual/{name}")]
+                total += sum(x.double().view(self.shapes[name]) for x in held)
         return total / self.count
 
 

@@ -1,0 +1,133 @@
+"""The laws of every method that averages replica gradients, each a function of a variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from replica_variants import (
+    SHAPES,
+    Team,
+    Variant,
+    average,
+    context,
+    copy_of,
+    dense_mean,
+    gradients,
+    same_tensors,
+)
+
+from raysim.codecs import NonFiniteError
+from raysim.replication import parse_replica_method
+from raysim.replication.method import average_together
+
+STEPS = 8
+
+
+def the_notation_is_the_method(variant: Variant) -> None:
+    method = variant.method
+    assert repr(method) == variant.notation
+    assert parse_replica_method(repr(method)) == method
+    assert hash(method) == hash(variant.method)
+
+
+def all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: Variant) -> None:
+    for count in (2, 3, 4):
+        team = Team(variant.method, count)
+        variant.method.check(SHAPES, count, variant.momentum)
+        for step in range(STEPS):
+            given = [gradients(replica, step) for replica in range(count)]
+            before, held = [copy_of(one) for one in given], [copy_of(memory) for memory in team.memories]
+            memories = team.memories
+            results = team.step(step, given)
+            for result, own in zip(results, given, strict=True):
+                assert list(result.gradients) == list(SHAPES)
+                method: Any = variant.method
+                parts = method.decentralized and step >= method.warmup
+                compressed = method.compressed_shapes(SHAPES) if parts else {}
+                for name, x in result.gradients.items():
+                    assert torch.equal(x, own[name] if name in compressed else results[0].gradients[name])
+                assert {name: tuple(x.shape) for name, x in result.gradients.items()} == SHAPES
+                assert all(x.dtype == torch.float32 and torch.isfinite(x).all() for x in result.gradients.values())
+                assert result.decisions == results[0].decisions
+                assert result.with_momentum == results[0].with_momentum
+            assert all(same_tensors(*pair) for pair in zip((*given, *memories), (*before, *held), strict=True))
+            if variant.exact:
+                mean = dense_mean(given)
+                assert same_tensors(results[0].gradients, mean) or not variant.bitwise
+                for name, x in results[0].gradients.items():
+                    torch.testing.assert_close(x, mean[name], rtol=1e-4, atol=1e-5)
+
+
+def what_was_averaged_and_what_is_remembered_sum_to_what_was_fed(variant: Variant) -> None:
+    if not variant.conserves:
+        return
+    team = Team(variant.method, 3)
+    for step in range(STEPS):
+        team.step(step)
+        for name in SHAPES:
+            torch.testing.assert_close(team.sent[name] + team.residual(name), team.fed[name], rtol=1e-5, atol=1e-5)
+
+
+def a_restored_memory_goes_on_bit_for_bit(variant: Variant) -> None:
+    one, other = Team(variant.method, 2), Team(variant.method, 2)
+    for step in range(STEPS):
+        expected, found = one.step(step), other.step(step)
+        assert one.array_bytes == other.array_bytes
+        for a, b in zip(expected, found, strict=True):
+            assert same_tensors(a.gradients, b.gradients)
+            assert same_tensors(a.memory, b.memory)
+            assert a.decisions == b.decisions
+        other.restore()
+
+
+def the_memory_is_no_more_than_stated(variant: Variant) -> None:
+    team = Team(variant.method, 2)
+    for step in range(STEPS):
+        team.step(step)
+    stated = variant.method.memory_bytes(SHAPES)
+    for memory in team.memories:
+        held = sum(x.nbytes for name, x in memory.items() if not name.startswith("controller"))
+        assert held <= stated
+        assert held > 0 or stated == 0 or variant.method.num_rounds(2) == 2
+
+
+def one_replica_alone_and_no_layer_at_all_send_nothing(variant: Variant) -> None:
+    results, array_bytes = average(variant.method, [gradients(0, 0)], [{}], [context(0, 1, 0)])
+    assert array_bytes == [0]
+    if variant.exact:
+        for name, x in results[0].gradients.items():
+            torch.testing.assert_close(x, gradients(0, 0)[name], rtol=1e-4, atol=1e-5)
+    results, array_bytes = average(variant.method, [{}, {}], [{}, {}], [context(0, 2, 0), context(1, 2, 0)])
+    assert [result.gradients for result in results] == [{}, {}]
+    assert array_bytes == [0, 0]
+
+
+def nan_is_refused(variant: Variant) -> None:
+    for name in ("wide.weight", "first.bias"):
+        given = [gradients(replica, 3) for replica in range(2)]
+        given[1][name].view(-1)[4] = math.nan
+        with pytest.raises(NonFiniteError):
+            average_together(variant.method, given, [{}, {}], [context(0, 2, 3), context(1, 2, 3)])
+
+
+LAWS: tuple[Callable[[Variant], None], ...] = (
+    the_notation_is_the_method,
+    all_replicas_take_the_same_step_and_nothing_given_is_touched,
+    what_was_averaged_and_what_is_remembered_sum_to_what_was_fed,
+    a_restored_memory_goes_on_bit_for_bit,
+    the_memory_is_no_more_than_stated,
+    one_replica_alone_and_no_layer_at_all_send_nothing,
+    nan_is_refused,
+)
+
+
+def laws_over(variants: Sequence[Variant]) -> pytest.MarkDecorator:
+    """Parametrise a test by `law` and `variant`."""
+    cases = [
+        pytest.param(law, variant, id=f"{law.__name__}-{variant.notation}") for variant in variants for law in LAWS
+    ]
+    return pytest.mark.parametrize(("law", "variant"), cases)
