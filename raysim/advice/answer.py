@@ -98,7 +98,7 @@ def assumptions(advice: Advice) -> list[str]:
     counts = ", ".join(f"{layout}: {job.num_microbatches(layout)}" for layout in layouts)
     again = ", forwards computed again" if job.recompute else ""
     return [
-        f"{model.name}: {model.num_parameters:.3g} parameters; {job.batch} {model.samples_name} a step, {job.schedule!r}, "
+        f"{model.name}: {model.num_parameters:,} parameters; {job.batch} {model.samples_name} a step, {job.schedule!r}, "
         f"microbatches of {job.microbatch} ({counts}).",
         f"Compute: counted operations at {job.efficiency:g} of the {job.fleet.name}'s dense 16-bit peak by its datasheet{again}. "
         "The share is an assumption: `--efficiency`.",

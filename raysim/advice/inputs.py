@@ -35,7 +35,8 @@ def find_model(source: str | None, length: int | None, shape: Mapping[str, int |
         missing = [f"--{name}" for name in SHAPE if name not in given]
         if missing:
             raise InputError(
-                f"Give a model: a recipe, a config.json of transformers, or a shape, of which {', '.join(missing)} is missing."
+                "Give a model: a recipe, a config.json of transformers, or --layers, --width, --length and --vocabulary. "
+                f"Missing: {', '.join(missing)}."
             )
         width = given["width"]
         try:
@@ -59,7 +60,7 @@ def find_model(source: str | None, length: int | None, shape: Mapping[str, int |
         return RecipeModel(read_config(source))
     except ConfigError as error:
         raise InputError(
-            f"{str(error).rstrip('.')}, a config.json of transformers, or --layers, --width, --length, --vocabulary."
+            f"{error} You can also give a config.json of transformers, or --layers, --width, --length and --vocabulary."
         ) from None
 
 

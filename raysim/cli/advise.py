@@ -35,15 +35,15 @@ def advise(
     width: Annotated[int | None, typer.Option(help="Its width.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Its tokens.")] = None,
-    stages: Annotated[int | None, typer.Option(help="Hosts of a pipeline [default: all].")] = None,
-    replicas: Annotated[int | None, typer.Option(help="Pipelines [default: hosts / stages].")] = None,
+    stages: Annotated[int | None, typer.Option(help="Hosts of a pipeline (default: all).")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Pipelines (default: hosts / stages).")] = None,
     sharding: Annotated[
         str | None, typer.Option(help="Parameters divided among replicas, as FSDP does: FSDP(8), HSDP by FSDP(4).")
     ] = None,
     schedule: Annotated[str, typer.Option(help="Order of forwards and backwards.")] = "1F1B",
-    batch: Annotated[int | None, typer.Option(help="Samples of a step [default: 8 a host, or the recipe's].")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples of a step (default: 8 a host, or the recipe's).")] = None,
     microbatch: Annotated[
-        int | None, typer.Option(help="Samples of a microbatch [default: 1, or the recipe's].")
+        int | None, typer.Option(help="Samples of a microbatch (default: 1, or the recipe's).")
     ] = None,
     local_steps: Annotated[str, typer.Option(help="Steps between two exchanges of DiLoCo.")] = "10,100,500",
     tried: Annotated[

@@ -53,7 +53,7 @@ def replay(
     company: Annotated[
         str | None,
         typer.Option(
-            help="The folder whose runs of the same job share their compute with it [default: the study or folder it lies in]."
+            help="The folder whose runs of the same job share their compute with it (default: the study or folder it lies in)."
         ),
     ] = None,
     profile: ComputeProfile = None,
@@ -192,7 +192,7 @@ def simulate(
         str | None,
         typer.Option(
             callback=check_transport,
-            help="The transport of packets: ray, nccl, gloo or bare [default: ray; bare of timings].",
+            help="The transport of packets: ray, nccl, gloo or bare (default: ray; bare of timings).",
         ),
     ] = None,
     averaging: Averaging = None,

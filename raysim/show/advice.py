@@ -28,7 +28,7 @@ def show_advice(advice: Advice) -> None:
         latency = advice.networks[0].latency_s if advice.networks else 0.0
         assert isinstance(latency, float)
         wait = f", latency {format_seconds(latency)}" if latency else ", without latency"
-        table = Table("layout", "setting", title=f"Bandwidth for a utilisation{wait}")
+        table = _table(f"Bandwidth for a utilisation{wait}")
         for level in LEVELS:
             table.add_column(f"{level:.0%}", justify="right")
         for name in ("memory", "known"):
@@ -37,7 +37,7 @@ def show_advice(advice: Advice) -> None:
             table.add_row(layout, str(row.way), *map(_bandwidth, row.needed), _memory(advice, row), row.known)
         out.print(table)
     for place, network in enumerate(advice.networks):
-        table = Table("layout", "setting", title=f"A step on {network!r}")
+        table = _table(f"A step on {network!r}")
         for name in ("step", "samples/s", "utilisation", "GPUs busy", "latency", "mostly"):
             table.add_column(name, justify="right", no_wrap=True)
         for row, layout in _with_layouts(advice):
@@ -54,6 +54,14 @@ def show_advice(advice: Advice) -> None:
             )
         out.print(table)
     show_notes(out, assumptions(advice))
+
+
+def _table(title: str) -> Table:
+    """Return a table of ways, whose names are folded if the terminal is narrow, never cut."""
+    table = Table(title=title)
+    for name in ("layout", "setting"):
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def _with_layouts(advice: Advice) -> list[tuple[Row, str]]:

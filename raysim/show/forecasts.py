@@ -112,7 +112,8 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         write_line(out, sharding_words(timed, timelines))
     write_line(out, "")
     table = Table("network", title="A step by network")
-    for name in ("step", "pipeline", "collectives", "update and rest", "GPUs busy", "bubble", "busiest link"):
+    links = [] if timed.sharded else ["busiest link"]  # which counts packets and averages, and no shards
+    for name in ("step", "pipeline", "collectives", "update and rest", "GPUs busy", "bubble", *links):
         table.add_column(name, justify="right")
     for network, timeline in timelines.items():
         parts = (timeline.pipeline_s, timeline.collective_s, timeline.outside_s)
@@ -122,7 +123,7 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
             *(format_seconds(part, of=timeline.step_s) for part in parts),
             f"{_busy(timeline):.0%}",
             f"{timeline.bubble:.0%}",
-            f"{busiest_share(timeline):.0%} busy",
+            *(f"{busiest_share(timeline):.0%} busy" for _ in links),
         )
     out.print(table)
     show_workers(

@@ -376,6 +376,19 @@ def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_
     assert "nothing pays on free" in " ".join(nothing.output.split())
 
 
+def test_tables_cut_no_setting_and_help_names_computed_defaults(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = CliRunner().invoke(app, ["advise", *SMALL, "--devices", "4xA100", "--network", "100mbps"])
+    assert done.exit_code == 0, done.output
+    assert "…" not in done.output
+    assert (
+        f"{ModelShape(layers=8, width=256, length=512, vocabulary=1000, heads=2).num_parameters:,} parameters"
+        in " ".join(done.output.split())
+    )
+    words = " ".join(CliRunner().invoke(app, ["advise", "--help"]).output.split())
+    assert "Pipelines (default: hosts / stages)." in words
+
+
 def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = RecipeModel(read_config("topics-gpt"))
@@ -404,8 +417,11 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
     ("arguments", "sentence"),
     [
         (["--devices", "4xA100"], "Give a model: a recipe, a config.json"),
-        ([*SMALL[:4], "--devices", "4xA100"], "of which --length, --vocabulary is missing"),
-        (["digits-cnnn", "--devices", "4xA100"], "Unknown recipe 'digits-cnnn'. Did you mean `digits-cnn`"),
+        ([*SMALL[:4], "--devices", "4xA100"], "Missing: --length, --vocabulary"),
+        (
+            ["digits-cnnn", "--devices", "4xA100"],
+            "'digits-cnnn'. Did you mean `digits-cnn`? You can also give a config.json",
+        ),
         (["digits-cnn", "--devices", "4xA100", "--layers", "3"], "describe a model, but digits-cnn is one already"),
         ([*SMALL, "--devices", "4A100"], "`--devices` must be as 8xA100"),
         ([*SMALL, "--devices", "4xA10O"], "unknown GPU 'A10O'. Did you mean `A10G`?"),
