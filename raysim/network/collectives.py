@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
 
 from raysim.network.topology import Network
 from raysim.network.transport import BARE, Transport
@@ -172,11 +174,11 @@ def collectives(
         for members, across in sorted(groups, key=lambda group: group[0][0]):
             count = buckets.get(members[0], 0)
             sent = of_direction[np.isin(of_direction["stage"], members)]
+            sent = sent[np.argsort(sent["round"], kind="stable")]
             codec_s = np.bincount(owner[members], method_s[members]).max() if averages else 0.0
             last = int(sent["round"].max(initial=-1))
-            rounds = tuple(
-                _round(sent[sent["round"] == turn], max(count, 1), hosts, transport) for turn in range(last + 1)
-            )
+            bounds = np.searchsorted(sent["round"], range(last + 2))
+            rounds = tuple(_round(sent[i:j], max(count, 1), hosts, transport) for i, j in pairwise(bounds))
             joined.append(Collective(direction, tuple(members), frozenset(across), float(codec_s), rounds, count))
     return joined
 
@@ -214,13 +216,10 @@ def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
         latency = np.stack([network.latencies_s(one.source, one.target) for network in networks], axis=-1)
     latency = latency * one.trips[:, None]
     wire_s = latency + bits / bandwidth
-    served_s, sent, received = np.zeros((3, num_hosts, len(networks)))
-    slowest = np.zeros((num_hosts, len(networks)))
-    np.add.at(served_s, one.target, one.transfers[:, None] * latency + bits / bandwidth)
-    np.add.at(sent, one.source, bits)
-    np.add.at(received, one.target, bits)
-    np.maximum.at(slowest, one.source, latency)
-    np.maximum.at(slowest, one.target, latency)
+    out, into = (_incidence(ends, num_hosts) for ends in (one.source, one.target))
+    served_s = into @ (one.transfers[:, None] * latency + bits / bandwidth)
+    sent, received = out @ bits, into @ bits
+    slowest = np.maximum(_most(one.source, latency, num_hosts), _most(one.target, latency, num_hosts))
     half = np.array([network.sharing == "half" for network in networks])
     ports = np.stack([network.ports_bps(num_hosts) for network in networks], axis=-1)
     carried = np.where(half, sent + received, np.maximum(sent, received))
@@ -230,9 +229,31 @@ def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
     return found
 
 
+def _incidence(ends: NDArray[np.int64], num_hosts: int) -> csr_array:
+    """Return the matrix by which values of pairs are summed over the pairs of each host: (host, pair)."""
+    return csr_array((np.ones(len(ends)), (ends, np.arange(len(ends)))), shape=(num_hosts, len(ends)))
+
+
+def _most(ends: NDArray[np.int64], values: Floats, num_hosts: int) -> Floats:
+    """Return the greatest values, 0 or more, over the pairs of each host: (host, network)."""
+    order = np.argsort(ends, kind="stable")
+    hosts, starts = np.unique(ends[order], return_index=True)
+    greatest = np.zeros((num_hosts, values.shape[1]))
+    greatest[hosts] = np.maximum.reduceat(values[order], starts)
+    return greatest
+
+
 def total_seconds(found: Sequence[Collective], networks: Sequence[Network]) -> Floats:
     """Return the seconds of each collective on each network, codec and all rounds: shape (collective, network)."""
-    totals = [one.codec_s + one.repeats * sum(round_seconds(each, networks) for each in one.rounds) for one in found]
+    priced: dict[bytes, Floats] = {}  # rounds of a ring are alike, and many stages average the same bytes
+
+    def seconds(one: Round) -> Floats:
+        key = b"".join(column.tobytes() for column in one)
+        if key not in priced:
+            priced[key] = round_seconds(one, networks)
+        return priced[key]
+
+    totals = [one.codec_s + one.repeats * sum(map(seconds, one.rounds)) for one in found]
     return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(found), len(networks))
 
 
