@@ -10,7 +10,7 @@ from torch import nn
 
 from raysim.advice.fleet import Fleet
 from raysim.advice.job import Job, Layout, Way
-from raysim.advice.stage_cost import StageCost, Unit
+from raysim.advice.stage_cost import Shapes, StageCost, Unit
 from raysim.distributed import fsdp
 from raysim.network.sharding import FSDP
 from raysim.network.transport import BARE
@@ -51,7 +51,7 @@ class Layers:
 
     def stages(self, num_stages, samples):
         assert num_stages == 1
-        shapes = Counter({(size,): 1 for size in UNITS})
+        shapes: Shapes = Counter({(size,): 1 for size in UNITS})
         return [StageCost(1.0, 1.0, shapes, 0.0, 0.0, (samples, 256), tuple(Unit(0.5, size) for size in UNITS))]
 
 

@@ -17,6 +17,7 @@ from raysim.pipeline.prepare import prepare
 from raysim.random import derive_key
 from raysim.training.run import Training
 from raysim.training.train import train
+from raysim.workloads.task import Task
 
 CASES: dict[str, dict[str, Any]] = {
     "addition": {"data": {"name": "addition", "digits": 1, "train_samples": 64, "test_samples": 30}},
@@ -29,10 +30,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def answered(engine, mode):
-    """Return the share of right answers, from the stages' modules in a row, a codec at each boundary, token by token."""
+    """Return which answers are right, which would be after right tokens, and the tokens that count.
+
+    From the stages' modules in a row, a codec at each boundary, token by token.
+    """
     plan, test = engine.plan, engine.workload.data.test
     stages = {i: stage.module for worker in engine.workers for i, stage in worker.stages.items()}
-    right, forced = [], []
+    right, forced, tokens = [], [], []
     for batch in range(plan.num_test_batches):
         ids = plan.evaluation_ids("test", batch)
         given, targets = test.inputs(ids, 0, 0, False), test.targets(ids)
@@ -53,6 +57,7 @@ def answered(engine, mode):
             scored[:, place] = x[:, -1].argmax(-1)
             if place + 1 < text.shape[1]:
                 text[:, place + 1] = torch.where(~counts[:, place], given[:, place + 1], scored[:, place])
+        tokens.append(scored[counts])
         right += ((scored == targets) | ~counts).all(1).tolist()
         with torch.no_grad():
             y = given
@@ -61,18 +66,30 @@ def answered(engine, mode):
         forced += ((y.argmax(-1) == targets) | ~counts).all(1).tolist()
         for stage in stages.values():
             stage.train()
-    return right, forced
+    return right, forced, torch.cat(tokens)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_answers_are_those_of_the_model_generated_token_by_token(small, case):
+def test_answers_are_those_of_the_model_generated_token_by_token(small, case, monkeypatch):
+    generated: list[torch.Tensor] = []
+    sums = Task.generated_sums
+
+    def noted(task, texts, targets):
+        counts = targets != -100
+        counts[:, : engine.workload.data.shape.given] = False
+        generated.append(texts[counts])
+        return sums(task, texts, targets)
+
+    monkeypatch.setattr(Task, "generated_sums", noted)
     quick = {"forward": "Quantize(3, rounding='stochastic')", "optimizer": {"name": "adamw", "learning_rate": 1e-2}}
     engine = start(small(**{**ANSWERS, **quick, **CASES[case]}))
     for step in range(80):
         losses_of(engine, step)
     for mode in ("on", "off"):
-        right, forced = answered(engine, mode)
+        right, forced, tokens = answered(engine, mode)
+        generated.clear()
         total = engine.evaluate(mode)
+        assert torch.equal(torch.cat(generated), tokens)  # wrong answers too, which read what was generated before
         assert total.samples == len(right)
         assert engine.plan.task.results(total.sums)["exact_match"] == sum(right) / len(right)
         if mode == "off":  # a causal model that is right so far reads the same text as in training

@@ -38,7 +38,8 @@ def scattered(rank, world_size, method):
     mesh = init_device_mesh("cpu", (world_size,))
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=mesh)
-    gradients = fsdp.compress(fully_shard(model, mesh=mesh), method)
+    fully_shard(model, mesh=mesh)
+    gradients = fsdp.compress(model, method)
     model(torch.randn(8, 256)).square().mean().backward()
     return gradients.sent_bytes
 

@@ -26,6 +26,8 @@ from raysim.replication.method import average_together
 
 STEPS = 8
 
+MAY_HOLD_NOTHING = ("TwoShot(", "DGC(1.0)")  # sums that are exact, and a density that leaves no residual
+
 
 def the_notation_is_the_method(variant: Variant) -> None:
     method = variant.method
@@ -92,7 +94,7 @@ def the_memory_is_no_more_than_stated(variant: Variant) -> None:
     for memory in team.memories:
         held = sum(x.nbytes for name, x in memory.items() if not name.startswith("controller"))
         assert held <= stated
-        assert held > 0 or stated == 0 or variant.method.num_rounds(2) == 2
+        assert held > 0 or stated == 0 or repr(variant.method).startswith(MAY_HOLD_NOTHING)
 
 
 def one_replica_alone_and_no_layer_at_all_send_nothing(variant: Variant) -> None:
