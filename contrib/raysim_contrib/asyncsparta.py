@@ -29,9 +29,10 @@ class AsyncSPARTA(ReplicaMethod):
         m = decay m + (1 - decay) (v - w);   v = a + scale m
 
     A random order of the positions is cut into 1/`share` parts, and each exchange averages the next one; after the last a new
-    order is drawn. All replicas know its seed, so that only values are sent. The last part is filled up with positions of
-    the first (ours), so that all exchanges send as much. At the first arrival m is v - w. `decay` rises by a half cosine from
-    step `rise` to 0.99 at the end of `until` steps; without `until` it stays. The mean of the replicas is evaluated.
+    order is drawn. All replicas know its seed, so that only values are sent. The last part is filled up with positions of the
+    first (ours), so that all exchanges send as much. At the first arrival m is v - w, and 0 at positions that arrive later.
+    `decay` rises by a half cosine from step `rise` to 0.99 at the end of `until` steps; without `until` it stays. The mean of
+    the replicas is evaluated.
     The pipelines without flush of the same paper are `weights=AsyncPP`.
 
     >>> AsyncSPARTA(delay=10).steps_under_way

@@ -143,3 +143,42 @@ def test_the_rank_follows_the_change_of_entropy() -> None:
     assert ranks[:4] == [8] * 4
     assert min(ranks) < 8
     assert all(rank % 2 == 0 and 2 <= rank <= 8 for rank in ranks)
+
+
+def test_windows_of_entropy_choose_the_ranks() -> None:
+    """By hand: entropies of every second step after a warm-up, means of windows of three steps, a rank at most two away."""
+    team = Team(parse_replica_method("EDGC(8, window=3, every=2, stride=2, sample=1.0, bins=50, warmup=2)"), 2, MATRIX)
+    rank, means, seen, events = 8, [], [], set()
+    for step in range(23):
+        power = 1 + (step // 3) % 4 * 0.7  # so that the shape of the distribution, and its entropy, changes
+        given = [
+            {"weight": g["weight"].sign() * g["weight"].abs() ** power}
+            for g in (gradients(r, 0, MATRIX) for r in range(2))
+        ]
+        (result, _) = team.step(step, given)
+        if step < 2:
+            assert not result.decisions
+            continue
+        (decision,) = result.decisions
+        assert decision.branch == f"rank {rank}"
+        assert decision.factor == pytest.approx(40 * 60 / (rank * (40 + 60)))
+        if (step - 2) % 2 == 0:
+            seen.append(entropy(result.gradients["weight"], 50, 1.0))
+        after = rank
+        if (step - 1) % 3 == 0:
+            means.append(sum(seen) / len(seen))
+            seen = []
+            if len(means) > 2:
+                share = abs(means[-1] - means[-2]) / abs(means[1] - means[0])
+                wanted = min(8, max(2, round(2 + 6 * share))) // 2 * 2
+                after = min(max(wanted, rank - 2), rank + 2)
+        event = "promote" if after < rank else "demote" if after > rank else None
+        assert decision.event == event
+        events.add(event)
+        rank = after
+    assert events == {"promote", "demote", None}
+
+
+def test_a_dearer_byte_leaves_a_lower_density() -> None:
+    assert choose(0.1, 10e6, 50e6, 0.0, cost=2.0).density == pytest.approx(choose(0.1, 10e6, 50e6, 0.0).density / 2)
+    assert noise(0.5, 2) == pytest.approx(0.5 / (0.5 * 0.75**2))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any, cast
+
 import pytest
 import torch
 from codec_variants import normal
 from raysim_contrib.asyncsparta import AsyncSPARTA
-from raysim_contrib.dilocox import CodedFactors, effective_rank
+from raysim_contrib.dilocox import CodedFactors, DiLoCoX, effective_rank
 from replica_variants import (
     SHAPES,
     Apart,
     Team,
+    context,
     gradients,
     same_tensors,
 )
 
-from raysim.codecs import Quantize
+from raysim.codecs import Identity, Quantize
 
 STEPS = 8
 MATRIX = {"weight": (40, 60)}
@@ -192,3 +196,85 @@ def test_the_decay_rises_by_half_a_cosine() -> None:
         0.99,
         0.99,
     ]
+
+
+def test_coded_factors_are_their_formula() -> None:
+    """By hand, without a codec: three replicas, two matrices, and one whose factors would not be smaller than itself."""
+    shapes = {"a": (20, 30), "b": (12, 16), "c": (3, 4)}
+    team = Team(CodedFactors(3, Identity(), 2, min_values=1), 3, shapes)
+    rank, shares = 3, []
+    left: list[dict[str, torch.Tensor]] = [{name: torch.zeros(shape).double() for name, shape in shapes.items()}] * 3
+    starts: dict[str, torch.Tensor] = {}
+    for step in range(9):
+        given = [
+            {name: normal(*shape, seed=30 * step + replica) for name, shape in shapes.items()} for replica in range(3)
+        ]
+        for g in given:  # of about one column at "a", of three at "b"
+            g["a"] += 40 * normal(20, 1, seed=1) @ normal(1, 30, seed=2)
+        fed = [{name: g[name].double() + held[name] for name in shapes} for g, held in zip(given, left, strict=True)]
+        results = team.step(step, given)
+        ranks = []
+        for name in ("a", "b"):
+            if name in starts:  # drawn in the first exchange
+                lefts = torch.stack([x[name] @ starts[name][:, :rank] for x in fed]).mean(dim=0)
+                base = torch.linalg.qr(lefts).Q
+                right = torch.stack([x[name].T @ base for x in fed]).mean(dim=0)
+                torch.testing.assert_close(results[0].gradients[name].double(), base @ right.T, rtol=1e-4, atol=1e-4)
+                for replica in range(3):
+                    rest = fed[replica][name] - base @ (fed[replica][name].T @ base).T
+                    held = team.memories[replica][f"residual/{name}"].double()
+                    torch.testing.assert_close(held.view_as(rest), rest, rtol=1e-4, atol=1e-4)
+            starts[name] = team.memories[0][f"right/{name}"].double()
+            assert starts[name].shape == (shapes[name][1], rank)
+            energy = starts[name].square().sum(dim=0) / starts[name].square().sum()
+            ranks.append(float(torch.exp(-(energy * energy.log()).sum())))
+        assert "right/c" not in team.memories[0]
+        torch.testing.assert_close(
+            results[0].gradients["c"].double(), torch.stack([x["c"] for x in fed]).mean(dim=0), rtol=1e-5, atol=1e-5
+        )
+        left = [
+            {name: memory[f"residual/{name}"].double().view(shape) for name, shape in shapes.items()}
+            for memory in team.memories
+        ]
+        shares.append(sum(ranks) / 2)
+        if len(shares) == 2:
+            rank, shares = max(1, min(rank, math.ceil(sum(shares) / 2))), []
+    assert rank == 2  # of 1 and 3 columns, say: the mean over matrices, not the greatest
+
+
+def test_late_averages_of_parts_are_placed_where_they_were_sent_from() -> None:
+    shapes = {"a": (6, 7), "b": (6, 7)}
+    notation = "AsyncSPARTA(share=0.3, delay=2, steps=2, decay=0.75, scale=0.5, rise=4, until=20)"
+    team = Apart(notation, 2, shapes)
+    method = cast(AsyncSPARTA, team.method)
+    now = [{name: x.double().clone() for name, x in own.items()} for own in team.parameters]
+    past: list[tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]] = []
+    smooth: list[dict[tuple[str, int], Any]] = [{}, {}]
+    for step in range(24):
+        given = [gradients(replica, step, shapes) for replica in range(2)]
+        team.step(step, given)
+        now = [{name: x - 0.125 * g[name] for name, x in own.items()} for own, g in zip(now, given, strict=True)]
+        if step % 2:
+            exchange, where = step // 2, context(0, 2, step)
+            places = {name: method.positions(name, 42, exchange, where, torch.device("cpu")) for name in shapes}
+            past.append((places, [{name: x.clone() for name, x in own.items()} for own in now]))
+            decay = method.decay_of(step)
+            if exchange >= 2:
+                places, then = past[exchange - 2]
+                for i, own in enumerate(now):
+                    for name, at in places.items():
+                        for j in at.tolist():
+                            start = [each[name].view(-1)[j] for each in then]
+                            progress = own[name].view(-1)[j] - start[i]
+                            held = smooth[i].get((name, j), 0.0)
+                            first = exchange == 2
+                            smooth[i][name, j] = progress if first else decay * held + (1 - decay) * progress
+                            own[name].view(-1)[j] = (start[0] + start[1]) / 2 + 0.5 * smooth[i][name, j]
+        for own, x in zip(team.parameters, now, strict=True):
+            for name in shapes:
+                torch.testing.assert_close(own[name].double(), x[name], rtol=1e-4, atol=1e-5)
+    drawn = [tuple(places["a"].tolist()) for places, _ in past]
+    assert len(set(drawn)) == len(drawn)  # another order in each cycle
+    assert all(places["a"].tolist() != places["b"].tolist() for places, _ in past)
+    assert method.steps_under_way == 4
+    assert (DiLoCoX(5).steps_under_way, DiLoCoX(5, delay=0).steps_under_way) == (5, 0)
