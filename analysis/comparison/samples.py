@@ -36,7 +36,7 @@ def sample_harms(results: Results) -> pd.DataFrame:
 
     `harm` is the mean of `safe_set` over these `seeds`, and `deviation` the standard deviation between seeds of their harm, in
     `unit`. It is parted into `of_training`, which more seeds average out, and `of_samples`, the noise of so few `samples` in each
-    seed, which a larger test set would reduce: their squares add up to its own.
+    seed, which a larger test set would reduce: their squares add up to its own, unless an estimate is below 0 and counts as 0.
     `another_test` is the standard deviation of the mean harm over test sets of this size: bounds over seeds do not include it.
     `worse` and `better` count the samples with fewer and with more right predictions than dense, over all seeds; `p` is that of
     their sign test, two-sided (McNemar 1947). They are missing for targets that are numbers. Only settings judged by a loss or an
@@ -110,7 +110,7 @@ def _parted(pairs: list[tuple[pd.DataFrame, pd.DataFrame]], measure: Measure) ->
         "harm": float(harms.mean()),
         "deviation": math.sqrt(between),
         "of_training": math.sqrt(max(0.0, between - noise / samples)),
-        "of_samples": math.sqrt(min(noise / samples, between)),
+        "of_samples": math.sqrt(noise / samples),
         "another_test": math.sqrt(max(0.0, float(of_samples.var(ddof=1)) - noise / seeds) / samples),
     }
 
