@@ -17,14 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_array
 
 from raysim.network.topology import Network
 from raysim.network.transport import BARE, Transport
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Floats = NDArray[np.float64]
 Transfers = NDArray[np.void]
@@ -231,6 +233,8 @@ def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
 
 def _incidence(ends: NDArray[np.int64], num_hosts: int) -> csr_array:
     """Return the matrix by which values of pairs are summed over the pairs of each host: (host, pair)."""
+    from scipy.sparse import csr_array
+
     return csr_array((np.ones(len(ends)), (ends, np.arange(len(ends)))), shape=(num_hosts, len(ends)))
 
 
