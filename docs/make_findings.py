@@ -26,7 +26,7 @@ PICTURES = PAGES.parent / "images" / "findings"
 
 def decided(results: Results) -> list[Finding]:
     """Return the findings supported by runs of these results."""
-    return [finding for finding in findings(results) if any(comparison.effects for comparison in finding.comparisons)]
+    return [finding for finding in findings(results) if finding.tested]
 
 
 def filled(text: str, blocks: dict[str, str]) -> str:

@@ -85,6 +85,11 @@ class Finding:
     """Cost of the commands, estimated from recorded runs."""
 
     @property
+    def tested(self) -> bool:
+        """True if runs were compared."""
+        return any(comparison.effects for comparison in self.comparisons)
+
+    @property
     def rule(self) -> str:
         """The rule of the verdict, in words: that of settings with the comparisons as family, which borrow no spread."""
         looks = ", ".join(map(str, LOOKS))

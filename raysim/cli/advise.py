@@ -19,6 +19,13 @@ from raysim.cli.options import (
 )
 
 
+def _check_picture(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Return the file of a picture; fails if it isn't named as a PNG, or cannot be written."""
+    if value is not None and value.suffix.lower() != ".png":
+        fail(f"`{parameter.opts[0]}` must end in .png, but got {str(value)!r}.", 2)
+    return check_file(parameter, value)
+
+
 def advise(
     devices: Annotated[
         str, typer.Option(help="Hosts and GPUs by their datasheets: 8xA100, or 14x8xH100 with 8 a host.")
@@ -62,7 +69,7 @@ def advise(
         typer.Option(callback=check_file, help="Write a study of the settings that would pay on the first network."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(callback=check_file, help="Draw utilisation over bandwidth here, as PNG.")
+        Path | None, typer.Option(callback=_check_picture, help="Draw utilisation over bandwidth here, as PNG.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:

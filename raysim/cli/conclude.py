@@ -45,6 +45,9 @@ def findings(
         ),
     ] = None,
     transport: StudyTransport = None,
+    untested: Annotated[
+        bool, typer.Option("--untested", help="Also list the claims on which no run bears, with the runs to make.")
+    ] = False,
     json_file: JsonFile = None,
     trust: Trust = None,
 ) -> None:
@@ -70,7 +73,8 @@ def findings(
     (chosen,) = given or parse_networks([results.network_of(study)])
     recommendations = adoptions(results, chosen, transport)
     samples = sample_harms(results)
-    show_findings(verdicts, problems, recommendations, transport or results.transport_of(study), samples)
+    priced = transport or results.transport_of(study)
+    show_findings(verdicts, problems, recommendations, priced, samples, untested=untested)
     if json_file is not None:
         write_json(findings_figures(verdicts, problems, recommendations, samples), json_file)
 

@@ -18,14 +18,22 @@ if TYPE_CHECKING:
 
 
 def show_findings(
-    found: Sequence[Finding], problems: Iterable[str], home: Iterable[Adoption], transport: str, samples: pd.DataFrame
+    found: Sequence[Finding],
+    problems: Iterable[str],
+    home: Iterable[Adoption],
+    transport: str,
+    samples: pd.DataFrame,
+    *,
+    untested: bool,
 ) -> None:
     """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide undecided ones.
 
-    Then come the rows of `sample_harms`, in `samples`, and the settings to take `home`, as lines for another training loop.
+    Claims without a comparison are counted in a line, or shown too if `untested`. Then come the rows of `sample_harms`, in
+    `samples`, and the settings to take `home`, as lines for another training loop.
     """
     out = console()
-    for finding in found:
+    tested = [finding for finding in found if finding.tested]
+    for finding in found if untested else tested:
         style = {"supported": "green", "contradicted": "red", "undecided": "yellow"}[finding.verdict]
         out.print(f"[{style}]{finding.verdict:<12}[/] [bold]{finding.claim.text}[/]", highlight=False, soft_wrap=True)
         claim = finding.claim
@@ -45,10 +53,13 @@ def show_findings(
             write_line(out, f"  {'at a cost of':<11} {finding.cost}")
         out.print()
     counts = {
-        verdict: sum(finding.verdict == verdict for finding in found)
+        verdict: sum(finding.verdict == verdict for finding in tested)
         for verdict in ("supported", "contradicted", "undecided")
     }
+    counts["not tested by these runs"] = len(found) - len(tested)
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    if len(tested) < len(found) and not untested:
+        summary += " (`--untested` lists them, with the runs to make)"
     priced = f" Steps are priced {over(transport)}." if found else ""
     out.print(f"{summary}.{f' {found[0].rule}' if found else ''}{priced}", highlight=False, soft_wrap=True)
     show_notes(out, problems)

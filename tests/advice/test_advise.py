@@ -376,6 +376,15 @@ def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_
     assert "nothing pays on free" in " ".join(nothing.output.split())
 
 
+@pytest.mark.parametrize("name", ["plot.pn", "plot", "plot.svg"])
+def test_a_plot_is_a_png(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    done = CliRunner().invoke(app, ["advise", *SMALL, "--devices", "4xA100", "--network", "1gbps", "--plot", str(file)])
+    assert done.exit_code == 2
+    assert done.output == f"raysim: `--plot` must end in .png, but got {str(file)!r}.\n"
+    assert not file.exists()
+
+
 def test_tables_cut_no_setting_and_help_names_computed_defaults(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     done = CliRunner().invoke(app, ["advise", *SMALL, "--devices", "4xA100", "--network", "100mbps"])

@@ -585,11 +585,17 @@ def test_the_command_prints_verdicts_and_writes_them(tmp_path):
     done = CliRunner().invoke(app, ["findings", str(tmp_path / "runs"), "--json", str(file)])
     assert done.exit_code == 0, done.output
     assert "supported    Models trained under strong TopK (10 % or less) need compression at inference." in done.output
-    assert "to decide: for s in 0 1 2; do raysim train" in done.output
+    others = f"{len(CLAIMS) - 2} not tested by these runs"
     assert (
-        f"1 supported, 0 contradicted, {len(CLAIMS) - 1} undecided. A comparison decides if its one-sided bound"
-        in done.output
+        f"1 supported, 0 contradicted, 1 undecided, {others} (`--untested` lists them, with the runs to make). A"
+        in (done.output)
     )
+    assert sum(line.startswith("undecided  ") for line in done.output.splitlines()) == 1
+    assert done.output.count("to decide: for s in") == 1
+    whole = CliRunner().invoke(app, ["findings", str(tmp_path / "runs"), "--untested"])
+    assert whole.output.count("to decide: for s in 0 1 2; do raysim train") > 10
+    assert sum(line.startswith("undecided  ") for line in whole.output.splitlines()) == len(CLAIMS) - 1
+    assert f"1 undecided, {others}. A comparison decides if its one-sided bound" in whole.output
     assert done.output.endswith(f"No step here can be priced, so no setting is recommended.\nFigures: {file}\n")
     written = json.loads(file.read_text())
     assert [one["claim"] for one in written["findings"]] == [claim.name for claim in CLAIMS]
@@ -609,7 +615,7 @@ def test_a_folder_without_results_is_one_sentence(tmp_path):
     done = CliRunner().invoke(app, ["findings", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "None of the 1 runs is finished (1 running)" in done.output
-    assert f"0 supported, 0 contradicted, {len(CLAIMS)} undecided" in done.output
+    assert f"0 supported, 0 contradicted, 0 undecided, {len(CLAIMS)} not tested by these runs" in done.output
 
 
 @pytest.mark.parametrize(
