@@ -20,6 +20,9 @@ from raysim.pipeline.errors import WorkerLostError
 OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
 # Settings of a Ray without a dashboard, whose metrics and task events would go unread.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
+END_S = (
+    10.0  # in which Ray's servers may end in order, then they are killed: for a stopped one Ray's core waits for ever
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
@@ -67,8 +70,14 @@ def end_ray(watch: RayWatch) -> None:
     import ray
 
     watch.end()
-    with signals_after():
-        ray.shutdown()
+    impatience = threading.Timer(END_S, watch.kill)
+    impatience.daemon = True
+    impatience.start()
+    try:
+        with signals_after():
+            ray.shutdown()
+    finally:
+        impatience.cancel()
     watch.kill()
 
 

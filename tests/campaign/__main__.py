@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 from attacks import ATTACKS  # noqa: E402
-from on_folders import PLANS, next_plans  # noqa: E402
+from plans import PLANS, next_plans  # noqa: E402
 
 IN_PROCESS = ("inputs", "packets damaged")  # attacks that would take memory of this very process
 SPARE_BYTES = 8 << 30  # that they may take
@@ -39,7 +39,7 @@ def main() -> int:
     ends, rounds = time.monotonic() + 60 * options.minutes, _read(options.record)
     print("| attack | of | tried | harm | minutes |\n|---|---|---|---|---|", flush=True)
     for name in options.only or [*ATTACKS, *PLANS]:
-        whole = len(PLANS[name]()) if name in PLANS else ATTACKS[name][1]
+        whole = len(PLANS[name].every()) if name in PLANS else ATTACKS[name][1]
         wanted = max(1, round(options.share * whole))
         while (left := wanted - _tried(rounds, name)) > 0 and time.monotonic() < ends:
             done = _round(name, left, rounds, options.engine, options.seed)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +66,13 @@ def sigterm(phase: Phase, name: str, count: int, folder: Path, engine: str, chan
         out, rays = folder / f"ended-{run}", tempfile.mkdtemp(prefix="ray-")  # a short path: sockets lie in it
         call = chance.randint(1, phase.calls)
         after_s = round(chance.uniform(0, phase.length_s), 3)
-        moment = {"function": phase.function, "argument": phase.argument, "call": call, "after_s": after_s}
+        moment = {
+            "function": phase.function,
+            "argument": phase.argument,
+            "call": call,
+            "after_s": after_s,
+            "blow": None,
+        }
         words = [sys.executable, str(SENDER), json.dumps(moment), *train_command(engine, out, KEYS)[len(COMMAND) - 2 :]]
         environment = os.environ | {"RAY_TMPDIR": rays}
         done = subprocess.run(
@@ -80,7 +87,7 @@ def sigterm(phase: Phase, name: str, count: int, folder: Path, engine: str, chan
         found = disorder(signal.SIGTERM, f"{name}, {moment}", done.returncode, done.stderr)
         if not found and (done.returncode == 0) != (name == "in the compaction"):
             found = [f"SIGTERM {name}, {moment}: {done.returncode}"]
-        if left := _left(rays):
+        if left := left_of(rays):
             found.append(f"SIGTERM {name}, {moment}: left {left}")
         if not found and (out / "run.parquet").is_file():
             found = difference(out, "inline", whole, KEYS)
@@ -89,12 +96,25 @@ def sigterm(phase: Phase, name: str, count: int, folder: Path, engine: str, chan
     return Outcome(count, harm)
 
 
-def _left(rays: str) -> list[str]:
-    """Return the names of processes whose Ray keeps its files in a folder, once they have had time to end."""
+def left_of(rays: str) -> list[str]:
+    """Return the names of processes of the Ray in a folder that have not ended in time, and kill them."""
     deadline = time.monotonic() + GONE_S
-    while True:
-        listed = psutil.process_iter(["name", "cmdline"])
-        left = [process.info["name"] for process in listed if rays in " ".join(process.info["cmdline"] or ())]
-        if not left or time.monotonic() > deadline:
-            return left
+    while (
+        left := [process for process in psutil.process_iter() if _uses(process, rays)]
+    ) and time.monotonic() < deadline:
         time.sleep(0.2)
+    names = []
+    for process in left:
+        with suppress(psutil.Error):
+            names.append(process.name())
+            process.kill()
+    return names
+
+
+def _uses(process: psutil.Process, rays: str) -> bool:
+    """Return whether a process was started with a folder, or has a file in it open: some of Ray's overwrite the former."""
+    try:
+        words = [*process.cmdline(), *process.environ().values()]
+        return any(rays in word for word in words) or any(rays in file.path for file in process.open_files())
+    except psutil.Error:
+        return False

@@ -29,7 +29,7 @@ def _study(folder: Path, **changes: object) -> Path:
     return write_study(folder, **{"trials": 5, "base": STUDY, "jobs": 1, **changes})
 
 
-def _sweep_command(path: Path, out: Path) -> list[str]:
+def sweep_command(path: Path, out: Path) -> list[str]:
     resume = ["--resume"] if out.exists() else []
     return [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", str(out), *resume]
 
@@ -40,9 +40,9 @@ def _rows(out: Path) -> Rows:
     return rows
 
 
-def _sweep_ends(path: Path, out: Path) -> list[str]:
+def sweep_ends(path: Path, out: Path) -> list[str]:
     """Resume a sweep to its end; return the harm where a trial is lost, or is not what it would have been."""
-    words = _sweep_command(path, out)
+    words = sweep_command(path, out)
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode:
         return [f"resume ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"]
@@ -70,11 +70,11 @@ def sweep_kills(count: int, folder: Path, engine: str, chance: random.Random) ->
     for sweep in range(count):  # one that ends early is followed by another
         out = folder / f"sweep-{sweep}"
         while tried < count:
-            code, _ = broken_off(_sweep_command(path, out), signal.SIGKILL, chance.uniform(4, 25))
+            code, _ = broken_off(sweep_command(path, out), signal.SIGKILL, chance.uniform(4, 25))
             tried += code == -signal.SIGKILL
             if code != -signal.SIGKILL:
                 break
-        harm += _sweep_ends(path, out)
+        harm += sweep_ends(path, out)
         if tried == count:
             break
     return Outcome(tried, harm)
@@ -86,12 +86,12 @@ def sweep_signals(count: int, folder: Path, engine: str, chance: random.Random) 
     out = folder / "sweep-0"
     for session in range(count):
         number, delay_s = SIGNALS[session % len(SIGNALS)], chance.uniform(3, 25)
-        code, errors = broken_off(_sweep_command(path, out), number, delay_s)
+        code, errors = broken_off(sweep_command(path, out), number, delay_s)
         harm += disorder(number, f"after {delay_s:.1f} s", code, errors)
         if code == 0:
-            harm += _sweep_ends(path, out)
+            harm += sweep_ends(path, out)
             out = folder / f"sweep-{session + 1}"
-    harm += _sweep_ends(path, out)
+    harm += sweep_ends(path, out)
     return Outcome(count, harm)
 
 
@@ -103,13 +103,13 @@ def full_disk_of_sweep(count: int, folder: Path, engine: str, chance: random.Ran
         try:
             with SmallDisk(folder / "disk", size) as disk:
                 out = disk.folder / "sweep"
-                words = _sweep_command(path, out)
+                words = sweep_command(path, out)
                 done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
                 if done.returncode not in (0, 1) or "Traceback" in done.stderr:
                     harm.append(f"{size} KiB: {done.returncode}, {done.stderr.strip().splitlines()[-1:]}")
                     continue
                 disk.resize("64m")
-                harm += [f"{size} KiB: {found}" for found in _sweep_ends(path, out)]
+                harm += [f"{size} KiB: {found}" for found in sweep_ends(path, out)]
                 used = sum(file.stat().st_blocks for file in disk.folder.rglob("*")) // 2
                 disk.resize(f"{used + chance.choice([8, 64, 512])}k")
                 words = [sys.executable, "-m", "raysim.cli", "report", str(out)]

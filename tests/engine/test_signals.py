@@ -2,10 +2,12 @@
 
 import ctypes
 import signal
+import subprocess
 
 import pytest
 import ray
 
+from raysim.engine import start
 from raysim.engine.start import end_ray, start_ray
 from raysim.engine.watch import ServersWatch
 
@@ -21,6 +23,20 @@ def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):
         assert system.signal(signal.SIGTERM, None)  # a handler, not the system's default
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_the_end_of_ray_does_not_wait_for_a_stopped_server(monkeypatch):
+    """Ray's core would: of a raylet or a GCS that was stopped in the last seconds of a run."""
+    monkeypatch.setattr(start, "END_S", 0.1)
+    watch, server = ServersWatch(), subprocess.Popen(["sleep", "600"], process_group=0)
+    watch.adopt(server)
+    server.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(ray, "shutdown", lambda: server.wait(60))
+    try:
+        end_ray(watch)
+    finally:
+        server.kill()
+    assert server.returncode == -signal.SIGKILL
 
 
 def test_sigterm_while_ray_starts_waits_for_the_start_and_then_ends_ray(monkeypatch):

@@ -1,0 +1,36 @@
+"""Attacks of which every plan is tried once, in a random order: a share of a campaign is a sample."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commands import Outcome
+from on_folders import FOLDER_PLANS, carry_out
+from on_servers import run_blows, strike_runs, strike_sweeps, sweep_blows
+
+
+class Planned(NamedTuple):
+    """All plans of an attack, what carries out some of them and returns the harm, and how many at once."""
+
+    every: Callable[[], Sequence[Any]]
+    carry_out: Callable[[Sequence[Any], Path], list[str]]
+    at_once: int
+
+
+PLANS: dict[str, Planned] = {
+    **{name: Planned(every, carry_out, 200) for name, every in FOLDER_PLANS.items()},
+    "a process of a run's Ray hit": Planned(run_blows, strike_runs, 4),
+    "a process of a sweep's Ray hit": Planned(sweep_blows, strike_sweeps, 2),
+}
+
+
+def next_plans(name: str, tried: int, most: int, folder: Path, seed: int) -> Outcome:
+    """Carry out the plans after the first `tried`, `most` of them, in the order of the seed."""
+    planned = PLANS[name]
+    plans = list(planned.every())
+    random.Random(seed).shuffle(plans)
+    some = plans[tried : tried + min(most, planned.at_once)]
+    return Outcome(len(some), planned.carry_out(some, folder))
