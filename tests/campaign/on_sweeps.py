@@ -47,7 +47,7 @@ def sweep_ends(path: Path, out: Path) -> list[str]:
     if done.returncode:
         return [f"resume ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"]
     study, rows = read_study(path), [row for row in _rows(out) if row.same_as is None]
-    if len(rows) != study.budget:
+    if len(rows) != study.most_trials:
         return [f"trials are {[row.status for row in rows]}"]
     for row in rows:
         config = study.config({"forward": row.notation.split()[0].removeprefix("forward=")})

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from attacks import ATTACKS
+from on_servers import Blow, strike_runs, strike_sweeps
 
 FEW = {
     "driver killed": 3,
@@ -33,3 +34,25 @@ def test_no_attack_does_harm(tmp_path, name):
     if found.harm and found.harm[0].startswith("no disk can be mounted"):
         pytest.skip("a disk of memory can be mounted by root alone")
     assert found.harm == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "blow",
+    [
+        Blow("the raylet", "stopped for good", "while Ray ends"),
+        Blow("the GCS", "stopped for good", "while Ray ends"),
+        Blow("the dashboard's agent", "killed", "in a step"),
+        Blow("a stage", "stopped for a while", "in an evaluation"),
+    ],
+    ids=str,
+)
+def test_a_run_goes_on_or_says_how_whatever_hits_its_ray(tmp_path, blow):
+    assert strike_runs([blow], tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sweep_goes_on_or_says_how_whatever_hits_its_ray(tmp_path):
+    assert strike_sweeps([Blow("the raylet", "stopped for good", "while Ray ends")], tmp_path) == []

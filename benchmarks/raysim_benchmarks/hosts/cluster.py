@@ -32,7 +32,7 @@ class Cluster:
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
         self._folder = Path(mkdtemp(prefix="rsv-", dir="/tmp"))  # paths of sockets must be short
-        self._nodes: list[subprocess.Popen[bytes]] = []
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}  # by host, each with the servers of Ray as children
         self.environment = {
             **os.environ,
             "RAY_ADDRESS": f"{hosts.address(0)}:{PORT}",
@@ -51,11 +51,15 @@ class Cluster:
         cluster = cls(hosts)
         try:
             for host in range(hosts.count):
-                cluster._start(host)
+                cluster.start(host)
             yield cluster
         finally:
-            _stop(cluster._nodes)
+            cluster.stop(list(cluster.nodes))
             shutil.rmtree(cluster._folder, ignore_errors=True)
+
+    def stop(self, hosts: Sequence[int]) -> None:
+        """Stop the nodes of hosts with all their processes."""
+        _stop([self.nodes[host] for host in hosts])
 
     @contextmanager
     def driver(self) -> Iterator[subprocess.Popen[str]]:
@@ -75,7 +79,8 @@ class Cluster:
         finally:
             _stop([process])
 
-    def _start(self, host: int) -> None:
+    def start(self, host: int) -> None:
+        """Start the node of a host, also in place of one that has ended; raises ConfigError if it does not start."""
         setting = json.dumps({RAY_SETTING: FAR_BYTES})
         where = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
         where.append(f"--system-config={setting}")
@@ -92,7 +97,7 @@ class Cluster:
                 env={k: v for k, v in self.environment.items() if k != "RAY_ADDRESS"},
                 start_new_session=True,
             )
-        self._nodes.append(node)
+        self.nodes[host] = node
         deadline = time.monotonic() + START_S
         while STARTED not in log.read_text(encoding="utf-8", errors="replace"):
             if node.poll() is not None or time.monotonic() > deadline:

@@ -1,0 +1,251 @@
+"""Mixed faults in a run over several hosts, which are network namespaces of this machine (Linux, root)."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from commands import COMMAND, LIMIT_S, Outcome, as_on_a_terminal
+from disks import SmallDisk
+from raysim_benchmarks.hosts.cluster import Cluster
+from raysim_benchmarks.hosts.namespaces import Hosts, check_machine
+from runs import same_records
+
+from raysim.config import ConfigError
+from raysim.records import Run
+from raysim.training.train import train
+
+KEYS = ["steps=150", "checkpoint_every_steps=10", "evaluate_every_steps=50", "forward=EF21(TopK(0.2))", "timeout_s=60"]
+LAYERS = 7  # of digits-cnn
+SESSIONS = 6  # after which a run must have finished
+GONE_S = 20.0  # within which no stage may be left
+DISK_KIB = 64 * 1024
+
+
+class Session:
+    """A driver on the first host, and the cluster and the disk that faults hit."""
+
+    def __init__(self, cluster: Cluster, disk: SmallDisk, words: list[str]) -> None:
+        self.cluster, self.disk = cluster, disk
+        self.said = ""
+        self.driver = subprocess.Popen(
+            cluster.hosts.inside(0, *words),
+            env=cluster.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=as_on_a_terminal,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.driver.stderr:
+            self.said += line
+
+    def wait(self, begun: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until the driver has ended, or something has begun; return whether the driver still runs."""
+        deadline = time.monotonic() + limit_s
+        while self.driver.poll() is None and not begun() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self.driver.poll() is not None:
+            self._reader.join(10)
+        return self.driver.poll() is None
+
+
+def server(cluster: Cluster, host: int, name: str) -> psutil.Process | None:
+    """Return a server of Ray on a host, None if it has ended."""
+    with suppress(psutil.Error):
+        for process in psutil.Process(cluster.nodes[host].pid).children():
+            if process.name() == name and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+    return None
+
+
+def stages(cluster: Cluster) -> list[psutil.Process]:
+    """Return the processes of stages on all hosts."""
+    found = []
+    for host in cluster.nodes:
+        raylet = server(cluster, host, "raylet")
+        with suppress(psutil.Error):
+            found += (
+                [process for process in raylet.children() if process.name().startswith("ray::Stage")] if raylet else []
+            )
+    return found
+
+
+class Fault(NamedTuple):
+    """What happens, the seconds from the run's begin or its first step of a session, and for how long."""
+
+    name: str
+    in_start: bool
+    after_s: float
+    lasts_s: float
+    host: int
+
+    def __str__(self) -> str:
+        when = "begin" if self.in_start else "first step"
+        return f"{self.name} of host {self.host}, {self.after_s} s after the {when}, for {self.lasts_s} s"
+
+
+def _signal(process: psutil.Process | None, number: int, lasts_s: float | None = None) -> bool:
+    if process is None:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+        if lasts_s is not None:
+            time.sleep(lasts_s)
+            process.send_signal(signal.SIGCONT)
+        return True
+    return False
+
+
+def _stage(session: Session, fault: Fault) -> psutil.Process | None:
+    found = stages(session.cluster)
+    return found[fault.host % len(found)] if found else None
+
+
+def _partition(session: Session, fault: Fault) -> bool:
+    """Pull a host's cable out of the switch, and plug it in again."""
+    bridge = f"{session.cluster.hosts.name}-switch"
+    for words in (["nomaster"], ["master", "bridge"]):
+        subprocess.run(["ip", "-netns", bridge, "link", "set", f"host{fault.host}", *words], check=True)
+        time.sleep(fault.lasts_s if words == ["nomaster"] else 0)
+    return True
+
+
+def _full_disk(session: Session, fault: Fault) -> bool:
+    used = sum(file.stat().st_blocks for file in session.disk.folder.rglob("*") if file.is_file()) // 2
+    session.disk.resize(f"{max(used, 4)}k")
+    time.sleep(fault.lasts_s)
+    session.disk.resize(f"{DISK_KIB}k")
+    return True
+
+
+FAULTS: dict[str, Callable[[Session, Fault], bool]] = {
+    "a stage killed": lambda session, fault: _signal(_stage(session, fault), signal.SIGKILL),
+    "a stage stopped": lambda session, fault: _signal(_stage(session, fault), signal.SIGSTOP, fault.lasts_s),
+    "the raylet killed": lambda session, fault: _signal(server(session.cluster, fault.host, "raylet"), signal.SIGKILL),
+    "the raylet stopped": lambda session, fault: _signal(
+        server(session.cluster, fault.host, "raylet"), signal.SIGSTOP, fault.lasts_s
+    ),
+    "the head killed": lambda session, fault: _signal(server(session.cluster, 0, "gcs_server"), signal.SIGKILL),
+    "the head stopped": lambda session, fault: _signal(
+        server(session.cluster, 0, "gcs_server"), signal.SIGSTOP, fault.lasts_s
+    ),
+    "the cable pulled": _partition,
+    "the driver killed": lambda session, fault: _signal(psutil.Process(session.driver.pid), signal.SIGKILL),
+    "the driver asked to end": lambda session, fault: _signal(psutil.Process(session.driver.pid), signal.SIGTERM),
+    "the disk full": _full_disk,
+}
+"""Carries a fault out; False if there was nothing to hit."""
+
+
+def mixed_faults(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
+    """Let one to three faults in turn hit each run on a cluster, which is mended after each session, and resume it to its end."""
+    try:
+        check_machine()
+    except ConfigError as error:
+        return Outcome(0, [str(error)])
+    tried, harm, hosts = 0, list[str](), chance.randint(2, 8)
+    num_stages = min(LAYERS, chance.choice([hosts, max(2, hosts - 1)]))
+    keys = [f"num_stages={num_stages}", *KEYS]
+    whole = train("digits-cnn", *keys, engine="inline", out=folder / "whole")
+    with Hosts.made(hosts, "switch") as made, Cluster.started(made) as cluster:
+        while tried < count and not harm:
+            faults = [_draw(chance, hosts) for _ in range(min(chance.randint(1, 3), count - tried))]
+            with SmallDisk(folder / "disk", DISK_KIB) as disk:
+                hit, found = _run(cluster, disk, keys, faults, whole)
+            tried += hit
+            harm += [f"{hosts} hosts, {num_stages} stages, {'; '.join(map(str, faults))}: {one}" for one in found]
+            if tried < count and not harm:
+                _mend(cluster)
+    return Outcome(tried, harm)
+
+
+def _draw(chance: random.Random, hosts: int) -> Fault:
+    name = chance.choice([*FAULTS])
+    lasts_s = chance.uniform(1, 60 if chance.random() < 0.2 else 12)
+    host = chance.randrange(1 if name == "the cable pulled" else 0, hosts)
+    return Fault(name, chance.random() < 0.25, round(chance.uniform(0, 6), 1), round(lasts_s, 1), host)
+
+
+def _run(cluster: Cluster, disk: SmallDisk, keys: list[str], faults: list[Fault], whole: Run) -> tuple[int, list[str]]:
+    """Train through faults; return how many have hit, and the harm."""
+    out, left, hit = disk.folder / "run", list(faults), 0
+    for _ in range(SESSIONS):
+        resume = ["--resume"] if out.exists() else []
+        session = Session(cluster, disk, [*COMMAND, *keys, "--out", str(out), *resume])
+        struck = _strike(session, left)
+        hit += len(struck)
+        if session.wait(lambda: False, LIMIT_S):
+            session.driver.kill()
+            return hit, [f"a session does not end: {session.said[-2000:]}"]
+        if found := _disorder(session, struck) + _orphans(session):
+            return hit, found
+        if session.driver.returncode == 0:
+            break
+        _mend(cluster)
+    else:
+        return hit, [f"not finished after {SESSIONS} sessions: {session.said[-1000:]}"]
+    try:
+        same_records(Run(out), whole)
+    except AssertionError as error:
+        return hit, [f"other records: {str(error).splitlines()[:1]}"]
+    return hit, []
+
+
+def _strike(session: Session, left: list[Fault]) -> list[str]:
+    """Carry out faults, taken from those that are left, until the driver ends; return the names of those that hit."""
+    struck = []
+    while left:
+        if not left[0].in_start and not session.wait(lambda: "\nstep " in session.said, LIMIT_S):
+            break
+        due = time.monotonic() + left[0].after_s
+        if not session.wait(lambda due=due: time.monotonic() > due, LIMIT_S):
+            break
+        fault = left.pop(0)
+        if FAULTS[fault.name](session, fault):
+            struck.append(fault.name)
+        if struck and struck[-1].startswith("the driver "):
+            break
+    return struck
+
+
+def _disorder(session: Session, struck: list[str]) -> list[str]:
+    """Return the harm where a session ended otherwise than with success or a sentence that says how to go on."""
+    code, last = session.driver.returncode, (session.said.strip().splitlines() or [""])[-1]
+    allowed = {0, 1}
+    allowed |= {143} if "the driver asked to end" in struck else set()
+    allowed |= {-signal.SIGKILL} if "the driver killed" in struck else set()
+    if code not in allowed or (code in (1, 143) and "o go on" not in last):
+        return [f"ended with {code}: {session.said[-2000:]}"]
+    if "Traceback" in session.said or "***" in session.said:
+        return [f"more than a sentence: {session.said[-3000:]}"]
+    return []
+
+
+def _orphans(session: Session) -> list[str]:
+    """Return the harm where stages outlive the driver on hosts whose Ray lives."""
+    deadline = time.monotonic() + GONE_S
+    while (found := stages(session.cluster)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return [f"left {len(found)} stages"] if found else []
+
+
+def _mend(cluster: Cluster) -> None:
+    """Start the nodes again that were lost: all of them, if the head was."""
+    lost = [host for host in cluster.nodes if server(cluster, host, "raylet") is None]
+    if 0 in lost or server(cluster, 0, "gcs_server") is None:
+        lost = [*cluster.nodes]
+    cluster.stop(lost)
+    for host in lost:
+        cluster.start(host)
