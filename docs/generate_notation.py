@@ -19,7 +19,7 @@ import torch
 from notation_entries import ENTRIES, INTRODUCTION, PAGES
 
 from raysim.codecs import CODECS, Codec
-from raysim.compressors import COMPRESSORS, parse
+from raysim.compressors import COMPRESSORS, Compressor, parse
 from raysim.notation import Notation
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
@@ -39,7 +39,7 @@ def plug_ins(base: type[Notation]) -> dict[str, type[Notation]]:
 
 CLASSES: dict[str, dict[str, type[Notation]]] = {
     "codec": CODECS | plug_ins(Codec),
-    "compressor": dict(COMPRESSORS),
+    "compressor": COMPRESSORS | plug_ins(Compressor),
     "replica method": METHODS | plug_ins(ReplicaMethod),
     "schedule": dict(SCHEDULES),
     "weight policy": dict(POLICIES),

@@ -140,6 +140,11 @@ ENTRIES = {
         "ACGC": Entry(
             "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
         ),
+        "ResidualVQ": Entry(
+            "ResidualVQ(8, rounds=2, dim=4)",
+            "Janson et al. 2026 (MAPL), arXiv:2606.05484",
+            "2 to 4 bits a value for activations whose neighbouring values depend on one another.",
+        ),
     },
     "replica method": {
         "Gathered": Entry(
@@ -327,6 +332,13 @@ PAGES = {
         "Compressors",
         "`forward`, `backward`",
         "A compressor is a codec with a memory, for the links between stages. A message has the size of a packet of the codec inside.",
+    ),
+    "rare-compressors": Page(
+        "compressor",
+        "Rarely used compressors",
+        "`forward`, `backward`",
+        "These compressors are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
+        "[the others](compressors.md).",
     ),
     "replica-methods": Page(
         "replica method",

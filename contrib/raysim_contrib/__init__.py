@@ -1,4 +1,4 @@
-"""Rarely used codecs and replica methods, a plug-in of raysim, whose notation finds them by their entry points."""
+"""Rarely used codecs, compressors and replica methods, a plug-in of raysim, whose notation finds them by their entry points."""
 
 from raysim_contrib.asyncsparta import AsyncSPARTA
 from raysim_contrib.atomo import ATOMO
@@ -11,6 +11,7 @@ from raysim_contrib.halos import HALoS
 from raysim_contrib.meanstd import MeanStd
 from raysim_contrib.mpc import MPC
 from raysim_contrib.outliers import Outliers
+from raysim_contrib.residual_vq import ResidualVQ
 from raysim_contrib.tahquant import TAHQuant
 from raysim_contrib.tinyscript import TinyScript
 from raysim_contrib.zfp import ZFP
@@ -28,6 +29,7 @@ __all__ = [
     "HALoS",
     "MeanStd",
     "Outliers",
+    "ResidualVQ",
     "TAHQuant",
     "TinyScript",
 ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections import OrderedDict
 
-import numpy as np
 import pytest
 import torch
 from codec_variants import normal
+from compressor_laws import laws_over
 from compressor_variants import (
     MICROBATCHES,
     ROW,
@@ -46,15 +45,8 @@ from raysim.compressors import (
     parse,
 )
 from raysim.compressors.compressor import as_rows, memory_keys
-from raysim.pipeline.link import EVALUATION_MODES, Link
+from raysim.pipeline.link import Link
 
-variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
-two_ended = pytest.mark.parametrize(
-    "variant", [v for v in VARIANTS if v.method.two_ended], ids=lambda variant: variant.notation
-)
-remembering = pytest.mark.parametrize(
-    "variant", [v for v in VARIANTS if not isinstance(v.method, Plain)], ids=lambda variant: variant.notation
-)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 laws = settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None)
 
@@ -67,27 +59,9 @@ def test_every_compressor_has_a_variant() -> None:
     assert {key for cls, key in keyed if cls == "AQSGD"} == {"slot", "sample"}
 
 
-# What every memory does.
-
-
-@variants
-@dtypes
-def test_shape_and_dtype_are_kept_and_nothing_given_is_touched(variant: Variant, dtype: torch.dtype) -> None:
-    method, sender, receiver = variant.method, {}, {}
-    for x, facts in messages(0, 6, dtype):
-        before, held, other = x.clone(), copy_of(sender), copy_of(receiver)
-        packet, changes = method.encode(x, sender, facts)
-        y, moved = method.decode(packet, receiver, facts)
-        assert y.shape == x.shape
-        assert y.dtype == x.dtype
-        assert torch.isfinite(y).all()
-        assert bits_of(x) == bits_of(before)
-        assert same_state(sender, held)  # the state that is passed in stays as it is, at both ends
-        assert same_state(receiver, other)
-        method.commit(sender, changes)
-        method.commit(receiver, moved)
-        assert packet.dense_bytes == x.nbytes or isinstance(method, AtSupport)
-        assert all(isinstance(array, np.ndarray) for array in packet.arrays.values())
+@laws_over(VARIANTS)
+def test_law(law) -> None:
+    law()
 
 
 def conserved(fed: dict[int, Tensor], decoded: dict[int, Tensor], state: State, scale: float) -> None:
@@ -142,92 +116,6 @@ def test_l1_holds_across_changes_of_the_codec_and_dense_fallbacks() -> None:
         conserved(sums.fed, sums.decoded, state, 10)
 
 
-@two_ended
-@dtypes
-def test_l3_both_ends_are_equal_bit_for_bit(variant: Variant, dtype: torch.dtype) -> None:
-    pair = Pair(variant.method)
-    for step in range(10):
-        pair.step(step, dtype)
-        for mode in EVALUATION_MODES:  # evaluation traffic, which may also be lost
-            pair.sender.send_evaluation(message(step), mode, 5)
-        if step in (3, 6):
-            pair = pair.restored()
-        assert same_state(pair.sender.state, pair.receiver.state)
-        assert pair.sender.state
-
-
-@two_ended
-@laws
-@given(
-    script=st.lists(
-        st.one_of(
-            st.tuples(
-                st.just("send"),
-                st.lists(st.integers(0, 5), min_size=ROWS, max_size=ROWS, unique=True),
-                st.integers(0, 1),
-            ),
-            st.sampled_from([("end",), ("restore",), ("probe",), ("evaluate",)]),
-        ),
-        max_size=14,
-    )
-)
-def test_l3_holds_after_any_sequence(variant: Variant, script: list[tuple]) -> None:
-    pair, step = Pair(variant.method), 0
-    for number, (event, *arguments) in enumerate(script):
-        match event:
-            case "send":
-                ids, microbatch = arguments
-                facts = context(step, microbatch, ids=tuple(ids), key=number)
-                packet, y = pair.send(3 * normal(ROWS, *ROW, seed=number), facts)
-                assert same_packet(pair.sender.unpack(pair.sender.table.pack(packet)), packet)
-                assert torch.isfinite(y).all()
-            case "end":
-                pair.end_step()
-                step += 1
-            case "restore":  # a checkpoint is taken between steps
-                pair.end_step()
-                pair = pair.restored()
-            case "probe":
-                pair.sender.compressor.encode(message(step), pair.sender.state, context(step))
-            case "evaluate":
-                pair.sender.send_evaluation(message(step), "on", number)
-        assert same_state(pair.sender.state, pair.receiver.state)
-    capacity = getattr(variant.method, "capacity", None)
-    assert capacity is None or len(pair.sender.state) <= capacity
-
-
-@variants
-def test_l14_probes_and_evaluations_change_no_later_packet(variant: Variant) -> None:
-    quiet, probed = Pair(variant.method), Pair(variant.method)
-    for step in range(6):
-        for x, facts in messages(step, step + 1):
-            for probe in (x, 100 * normal(ROWS, *ROW, seed=step)):
-                packet, _ = variant.method.encode(probe, probed.sender.state, facts)
-                variant.method.decode(packet, probed.receiver.state, facts)
-            for mode in EVALUATION_MODES:
-                probed.sender.send_evaluation(x, mode, 7)
-            one, other = quiet.send(x, facts), probed.send(x, facts, measure=True)
-            assert same_packet(one[0], other[0])
-            assert bits_of(one[1]) == bits_of(other[1])
-        quiet.end_step()
-        probed.end_step()
-
-
-@variants
-@dtypes
-def test_l15_restored_is_continued(variant: Variant, dtype: torch.dtype) -> None:
-    pair = Pair(variant.method)
-    for step in range(5):
-        pair.step(step, dtype)
-    again = pair.restored()
-    for step in range(5, 11):
-        for one, other in zip(pair.step(step, dtype), again.step(step, dtype), strict=True):
-            assert same_packet(one[0], other[0])
-            assert bits_of(one[1]) == bits_of(other[1])
-        assert same_state(pair.sender.state, again.sender.state)
-        assert same_state(pair.receiver.state, again.receiver.state)
-
-
 INDEPENDENT = [v for v in VARIANTS if v.key != "link" and getattr(v.method, "capacity", None) is None]
 
 
@@ -243,19 +131,6 @@ def test_l16_the_order_of_independent_messages_changes_nothing(variant: Variant)
         assert all(same_packet(a[0], b[0]) and bits_of(a[1]) == bits_of(b[1]) for a, b in zip(one, other, strict=True))
 
 
-@variants
-def test_l16_links_share_nothing(variant: Variant) -> None:
-    alone, one, other = Pair(variant.method), Pair(variant.method), Pair(variant.method)
-    for step in range(4):
-        facts = list(messages(step, step + 1))
-        expected = [alone.send(*each) for each in facts]
-        for each, (packet, _) in zip(facts, expected, strict=True):
-            other.send(-each[0], each[1]._replace(boundary=1))
-            assert same_packet(one.send(*each)[0], packet)
-        for pair in (alone, one, other):
-            pair.end_step()
-
-
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.plain], ids=lambda variant: variant.notation)
 def test_l17_identity_inside_a_memory_is_no_compression(variant: Variant) -> None:
     pair = Pair(variant.method)
@@ -265,52 +140,6 @@ def test_l17_identity_inside_a_memory_is_no_compression(variant: Variant) -> Non
                 assert torch.equal(x, y)
             else:  # to the rounding of m + (x - m)
                 assert (x - y).abs().max() <= 2**-23 * 4 * 4
-
-
-@variants
-@dtypes
-def test_nan_and_infinity_are_refused_and_move_nothing(variant: Variant, dtype: torch.dtype) -> None:
-    pair, untroubled = Pair(variant.method), Pair(variant.method)
-    for step in range(2):
-        pair.step(step, dtype)
-        untroubled.step(step, dtype)
-    for place, bad in (((0, 0, 0), math.nan), ((1, 2, 6), math.inf), ((1, 0, 3), -math.inf)):
-        x, held = message(2, 0, dtype), copy_of(pair.sender.state)
-        x[place] = bad
-        with pytest.raises(NonFiniteError):
-            pair.sender.send(x, context(2))
-        assert same_state(pair.sender.state, held)
-    for one, other in zip(pair.step(2, dtype), untroubled.step(2, dtype), strict=True):
-        assert same_packet(one[0], other[0])
-    assert pair.sender.end_step() == untroubled.sender.end_step()  # nor is anything accounted
-
-
-@variants
-@dtypes
-def test_memory_bytes_are_what_is_held(variant: Variant, dtype: torch.dtype) -> None:
-    pair = Pair(variant.method)
-    for step in range(STEPS_PER_EPOCH):
-        pair.step(step, dtype)
-    predicted = variant.method.memory_bytes((ROWS, *ROW), MICROBATCHES, SAMPLES)
-    for link in (pair.sender, pair.receiver):
-        if link.sender or variant.method.two_ended:
-            rows = [row for key, row in link.state.items() if key >= 0]  # what a method knows of itself is small
-            held = sum(row.nbytes for row in rows)
-            assert held == predicted or (variant.at_most and 0 < held < predicted)
-            stores = {row.untyped_storage().data_ptr(): row.untyped_storage().nbytes() for row in rows}
-            assert sum(stores.values()) == held  # no row is a window on more memory than it fills
-            assert sum(row.nbytes for key, row in link.state.items() if key < 0) < 1000
-    assert (predicted == 0) == (variant.key == "none")
-
-
-@remembering
-def test_nothing_else_is_held(variant: Variant) -> None:
-    pair, sizes = Pair(variant.method), []
-    for step in range(5 * STEPS_PER_EPOCH):
-        pair.step(step)
-        sizes.append((len(pickle.dumps(vars(pair.sender))), len(pickle.dumps(vars(pair.receiver)))))
-    for early, late in zip(sizes[STEPS_PER_EPOCH], sizes[-1], strict=True):
-        assert late <= early + 16  # the last message's seconds may take some digits more
 
 
 # Error feedback.

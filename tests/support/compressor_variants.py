@@ -20,11 +20,9 @@ from raysim.compressors import (
     Compressor,
     Context,
     Epilogue,
-    LazyErrorPropagation,
     LinkGraVAC,
     Plain,
     State,
-    WarmStart,
     parse,
 )
 from raysim.pipeline.link import Link
@@ -68,11 +66,9 @@ def key_of(method: Compressor) -> str:
             return "none"
         case Epilogue():
             return key_of(method.inner)
-        case LazyErrorPropagation() | WarmStart():
-            return "link"
         case LinkGraVAC():
             return method.memory or "none"
-    return str(method.key)  # type: ignore[attr-defined]
+    return str(getattr(method, "key", "link"))
 
 
 VARIANTS = [

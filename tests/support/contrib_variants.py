@@ -1,9 +1,10 @@
-"""The variants of raysim-contrib, codecs and replica methods: a class that is not here fails a test."""
+"""The variants of raysim-contrib, codecs, compressors and replica methods: a class that is not here fails a test."""
 
 from __future__ import annotations
 
 import math
 
+import compressor_variants
 import replica_variants
 from codec_variants import Shape, Variant, channels, minmax, numel, packed, rows, samples
 
@@ -47,6 +48,13 @@ VARIANTS = [
     Variant("Outliers(Quantize(4))", scales=True),
     Variant("Outliers(FixedPoint(8), density=0.1, kept=Identity)", scales=True),
     Variant("Outliers(Hadamard(Quantize(2, rounding='stochastic')), density=0.05)", scales=True),
+]
+
+COMPRESSORS = [
+    compressor_variants.Variant(
+        f"raysim_contrib.residual_vq:ResidualVQ({settings})"
+    )  # found without an installed plug-in
+    for settings in ("", "4, rounds=3, dim=3, fresh=2, pace=1.0", "5, rounds=1, dim=2, fresh=0")
 ]
 
 AVERAGES = [
