@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config import ConfigError
 from raysim.engine.cluster import lost_nodes, node_address
+from raysim.engine.demand import Demand
 from raysim.engine.resources import Waiting, free_resources, shortage, total_resources
 from raysim.engine.start import first_reason
 from raysim.places import PlaceError, in_bucket, open_system
@@ -55,71 +56,63 @@ def allocate(
     """Return the share of the machines for trials of up to `workers` worker processes, once one trial fits.
 
     `out`: the study's folder, visible to all nodes, or its URI. `shared`: the cluster has other users; trials wait at
-    most `wait_s` seconds for free resources. `check` is called during the wait, and may raise. Raises ConfigError if no
-    trial fits.
+    most `wait_s` seconds for free resources, by default the base's `timeout_s` while an autoscaler starts nodes. `check` is called
+    during the wait, and may raise. Raises ConfigError if no trial fits.
     """
-    limit_s = wait_s if wait_s is not None else FREED_S
-    waiting, queue = Waiting(), _Queue()
-    checked = not shared  # a Ray of this process's own sees what it sees
-    try:
+    growing_s = wait_s or study.config({}).timeout_s
+    waiting = Waiting()
+    seen: set[str] = set()
+    with Demand() as demand:
         while True:
             check()
-            if not checked:
-                _check_seen(out)
-                checked = True
+            if shared and (unseen := free_resources().keys() - seen):
+                _check_seen(out, unseen)
+                seen |= unseen
                 waiting.restart()  # the check starts a process on every node
+            elastic = shared and demand.growing
+            limit_s = growing_s if elastic else (FREED_S if wait_s is None else wait_s)
             try:
-                allocation = _fit(study, workers, shared=shared)
+                allocation = _fit(study, workers, shared=shared, elastic=elastic)
             except ConfigError as error:  # the nodes of a cluster may be on their way
-                if waiting.seconds >= (wait_s or 0.0):
-                    raise
+                if waiting.seconds >= (growing_s if elastic else wait_s or 0.0):
+                    raise ConfigError(f"{str(error).rstrip('.')}{demand.words}.") from None
                 lacks = str(error).rstrip(".")
-                time.sleep(TRY_S)
+                if not elastic or demand.reached(_first_bundles(study, workers), TRY_S):
+                    time.sleep(TRY_S)
             else:
-                if not shared or queue.reached(allocation.share.bundles(study.config({}), allocation.engine)):
+                bundles = allocation.share.bundles(study.config({}), allocation.engine)
+                if not shared or demand.reached(bundles, TRY_S):
                     return allocation
                 lacks = allocation.needs
             if waiting.seconds >= limit_s:
-                raise ConfigError(f"{shortage(lacks)}.")
-            waiting.tell(partial(shortage, lacks))
-    finally:
-        queue.leave()
+                raise ConfigError(f"{shortage(lacks, demand)}.")
+            waiting.tell(partial(shortage, lacks, demand))
 
 
-def _fit(study: Study, workers: int, *, shared: bool) -> Allocation:
+def _fit(study: Study, workers: int, *, shared: bool, elastic: bool) -> Allocation:
     base, free = study.config({}), free_resources()
     nodes = [node for node in (total_resources() if shared else free).values() if node.get("CPU")]
     need = choose_engine(base, nodes) if study.engine == "auto" else Need(study.engine)
-    share = fit(base, nodes, workers, jobs=study.jobs, growing=shared, **need._asdict())
+    share = fit(base, nodes, workers, jobs=study.jobs, growing=shared, elastic=elastic, **need._asdict())
     processes = 1 if need.engine == "inline" else workers
     if not shared:
         return Allocation(need.engine, share, processes, None, share.jobs)
-    capacity = SharedCapacity(share, processes, study.jobs, need.memory_bytes)
+    capacity = SharedCapacity(share, processes, study.jobs, need.memory_bytes, elastic=elastic)
     now = max(1, min(share.jobs, capacity.fitting(free)))
     return Allocation(need.engine, share, processes, capacity, now)
 
 
-class _Queue:
-    """A position in Ray's queue for the resources of one trial, by which other drivers see that a sweep waits."""
-
-    def __init__(self) -> None:
-        self._group: PlacementGroup | None = None
-
-    def reached(self, bundles: list[dict[str, float]]) -> bool:
-        """Queue up, and return whether the resources were there within `TRY_S`."""
-        if self._group is None:
-            self._group = ray.util.placement_group(bundles)
-        return bool(self._group.wait(TRY_S))
-
-    def leave(self) -> None:
-        """Leave the queue; the first trial asks for the resources itself."""
-        if self._group is not None:
-            ray.util.remove_placement_group(self._group)
-            self._group = None
+def _first_bundles(study: Study, workers: int) -> list[dict[str, float]]:
+    """Return what one trial reserves, for an autoscaler to start nodes that can hold it."""
+    base = study.config({})
+    nodes = [node for node in total_resources().values() if node.get("CPU")] or [{"memory": math.inf}]
+    engine = choose_engine(base, nodes).engine if study.engine == "auto" else study.engine
+    gpus = base.gpus_per_stage if base.gpus_per_stage is not None else float(base.device == "cuda")
+    return Share(base.cpus_per_stage, gpus, 1).bundles(base, engine)
 
 
-def _check_seen(out: str) -> None:
-    """Raise ConfigError if a node of the cluster does not see the study's folder, or does not reach its bucket."""
+def _check_seen(out: str, by: Iterable[str]) -> None:
+    """Raise ConfigError if one of these nodes does not see the study's folder, or does not reach its bucket."""
     mark = None if in_bucket(out) else Path(out) / ".seen-by-all"
     if mark is not None:
         mark.touch()
@@ -139,7 +132,7 @@ def _check_seen(out: str) -> None:
             find_problem.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
                 mark, out
             ): node
-            for node in free_resources()
+            for node in by
         }
         left, deadline = list(nodes), time.monotonic() + ANSWER_S
         while left:  # the first problem ends the wait for the others

@@ -231,7 +231,8 @@ class Sweep:
             phases=self.phases,
             on_look=self.on_change,
         )
-        starting = self.share.jobs if self.allocation.capacity is None else None
+        capacity = self.allocation.capacity
+        starting = self.share.jobs if capacity is None or capacity.asks_for_all else None
         run_tune(self.search, scheduler, stop=Stop(self.halt, self.search), watch=watch, starting=starting)
         if isinstance(self.search, RaceSearch) and self.search.refused is not None:
             raise ConfigError(self.search.refused)

@@ -49,7 +49,8 @@ def choose_engine(config: RunConfig, nodes: Sequence[Node]) -> Need:
     Both engines give the same bits. One process per trial avoids calls and copies between processes, so it is chosen
     unless stages use GPUs, or no node has enough memory for all stages together.
     """
-    if config.device == "cuda" or (config.device != "cpu" and any(node.get("GPU") for node in nodes)):
+    gpus = config.gpus_per_stage or (config.device != "cpu" and any(node.get("GPU") for node in nodes))
+    if config.device == "cuda" or gpus:
         return Need("ray")
     try:
         plan = prepare(config).plan
@@ -68,17 +69,19 @@ def fit(
     engine: str,
     jobs: int | None,
     growing: bool,
+    elastic: bool = False,
     memory_bytes: int = 0,
 ) -> Share:
     """Return a share of the free resources of `nodes` for trials of up to `stages` worker processes.
 
     The configuration's resources of a stage are kept. By default a stage gets one CPU, or an equal part if there are
-    fewer. `growing`: the cluster may grow for more `jobs`. `memory_bytes`: the memory of a trial in one process, which
-    bounds the number of trials at once. Raises ConfigError if fewer than `jobs` trials fit, or none.
+    fewer. `growing`: the cluster may grow for more `jobs`. `elastic`: an autoscaler adds nodes, so a stage gets a whole CPU.
+    `memory_bytes`: the memory of a trial in one process, which bounds the number of trials at once. Raises ConfigError if fewer
+    than `jobs` trials fit, or none.
     """
     processes = 1 if engine == "inline" else stages
     cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
-    cpus_given = config.cpus_per_stage if "cpus_per_stage" in config.model_fields_set else None
+    cpus_given = config.cpus_per_stage if elastic or "cpus_per_stage" in config.model_fields_set else None
     if jobs is None:
         limits = [int(cpus_free / (processes * (cpus_given or 1.0)) + 1e-9)]
         if config.gpus_per_stage:
@@ -150,14 +153,19 @@ def fair_limit(running: int, free: int, capacity: int, waiting: bool, others: in
 class SharedCapacity:
     """The number of trials at once on a cluster that other drivers use too, and that grows and shrinks.
 
-    `jobs` limits it, if given. `memory_bytes`: the memory of a trial in one process.
+    `jobs` limits it, if given. `memory_bytes`: the memory of a trial in one process. `elastic`: an autoscaler starts nodes for trials
+    that wait, so all `jobs` begin unless another driver waits.
     """
 
-    def __init__(self, share: Share, processes: int, jobs: int | None, memory_bytes: int = 0) -> None:
+    def __init__(
+        self, share: Share, processes: int, jobs: int | None, memory_bytes: int = 0, *, elastic: bool = False
+    ) -> None:
         self._share = share
         self._processes = processes
         self._jobs = jobs
         self._memory_bytes = memory_bytes
+        self.asks_for_all = elastic and jobs is not None
+        """True if all `jobs` trials begin, so that an autoscaler sees the waiting ones."""
         self._own_job = ray.get_runtime_context().get_job_id()
         self._looked = time.monotonic()
         self._limit = share.jobs
@@ -170,7 +178,9 @@ class SharedCapacity:
             free, capacity = self.fitting(free_resources()), self.fitting(total_resources())
             waiting = any(driver.waiting > 0 for driver in others)
             limit = fair_limit(running, free, capacity, waiting, len(others))
-            self._limit = limit if self._jobs is None else min(limit, self._jobs)
+            if self._jobs is not None:
+                limit = self._jobs if self.asks_for_all and not waiting else min(limit, self._jobs)
+            self._limit = limit
         return self._limit
 
     def fitting(self, by_node: Mapping[str, dict[str, float]]) -> int:

@@ -153,7 +153,7 @@ class Rows:
         if not self.path.is_file():
             return
         try:
-            table = _checked(pq.read_table(self.path, page_checksum_verification=True))
+            table = _checked(pq.read_table(self.path, partitioning=None, page_checksum_verification=True))
             mixed = [field.name for field in table.schema if (field.metadata or {}).get(b"json")]
             rows = [
                 _row(values | {name: json.loads(values[name]) for name in mixed if values[name] is not None})

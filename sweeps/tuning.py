@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.tune.experiment import Trial
 
 from raysim.engine.placement import LABEL
-from raysim.engine.ray_internals import is_starting, task_errors_as
+from raysim.engine.ray_internals import idle_nodes, is_starting, task_errors_as
 from raysim.engine.resources import Waiting, shortage
 from raysim.engine.start import first_reason
 from raysim.network.presets import parse_network
@@ -195,12 +195,19 @@ class Watch(tune.Callback):
 class NodeWatch:
     """Reports nodes of the cluster that join or are lost.
 
-    `say` prints a line; `nodes` returns the addresses of the living nodes by their ids.
+    `say` prints a line; `nodes` returns the addresses of the living nodes by their ids, `idle` the nodes that ended because nothing
+    ran on them.
     """
 
-    def __init__(self, say: Callable[[str], None], nodes: Callable[[], dict[str, str]] | None = None) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        nodes: Callable[[], dict[str, str]] | None = None,
+        idle: Callable[[], set[str]] | None = None,
+    ) -> None:
         self._say = say
         self._nodes = nodes or _living_nodes
+        self._idle = idle or idle_nodes
         self._known = dict(self._nodes())
         self._looked = time.monotonic()
 
@@ -213,8 +220,11 @@ class NodeWatch:
     def compare(self) -> None:
         """Report the nodes that joined or were lost since the last check."""
         nodes = dict(self._nodes())
-        for node in self._known.keys() - nodes.keys():
-            self._say(f"node {self._known[node]} is lost: the trials with stages on it restart from their checkpoints")
+        gone = self._known.keys() - nodes.keys()
+        idle = self._idle() if gone else set()
+        for node in gone:
+            loss = "is lost: the trials with stages on it restart from their checkpoints"
+            self._say(f"node {self._known[node]} {'was idle, and the autoscaler ended it' if node in idle else loss}")
         for node in nodes.keys() - self._known.keys():
             self._say(f"node {nodes[node]} has joined")
         self._known = nodes

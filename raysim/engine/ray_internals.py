@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -14,6 +16,8 @@ LOSSES = (
     "node_removed",
     "raylet_died",
 )  # kinds of messages: raysim names the stages and the node itself
+OWN_MACHINE = "local.cluster.node"  # type of the nodes of `provider: local`
+ENDED_IDLE = 4  # AUTOSCALER_DRAIN_IDLE of a node's reasons for its death
 PROBE_S = 11.0  # for a head to say who its nodes are
 
 # Asks a head for its nodes in a process of its own: Ray's core prints what it thinks of a token, and may end the process.
@@ -177,6 +181,61 @@ def draining_nodes() -> set[str]:
     """Return the nodes that are about to leave the cluster, as spot machines with notice; fallback: none."""
     read = _internal("ray._private.state", "state.get_draining_nodes")
     return set() if read is None else set(read())
+
+
+def idle_nodes() -> set[str]:
+    """Return the ended nodes that an autoscaler ended because nothing ran on them; fallback: none."""
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node.get("DeathReason") == ENDED_IDLE}  # type: ignore[no-untyped-call]
+
+
+class Scaling(NamedTuple):
+    """Report of a cluster's autoscaler: the nodes on their way by type, and why others failed to start since a given time."""
+
+    starting: Mapping[str, int]
+    failures: tuple[str, ...]
+
+
+def scaling(since_s: float = 0.0) -> Scaling | None:
+    """Return what the cluster's autoscaler does, failures since a Unix time; None if it has none; fallback: None.
+
+    Ray 2 has two autoscalers with a report each. In both, the type of a node that was started by hand is named after the node. A
+    cluster of the user's own machines has one type, of which there are no more to start.
+    """
+    import ray
+
+    status, read = (
+        _internal("ray.autoscaler.v2.sdk", "get_cluster_status"),
+        _internal("ray.experimental.internal_kv", "_internal_kv_get"),
+    )
+    if status is None or read is None:
+        return None
+    starting: Counter[str] = Counter()
+    try:
+        report = status(ray.get_runtime_context().gcs_address)
+        if report.stats.autoscaler_version not in (None, "0"):
+            types = {node.ray_node_type_name for node in (*report.active_nodes, *report.idle_nodes)}
+            for launch in report.pending_launches:
+                starting[launch.ray_node_type_name] += launch.count
+            starting.update(node.ray_node_type_name for node in report.pending_nodes)
+            failed = [(launch.failed_ts_s, launch.details) for launch in report.failed_launches]
+        else:
+            old = json.loads(read(b"__autoscaling_status") or b"{}")["autoscaler_report"]
+            types, starting = set(old["active_nodes"]), Counter(old["pending_launches"])
+            starting.update(kind for _, kind, _ in old["pending_nodes"])
+            tried = old["node_availability_summary"]["node_availabilities"].values()
+            failed = [
+                (kind["last_checked_timestamp"], kind["unavailable_node_information"]["description"])
+                for kind in tried
+                if not kind["is_available"]
+            ]
+    except Exception:  # a head that does not answer, or a report of another shape
+        return None
+    by_hand = {f"node_{node['NodeID']}" for node in ray.nodes()}  # type: ignore[no-untyped-call]
+    if types <= by_hand | {OWN_MACHINE}:
+        return None
+    return Scaling(starting, tuple(dict.fromkeys(str(why) for when, why in failed if (when or 0) >= since_s)))
 
 
 class DriverCpus(NamedTuple):

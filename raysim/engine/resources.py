@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from raysim.config import ConfigError, RunConfig
+from raysim.engine.demand import Demand
 from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, draining_nodes, free_by_node
 from raysim.limits import MemoryLimit
 from raysim.network.memory import StageMemory, check_memory
@@ -18,6 +19,7 @@ from raysim.pipeline.errors import WorkerLostError
 GRAINS = 10_000  # of a resource in Ray
 AT_FIRST_S = 5.0  # that workers wait for resources of a run that has just ended
 AGAIN_S = 30.0  # that restarted workers wait for the resources of their predecessors
+TRY_S = 0.5  # that a position in Ray's queue is looked at
 SHOWN = 80  # characters of another driver's command
 FIRST_S = 10.0  # of waiting, after which the first message comes
 EVERY_S = 30.0  # between further messages
@@ -63,15 +65,20 @@ def equal_share(count: int) -> float:
     return (GRAINS // count) / GRAINS
 
 
-def gpus_of_stage(config: RunConfig, num_workers: int, free: Mapping[str, Mapping[str, float]]) -> float:
+def gpus_of_stage(
+    config: RunConfig, num_workers: int, free: Mapping[str, Mapping[str, float]], *, elastic: bool = False
+) -> float:
     """Return the GPUs of each stage: as configured, or an equal share of all free ones, at most one.
 
-    Raises ConfigError if the stages need a GPU and none is free.
+    `elastic`: an autoscaler may add GPUs, one for each stage if none is free. Raises ConfigError if the stages need a GPU and there
+    will be none.
     """
     if config.gpus_per_stage is not None:
         return config.gpus_per_stage
     total = sum(resources.get("GPU", 0.0) for resources in free.values())
     if config.device == "cuda" and total < 1:
+        if elastic:
+            return 1.0
         raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
     return equal_share(-(-num_workers // int(total))) if total >= 1 and config.device != "cpu" else 0.0
 
@@ -96,25 +103,33 @@ def wait_for_capacity(
 ) -> tuple[dict[str, dict[str, float]], float]:
     """Return the free resources of each node, enough for all workers, and the GPUs of each worker.
 
-    `gpus` of workers that start again, None of others. Raises ConfigError if there is not enough within `wait_s` seconds, or the few
-    that others need to end; WorkerLostError if workers start again.
+    `gpus` of workers that start again, None of others. An autoscaler is asked for what is missing. Raises ConfigError if there is not
+    enough within `wait_s` seconds, or the few that others need to end, or the run's `timeout_s` while an autoscaler starts nodes;
+    WorkerLostError if workers start again.
     """
     again, waiting = gpus is not None, Waiting()
     limit_s = max(wait_s, min(AGAIN_S if again else AT_FIRST_S, config.timeout_s))
-    while True:
-        free = free_resources()
-        if gpus is None:
-            gpus = gpus_of_stage(config, num_workers, free)
-        fitting = sum(workers_that_fit(free, config.cpus_per_stage, gpus).values())
-        if fitting >= num_workers:
-            return free, gpus
-        asked = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
-        needed = f"{num_workers} workers of {asked} each need room, and there is room for {fitting}"
-        if waiting.seconds >= limit_s:
-            sentence = f"{shortage(needed)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
-            raise WorkerLostError(sentence) if again else ConfigError(sentence)
-        waiting.tell(partial(shortage, needed))
-        time.sleep(0.1 if waiting.seconds < AGAIN_S else 1.0)  # killed actors free theirs a moment later
+    with Demand() as demand:
+        while True:
+            free = free_resources()
+            if gpus is None:
+                gpus = gpus_of_stage(config, num_workers, free, elastic=config.device == "cuda" and demand.elastic)
+            fitting = sum(workers_that_fit(free, config.cpus_per_stage, gpus).values())
+            if fitting >= num_workers:
+                return free, gpus
+            asked = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+            needed = f"{num_workers} workers of {asked} each need room, and there is room for {fitting}"
+            bundle = {"CPU": config.cpus_per_stage} | ({"GPU": gpus} if gpus else {})
+            if demand.elastic and demand.reached([bundle] * num_workers, TRY_S):
+                demand.leave()
+                time.sleep(TRY_S)  # until they are seen as free for the workers
+            if waiting.seconds >= (max(limit_s, wait_s or config.timeout_s) if demand.growing else limit_s):
+                sentence = (
+                    f"{shortage(needed, demand)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+                )
+                raise WorkerLostError(sentence) if again else ConfigError(sentence)
+            waiting.tell(partial(shortage, needed, demand))
+            time.sleep(0.1 if waiting.seconds < AGAIN_S else 1.0)  # killed actors free theirs a moment later
 
 
 def described(driver: DriverCpus) -> str:
@@ -124,8 +139,8 @@ def described(driver: DriverCpus) -> str:
     return f"{f'{driver.user}: ' if driver.user else ''}`{command}` on {driver.address} ({driver.held:g} CPU)"
 
 
-def shortage(needed: str) -> str:
-    """Return `needed`, the free CPUs of the cluster, and the drivers that hold the others."""
+def shortage(needed: str, demand: Demand | None = None) -> str:
+    """Return `needed`, the free CPUs of the cluster, the drivers that hold the others, and what an autoscaler does about it."""
     import ray
 
     own = ray.get_runtime_context().get_job_id()
@@ -133,7 +148,7 @@ def shortage(needed: str) -> str:
     free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     others = [described(driver) for driver in cpus_by_driver() if driver.held and driver.job != own]
     by = f"; the rest is held by {' and '.join(others)}: `--wait SECONDS` waits for it" if others else ""
-    return f"{needed}; {free:g} of {total:g} CPU are free{by}"
+    return f"{needed}; {free:g} of {total:g} CPU are free{by}{demand.words if demand is not None else ''}"
 
 
 class Waiting:

@@ -25,8 +25,8 @@ def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
     named = links["boundary"].notna() & links["replica"].notna()
     known = links.loc[named, [*link, "replica", "codec"]].drop_duplicates()
     names = {}
-    for _, rows in known.groupby(link):
-        for codec, mine in rows.groupby("codec"):
+    for _, rows in known.groupby(link, observed=True):
+        for codec, mine in rows.groupby("codec", observed=True):
             replicas = sorted(mine["replica"].tolist())
             if len(mine) < len(rows):
                 text = f"replica{'s' if len(replicas) > 1 else ''} {', '.join(map(str, replicas))}"

@@ -114,7 +114,7 @@ class Recorder:
             for path in reversed([self._parts / part.name for part in part_files(self.folder, table)]):
                 schema = schema_of(table, self.measures)
                 try:
-                    part = pq.read_table(path, schema=schema, page_checksum_verification=True)
+                    part = pq.read_table(path, schema=schema, partitioning=None, page_checksum_verification=True)
                 except UNREADABLE:
                     if path.name in self._hashes:
                         raise OSError(errno.EIO, "it was whole, and can no longer be read", str(path)) from None

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +82,7 @@ class Embedding(nn.Module):
         """Return the first hidden state of token ids or images, with the mask if there is padding."""
         base = self.model.base_model
         mask = None if self.padding is None else x != self.padding
-        with filled(self._holes):
+        with filled(self._holes), _no_layer_drop(self.model):
             base(**{base.main_input_name: x}, **_mask_input(mask))
             hidden: Tensor = self._holes[self._first].call.arrived
         return hidden if mask is None else {"hidden": hidden, "mask": mask}
@@ -115,7 +117,7 @@ class Head(nn.Module):
     def forward(self, value: Value) -> Tensor:
         """Return the logits of the last hidden state."""
         x, _, beside = split_one(value)
-        with filled(self._holes, x):
+        with filled(self._holes, x), _no_layer_drop(self.model):
             y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(beside.get("mask"))).logits
         return y
 
@@ -179,6 +181,19 @@ def _trimmed(model: Any, names: list[str]) -> Any:
     return found
 
 
+@contextmanager
+def _no_layer_drop(model: nn.Module) -> Iterator[None]:
+    """Keep a model from drawing which blocks to skip, as transformers 5.22 does even for a `layerdrop` of 0."""
+    stacks = [module for module in model.modules() if module.training and hasattr(module, "layerdrop")]
+    for stack in stacks:
+        stack.training = False
+    try:
+        yield
+    finally:
+        for stack in stacks:
+            stack.training = True
+
+
 def _hidden_input(model: Any, x: Tensor) -> dict[str, Tensor]:
     """Return the hidden state as the input that a model takes in place of token ids or images."""
     return {"inputs_embeds" if model.main_input_name == "input_ids" else model.main_input_name: x}
@@ -224,6 +239,10 @@ def layout_of(config: Any, base: nn.Module) -> Layout:
         raise ValueError(f"A model of type {kind!r} cannot be cut: it has an encoder and a decoder.")
     if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
         raise ValueError(f"A model of type {kind!r} cannot be cut: it takes more than one kind of input.")
+    if getattr(config, "layerdrop", 0):
+        raise ValueError(
+            f"A model of type {kind!r} cannot be cut with `layerdrop`, which skips blocks at random: set it to 0."
+        )
     if getattr(config, "num_kv_shared_layers", 0):
         raise ValueError(f"A model of type {kind!r} cannot be cut: its blocks share keys and values.")
     if kind in LAYOUTS:

@@ -91,7 +91,11 @@ ROOMS = {
     "raysim.engine.watch": (set(), set()),
     "raysim.engine.start": ({"engine", "pipeline.errors"}, {"ray"}),
     "raysim.engine.ray_internals": (set(), {"ray"}),
-    "raysim.engine.resources": ({"config", "engine.ray_internals", "limits", "network", "pipeline.errors"}, {"ray"}),
+    "raysim.engine.demand": ({"engine.ray_internals"}, {"ray"}),
+    "raysim.engine.resources": (
+        {"config", "engine.demand", "engine.ray_internals", "limits", "network", "pipeline.errors"},
+        {"ray"},
+    ),
     "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.forecast": ({*RUNS, "pipeline", "engine"}, {"torch"}),
     "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from studies import write_study
 
 from raysim.config import ConfigError
+from raysim.engine import demand
 from raysim.engine import resources as occupancy
-from raysim.sweeps import allocation, tuning
+from raysim.engine.ray_internals import DriverCpus, Scaling
+from raysim.sweeps import allocation, trial_resources, tuning
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study_file import read_study
-from raysim.sweeps.trial_resources import fair_limit
+from raysim.sweeps.trial_resources import SharedCapacity, fair_limit, fit
 from raysim.sweeps.tuning import NodeWatch
 from raysim.training.events import Phases
 
@@ -36,7 +38,7 @@ def test_shares_are_equal_while_somebody_waits_and_all_else(running, free, capac
 
 def test_nodes_that_join_and_are_lost_are_named():
     there, said = {"a": "10.0.0.1", "b": "10.0.0.2"}, []
-    watch = NodeWatch(said.append, lambda: there)
+    watch = NodeWatch(said.append, lambda: there, set)
     watch.compare()
     assert said == []
     del there["b"]
@@ -48,6 +50,71 @@ def test_nodes_that_join_and_are_lost_are_named():
     ]
     watch.compare()
     assert len(said) == 2
+
+
+def test_an_idle_node_that_an_autoscaler_ended_is_not_lost():
+    there, said = {"a": "10.0.0.1", "b": "10.0.0.2"}, []
+    watch = NodeWatch(said.append, lambda: there, lambda: {"b"})
+    del there["b"]
+    watch.compare()
+    assert said == ["node 10.0.0.2 was idle, and the autoscaler ended it"]
+
+
+@pytest.fixture
+def scaled(ray, monkeypatch):
+    """Return a demand on a cluster whose autoscaler says what the test sets, and its clock."""
+    state = SimpleNamespace(now=100.0, scaling=Scaling({}, ()))
+    clock = SimpleNamespace(monotonic=lambda: state.now, time=time.time)
+    monkeypatch.setattr(demand, "time", clock)
+    monkeypatch.setattr(demand, "scaling", lambda since_s: state.scaling)
+    with demand.Demand() as made:
+        yield made, state
+
+
+def test_an_autoscaler_is_waited_for_while_it_starts_nodes(scaled):
+    asked, state = scaled
+    assert asked.elastic
+    assert asked.growing
+    assert not asked.reached([{"CPU": 1000.0}], 0.0)
+    assert asked.words == "; the autoscaler is asked for nodes"
+    state.now, state.scaling = 120.0, Scaling({"gpu": 2, "cpu": 1}, ())
+    assert asked.words == "; the autoscaler starts 3 nodes (cpu, gpu)"
+    state.now, state.scaling = 140.0, Scaling({}, ("no quota for g5.xlarge.",))
+    assert asked.words == "; the autoscaler cannot start a node: no quota for g5.xlarge"
+    state.now, state.scaling = 165.0, Scaling({}, ())
+    assert asked.growing
+    state.now = 171.0
+    assert not asked.growing
+    assert asked.words.startswith("; the autoscaler starts no node for them: ")
+    asked.leave()
+    assert asked.growing  # it may have nodes for another demand
+
+
+def test_resources_are_held_from_their_arrival_on(ray):
+    with demand.Demand() as asked:
+        assert not asked.elastic
+        assert asked.words == ""
+        assert asked.reached([{"CPU": 8.0}], 30.0)
+        with demand.Demand() as other:
+            assert not other.reached([{"CPU": 1.0}], 0.5)
+            asked.leave()
+            assert other.reached([{"CPU": 1.0}], 30.0)
+
+
+def test_on_a_cluster_that_grows_stages_get_whole_cpus_and_all_jobs_begin(ray, small, monkeypatch):
+    nodes = [{"CPU": 4.0}]
+    cut = fit(small(), nodes, 4, engine="ray", jobs=8, growing=True)
+    whole = fit(small(), nodes, 4, engine="ray", jobs=8, growing=True, elastic=True)
+    assert (cut.cpus, whole.cpus) == (0.125, 1.0)
+    monkeypatch.setattr(trial_resources, "LOOK_S", 0.0)
+    monkeypatch.setattr(trial_resources, "free_resources", lambda: {"a": {"CPU": 0.0}})
+    monkeypatch.setattr(trial_resources, "total_resources", lambda: {"a": nodes[0]})
+    assert SharedCapacity(whole, 4, 8, elastic=True).trials(running=1) == 8
+    assert SharedCapacity(whole, 4, 8).trials(running=1) == 1
+    assert SharedCapacity(whole, 4, None, elastic=True).trials(running=1) == 1
+    waiting = DriverCpus("x", "raysim sweep", "10.0.0.9", 0.0, 4.0, "")
+    monkeypatch.setattr(trial_resources, "cpus_by_driver", lambda: [waiting])
+    assert SharedCapacity(whole, 4, 8, elastic=True).trials(running=1) == 1
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_the_job_for_kubernetes_is_one_that_ray_reads():
     )
     validate_config(config)
     stages = config["available_node_types"]["stages"]
-    assert (stages["min_workers"], stages["max_workers"]) == (4, 8)
+    assert (stages["min_workers"], stages["max_workers"]) == (0, 8)
     assert stages["resources"]["GPU"] == 1
     assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
 
@@ -205,7 +205,7 @@ def test_aws_is_asked_for_the_machines_of_the_file(tmp_path, monkeypatch):
     with moto.mock_aws(config={"iam": {"load_aws_managed_policies": True}}):
         config = bootstrap_aws(prepare_config(yaml.safe_load((CLUSTERS / "aws.yaml").read_text())))
         provider = AWSNodeProvider(config["provider"], config["cluster_name"])
-        for kind, count in (("head", 1), ("worker", config["available_node_types"]["worker"]["min_workers"])):
+        for kind, count in (("head", 1), ("worker", config["available_node_types"]["worker"]["max_workers"])):
             node = config["available_node_types"][kind]["node_config"]
             provider.create_node(node, {TAG_RAY_NODE_KIND: kind, TAG_RAY_USER_NODE_TYPE: kind}, count)
         client = boto3.client("ec2", region_name="eu-central-1")

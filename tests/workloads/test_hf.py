@@ -312,6 +312,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"model_type": "t5"}},
         "A model of type 't5' has no causal language model in transformers.",
     ),
+    "blocks that are skipped at random": (
+        {"config": {"model_type": "opt", "layerdrop": 0.1}},
+        "A model of type 'opt' cannot be cut with `layerdrop`, which skips blocks at random: set it to 0.",
+    ),
     "an unknown layout": (
         {"config": {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 2}},
         "A model of type 'mamba' cannot be cut: its configuration has no pipeline plan of transformers",
