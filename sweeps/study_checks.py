@@ -95,7 +95,7 @@ def check_draws(study: Study) -> None:
     for (name, value), errors in sorted(bad.items()):
         if (name, value) not in good and (len(errors) >= enough or not name):
             raise ConfigError(
-                f"`space`: {f'`{name}` = {value}' if name else 'every drawn configuration'} is never valid: {errors[0]}"
+                f"`space`: {f'`{name}` = {value} is never valid' if name else 'no drawn configuration is valid'}: {errors[0]}"
             )
 
 

@@ -19,6 +19,7 @@ from raysim.engine.ray_internals import (
     local_nodes,
     new_servers,
     no_sigterm_handler,
+    scaling,
     silent_losses,
     task_errors_as,
 )
@@ -118,6 +119,11 @@ def test_fallbacks_of_questions_claim_nothing(ray, other_ray):
     assert cpus_by_driver() == []
     assert draining_nodes() == set()
     assert not is_starting()
+    assert scaling() is None
+
+
+def test_a_cluster_that_was_started_by_hand_has_no_autoscaler(ray):
+    assert scaling() is None
 
 
 def test_a_head_is_not_asked_by_a_ray_that_cannot_ask(monkeypatch):

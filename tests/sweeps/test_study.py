@@ -97,7 +97,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
     [
         (
             {"space": {"forwrad": ["Identity", "TopK(0.1)"]}},
-            "`space`: every drawn configuration is never valid: Unknown key `forwrad`",
+            "`space`: no drawn configuration is valid: Unknown key `forwrad`",
         ),
         (
             {"space": {"forward": ["Identity", "TopKk(0.1)"]}},
