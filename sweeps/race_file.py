@@ -1,4 +1,4 @@
-"""`race.parquet`: the parts and the exits of a race, rewritten whole at every round."""
+"""`race.parquet`: the plans, the parts and the exits of a race, rewritten whole at every round."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ COLUMNS = pa.schema(
     [
         ("round", pa.int64()),
         ("trial", pa.int64()),  # Optuna's number
-        ("decision", pa.string()),  # "train", or why the trial left: "harmful", "hopeless", "slower", "failed"
-        ("seeds", pa.list_(pa.int64())),  # trained in this round, or behind the exit
+        # "train"; why the trial left: "harmful", "hopeless", "slower", "failed"; "plan" of a budget; "further" than the plan
+        ("decision", pa.string()),
+        ("seeds", pa.list_(pa.int64())),  # trained in this round, behind the exit, or planned from here on
         ("share", pa.float64()),  # of the steps, after which the part ends
         ("cost", pa.float64()),  # of a step, by which trials are ordered: seconds or bytes
         ("harm", pa.float64()),  # mean over the seeds, in the unit of the measure: only of an exit
@@ -52,8 +53,13 @@ class Entry:
     def is_whole(self) -> bool:
         """True if all values that its decision needs are there."""
         needed = (self.round, self.trial, self.decision, self.seeds, self.share, self.cost)
-        exit_needs = self.decision in ("train", "failed") or (self.harm is not None and self.share in RUNGS)
+        exit_needs = not self.is_exit or (self.harm is not None and self.share in RUNGS)
         return None not in needed and None not in self.seeds and exit_needs
+
+    @property
+    def is_exit(self) -> bool:
+        """True if the trial left by a decision of the race."""
+        return self.decision not in ("train", "failed", "plan", "further")
 
     @property
     def exit(self) -> Exit:

@@ -2,7 +2,7 @@
 
 A round is written before it begins and again when all of its parts have ended, with the exits that followed. A killed race trains
 the parts of its last round that have not ended, and goes on to the same decisions. Decisions depend on the records alone, not on
-the order in which parts end.
+the order in which parts end, and within a budget on what runs take too: see `sweeps.race_budget`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from raysim.analysis.comparison.harm_forecast import Trace, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Race
 from raysim.quality import Measure
 from raysim.records import Run
-from raysim.sweeps.budget import Spending
 from raysim.sweeps.race_file import Entry, read_entries, rung_of, write_entries
 from raysim.sweeps.trial import part_steps
+
+if TYPE_CHECKING:
+    from raysim.sweeps.race_budget import RaceBudget
 
 
 class Task(NamedTuple):
@@ -51,18 +53,18 @@ class RaceRounds:
     ) -> None:
         self.file = file
         self.race = race
-        self.seeds = list(seeds)
+        self.all_seeds = list(seeds)
         self.dense = dense
-        self.spending: Spending | None = None
+        self.budget: RaceBudget | None = None
         self.left: dict[int, Exit] = {}
-        self.aside: set[int] = set()
-        """Trials with a next part beyond the budget."""
         self.failed: set[int] = set()
+        self.further: dict[int, int] = {}
+        """Numbers of seeds of trials that went on after the planned ones."""
         self._entrants = list(entrants)
         self.measure = measure
-        self._run_of, self._cost_of = run_of, cost_of
+        self.run_of, self._cost_of = run_of, cost_of
         self._entries: list[Entry] = []
-        self._evidence: dict[str, Evidence] = {}
+        self.evidence: dict[str, Evidence] = {}
         self._traces: dict[tuple[int, int], Trace] = {}
         self._read()
 
@@ -70,7 +72,7 @@ class RaceRounds:
         """Return the parts of the next round, or of the one that a killed race has not ended; none if the race is over."""
         open_ = [entry for entry in self._entries if not entry.ended and entry.decision == "train"]
         if not open_:
-            open_ = self._plan()
+            open_ = self._plan() if self.budget is None else self.budget.next_entries(self._plan)
             self._entries += open_
             self._write()
         return [Task(entry.trial, seed, rung_of(entry.share)) for entry in open_ for seed in entry.seeds]
@@ -83,10 +85,34 @@ class RaceRounds:
         (first, *others) = self._entries
         return [] if first.ended or others else [Task(first.trial, first.seeds[0], 0)]
 
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds on which trials are trained at present."""
+        return self.all_seeds[: self.race.seeds]
+
     def plan_seeds(self, count: int) -> None:
-        """Race on the first `count` seeds."""
-        self.seeds = self.seeds[:count]
-        self.race = replace(self.race, seeds=count)
+        """Race on the first `count` seeds from now on; trials that have that many leave by the decisions on them."""
+        self._note("plan", self.dense, count)
+        self._leave(self._entries[-1].round)
+        self._write()
+
+    def go_further(self, trial: int, count: int) -> None:
+        """Train a trial, which its planned seeds left undecided, on the first `count` seeds."""
+        self._note("further", trial, count)
+
+    def _note(self, decision: str, trial: int, count: int) -> None:
+        entry = Entry(self._entries[-1].round, trial, decision, self.all_seeds[:count], 0.0, 0.0, ended=True)
+        self._entries.append(entry)
+        self._follow(entry)
+
+    def _follow(self, entry: Entry) -> None:
+        """Take over the number of seeds that an entry fixes."""
+        count = len(entry.seeds)
+        if entry.decision == "plan":
+            self.race = replace(self.race, seeds=count, planned=None)
+        elif entry.decision == "further":
+            self.race = replace(self.race, seeds=count, planned=self.race.plan)
+            self.further[entry.trial] = count
 
     def end_round(self, failed: Sequence[int]) -> dict[int, Exit]:
         """Take in the records of a round whose parts have ended; return the trials that leave, and keep them in `left`.
@@ -98,22 +124,27 @@ class RaceRounds:
         self._entries += [Entry(number, trial, "failed", [], 0.0, 0.0, ended=True) for trial in sorted(set(failed))]
         of_round = [entry for entry in self._entries if entry.round == number]
         self._take_in(of_round)
-        exits = {
-            int(name): reason
-            for name, reason in self.race.exits(self._evidence).items()
-            if int(name) not in self.left and not self._complete(int(name))
-        }
-        self.left |= exits
         for entry in of_round:
             entry.ended = True
-            entry.elapsed_s = None if self.spending is None else self.spending.elapsed_s
+            entry.elapsed_s = None if self.budget is None else self.budget.spending.elapsed_s
+        exits = self._leave(number)
+        self._write()
+        return exits
+
+    def _leave(self, number: int) -> dict[int, Exit]:
+        """Decide on all trials in the race; return those that leave."""
+        exits = {
+            int(name): reason
+            for name, reason in self.race.exits(self.evidence).items()
+            if int(name) not in self.left and not self.is_complete(int(name))
+        }
+        self.left |= exits
         for trial, reason in sorted(exits.items()):
             behind = self.seeds[: reason.seeds]
             bound = None if math.isnan(reason.bound) else reason.bound
-            cost = self._evidence[_key(trial)].step_s
+            cost = self.evidence[key_of(trial)].step_s
             of_exit = (reason.kind, behind, RUNGS[reason.rung], cost, reason.harm, bound)
             self._entries.append(Entry(number, trial, *of_exit, ended=True))
-        self._write()
         return exits
 
     @property
@@ -129,7 +160,7 @@ class RaceRounds:
     @property
     def safe(self) -> list[int]:
         """The trials that the rule calls safe."""
-        return [int(name) for name in self.race.safe(self._evidence)]
+        return [int(name) for name in self.race.safe(self.evidence)]
 
     @property
     def running(self) -> list[int]:
@@ -137,107 +168,65 @@ class RaceRounds:
         return [
             trial
             for trial in self._entrants
-            if trial not in self.left and trial not in self.failed and not self._complete(trial)
+            if trial not in self.left and trial not in self.failed and not self.is_complete(trial)
         ]
 
     @property
     def undecided(self) -> list[int]:
         """The trials that all seeds have left undecided."""
         safe = {*self.safe, *self.left, *self.failed}
-        return [trial for trial in self._entrants if self._complete(trial) and trial not in safe]
+        return [trial for trial in self._entrants if self.is_complete(trial) and trial not in safe]
 
     def harms(self, trial: int) -> tuple[float, ...]:
         """Return a trial's harms by its final evaluations, one a seed."""
-        return self._evidence[_key(trial)].final
+        return self.evidence[key_of(trial)].final
 
     def trained_seeds(self, trial: int, *, least: float = 0.0) -> list[int]:
         """Return the seeds of a trial that have begun, with parts up to a share of the steps of at least `least`."""
-        seeds = {seed for entry in self._trained(trial) if entry.share >= least for seed in entry.seeds}
-        return [seed for seed in self.seeds if seed in seeds]
+        seeds = {seed for entry in self.trained(trial) if entry.share >= least for seed in entry.seeds}
+        return [seed for seed in self.all_seeds if seed in seeds]
 
-    def _trained(self, trial: int) -> list[Entry]:
-        return [entry for entry in self._entries if entry.trial == trial and entry.decision == "train"]
+    @property
+    def parts(self) -> list[Entry]:
+        """The parts of all trials, in order."""
+        return [entry for entry in self._entries if entry.decision == "train"]
 
-    def _complete(self, trial: int) -> bool:
-        evidence = self._evidence.get(_key(trial))
-        return evidence is not None and len(evidence.final) == len(self.seeds)
+    def trained(self, trial: int) -> list[Entry]:
+        """Return the parts of a trial, in order."""
+        return [entry for entry in self.parts if entry.trial == trial]
+
+    def is_complete(self, trial: int) -> bool:
+        """Return whether a trial has been trained on all seeds that it was given."""
+        evidence = self.evidence.get(key_of(trial))
+        return evidence is not None and len(evidence.final) >= self.further.get(trial, self.race.plan)
 
     def _plan(self) -> list[Entry]:
         """Return the entries of the next round: parts of trials, and of dense wherever they need it."""
-        evidence = {_key(trial): self._evidence.get(_key(trial), Evidence(0.0)) for trial in self._entrants}
+        evidence = {key_of(trial): self.evidence.get(key_of(trial), Evidence(0.0)) for trial in self._entrants}
         number = self._entries[-1].round + 1 if self._entries else 0
-        while running := [_key(trial) for trial in self.running if trial not in self.aside]:
+        while running := [
+            key_of(trial) for trial in self.running if self.budget is None or trial not in self.budget.aside
+        ]:
             entries = [
                 Entry(
                     number, int(setting), "train", [self.seeds[i] for i in seeds], RUNGS[rung], evidence[setting].step_s
                 )
                 for setting, seeds, rung in self.race.next_parts(evidence, running)
             ]
-            planned = self._within_budget(entries) if self.spending is not None else entries
-            if planned or not entries:
-                return self._with_dense(planned)
+            if self.budget is None or not entries:
+                return self.with_dense(entries)
+            if planned := self.budget.within(entries):
+                return self.with_dense(planned)
         return []
 
-    def _with_dense(self, planned: list[Entry]) -> list[Entry]:
+    def with_dense(self, planned: list[Entry]) -> list[Entry]:
         """Return entries after those of dense that they need."""
         known = self.trained_seeds(self.dense, least=1.0)
         needed = {seed for entry in planned for seed in entry.seeds} - set(known)
         if not needed:
             return planned
-        seeds = [seed for seed in self.seeds if seed in needed]
+        seeds = [seed for seed in self.all_seeds if seed in needed]
         return [Entry(planned[0].round, self.dense, "train", seeds, 1.0, 0.0), *planned]
-
-    def _within_budget(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that the budget allows, and put the trials of the others aside.
-
-        The first one comes first: others must leave enough to train it on all seeds.
-        """
-        assert self.spending is not None
-        left_s = self.spending.remaining_s(self.trained_s)
-        reserve_s = self.finish_s(entries[0].trial) if self._evidence else 0.0
-        kept: list[Entry] = []
-        for entry in entries:
-            needed_s = sum(map(self._part_s, self._with_dense([*kept, entry])))
-            if needed_s + (reserve_s if kept else 0.0) <= left_s:
-                kept.append(entry)
-            else:
-                self.aside.add(entry.trial)
-        return kept
-
-    @property
-    def trained_s(self) -> float:
-        """Seconds of training in all rounds that have ended, by what runs take."""
-        return sum(self._part_s(entry) for entry in self._entries if entry.ended and entry.decision == "train")
-
-    def run_s(self, trial: int) -> float:
-        """Return the seconds of a whole run of a trial, by its first seed: dense's before it has begun."""
-        begun = self._trained(trial) if trial == self.dense or _key(trial) in self._evidence else []
-        if not begun:
-            return self.run_s(self.dense)
-        run = self._run_of(trial, self.seeds[0])
-        share = max(entry.share for entry in begun if entry.ended and self.seeds[0] in entry.seeds)
-        return float(run.row["seconds"]) / share
-
-    def finish_s(self, trial: int) -> float:
-        """Return the seconds of runs, dense ones among them, that train a trial to its end on all seeds."""
-        missing = sum(1.0 - self._share(trial, seed) for seed in self.seeds)
-        dense = len(self.seeds) - len(self.trained_seeds(self.dense, least=1.0))
-        return missing * self.run_s(trial) + dense * self.run_s(self.dense)
-
-    def _part_s(self, entry: Entry) -> float:
-        """Return the seconds of an entry's runs, without those of the parts before it."""
-        shares = (entry.share - self._share(entry.trial, seed, before=entry) for seed in entry.seeds)
-        return self.run_s(entry.trial) * sum(shares)
-
-    def _share(self, trial: int, seed: int, before: Entry | None = None) -> float:
-        """Return the share of the steps up to which a run has been trained, or was `before` an entry."""
-        shares = [0.0]
-        for entry in self._trained(trial):
-            if entry is before:
-                break
-            if seed in entry.seeds:
-                shares.append(entry.share)
-        return max(shares)
 
     def _take_in(self, entries: Sequence[Entry]) -> None:
         """Add the evidence of the parts of a round."""
@@ -246,28 +235,28 @@ class RaceRounds:
             for entry in entries
             if entry.decision == "train" and entry.trial != self.dense and entry.trial not in self.failed
         ]
-        first = [entry.trial for entry in parts if _key(entry.trial) not in self._evidence]
+        first = [entry.trial for entry in parts if key_of(entry.trial) not in self.evidence]
         costs = {entry.trial: entry.cost for entry in parts if entry.ended}
         if first and not costs:
             costs = dict(self._cost_of(first))
         for entry in parts:
-            if _key(entry.trial) not in self._evidence:
+            if key_of(entry.trial) not in self.evidence:
                 entry.cost = costs.get(entry.trial, 0.0)
-                self._evidence[_key(entry.trial)] = Evidence(entry.cost)
-            self._evidence[_key(entry.trial)] = self._observed(entry, self._evidence[_key(entry.trial)])
+                self.evidence[key_of(entry.trial)] = Evidence(entry.cost)
+            self.evidence[key_of(entry.trial)] = self._observed(entry, self.evidence[key_of(entry.trial)])
 
     def _observed(self, entry: Entry, before: Evidence) -> Evidence:
         """Return a trial's evidence with that of one more part."""
         if entry.share == 1.0:
             name = f"final_{self.measure.name}_on"
             pairs = [
-                [self._run_of(trial, seed).row[name] for trial in (entry.trial, self.dense)] for seed in entry.seeds
+                [self.run_of(trial, seed).row[name] for trial in (entry.trial, self.dense)] for seed in entry.seeds
             ]
             return before._replace(final=(*before.final, *(self.measure.harm(*pair) for pair in pairs)))
         dense = [self._trace(self.dense, seed) for seed in entry.seeds]
         steps = part_steps(entry.share, len(dense[0].losses))
         runs = [self._trace(entry.trial, seed) for seed in entry.seeds]
-        row = self._run_of(self.dense, entry.seeds[0]).row
+        row = self.run_of(self.dense, entry.seeds[0]).row
         chances = {
             key.removeprefix("chance_"): value
             for key, value in row.items()
@@ -279,7 +268,7 @@ class RaceRounds:
         """Return the training losses and the evaluations of a run so far; dense's are kept, since they are at their end."""
         if (trial, seed) in self._traces:
             return self._traces[trial, seed]
-        run = self._run_of(trial, seed)
+        run = self.run_of(trial, seed)
         evals = run.evals
         shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
         steps = run.steps.sort_values("step")
@@ -295,24 +284,14 @@ class RaceRounds:
     def _read(self) -> None:
         """Take in the rounds of an earlier session; raises ConfigError."""
         self._entries = read_entries(self.file)
+        for entry in self._entries:
+            self._follow(entry)
         self.failed = {entry.trial for entry in self._entries if entry.decision == "failed"}
         for number in sorted({entry.round for entry in self._entries if entry.ended}):
             self._take_in([entry for entry in self._entries if entry.round == number])
-        self.left = {entry.trial: entry.exit for entry in self._entries if entry.decision not in ("train", "failed")}
+        self.left = {entry.trial: entry.exit for entry in self._entries if entry.is_exit}
 
 
-def _key(trial: int) -> str:
+def key_of(trial: int) -> str:
     """Return the name of a trial in a race: names are ordered as numbers are."""
     return f"{trial:07d}"
-
-
-def exit_reason(reason: Exit, measure: Measure, *, num_steps: int, margin: float) -> str:
-    """Return why a trial left a race, in words."""
-    steps = part_steps(RUNGS[reason.rung], num_steps)
-    where = f"after {steps:,} of {num_steps:,} steps on {reason.seeds} seeds"
-    harm = f"harm {reason.harm:+.3g} {measure.unit}"
-    if reason.kind == "slower":
-        return f"left {where}: slower than a safe setting"
-    if reason.kind == "harmful":
-        return f"dropped {where}: {harm}, in the end at least {reason.bound:.2g}, and the margin is {margin:g}"
-    return f"given up {where}: {harm}, so a chance of {reason.bound:.0%} to be called safe"

@@ -13,21 +13,21 @@ from optuna.trial import FixedTrial
 from ray.tune.search import Searcher
 
 from raysim.analysis.comparison.race import RUNGS, Exit, Race
-from raysim.analysis.comparison.race_plan import plans_within, usual_spread
+from raysim.analysis.comparison.race_plan import usual_spread
 from raysim.analysis.data import ReplayError
 from raysim.analysis.pricing.pooled import in_company
 from raysim.config import RunConfig
 from raysim.plugins import trusting
 from raysim.records import Run
-from raysim.sweeps.budget import Spending, duration
-from raysim.sweeps.budget_lines import plan_lines, spent_lines
+from raysim.sweeps.budget import Spending
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.objectives import Objective
-from raysim.sweeps.race_rounds import RaceRounds, Task, exit_reason
+from raysim.sweeps.race_budget import RaceBudget
+from raysim.sweeps.race_lines import exit_reason, spent_lines
+from raysim.sweeps.race_rounds import RaceRounds, Task
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.study_file import SEEDS
 from raysim.sweeps.trial import Outcome, TrialSpec, run_figures
 from raysim.sweeps.trial_rows import TrialRow
 
@@ -78,7 +78,8 @@ class RaceSearch(LedgerSearch):
         if not self._queue and not running:
             self._queue.extend(self._next_tasks())
             if not self._queue:
-                self._end(self.ledger.rows[self._dense])
+                for trial in (self._dense, *rounds.further):
+                    self._end(self.ledger.rows[trial])
                 return Searcher.FINISHED
         if not self._queue or running >= self._limit(running):
             return None
@@ -94,7 +95,7 @@ class RaceSearch(LedgerSearch):
         )
         row.seeds = rounds.trained_seeds(task.trial)
         runs = replace(spec, seeds=tuple(row.seeds)).runs()
-        if row.ended:  # dense, for more seeds than in an earlier session
+        if row.ended:  # for more seeds than its verdict, or than in an earlier session
             row.runs = runs
             self.ledger.rows.write()
         else:
@@ -123,48 +124,43 @@ class RaceSearch(LedgerSearch):
 
     def _next_tasks(self) -> list[Task]:
         """Return the parts of the next round, after a plan if there is a budget."""
-        rounds, study = self.rounds, self.ledger.study
-        if study.budget is not None and rounds.spending is None:
+        rounds = self.rounds
+        if self.ledger.study.budget is not None and rounds.budget is None:
             if pilot := rounds.begin_pilot():
                 return pilot
-            rounds.spending = Spending(
-                study.budget,
-                jobs=max(1, self._limit(0)),
-                gpus=self._gpus,
-                before_s=time.monotonic() - self._began_s + rounds.elapsed_s,
-            )
+            rounds.budget = self._make_budget()
             if not rounds.begun:
-                self._plan(rounds.spending)
-        return [] if self.refused else rounds.next_round()
+                self.refused = rounds.budget.plan()
+            elif self.ledger.study.planned_seeds != rounds.race.plan:  # killed between the two files
+                self._on_plan(replace(self.ledger.study, planned_seeds=rounds.race.plan))
+        if self.refused:
+            return []
+        tasks = rounds.next_round()
+        self._settle_left()
+        return tasks
 
-    def _plan(self, spending: Spending) -> None:
-        """Choose the number of seeds by the cost of a run, and print what the budget buys."""
-        rounds, study = self.rounds, self.ledger.study
-        run_s, count = rounds.run_s(self._dense), len(rounds.running)
-        pair_s = spending.elapsing_s(2 * run_s)
-        if 2 * run_s > spending.remaining_s(rounds.trained_s):
-            self.refused = (
-                f"`budget` = {spending.budget.text!r} is below one pair of runs: dense and one setting on one seed take about "
-                f"{duration(pair_s)}. Give at least {duration(3 * len(RUNGS) * pair_s / 2)}, or train fewer steps."
-            )
-            return
-        spread = usual_spread(rounds.measure, branched=study.config({}).start is not None)
-        budgets_s = [share * spending.total_s for share in (0.5, 1.0, 2.0)]
-        options = [seeds for seeds in SEEDS if seeds <= len(rounds.seeds)] or [len(rounds.seeds)]
-        plans = plans_within(
-            count, run_s=run_s, budgets_s=budgets_s, spread=spread, margin=rounds.race.margin, seeds=options
+    def _make_budget(self) -> RaceBudget:
+        study, rounds = self.ledger.study, self.rounds
+        assert study.budget is not None
+        spending = Spending(
+            study.budget,
+            jobs=max(1, self._limit(0)),
+            gpus=self._gpus,
+            before_s=time.monotonic() - self._began_s + rounds.elapsed_s,
         )
-        for line in plan_lines(spending, plans, count, run_s, f"{spread:g} {rounds.measure.unit}"):
-            self._say(line)
-        rounds.plan_seeds(plans[1].seeds)
-        self._on_plan(replace(study, seeds=tuple(rounds.seeds)))
+        return RaceBudget(
+            rounds,
+            spending,
+            spread=usual_spread(rounds.measure, branched=study.config({}).start is not None),
+            notations={row.trial: row.notation for row in self.ledger.rows},
+            say=self._say,
+            on_plan=lambda seeds: self._on_plan(replace(study, planned_seeds=seeds)),
+        )
 
     def summary(self) -> list[str]:
         """Return what the race has decided within its budget, and what is open, a line each; none without a budget."""
         rounds = self._rounds
-        if rounds is None or rounds.spending is None:
-            return []
-        return spent_lines(rounds.spending, rounds, {row.trial: row.notation for row in self.ledger.rows})
+        return [] if rounds is None or rounds.budget is None else spent_lines(rounds.budget)
 
     def _begin(self) -> RaceRounds:
         """Take all trials of the study into the race; return its rounds, those of an earlier session among them."""

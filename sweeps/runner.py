@@ -102,7 +102,7 @@ class Sweep:
         if self.resumed and not self.store.is_unbegun():
             for name in ("study.toml", "space.py"):
                 self.store.fetch_file(name)
-            self.study = self.study.with_seeds_of(self.folder)
+            self.study = self.study.with_plan_of(self.folder)
             self.study.check_same(self.folder)
         elif not (self.store.is_empty() or self.store.is_unbegun()):
             raise ConfigError(
@@ -238,7 +238,7 @@ class Sweep:
             raise ConfigError(self.search.refused)
 
     def _planned(self, study: Study) -> None:
-        """Go on with the seeds that the plan of a budget chose."""
+        """Go on with the number of seeds that the plan of a budget chose."""
         self.study = self.ledger.study = study
         self.study.write(self.folder)
 

@@ -26,7 +26,7 @@ from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
 from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # points of the space, to find values that are never valid
-CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour"}  # of a study that is resumed
+CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour", "planned_seeds"}  # of a study that is resumed
 PARENT = "parent"  # folder of the dense run from which trials branch
 COMPRESSORS = ("forward", "backward", "replica_gradient")
 
@@ -90,6 +90,8 @@ class Study:
     """What a race may spend."""
     price_per_hour: float | None = None
     """Of all machines together, for a budget in money."""
+    planned_seeds: int | None = None
+    """How many of the seeds the plan of a budget chose for the first verdicts."""
     branches: Branches | None = None
     """Points of one dense run from which trials start; None to train each from scratch."""
 
@@ -237,14 +239,16 @@ class Study:
             write_whole(folder / "space.py", self.source.encode())
         write_whole(folder / "study.toml", tomli_w.dumps(self.as_mapping()).encode())
 
-    def with_seeds_of(self, folder: Path) -> Study:
-        """Return the study with the seeds that the plan of its budget chose, if `folder` holds it."""
+    def with_plan_of(self, folder: Path) -> Study:
+        """Return the study with the plan of its budget, if `folder` holds it."""
         try:
-            old = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8")).get("seeds", [])
+            old = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
             return self
-        chosen = self.budget is not None and old and list(self.seeds[: len(old)]) == old
-        return replace(self, seeds=tuple(old)) if chosen else self
+        seeds, planned = old.get("seeds", []), old.get("planned_seeds")
+        if planned is None and self.budget is not None and seeds and list(self.seeds[: len(seeds)]) == seeds:
+            return replace(self, seeds=tuple(seeds))  # written before there were `planned_seeds`
+        return replace(self, planned_seeds=planned)
 
     def check_same(self, folder: Path) -> None:
         """Raise ConfigError, by field, if the study in `folder` differs; budget and jobs may change."""

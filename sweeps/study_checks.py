@@ -129,6 +129,8 @@ def check_race(study: Study) -> None:
     if study.race is None:
         if study.price_per_hour is not None:
             raise ConfigError("`price_per_hour` is for a `budget` in money: add `--budget '40 EUR'`.")
+        if study.planned_seeds is not None:
+            raise ConfigError("`planned_seeds` is written by the plan of a `budget`: give `seeds` instead.")
         return
     least = max(MIN_SEEDS, study.race.first)
     if study.dense is None:

@@ -31,7 +31,7 @@ from raysim.sweeps.study_checks import (
 )
 
 MOST_SEEDS = 10_000
-SEEDS = (3, 5, 8, 13, 21)  # among which the plan of a budget chooses
+MOST_PLANNED = 21  # by a budget: the last look of the rule, as in `analysis.comparison.looks`
 PARTS: Mapping[str, type] = {"objectives": Objective, "constraints": Constraint, "baselines": Baseline}
 
 
@@ -77,6 +77,8 @@ class StudyKeys(BaseModel):
     """What a race may spend, with or without `race`: seconds or 3h of the sweep, "2 GPU hours", or money, with `price_per_hour`."""
     price_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Of all machines of the sweep together, for a budget in money."""
+    planned_seeds: int | None = Field(default=None, ge=3)
+    """Written by the plan of a budget: how many of the seeds are for the first verdicts."""
     branches: BranchKeys | None = None
     """Table of `at`, shares of the base's steps, and `steps`: one dense run is trained, and every setting goes on from there."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
@@ -267,7 +269,7 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
     resolved = {
         "name": name,
         "base": base,
-        "seeds": tuple(keys.seeds or ((config.seed,) if keys.budget is None else range(max(SEEDS)))),
+        "seeds": tuple(keys.seeds or ((config.seed,) if keys.budget is None else range(MOST_PLANNED))),
         "early_stopping": early,
         "sampler": sampler,
         "budget": None if keys.budget is None else Budget.parse(keys.budget, keys.price_per_hour),

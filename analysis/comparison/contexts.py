@@ -74,7 +74,8 @@ class Context:
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
         """Return the differences by seed on which a verdict is based: all planned seeds, or those of the last interim analysis.
 
-        Of runs of several studies the longest plan counts as judged before. `step` is the least difference that can be shown;
+        Of runs of several studies the longest plan counts as judged before, and so does that of a race that trained more seeds
+        of a setting than it had planned. `step` is the least difference that can be shown;
         by default the resolution of an evaluation.
         """
         runs = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
@@ -83,7 +84,7 @@ class Context:
         confirming = bool(runs) and all(of_setting["confirms"].all() for of_setting in runs)
         plan = max((self.plans.get(name, ()) for name in named), key=len, default=())
         by_plan = bool(plan) and len(named) == 1 and (len(studies) == 1 or confirming)
-        grown = not by_plan and (bool(named) or confirming)
+        grown = not set(effects) <= set(plan) if by_plan else bool(named) or confirming
         return sample(effects, plan=plan, grown=grown, step=self.step if step is None else step)
 
     def harms(self, setting: Setting) -> dict[int, float]:

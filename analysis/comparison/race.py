@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 from scipy import special
 
 from raysim.analysis.comparison.harm_forecast import Observation
-from raysim.analysis.comparison.looks import PLANNED
+from raysim.analysis.comparison.looks import looks_after, planned_share
 from raysim.analysis.comparison.moderation import priors
-from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
+from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge, sample
 
 
 class Deviation(NamedTuple):
@@ -42,7 +42,6 @@ DEVIATION = Deviation(mean=0.3, between=0.68, within=0.68)
 """Before a setting of the job has finished: by docs/findings/data/finetune-links, gravac-text, pictures-causes and
 equal-bandwidth-pictures, on forecasts beyond the margin and twice their error (2026-11-25). Other studies had no part in it."""
 PRIOR_FREEDOM = 3.0  # degrees of freedom of the variance of a job's settings, as prior of each
-LEVEL = (1 - CONFIDENCE) * PLANNED  # of the rule on planned seeds
 GROWTH = 1.5  # of the seeds that have finished, from part to part
 PATIENCE = 1  # first rung at which a setting is given up as hopeless
 FLOOR = 0.05  # least ratio of final to forecast harm that counts, so that its logarithm exists
@@ -98,7 +97,8 @@ class Race:
 
     `error`: the chance of calling a harmless setting harmful, over all rungs. `hopeless`: the chance of a verdict of safe below
     which a setting is not trained on. `family`: the number of settings judged together, dense apart. `step`: the least
-    difference that an evaluation can show.
+    difference that an evaluation can show. `planned`: the number of seeds of the first verdicts, by default `seeds`; more
+    seeds than that must be those of a later look.
     """
 
     seeds: int
@@ -108,20 +108,33 @@ class Race:
     error: float = 1 - CONFIDENCE
     hopeless: float = 0.1
     step: float = 0.0
+    planned: int | None = None
+
+    @property
+    def plan(self) -> int:
+        """The number of seeds on which settings are judged first."""
+        return self.seeds if self.planned is None else self.planned
+
+    @property
+    def share(self) -> float:
+        """The share of the error spent on `seeds` seeds."""
+        return planned_share(self.plan) if self.seeds == self.plan else looks_after(self.plan)[self.seeds]
 
     def safe(self, evidence: Mapping[str, Evidence]) -> list[str]:
-        """Return the settings that the rule calls safe on all planned seeds. The family includes settings that have left."""
-        complete = [name for name, each in evidence.items() if len(each.final) == self.seeds]
+        """Return the settings that the rule calls safe, on planned seeds or at a look. The family includes settings that have left."""
+        samples = {name: self._sample(each.final) for name, each in evidence.items()}
+        complete = [name for name, each in samples.items() if not each.lacking]
         if not complete:
             return []
-        samples = [self._sample(evidence[name].final) for name in complete]
-        samples += [self._sample((math.nan,))] * (self.family - len(complete))
-        borrowed = priors([each.values for each in samples], [self.step] * len(samples), self.margin)
-        judged = judge(samples, [self.margin] * len(samples), priors=borrowed)
+        unknown = Sample((math.nan,), (0,), self.share, self.step, "")
+        family = [samples[name] for name in complete] + [unknown] * (self.family - len(complete))
+        borrowed = priors([each.values for each in family], [self.step] * len(family), self.margin)
+        judged = judge(family, [self.margin] * len(family), priors=borrowed)
         return [name for name, each in zip(complete, judged, strict=False) if each.where == "below"]
 
     def _sample(self, values: tuple[float, ...]) -> Sample:
-        return Sample(values, tuple(range(len(values))), PLANNED, self.step, "")
+        grown = len(values) > self.plan
+        return sample(dict(enumerate(values)), plan=range(self.plan), grown=grown, step=self.step)
 
     def exits(self, evidence: Mapping[str, Evidence]) -> dict[str, Exit]:
         """Return the reason of each setting that leaves the race now. Settings that have not begun stay."""
@@ -149,12 +162,15 @@ class Race:
         first = sorted(unfinished, key=lambda name: self._turn(name, evidence))[:width]
         return [self._part(name, evidence[name]) for name in first if name == first[0] or not evidence[name].final]
 
-    def rounds(self, evidence: dict[str, Evidence], left: dict[str, Exit]) -> Iterator[list[Part]]:
+    def rounds(
+        self, evidence: dict[str, Evidence], left: dict[str, Exit], running: Sequence[str] | None = None
+    ) -> Iterator[list[Part]]:
         """Yield the parts of one round after another until the race is over.
 
-        The caller adds what the parts show to `evidence` before it asks for the next round. `left` collects the exits.
+        The caller adds what the parts show to `evidence` before it asks for the next round. `left` collects the exits. `running`:
+        the settings in the race, by default all.
         """
-        running = list(evidence)
+        running = list(evidence if running is None else running)
         while parts := self.next_parts(evidence, running):
             yield parts
             exits = self.exits(evidence)
@@ -176,7 +192,7 @@ class Race:
 
     def chance_harmless(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
         """Return the chance that a setting's true final harm lies within the margin, by its forecast."""
-        error = self._error(each.harms, each.rung, evidence)
+        error = self.standard_error(each.harms, each.rung, evidence)
         if each.final:
             return float(special.ndtr((self.margin - fmean(each.final)) / max(error, 1e-12)))
         deviation = deviation_of(each.rung, evidence)
@@ -186,7 +202,7 @@ class Race:
 
     def _harmful(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
         """Return the exit of a setting whose final harm surely lies above the margin."""
-        if len(each.harms) < 2 or len(each.final) == self.seeds:
+        if len(each.harms) < 2 or len(each.final) >= self.seeds:
             return None
         bound = self.lower_bound(each, evidence)
         if bound <= self.margin:
@@ -197,7 +213,7 @@ class Race:
         """Return the lower bound of a setting's final harm, at a rung's share of the error."""
         level = self.error / len(RUNGS)
         half = float(special.stdtrit(PRIOR_FREEDOM + len(each.harms) - 1, 1 - level))
-        half *= self._error(each.harms, each.rung, evidence)
+        half *= self.standard_error(each.harms, each.rung, evidence)
         mean = fmean(each.final) if each.final else each.observed[-1].forecast
         if each.final or mean <= half:
             return mean - half
@@ -207,7 +223,7 @@ class Race:
 
     def _hopeless(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
         """Return the exit of a setting that all planned seeds would hardly show to be safe."""
-        if len(each.final) == self.seeds or each.rung < PATIENCE:
+        if len(each.final) >= self.seeds or each.rung < PATIENCE:
             return None
         chance = self.chance_safe(each, evidence)
         if chance >= self.hopeless:
@@ -215,12 +231,13 @@ class Race:
         return Exit("hopeless", each.rung, len(each.harms), fmean(each.harms), chance)
 
     def chance_safe(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
-        """Return the chance that all planned seeds will call a setting safe."""
+        """Return the chance that `seeds` seeds will call a setting safe."""
         if not each.final:
             return self.chance_harmless(each, evidence)
         spread = self._spread(each.final, each.rung, evidence)
         freedom = self.seeds - 1 + self._borrowed(each, evidence)
-        critical = float(special.stdtrit(freedom, 1 - LEVEL / self.family)) * spread / math.sqrt(self.seeds)
+        level = (1 - CONFIDENCE) * self.share / self.family
+        critical = float(special.stdtrit(freedom, 1 - level)) * spread / math.sqrt(self.seeds)
         unseen = spread * math.sqrt(1 / len(each.final) - 1 / self.seeds)
         room = self.margin - critical - fmean(each.final)
         return float(special.stdtr(PRIOR_FREEDOM + len(each.final) - 1, room / unseen)) if unseen else float(room > 0)
@@ -230,7 +247,7 @@ class Race:
         finals = [each.final, *(other.final for other in evidence.values() if other is not each and other.final)]
         return float(priors(finals, [self.step] * len(finals), self.margin)[0].freedom)
 
-    def _error(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
+    def standard_error(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
         """Return the standard error of a setting's mean harm."""
         return self._spread(harms, rung, evidence) / math.sqrt(len(harms))
 

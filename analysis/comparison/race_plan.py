@@ -1,23 +1,26 @@
-"""The plan of a race: what it will cost, and the chance that it decides, by simulation before anything is trained."""
+"""The plan of a race: what it will cost, and the chance that it decides, by simulation before it begins and as it goes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.harm_forecast import Observation
-from raysim.analysis.comparison.race import DEVIATION, RUNGS, Evidence, Exit, Race
+from raysim.analysis.comparison.looks import LOOKS
+from raysim.analysis.comparison.race import DEVIATION, FLOOR, RUNGS, Evidence, Exit, Race, deviation_of
 from raysim.quality import Measure
 
 COUNT = 60  # simulated races of a plan: the standard error of a chance is 6 points at most
 HARMLESS = 1 / 3  # share of settings that are within half the margin, as in docs/findings/data (2026-11-25)
 HARMS = (1.5, 30.0)  # margins: the others lie between, evenly in the logarithm
 SEED = 42
-SEEDS = (3, 5, 8, 13, 21)  # among which a plan chooses
+TIE = 0.05  # of a chance: so many simulations do not tell such plans apart
+SEEDS = tuple(LOOKS)  # among which a plan chooses
 
 
 def usual_spread(measure: Measure, *, branched: bool) -> float:
@@ -42,11 +45,50 @@ class Plan(NamedTuple):
     chance: float
 
 
-class _Simulated(NamedTuple):
-    """A simulated race: whole runs until a harmless setting was called safe (infinite if none was), and in all."""
+@dataclass(frozen=True)
+class Standing:
+    """A race as far as it has come: the evidence, the settings in it, and what their runs cost."""
 
-    answered: float
-    total: float
+    evidence: Mapping[str, Evidence]
+    running: Sequence[str]
+    """Settings in the race, without a final evaluation."""
+    costs: Mapping[str, float]
+    """Seconds of a whole run of a setting, over those of dense."""
+    dense: int = 0
+    """Seeds of dense that have been trained."""
+
+    def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[str, float], dict[str, float]]:
+        """Return final harms of the settings in the race that agree with their forecasts, and the forecasts without noise."""
+        harms, forecasts = {}, {}
+        between, within = rng.standard_normal(), rng.standard_normal(len(self.running))
+        for name, own in zip(self.running, within, strict=True):
+            each = self.evidence[name]
+            off = deviation_of(each.rung, self.evidence)
+            error = race.standard_error(each.harms, each.rung, self.evidence)
+            forecast = each.observed[-1].forecast + error * rng.standard_normal()
+            ratio = math.exp(off.mean + off.between * between + DEVIATION.within * own)
+            forecasts[name] = max(forecast, FLOOR * race.margin)
+            harms[name] = forecasts[name] * ratio
+        return harms, forecasts
+
+
+class Start(Standing):
+    """A race that has not begun: a third of its settings are harmless, and their speeds are in random order."""
+
+    def __init__(self, settings: int) -> None:
+        names = [f"{i:04d}" for i in range(settings)]
+        evidence = {name: Evidence(step_s=float(i)) for i, name in enumerate(names)}
+        super().__init__(evidence, names, dict.fromkeys(names, 1.0))
+
+    def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[str, float], dict[str, float]]:
+        harmless = max(1, round(HARMLESS * race.family))
+        low, high = (math.log(each) for each in HARMS)
+        drawn = [*rng.uniform(0, 0.5, harmless), *np.exp(rng.uniform(low, high, race.family - harmless))]
+        order = rng.permutation(race.family)
+        harms = {name: race.margin * float(drawn[j]) for name, j in zip(self.running, order, strict=True)}
+        off = DEVIATION.mean + DEVIATION.between * rng.standard_normal()
+        ratios = {name: math.exp(off + DEVIATION.within * rng.standard_normal()) for name in harms}
+        return harms, {name: harm / ratios[name] for name, harm in harms.items()}
 
 
 def race_plan(
@@ -58,61 +100,70 @@ def race_plan(
     deviation over seeds of a harmless setting's harm, in the unit of `margin`. The number of seeds is the best of `seeds`. A third of
     the settings are taken to be harmless, as in the kept studies; `chance` is that of calling one of them safe.
     """
+    races = simulate(Race(max(seeds), margin, settings), Start(settings), spread=spread, seeds=seeds)
     budgets_s = [share * budget_s for share in (0.5, 1, 2)]
-    plans = plans_within(settings, run_s=run_s, budgets_s=budgets_s, spread=spread, margin=margin, seeds=seeds)
-    return pd.DataFrame(plans, columns=list(Plan._fields))
+    return pd.DataFrame([best(races.within(each, run_s)) for each in budgets_s], columns=list(Plan._fields))
 
 
-def plans_within(
-    settings: int, *, run_s: float, budgets_s: Sequence[float], spread: float, margin: float, seeds: Sequence[int]
-) -> list[Plan]:
-    """Return the best plan within each budget, see `race_plan`."""
-    simulated = {count: _simulate(Race(count, margin, settings), spread) for count in seeds}
-    return [_best(simulated, budget_s, run_s) for budget_s in budgets_s]
+class Simulated(NamedTuple):
+    """Simulated races on several numbers of seeds: dense runs' worth of training, for each race."""
+
+    answered: dict[int, list[float]]
+    """Until a harmless setting was called safe: infinite if none was."""
+    total: dict[int, list[float]]
+
+    def within(self, budget_s: float, run_s: float) -> dict[int, Plan]:
+        """Return the plan of each number of seeds within a budget, of which a dense run takes `run_s` seconds."""
+        limit = budget_s / run_s
+        plans = {}
+        for seeds, answered in self.answered.items():
+            chance = float(np.mean([runs <= limit for runs in answered]))
+            runs = float(np.mean([min(runs, limit) for runs in self.total[seeds]]))
+            plans[seeds] = Plan(seeds, budget_s, runs, runs * run_s, chance)
+        return plans
 
 
-def _best(simulated: dict[int, list[_Simulated]], budget_s: float, run_s: float) -> Plan:
-    """Return the plan with the best chance of an answer within a budget, with the fewest seeds if several are as good."""
-    limit = budget_s / run_s
-    plans = []
-    for seeds, races in simulated.items():
-        chance = float(np.mean([race.answered <= limit for race in races]))
-        runs = float(np.mean([min(race.total, limit) for race in races]))
-        plans.append(Plan(seeds, budget_s, runs, runs * run_s, chance))
-    return max(plans, key=lambda plan: (plan.chance, -plan.seeds))
+def best(plans: Mapping[int, Plan]) -> Plan:
+    """Return the plan with the fewest seeds among those whose chance of an answer is the best, or as good as that."""
+    most = max(plan.chance for plan in plans.values())
+    return min((plan for plan in plans.values() if plan.chance >= most - TIE), key=lambda plan: plan.seeds)
 
 
-def _simulate(race: Race, spread: float) -> list[_Simulated]:
-    return [_simulate_one(race, spread, np.random.default_rng([SEED, i])) for i in range(COUNT)]
+def simulate(race: Race, standing: Standing, *, spread: float, seeds: Sequence[int]) -> Simulated:
+    """Play a race from its standing to the end on each number of seeds, `COUNT` times, on the same draws of harm."""
+    played = {
+        count: [
+            _play(replace(race, seeds=count, planned=None), standing, spread, np.random.default_rng([SEED, i]))
+            for i in range(COUNT)
+        ]
+        for count in seeds
+    }
+    answered = {count: [each[0] for each in races] for count, races in played.items()}
+    return Simulated(answered, {count: [each[1] for each in races] for count, races in played.items()})
 
 
-def _simulate_one(race: Race, spread: float, rng: np.random.Generator) -> _Simulated:
-    """Play one race on drawn harms; the order of speed is random."""
-    harmless = max(1, round(HARMLESS * race.family))
-    low, high = (math.log(each) for each in HARMS)
-    drawn = [*rng.uniform(0, 0.5, harmless), *np.exp(rng.uniform(low, high, race.family - harmless))]
-    harms = {f"{i:04d}": race.margin * float(drawn[j]) for i, j in enumerate(rng.permutation(race.family))}
-    off = DEVIATION.mean + DEVIATION.between * rng.standard_normal()
-    forecasts = {name: harm / math.exp(off + DEVIATION.within * rng.standard_normal()) for name, harm in harms.items()}
-    evidence = {name: Evidence(step_s=float(i)) for i, name in enumerate(harms)}
+def _play(race: Race, standing: Standing, spread: float, rng: np.random.Generator) -> tuple[float, float]:
+    """Play one race on drawn harms; return the training until an answer and in all, see `Simulated`."""
+    harms, forecasts = standing.draw(race, rng)
+    evidence = dict(standing.evidence)
     good = {name for name, harm in harms.items() if harm <= race.margin}
     left: dict[str, Exit] = {}
-    runs, dense, answered = 0.0, race.first, math.inf
-    for parts in race.rounds(evidence, left):
+    runs, dense, answered = 0.0, max(0, race.first - standing.dense), math.inf
+    for parts in race.rounds(evidence, left, standing.running):
         for part in parts:
             name, before = part.setting, evidence[part.setting]
             noise = max(spread, 0.2 * harms[name]) * rng.standard_normal(len(part.seeds))
             if part.rung == len(RUNGS) - 1:
                 evidence[name] = before._replace(final=(*before.final, *(harms[name] + noise)))
                 begun = RUNGS[-2] if not before.final else 0.0
-                dense = max(dense, len(evidence[name].final))
+                dense = max(dense, len(evidence[name].final) - standing.dense)
             else:
                 seen = forecasts[name] + noise
                 evidence[name] = before._replace(
                     observed=(*before.observed, Observation(tuple(seen), float(seen.mean())))
                 )
                 begun = RUNGS[part.rung - 1] if part.rung else 0.0
-            runs += len(part.seeds) * (RUNGS[part.rung] - begun)
+            runs += standing.costs[name] * len(part.seeds) * (RUNGS[part.rung] - begun)
         if math.isinf(answered) and good & set(race.safe(evidence)):
             answered = runs + dense
-    return _Simulated(answered, runs + dense)
+    return answered, runs + dense

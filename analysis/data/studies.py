@@ -59,8 +59,10 @@ class StudyFile:
 
     def __init__(self, folder: Place) -> None:
         written = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
-        self.seeds = tuple(int(seed) for seed in _list(written, "seeds"))
-        """The seeds fixed before it began; none if it names none."""
+        seeds = tuple(int(seed) for seed in _list(written, "seeds"))
+        planned = written.get("planned_seeds")
+        self.seeds = seeds[:planned] if isinstance(planned, int) else seeds
+        """The seeds fixed before it began, or by the plan of its budget; none if it names none."""
         self._objectives = [_named(objective) for objective in _list(written, "objectives")]
 
     @property

@@ -1,67 +1,28 @@
 """Races in a sweep: rounds that resume to the same decisions, and real ones that leave the bits of whole runs."""
 
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from races import DENSE, SEEDS, STEPS, made_rounds, made_run, play
 from ray.tune.search import Searcher
 from studies import BASE, write_study
 
-from raysim.analysis.comparison.race import RUNGS, Race
+from raysim.analysis.comparison.race import RUNGS
+from raysim.analysis.data.studies import StudyFile
 from raysim.config import ConfigError
-from raysim.quality import MEASURES
 from raysim.records import Run
 from raysim.sweeps.budget import Budget, Spending
-from raysim.sweeps.budget_lines import spent_lines
 from raysim.sweeps.ledger import Ledger
-from raysim.sweeps.race_rounds import RaceRounds
 from raysim.sweeps.race_search import RaceSearch
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.store import Store
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.training.train import train
-
-STEPS, SEEDS, DENSE = 100, [3, 4, 5], 0
-HARM = {1: 0.0, 2: 0.002, 3: 0.02, 4: 1.0}  # of the loss, by trial
-
-
-@cache
-def made_run(trial, seed):
-    """Return what a race reads of a run to its end: losses that fall, above dense's by the trial's harm."""
-    noise = np.random.default_rng(seed).normal(0, 0.01, STEPS)
-    own = np.random.default_rng([trial, seed]).normal(0, 0.0005, STEPS)
-    losses = (1 + HARM.get(trial, 0.0)) * (0.5 + 2 * np.exp(-np.arange(STEPS) / 30) + noise + own)
-    evals = pd.DataFrame({"mode": [], "batchnorm": [], "step": [], "loss": []})
-    row = {"final_loss_on": float(losses[-20:].mean()), "chance_loss": 2.5}
-    return SimpleNamespace(steps=pd.DataFrame({"step": range(STEPS), "loss": losses}), evals=evals, row=row)
-
-
-def made_rounds(folder, run_of=made_run):
-    return RaceRounds(
-        folder / "race.parquet",
-        race=Race(len(SEEDS), MEASURES["loss"].margin, len(HARM)),
-        seeds=SEEDS,
-        dense=DENSE,
-        entrants=list(HARM),
-        measure=MEASURES["loss"],
-        run_of=run_of,
-        cost_of=lambda trials: {trial: float(trial) for trial in trials},
-    )
-
-
-def play(rounds, copies=None):
-    """Play a race to its end; keep a copy of its file before and after every round."""
-    while rounds.next_round():
-        copies is None or copies.append(pq.read_table(rounds.file))
-        rounds.end_round([])
-        copies is None or copies.append(pq.read_table(rounds.file))
-    return rounds
 
 
 def test_a_race_separates_the_harmful_from_the_harmless(tmp_path):
@@ -74,33 +35,6 @@ def test_a_race_separates_the_harmful_from_the_harmless(tmp_path):
     dense = frame[(frame["trial"] == DENSE) & (frame["decision"] == "train")]
     assert sorted(seed for seeds in dense["seeds"] for seed in seeds) == SEEDS
     assert (dense["share"] == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("third", "harm", "end"),
-    [
-        (1.015, "+0.53", "not even 21 would be likely to decide."),
-        (1.008, "+0.3", "13 would decide in four of five cases, for 20 min more."),
-    ],
-)
-def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide(tmp_path, third, harm, end):
-    """Two seeds of trial 1 look harmless and the third does not. No trial is left out of the counts."""
-
-    def run_of(trial, seed):
-        run = made_run(trial, seed)
-        seconds = {"seconds": 60.0}
-        if trial == 1:
-            seconds["final_loss_on"] = made_run(DENSE, seed).row["final_loss_on"] * {3: 1.0, 4: 1.001, 5: third}[seed]
-        return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | seconds)
-
-    rounds = play(made_rounds(tmp_path, run_of))
-    spending = Spending(Budget.parse("1h"), jobs=1, gpus=0)
-    lines = spent_lines(spending, rounds, dict.fromkeys(range(5), "TopK(0.1)"))
-    assert len(rounds.left) + len(rounds.safe) + len(rounds.undecided) + len(rounds.running) == len(HARM)
-    assert len(lines) == 1 + len(rounds.running) + len(rounds.undecided)
-    assert rounds.undecided == [1]
-    assert lines[1] == f"Undecided: trial 1, TopK(0.1): harm {harm} % of loss on 3 seeds; {end}"
-    assert "Undecided on all seeds: 1 setting. Open: 0 settings." in lines[0]
 
 
 def test_a_race_that_is_killed_anywhere_goes_on_to_the_same_decisions(tmp_path):
@@ -199,7 +133,7 @@ class Part:
 
 def search_of(path, out, **changes):
     """Return the search of a race in a folder, without Tune; `lines` are what it says."""
-    study = replace(read_study(path), **changes).with_seeds_of(out)
+    study = replace(read_study(path), **changes).with_plan_of(out)
     out.mkdir(exist_ok=True)
     ledger, lines = Ledger(study, out), []
     ledger.reconcile()
@@ -298,9 +232,12 @@ def test_a_plan_says_what_a_budget_buys_and_chooses_the_seeds(tmp_path):
     assert lines[0].startswith("Budget 1h: a run takes")
     assert "2 settings and dense race on" in lines[0]
     assert "with half the budget" in lines[1]
-    chosen = read_study(tmp_path / "out" / "study.toml").seeds
-    assert chosen in {tuple(range(count)) for count in (3, 5, 8)}
-    assert all(set(row.seeds) <= set(chosen) for row in search.ledger.rows)
+    study = read_study(tmp_path / "out" / "study.toml")
+    assert study.seeds == tuple(range(8))
+    assert study.planned_seeds in {3, 5, 8}
+    assert StudyFile(tmp_path / "out").seeds == study.seeds[: study.planned_seeds]
+    planned = [row for row in search.ledger.rows if row.trial not in search.rounds.further and row.name is None]
+    assert all(len(row.seeds) <= study.planned_seeds for row in planned)
     assert "of 1h spent. Decided:" in search.summary()[0]
     assert "Open: 0 settings" in search.summary()[0]
 
@@ -325,30 +262,6 @@ def test_a_race_whose_budget_is_spent_leaves_the_rest_open_and_goes_on_with_a_gr
     train_all(again)
     assert "Open: 0 settings" in again.summary()[0]
     assert {row.status for row in again.ledger.rows} <= {"finished", "pruned"}
-
-
-@pytest.mark.parametrize(
-    ("given", "price", "sentence"),
-    [
-        ("soon", None, "`budget` must be a time such as 90min"),
-        ("0h", None, "`budget` must be a time"),
-        ("3 fortnights", None, "`budget` must be a time"),
-        ("2 GPU", None, "`budget` must be a time"),
-        ("40 EUR", None, "add `--price-per-hour`"),
-        ("3h", 2.0, "`price_per_hour` is for a `budget` in money"),
-    ],
-)
-def test_a_budget_that_cannot_be_is_one_sentence(given, price, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        Budget.parse(given, price)
-
-
-def test_gpu_hours_count_the_gpus_of_all_runs():
-    spending = Spending(Budget.parse("2 GPU hours"), jobs=4, gpus=2.0)
-    assert spending.total_s == 3600
-    assert spending.remaining_s(600.0) == 3000
-    with pytest.raises(ConfigError, match="needs GPUs"):
-        Spending(Budget.parse("2 GPU hours"), jobs=4, gpus=0.0)
 
 
 @pytest.mark.slow

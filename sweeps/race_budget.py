@@ -1,0 +1,209 @@
+"""A race within its budget: the seconds of its parts, the parts that fit, and its plan, made again as the race goes.
+
+The number of seeds may change as long as no verdict depends on the change. Before any setting has a final evaluation, the rest of the
+race is simulated from its standing, and the number with the best chance of an answer is taken. Before any setting has been trained on
+all planned seeds, a plan that the leading setting cannot end is shortened, by costs alone. After the planned seeds, what is left of
+the budget goes to the next look of the rule, which has its own share of the error (`analysis.comparison.looks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from raysim.analysis.comparison.looks import MIN_SEEDS, looks_after
+from raysim.analysis.comparison.race import RUNGS
+from raysim.analysis.comparison.race_plan import SEEDS, Standing, Start, best, simulate
+from raysim.sweeps.budget import Spending, duration
+from raysim.sweeps.race_file import Entry
+from raysim.sweeps.race_lines import further_line, plan_lines, planned_again_line, shortened_line
+from raysim.sweeps.race_rounds import RaceRounds, key_of
+
+GAIN = 0.1  # of the chance of an answer, for which a plan is changed: above the error of a simulation
+
+
+class RaceBudget:
+    """The training that a race may still do, by what its runs have taken.
+
+    `spread`: standard deviation over seeds of a harmless setting's harm, in the unit of the measure. `notations`: settings by
+    trial. `say` prints a line; `on_plan` is called with the number of planned seeds.
+    """
+
+    def __init__(
+        self,
+        rounds: RaceRounds,
+        spending: Spending,
+        *,
+        spread: float,
+        notations: Mapping[int, str],
+        say: Callable[[str], None],
+        on_plan: Callable[[int], None],
+    ) -> None:
+        self.rounds, self.spending, self.spread = rounds, spending, spread
+        self.notations = notations
+        self.aside: set[int] = set()
+        """Trials with a next part beyond the budget."""
+        self._say, self._on_plan = say, on_plan
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of runs that are left."""
+        return self.spending.remaining_s(self.trained_s)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the sweep, or of its GPUs, that have been spent."""
+        of_gpus = self.spending.budget.of_gpus
+        return self.trained_s * self.spending.gpus if of_gpus else self.spending.elapsed_s
+
+    def plan(self) -> str | None:
+        """Choose the number of seeds before the race, by the cost of a run; return why the budget is too small, if it is."""
+        rounds, spending = self.rounds, self.spending
+        run_s, count = self.run_s(rounds.dense), len(rounds.running)
+        if 2 * run_s > self.left_s:
+            pair_s = spending.elapsing_s(2 * run_s)
+            return (
+                f"`budget` = {spending.budget.text!r} is below one pair of runs: dense and one setting on one seed take about "
+                f"{duration(pair_s)}. Give at least {duration(3 * len(RUNGS) * pair_s / 2)}, or train fewer steps."
+            )
+        races = simulate(rounds.race, Start(count), spread=self.spread, seeds=self._options())
+        plans = [best(races.within(share * spending.total_s, run_s)) for share in (0.5, 1.0, 2.0)]
+        for line in plan_lines(spending, plans, count, run_s, f"{self.spread:g} {rounds.measure.unit}"):
+            self._say(line)
+        self._take(plans[1].seeds)
+        return None
+
+    def next_entries(self, plan: Callable[[], list[Entry]]) -> list[Entry]:
+        """Return the parts of the next round within the budget, by `plan`, after the plan has been made again where it may be."""
+        self._plan_again()
+        entries = plan()
+        if not entries and self._go_further():
+            entries = plan()
+        return entries
+
+    def _options(self) -> list[int]:
+        most = len(self.rounds.all_seeds)
+        return [seeds for seeds in SEEDS if self.rounds.race.first <= seeds <= most] or [most]
+
+    def _take(self, seeds: int) -> None:
+        self.rounds.plan_seeds(seeds)
+        self._on_plan(seeds)
+
+    def _plan_again(self) -> None:
+        """Take another number of seeds if it has a clearly better chance of an answer, before any final evaluation is known."""
+        rounds, evidence = self.rounds, self.rounds.evidence
+        names = [key_of(trial) for trial in rounds.running]
+        if not names or any(each.final for each in evidence.values()) or any(name not in evidence for name in names):
+            return
+        dense_s = self.run_s(rounds.dense)
+        costs = {key_of(trial): self.run_s(trial) / dense_s for trial in rounds.running}
+        standing = Standing(evidence, names, costs, len(rounds.trained_seeds(rounds.dense, least=1.0)))
+        options = {*self._options(), rounds.race.seeds}
+        races = simulate(rounds.race, standing, spread=self.spread, seeds=sorted(options))
+        plans = races.within(self.left_s, dense_s)
+        before, after = plans[rounds.race.seeds], best(plans)
+        if after.chance >= before.chance + GAIN:
+            self._say(planned_again_line(self.spent_s, before, after))
+            self._take(after.seeds)
+
+    def within(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries that the budget allows, and put the trials of the others aside.
+
+        The first one comes first: others must leave enough to train it on all seeds. If these do not fit, the plan is shortened
+        as long as no verdict has been given on it, and no entry is returned.
+        """
+        rounds, left_s, leader = self.rounds, self.left_s, entries[0].trial
+        reserve_s = self.finish_s(leader) if rounds.evidence else 0.0
+        if reserve_s > left_s and (count := self._shorter(leader, left_s)):
+            self._say(shortened_line(self, leader, count, reserve_s))
+            self._take(count)
+            return []
+        kept: list[Entry] = []
+        for entry in entries:
+            needed_s = sum(map(self._part_s, rounds.with_dense([*kept, entry])))
+            if needed_s + (reserve_s if kept else 0.0) <= left_s:
+                kept.append(entry)
+            else:
+                self.aside.add(entry.trial)
+        return kept
+
+    def _shorter(self, leader: int, left_s: float) -> int:
+        """Return the greatest smaller number of seeds on which a trial can end; 0 if there is none, or a verdict has been given."""
+        rounds = self.rounds
+        if any(len(each.final) >= rounds.race.plan for each in rounds.evidence.values()):
+            return 0
+        least = max(MIN_SEEDS, rounds.race.first, len(rounds.evidence[key_of(leader)].final))
+        counts = range(rounds.race.seeds - 1, least - 1, -1)
+        return next((count for count in counts if self.finish_s(leader, count) <= left_s), 0)
+
+    def _go_further(self) -> bool:
+        """Give more seeds to the fastest trial that the planned ones left undecided, if these may call it safe."""
+        rounds, race = self.rounds, self.rounds.race
+        costs = {trial: rounds.evidence[key_of(trial)].step_s for trial in (*rounds.undecided, *rounds.safe)}
+        fastest = min((costs[trial] for trial in rounds.safe), default=float("inf"))
+        hopeful = [trial for trial in rounds.undecided if costs[trial] < fastest and trial not in rounds.further]
+        for trial in sorted(hopeful, key=lambda trial: (costs[trial], trial)):
+            chances = {
+                count: replace(race, seeds=count, planned=race.plan).chance_safe(
+                    rounds.evidence[key_of(trial)], rounds.evidence
+                )
+                for count in looks_after(race.plan)
+                if count <= len(rounds.all_seeds) and self.finish_s(trial, count) <= self.left_s
+            }
+            if not chances or max(chances.values()) < race.hopeless:
+                continue
+            count = next(
+                (each for each, chance in chances.items() if chance >= 0.5), max(chances, key=chances.__getitem__)
+            )
+            self._say(further_line(self, trial, count, chances[count]))
+            rounds.go_further(trial, count)
+            self.aside.discard(trial)
+            return True
+        return False
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training in all rounds that have ended, by what runs take."""
+        return sum(self._part_s(entry) for entry in self.rounds.parts if entry.ended)
+
+    def run_s(self, trial: int) -> float:
+        """Return the seconds of a whole run of a trial, by its first seed: dense's before it has begun."""
+        return sum(self._start_and_steps_s(trial))
+
+    def finish_s(self, trial: int, count: int | None = None) -> float:
+        """Return the seconds of runs, dense ones among them, that train a trial to its end on `count` seeds, by default all."""
+        rounds = self.rounds
+        start_s, steps_s = self._start_and_steps_s(trial)
+        seeds = rounds.seeds if count is None else rounds.all_seeds[:count]
+        shares = [self._share(trial, seed) for seed in seeds]
+        starts = sum(sum(rung > share for rung in RUNGS) if share else 1 for share in shares)
+        dense = set(seeds) - set(rounds.trained_seeds(rounds.dense, least=1.0))
+        return starts * start_s + sum(1.0 - share for share in shares) * steps_s + len(dense) * self.run_s(rounds.dense)
+
+    def _part_s(self, entry: Entry) -> float:
+        """Return the seconds of an entry's runs, without those of the parts before it."""
+        start_s, steps_s = self._start_and_steps_s(entry.trial)
+        shares = (entry.share - self._share(entry.trial, seed, before=entry) for seed in entry.seeds)
+        return len(entry.seeds) * start_s + sum(shares) * steps_s
+
+    def _start_and_steps_s(self, trial: int) -> tuple[float, float]:
+        """Return the seconds before the first step of a part, and those of all steps of a run, by a trial's first seed."""
+        rounds = self.rounds
+        begun = rounds.trained(trial) if trial == rounds.dense or key_of(trial) in rounds.evidence else []
+        if not begun:
+            return self._start_and_steps_s(rounds.dense)
+        first = rounds.all_seeds[0]
+        shares = [entry.share for entry in begun if entry.ended and first in entry.seeds]
+        row = rounds.run_of(trial, first).row
+        start_s = float(row.get("start_s") or 0.0)  # of all parts
+        return start_s / len(shares), (float(row["seconds"]) - start_s) / max(shares)
+
+    def _share(self, trial: int, seed: int, before: Entry | None = None) -> float:
+        """Return the share of the steps up to which a run has been trained, or was `before` an entry."""
+        shares = [0.0]
+        for entry in self.rounds.trained(trial):
+            if entry is before:
+                break
+            if seed in entry.seeds:
+                shares.append(entry.share)
+        return max(shares)

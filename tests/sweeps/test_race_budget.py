@@ -1,0 +1,203 @@
+"""The budget of a race: its forms, plans that are made again as it goes, and what it leaves open."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from races import DENSE, HARM, RUN_S, budget_race, made_rounds, made_run, play
+
+from raysim.analysis.comparison import race_plan
+from raysim.analysis.comparison.looks import looks_after
+from raysim.analysis.comparison.rule import sample
+from raysim.config import ConfigError
+from raysim.sweeps.budget import Budget, Spending
+from raysim.sweeps.race_budget import RaceBudget
+from raysim.sweeps.race_lines import spent_lines
+
+
+@pytest.mark.parametrize(
+    ("given", "price", "sentence"),
+    [
+        ("soon", None, "`budget` must be a time such as 90min"),
+        ("0h", None, "`budget` must be a time"),
+        ("3 fortnights", None, "`budget` must be a time"),
+        ("2 GPU", None, "`budget` must be a time"),
+        ("40 EUR", None, "add `--price-per-hour`"),
+        ("3h", 2.0, "`price_per_hour` is for a `budget` in money"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_one_sentence(given, price, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Budget.parse(given, price)
+
+
+def test_gpu_hours_count_the_gpus_of_all_runs():
+    spending = Spending(Budget.parse("2 GPU hours"), jobs=4, gpus=2.0)
+    assert spending.total_s == 3600
+    assert spending.remaining_s(600.0) == 3000
+    with pytest.raises(ConfigError, match="needs GPUs"):
+        Spending(Budget.parse("2 GPU hours"), jobs=4, gpus=0.0)
+
+
+@pytest.mark.parametrize(
+    ("third", "harm", "end"),
+    [
+        (1.015, "+0.53", "not even 21 would be likely to decide."),
+        (1.008, "+0.3", "13 would decide in four of five cases, for 20 min more."),
+    ],
+)
+def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide(tmp_path, third, harm, end):
+    """Two seeds of trial 1 look harmless and the third does not. No trial is left out of the counts."""
+
+    def run_of(trial, seed):
+        run = made_run(trial, seed)
+        seconds = {"seconds": 60.0}
+        if trial == 1:
+            seconds["final_loss_on"] = made_run(DENSE, seed).row["final_loss_on"] * {3: 1.0, 4: 1.001, 5: third}[seed]
+        return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | seconds)
+
+    rounds = play(made_rounds(tmp_path, run_of))
+    lines = spent_lines(
+        RaceBudget(
+            rounds,
+            Spending(Budget.parse("1h"), jobs=1, gpus=0),
+            spread=0.3,
+            notations=dict.fromkeys(range(5), "TopK(0.1)"),
+            say=print,
+            on_plan=print,
+        )
+    )
+    assert len(rounds.left) + len(rounds.safe) + len(rounds.undecided) + len(rounds.running) == len(HARM)
+    assert len(lines) == 1 + len(rounds.running) + len(rounds.undecided)
+    assert rounds.undecided == [1]
+    assert lines[1] == f"Undecided: trial 1, TopK(0.1): harm {harm} % of loss on 3 seeds; {end}"
+    assert "Undecided on all seeds: 1 setting. Open: 0 settings." in lines[0]
+
+
+@pytest.fixture
+def few_simulations(monkeypatch):
+    monkeypatch.setattr(race_plan, "COUNT", 20)
+
+
+def plans_of(rounds):
+    """Return the numbers of seeds of the plans in a race's file, in order."""
+    frame = pd.read_parquet(rounds.file)
+    return frame.loc[frame["decision"] == "plan", "seeds"].map(len).tolist()
+
+
+def test_a_plan_has_fewer_seeds_once_settings_are_seen_to_cost_more_than_dense(tmp_path):
+    harms = {1: 0.0, 2: 0.006, 3: 0.02, 4: 1.0}
+    rounds, lines = budget_race(tmp_path, 2, harms, costs=dict.fromkeys(harms, 3.0))
+    play(rounds)
+    first, *_, last = plans_of(rounds)
+    assert last < first
+    assert any("by what the settings show and cost" in line for line in lines)
+    assert rounds.safe == [1]  # with the first plan there was no time for a verdict
+
+
+def test_a_plan_that_the_leading_setting_cannot_end_is_shortened_before_a_verdict(tmp_path):
+    rounds, lines = budget_race(tmp_path, 1.3, {1: 0.0, 2: 0.0}, costs={1: 2.5, 2: 2.5})
+    play(rounds)
+    assert plans_of(rounds) == [5, 3]
+    assert lines[-1] == (
+        "Planned again after 18 min: 3 seeds in place of 5, since 5 of trial 1, T1, would take 90 min more, and 60 min are left."
+    )
+    assert rounds.safe == [1]
+    assert rounds.budget.trained_s <= 1.3 * 3600
+
+
+def test_what_is_left_goes_to_the_next_look_at_a_setting_that_the_plan_left_undecided(tmp_path, few_simulations):
+    rounds, lines = budget_race(tmp_path, 6, {1: 0.0}, spread=0.009, usual=0.1)
+    play(rounds)
+    (trial, count), *_ = rounds.further.items()
+    assert count in looks_after(rounds.race.plan)
+    assert len(rounds.harms(trial)) == count
+    assert f"trial {trial}, T{trial}, undecided on {rounds.race.plan} seeds, goes on to {count}" in lines[-1]
+    judged = sample(dict(enumerate(rounds.harms(trial))), plan=range(rounds.race.plan), grown=True)
+    assert judged.share == looks_after(rounds.race.plan)[count]
+    again, _ = budget_race(tmp_path, 6, {1: 0.0}, spread=0.009, usual=0.1)
+    assert (again.race, again.further, again.safe) == (rounds.race, rounds.further, rounds.safe)
+
+
+@pytest.mark.parametrize(("hours", "spread"), [(1.3, 0.003), (6, 0.009)])
+def test_a_race_within_a_budget_that_is_killed_anywhere_goes_on_to_the_same_decisions(
+    tmp_path, hours, spread, few_simulations
+):
+    """The first plan is shortened, the second one goes further."""
+    short = hours < 2
+    terms = {
+        "harms": {1: 0.0, 2: 0.0} if short else {1: 0.0},
+        "spread": spread,
+        "usual": 0.3 if short else 0.1,
+        "costs": {1: 2.5, 2: 2.5} if short else None,
+    }
+    copies = []
+    whole = pq.read_table(play(budget_race(tmp_path, hours, **terms)[0], copies).file).drop(["elapsed_s"])
+    for i, copy in enumerate(copies):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        pq.write_table(copy, folder / "race.parquet")
+        resumed = play(budget_race(folder, hours, **terms)[0])
+        assert pq.read_table(resumed.file).drop(["elapsed_s"]).equals(whole)
+
+
+def test_the_seconds_of_parts_and_of_what_is_left_add_up_to_those_of_all_runs(tmp_path, few_simulations):
+    """Each part starts anew: a run in five parts takes five starts."""
+    rounds, _ = budget_race(tmp_path, 3, {1: 0.0}, costs={1: 2.0}, start=20.0, seeds=3)
+    budget = rounds.budget
+    assert budget.run_s(DENSE) == pytest.approx(RUN_S + 20.0)
+    left, before = math.inf, budget.trained_s
+    while rounds.next_round():
+        rounds.end_round([])
+        assert left >= budget.trained_s - before - 1e-6
+        left, before = budget.finish_s(1), budget.trained_s
+    seconds = sum(rounds.run_of(trial, seed).row["seconds"] for trial in (DENSE, 1) for seed in range(3))
+    assert budget.trained_s == pytest.approx(seconds)
+    assert budget.finish_s(1) == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    hours=st.floats(0.5, 8),
+    costs=st.lists(st.floats(0.3, 5), min_size=3, max_size=3),
+    harms=st.lists(st.sampled_from([0.0, 0.005, 0.01, 0.1]), min_size=3, max_size=3),
+    spread=st.sampled_from([0.001, 0.01]),
+)
+def test_no_plan_spends_more_than_the_budget_and_a_first_part(tmp_path_factory, hours, costs, harms, spread):
+    """What a run costs is known after its first part alone."""
+    folder = tmp_path_factory.mktemp("race")
+    by_trial = dict(enumerate(costs, start=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(race_plan, "COUNT", 5)
+        rounds, _ = budget_race(folder, hours, dict(enumerate(harms, start=1)), spread=spread, costs=by_trial)
+        play(rounds)
+    first_parts_s = 2 * 0.1 * RUN_S * sum(costs)
+    assert rounds.budget.trained_s <= max(hours * 3600, first_parts_s + 2.1 * RUN_S) + 1e-6
+    assert all(len(rounds.harms(trial)) >= 3 for trial in rounds.safe)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_plans_that_are_made_again_call_few_settings_at_the_margin_safe(tmp_path_factory, monkeypatch):
+    """200 races of one or three settings whose harm is the margin: none leaves early, whatever it shows."""
+    monkeypatch.setattr(race_plan, "COUNT", 5)
+    false, changed, count = 0, 0, 200
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        trials = [1 + 10 * number + i for i in range(rng.choice([1, 3]))]
+        costs = {trial: float(np.exp(rng.normal(0.3, 0.6))) for trial in trials}
+        hours, spread = float(np.exp(rng.uniform(0, 2))), float(rng.choice([0.002, 0.004, 0.008]))
+        harms = dict.fromkeys(trials, 0.01)
+        rounds, _ = budget_race(
+            tmp_path_factory.mktemp("race"), hours, harms, spread=spread, usual=0.4, costs=costs, stay=True
+        )
+        play(rounds)
+        false += bool(rounds.safe)
+        changed += len(plans_of(rounds)) > 1 or bool(rounds.further)
+    assert changed > count / 4
+    assert false <= 0.05 * count + 2 * np.sqrt(0.05 * 0.95 * count)
