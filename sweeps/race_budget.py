@@ -3,7 +3,7 @@
 The number of seeds may change as long as no verdict depends on the change. Before any setting has a final evaluation, the rest of the
 race is simulated from its standing, and the number with the best chance of an answer is taken. Before any setting has been trained on
 all planned seeds, a plan that the leading setting cannot end is shortened, by costs alone. After the planned seeds, what is left of
-the budget goes to the next look of the rule, which has its own share of the error (`analysis.comparison.looks`).
+the budget goes to a later look of the rule, which has its own share of the error (`analysis.comparison.looks`).
 """
 
 from __future__ import annotations
@@ -92,11 +92,12 @@ class RaceBudget:
     def _plan_again(self) -> None:
         """Take another number of seeds if it has a clearly better chance of an answer, before any final evaluation is known."""
         rounds, evidence = self.rounds, self.rounds.evidence
-        names = [key_of(trial) for trial in rounds.running]
+        running = [trial for trial in rounds.running if trial not in self.aside]
+        names = [key_of(trial) for trial in running]
         if not names or any(each.final for each in evidence.values()) or any(name not in evidence for name in names):
             return
         dense_s = self.run_s(rounds.dense)
-        costs = {key_of(trial): self.run_s(trial) / dense_s for trial in rounds.running}
+        costs = {key_of(trial): self.run_s(trial) / dense_s for trial in running}
         standing = Standing(evidence, names, costs, len(rounds.trained_seeds(rounds.dense, least=1.0)))
         options = {*self._options(), rounds.race.seeds}
         races = simulate(rounds.race, standing, spread=self.spread, seeds=sorted(options))
@@ -132,16 +133,18 @@ class RaceBudget:
         rounds = self.rounds
         if any(len(each.final) >= rounds.race.plan for each in rounds.evidence.values()):
             return 0
-        least = max(MIN_SEEDS, rounds.race.first, len(rounds.evidence[key_of(leader)].final))
+        known = rounds.evidence.get(key_of(leader))
+        least = max(MIN_SEEDS, rounds.race.first, len(known.final) if known is not None else 0)
         counts = range(rounds.race.seeds - 1, least - 1, -1)
         return next((count for count in counts if self.finish_s(leader, count) <= left_s), 0)
 
     def _go_further(self) -> bool:
-        """Give more seeds to the fastest trial that the planned ones left undecided, if these may call it safe."""
+        """Give more seeds to the fastest trial that the planned ones could not decide, if these may call it safe."""
         rounds, race = self.rounds, self.rounds.race
-        costs = {trial: rounds.evidence[key_of(trial)].step_s for trial in (*rounds.undecided, *rounds.safe)}
+        candidates = [*rounds.undecided, *filter(rounds.may_return, rounds.left)]
+        costs = {trial: rounds.evidence[key_of(trial)].step_s for trial in (*candidates, *rounds.safe)}
         fastest = min((costs[trial] for trial in rounds.safe), default=float("inf"))
-        hopeful = [trial for trial in rounds.undecided if costs[trial] < fastest and trial not in rounds.further]
+        hopeful = [trial for trial in candidates if costs[trial] < fastest and trial not in rounds.further]
         for trial in sorted(hopeful, key=lambda trial: (costs[trial], trial)):
             chances = {
                 count: replace(race, seeds=count, planned=race.plan).chance_safe(

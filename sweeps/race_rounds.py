@@ -97,7 +97,7 @@ class RaceRounds:
         self._write()
 
     def go_further(self, trial: int, count: int) -> None:
-        """Train a trial, which its planned seeds left undecided, on the first `count` seeds."""
+        """Train a trial, which the planned seeds could not decide, on the first `count` seeds."""
         self._note("further", trial, count)
 
     def _note(self, decision: str, trial: int, count: int) -> None:
@@ -106,13 +106,16 @@ class RaceRounds:
         self._follow(entry)
 
     def _follow(self, entry: Entry) -> None:
-        """Take over the number of seeds that an entry fixes."""
+        """Take over what an entry decides."""
         count = len(entry.seeds)
         if entry.decision == "plan":
             self.race = replace(self.race, seeds=count, planned=None)
         elif entry.decision == "further":
             self.race = replace(self.race, seeds=count, planned=self.race.plan)
             self.further[entry.trial] = count
+            self.left.pop(entry.trial, None)
+        elif entry.is_exit:
+            self.left[entry.trial] = entry.exit
 
     def end_round(self, failed: Sequence[int]) -> dict[int, Exit]:
         """Take in the records of a round whose parts have ended; return the trials that leave, and keep them in `left`.
@@ -176,6 +179,11 @@ class RaceRounds:
         """The trials that all seeds have left undecided."""
         safe = {*self.safe, *self.left, *self.failed}
         return [trial for trial in self._entrants if self.is_complete(trial) and trial not in safe]
+
+    def may_return(self, trial: int) -> bool:
+        """Return whether more seeds may decide on a trial that left: only the planned ones would hardly have done so."""
+        reason = self.left.get(trial)
+        return reason is not None and reason.kind == "hopeless" and bool(self.harms(trial))
 
     def harms(self, trial: int) -> tuple[float, ...]:
         """Return a trial's harms by its final evaluations, one a seed."""
@@ -289,7 +297,6 @@ class RaceRounds:
         self.failed = {entry.trial for entry in self._entries if entry.decision == "failed"}
         for number in sorted({entry.round for entry in self._entries if entry.ended}):
             self._take_in([entry for entry in self._entries if entry.round == number])
-        self.left = {entry.trial: entry.exit for entry in self._entries if entry.is_exit}
 
 
 def key_of(trial: int) -> str:

@@ -78,8 +78,10 @@ class RaceSearch(LedgerSearch):
         if not self._queue and not running:
             self._queue.extend(self._next_tasks())
             if not self._queue:
-                for trial in (self._dense, *rounds.further):
-                    self._end(self.ledger.rows[trial])
+                self._settle_left(over=True)
+                for row in (self.ledger.rows[trial] for trial in (self._dense, *rounds.further)):
+                    if row.status != "pruned":
+                        self._end(row)
                 return Searcher.FINISHED
         if not self._queue or running >= self._limit(running):
             return None
@@ -224,8 +226,8 @@ class RaceSearch(LedgerSearch):
         rounds.end_round(list(self._failed))
         self._settle_left()
 
-    def _settle_left(self) -> None:
-        """End the rows of trials that are no longer in the race."""
+    def _settle_left(self, *, over: bool = False) -> None:
+        """End the rows of trials that are no longer in the race; those that may return to it only once it is `over`."""
         rounds = self.rounds
         for trial, outcome in sorted(self._failed.items()):
             self.ledger.end(self.ledger.rows[trial], outcome)
@@ -233,6 +235,8 @@ class RaceSearch(LedgerSearch):
         running = set(rounds.running)
         for row in list(self.ledger.rows):
             if row.ended or row.same_as is not None or not row.notation or row.trial in running | {self._dense}:
+                continue
+            if not over and self.ledger.study.budget is not None and rounds.may_return(row.trial):
                 continue
             reason = rounds.left.get(row.trial)
             if reason is None:

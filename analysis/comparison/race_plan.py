@@ -19,7 +19,7 @@ COUNT = 60  # simulated races of a plan: the standard error of a chance is 6 poi
 HARMLESS = 1 / 3  # share of settings that are within half the margin, as in docs/findings/data (2026-11-25)
 HARMS = (1.5, 30.0)  # margins: the others lie between, evenly in the logarithm
 SEED = 42
-TIE = 0.05  # of a chance: so many simulations do not tell such plans apart
+TIE = 0.05  # share of the best chance that fewer seeds are worth
 SEEDS = tuple(LOOKS)  # among which a plan chooses
 
 
@@ -124,9 +124,9 @@ class Simulated(NamedTuple):
 
 
 def best(plans: Mapping[int, Plan]) -> Plan:
-    """Return the plan with the fewest seeds among those whose chance of an answer is the best, or as good as that."""
-    most = max(plan.chance for plan in plans.values())
-    return min((plan for plan in plans.values() if plan.chance >= most - TIE), key=lambda plan: plan.seeds)
+    """Return the plan with the fewest seeds among those whose chance of an answer is the best, or nearly."""
+    least = (1 - TIE) * max(plan.chance for plan in plans.values())
+    return min((plan for plan in plans.values() if plan.chance >= least), key=lambda plan: plan.seeds)
 
 
 def simulate(race: Race, standing: Standing, *, spread: float, seeds: Sequence[int]) -> Simulated:

@@ -90,7 +90,7 @@ def plans_of(rounds):
     return frame.loc[frame["decision"] == "plan", "seeds"].map(len).tolist()
 
 
-def test_a_plan_has_fewer_seeds_once_settings_are_seen_to_cost_more_than_dense(tmp_path):
+def test_a_plan_has_fewer_seeds_once_settings_are_seen_to_cost_more_than_dense(tmp_path, few_simulations):
     harms = {1: 0.0, 2: 0.006, 3: 0.02, 4: 1.0}
     rounds, lines = budget_race(tmp_path, 2, harms, costs=dict.fromkeys(harms, 3.0))
     play(rounds)
@@ -100,7 +100,7 @@ def test_a_plan_has_fewer_seeds_once_settings_are_seen_to_cost_more_than_dense(t
     assert rounds.safe == [1]  # with the first plan there was no time for a verdict
 
 
-def test_a_plan_that_the_leading_setting_cannot_end_is_shortened_before_a_verdict(tmp_path):
+def test_a_plan_that_the_leading_setting_cannot_end_is_shortened_before_a_verdict(tmp_path, few_simulations):
     rounds, lines = budget_race(tmp_path, 1.3, {1: 0.0, 2: 0.0}, costs={1: 2.5, 2: 2.5})
     play(rounds)
     assert plans_of(rounds) == [5, 3]
@@ -122,6 +122,18 @@ def test_what_is_left_goes_to_the_next_look_at_a_setting_that_the_plan_left_unde
     assert judged.share == looks_after(rounds.race.plan)[count]
     again, _ = budget_race(tmp_path, 6, {1: 0.0}, spread=0.009, usual=0.1)
     assert (again.race, again.further, again.safe) == (rounds.race, rounds.further, rounds.safe)
+
+
+def test_a_trial_that_its_planned_seeds_would_not_decide_returns_for_a_later_look(tmp_path, few_simulations):
+    rounds, _ = budget_race(tmp_path, 8, {1: 0.002}, spread=0.009, usual=0.1)
+    left = []
+    while rounds.next_round():
+        left += [reason.kind for reason in rounds.end_round([]).values()]
+    assert left[0] == "hopeless"
+    assert list(rounds.further) == [1]
+    assert len(rounds.harms(1)) > rounds.race.plan
+    again, _ = budget_race(tmp_path, 8, {1: 0.002}, spread=0.009, usual=0.1)
+    assert (again.left, again.further, again.safe) == (rounds.left, rounds.further, rounds.safe)
 
 
 @pytest.mark.parametrize(("hours", "spread"), [(1.3, 0.003), (6, 0.009)])
@@ -161,7 +173,7 @@ def test_the_seconds_of_parts_and_of_what_is_left_add_up_to_those_of_all_runs(tm
     assert budget.finish_s(1) == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     hours=st.floats(0.5, 8),
     costs=st.lists(st.floats(0.3, 5), min_size=3, max_size=3),
