@@ -8,7 +8,10 @@ ErrorFeedback(TopK(0.1))
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from raysim.files import give_kernels_a_cache
 
 if TYPE_CHECKING:
     from raysim import analysis as analysis
@@ -41,6 +44,9 @@ _HOMES = {
     "train": "raysim.training.train",
 }
 __all__ = sorted([*_MODULES, *_HOMES])
+
+
+give_kernels_a_cache(Path(__file__).parent)
 
 
 def __dir__() -> list[str]:

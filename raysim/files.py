@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import secrets
+import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +41,22 @@ def read_text(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> str:
 def cache_folder() -> Path:
     """Return the folder of the cache: the value of the variable RAYSIM_CACHE, or ~/.cache/raysim."""
     return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "raysim")
+
+
+def give_kernels_a_cache(package: Path) -> None:
+    """Have numba cache compiled kernels in a temporary folder of this process if it can write neither to `package` nor to ~/.cache.
+
+    It would refuse to import them: in a container whose root is read-only, for example. The processes that this one starts use
+    the folder too. An existing NUMBA_CACHE_DIR is kept.
+    """
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    there = next((folder for folder in (user, *user.parents) if folder.exists()), user)
+    if "NUMBA_CACHE_DIR" in os.environ or os.access(package, os.W_OK) or os.access(there, os.W_OK):
+        return
+    with suppress(OSError):  # nothing can be written anywhere
+        folder = tempfile.mkdtemp(prefix="raysim-kernels-")
+        os.environ["NUMBA_CACHE_DIR"] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def is_file(path: str | Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -75,6 +76,7 @@ def sweep(
         from raysim.engine.access import listen_on_loopback
         from raysim.plugins import trusting
         from raysim.sweeps.study_file import read_study
+        from raysim.training.start import check_least_memory
 
         checked = read_study(
             study,
@@ -90,6 +92,8 @@ def sweep(
         )
         stack.enter_context(trusting(*checked.modules))  # named by the user, in the study
         listen_on_loopback(address)
+        if not (address or os.environ.get("RAY_ADDRESS")):  # else its nodes have memory of their own
+            check_least_memory("ray")
         phases.enter("the import of torch and Ray")
         from raysim.sweeps.runner import Sweep
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,10 +90,11 @@ def train(
 def _checked_config(recipe: str, overrides: list[str], out: str | None, engine: str, *, resume: bool) -> RunConfig:
     """Return the run's configuration; raises ConfigError by what can be checked without torch."""
     from raysim.config import ConfigError, read_config
-    from raysim.training.start import check_start
+    from raysim.training.start import check_least_memory, check_start
 
     config = read_config(recipe, overrides)
     check_start(out, engine, resume=resume)
+    check_least_memory("inline" if os.environ.get("RAY_ADDRESS") else engine)  # a cluster has its own
     from raysim.workloads.data import bind_data
     from raysim.workloads.model_depths import check_num_stages, num_layers
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from raysim.config import ConfigError
 from raysim.file_lock import NAME as LOCK
+from raysim.limits import ROOT, node_memory
 from raysim.notation import suggestion
 
 ENGINES = ("ray", "inline")
+LEAST_BYTES = {"inline": 384 << 20, "ray": 1 << 30}
+"""Memory for torch, and for Ray's servers and two processes that import it: with less the kernel kills them, without a word."""
 
 
 def check_start(out: str | Path | None, engine: str, *, resume: bool = False) -> None:
@@ -35,6 +38,18 @@ def check_start(out: str | Path | None, engine: str, *, resume: bool = False) ->
         raise ConfigError(f"Nothing to resume: {str(error)[0].lower()}{str(error)[1:]}") from None
     if status in ("finished", "diverged"):
         raise ConfigError(f"The run in {folder} is {status}: there is nothing to resume.")
+
+
+def check_least_memory(engine: str, root: Path = ROOT) -> None:
+    """Raise ConfigError if this machine or container has less memory than the smallest run with an engine; `root` as in `limits`."""
+    limit, least = node_memory(root), LEAST_BYTES[engine]
+    if limit.size >= least:
+        return
+    other = f"choose the inline engine, which needs {LEAST_BYTES['inline'] / 1e9:.1f} GB"
+    remedy = f", or {other}" if engine == "ray" and limit.size >= LEAST_BYTES["inline"] else ""
+    raise ConfigError(
+        f"The {engine} engine needs at least {least / 1e9:.1f} GB of memory, but {limit}. Give it more{remedy}."
+    )
 
 
 def is_unbegun(folder: Path) -> bool:

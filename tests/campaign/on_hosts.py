@@ -28,6 +28,7 @@ LAYERS = 7  # of digits-cnn
 SESSIONS = 6  # after which a run must have finished
 GONE_S = 20.0  # within which no stage may be left
 DISK_KIB = 64 * 1024
+MOST_HOSTS = 8
 
 
 class Session:
@@ -155,7 +156,7 @@ def mixed_faults(count: int, folder: Path, engine: str, chance: random.Random) -
         check_machine()
     except ConfigError as error:
         return Outcome(0, [str(error)])
-    tried, harm, hosts = 0, list[str](), chance.randint(2, 8)
+    tried, harm, hosts = 0, list[str](), chance.randint(2, MOST_HOSTS)
     num_stages = min(LAYERS, chance.choice([hosts, max(2, hosts - 1)]))
     keys = [f"num_stages={num_stages}", *KEYS]
     whole = train("digits-cnn", *keys, engine="inline", out=folder / "whole")

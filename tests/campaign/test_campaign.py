@@ -1,9 +1,12 @@
 """A short campaign: every attack a few times, in this process where it can be."""
 
+import os
 import random
+import shutil
 
 import pytest
 from attacks import ATTACKS
+from on_containers import GROUPS, Contained, in_containers
 from on_servers import Blow, strike_runs, strike_sweeps
 
 FEW = {
@@ -16,6 +19,7 @@ FEW = {
     "SIGTERM in the compaction": 1,
     "sweep asked to end": 3,
     "files damaged": 40,
+    "mixed faults over 2 to 8 hosts": 2,
     "disk full": 3,
     "disk full under a sweep": 2,
     "inputs": 200,
@@ -29,6 +33,8 @@ FEW = {
 )  # packets: tests/codecs/test_fuzz.py; operations on files: tests/training/test_orders.py
 def test_no_attack_does_harm(tmp_path, name):
     attack, _, _ = ATTACKS[name]
+    if name.startswith("mixed") and (os.geteuid() or not shutil.which("ip")):
+        pytest.skip("hosts on one machine need root and iproute2")
     engine = "ray" if name == "stage killed" or name.startswith("SIGTERM") else "inline"
     found = attack(FEW[name], tmp_path, engine, random.Random(name))
     if found.harm and found.harm[0].startswith("no disk can be mounted"):
@@ -56,3 +62,20 @@ def test_a_run_goes_on_or_says_how_whatever_hits_its_ray(tmp_path, blow):
 @pytest.mark.timeout(1200)
 def test_a_sweep_goes_on_or_says_how_whatever_hits_its_ray(tmp_path):
     assert strike_sweeps([Blow("the raylet", "stopped for good", "while Ray ends")], tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(os.geteuid() != 0 or not (GROUPS / "memory").is_dir(), reason="needs root and cgroups of version 1")
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Contained("256 MiB of memory", "train inline"),
+        Contained("256 MiB of memory", "sweep inline"),
+        Contained("a read-only root", "train inline"),
+        Contained("1 MiB of /dev/shm", "train ray"),
+    ],
+    ids=str,
+)
+def test_a_container_works_or_says_why_not(tmp_path, plan):
+    assert in_containers([plan], tmp_path) == []

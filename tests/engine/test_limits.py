@@ -9,7 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
+from raysim.config import ConfigError
 from raysim.limits import MemoryLimit, node_memory, usable_cpus
+from raysim.training.start import check_least_memory
 
 V1_NONE = 9223372036854771712  # cgroup v1 has no word for it
 TOTAL = psutil.virtual_memory().total
@@ -113,6 +115,36 @@ def test_every_group_from_the_own_to_the_outermost_limits(tree, tmp_path):
     assert usable_cpus(tmp_path) == min(cpus, CPUS)
     if size < TOTAL:
         assert str(node_memory(tmp_path)) == "this container may use 1.1 GB"
+
+
+@pytest.mark.parametrize(("mounts", "file"), [(V1, "memory/pod/memory.limit_in_bytes"), (V2, "pod/memory.max")])
+def test_a_container_too_small_for_an_engine_is_refused(mounts, file, tmp_path):
+    """The kernel would kill the command while it imports torch, or Ray's servers, without a word."""
+
+    def refusal(engine, size):
+        files = {
+            "proc/self/cgroup": "4:memory:/pod/job\n" if mounts is V1 else "0::/pod/job\n",
+            "proc/self/mountinfo": mounts.format(top="/"),
+            f"sys/fs/cgroup/{file}": f"{size}\n",
+        }
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        try:
+            check_least_memory(engine, tmp_path)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    assert refusal("inline", 256 << 20) == (
+        "The inline engine needs at least 0.4 GB of memory, but this container may use 0.3 GB. Give it more."
+    )
+    assert refusal("inline", 512 << 20) is None
+    assert refusal("ray", 512 << 20) == (
+        "The ray engine needs at least 1.1 GB of memory, but this container may use 0.5 GB. Give it more, or choose the inline "
+        "engine, which needs 0.4 GB."
+    )
+    assert refusal("ray", GIB) is None
 
 
 def test_without_control_groups_the_machine_limits(tmp_path):

@@ -1,7 +1,9 @@
 """Imports that the start of a run does without: each takes a second, and every stage is a process of its own."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from raysim.workloads.data import load_data
 def test_workers_and_digits_need_no_other_library():
     code = """
 import sys
+from pathlib import Path
 import raysim.pipeline.worker
 from raysim.workloads.data import load_data
 load_data("digits", {}, 0)
@@ -25,6 +28,7 @@ print([name for name in ("sklearn", "scipy", "pandas", "ray", "numba") if name i
 def test_a_folder_without_runs_is_refused_before_pandas_is_imported(command, tmp_path):
     code = f"""
 import sys
+from pathlib import Path
 from raysim.cli import app
 status = app([{command!r}, {str(tmp_path)!r}, "--network", "100mbps"], standalone_mode=False)
 print(status, [name for name in ("pandas", "scipy", "torch", "ray", "numba") if name in sys.modules])
@@ -44,3 +48,21 @@ def test_digits_are_those_of_scikit_learn():
     theirs = np.lexsort(np.column_stack([bunch.data, bunch.target]).T)
     assert np.array_equal(ours[order], bunch.data[theirs])
     assert np.array_equal(labels[order], bunch.target[theirs])
+
+
+def test_a_process_that_can_write_nowhere_else_caches_kernels_in_a_folder_of_its_own():
+    """Numba would refuse to import them; processes that it starts share the folder, and it goes with the process."""
+    code = """
+import os, subprocess, sys
+os.access = lambda *arguments, **options: False
+import raysim
+print(os.environ["NUMBA_CACHE_DIR"], os.path.isdir(os.environ["NUMBA_CACHE_DIR"]))
+child = "import os, raysim; print(os.environ['NUMBA_CACHE_DIR'])"
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    folder, there, inherited = done.stdout.split()
+    assert there == "True"
+    assert inherited == folder
+    assert not Path(folder).exists()
