@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from findings_tables import with_reference
 
 from raysim.analysis import CLAIMS, Finding, Results
-from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.statistics import bounds
 from raysim.analysis.data.settings import Setting
 
@@ -21,7 +21,7 @@ def studies_table(pages: Mapping[str, Results], titles: Mapping[str, str]) -> st
             dict.fromkeys(f"`{model}` on `{data}`" for model, data in zip(runs["model"], runs["data"], strict=True))
         )
         dense = {}
-        for context in contexts(results):
+        for context in with_reference(results):
             quality = context.quality.name
             dense.setdefault(quality, []).append(context.settings[Setting()][f"{quality}_on"].mean())
         reached = ", ".join(f"{quality} {_range(values)}" for quality, values in dense.items())
@@ -64,7 +64,7 @@ def deviations(results: Results) -> list[float]:
     Exact settings, with harms differing by less than an evaluation can show, are left out.
     """
     scaled: list[float] = []
-    for context in contexts(results):
+    for context in with_reference(results):
         dense = context.settings[Setting()]
         for setting, runs in context.settings.items():
             seeds = dense.index.intersection(runs.index)
@@ -86,7 +86,8 @@ def coverage(spread: list[float], draws: int = 20_000) -> tuple[float, float]:
 
 def coverage_table(pages: Mapping[str, Results]) -> str:
     """Return how often bounds hold on the spreads of each study, and of all."""
-    spreads = {f"[{name}]({name}.md)": deviations(results) for name, results in pages.items()}
+    found = {f"[{name}]({name}.md)": deviations(results) for name, results in pages.items()}
+    spreads = {name: spread for name, spread in found.items() if spread}  # none of a study of fewer than five seeds
     spreads["all"] = [value for spread in spreads.values() for value in spread]
     lines = ["| spreads of | lower bound | upper bound |", "|---|---|---|"]
     for name, spread in spreads.items():

@@ -59,7 +59,7 @@ def draw_networks(results: Results, path: Path) -> None:
     evals = results.evals[results.evals["mode"] == "on"]
     curves = evals.groupby([evals["run"].map(names), "step"], observed=True)[measure.name].mean().unstack(0)
     panels = {f"seconds, {network}": seconds[network] for network in dict.fromkeys(prices["network"])} | {"MB": sent}
-    figure, grid = plt.subplots(2, 3, figsize=(13, 9), layout="constrained", sharey=True)
+    figure, grid = plt.subplots(2, math.ceil(len(panels) / 2), figsize=(13, 9), layout="constrained", sharey=True)
     order = curves.iloc[-1].sort_values(ascending=not measure.higher).index
     for axes, (title, factors) in zip(grid.flat, panels.items(), strict=False):
         for i, name in enumerate(order):
@@ -74,8 +74,8 @@ def draw_networks(results: Results, path: Path) -> None:
     for axes in grid[:, 0]:
         axes.set_ylim(*sorted((end - 0.1 * (start - end), start + 0.6 * (start - end))))
         axes.set_ylabel(measure.name)
-    (last,) = list(grid.flat)[len(panels) :]
-    last.set_axis_off()
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_axis_off()
     figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7.5)
     _save(figure, path)
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from raysim.analysis import Finding, Results, replay, safe_set
 from raysim.analysis.comparison.choice import divergence
-from raysim.analysis.comparison.contexts import MODES, Mode, contexts
+from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
 from raysim.analysis.data.settings import Setting, setting_of
 from raysim.quality import Measure, measures_of
@@ -54,7 +54,7 @@ def _settings(results: Results) -> str:
     runs = results.runs.set_index("run")
     sent = runs["wire_bytes"] / runs["steps_done"]
     tables = []
-    for context in contexts(results):
+    for context in with_reference(results):
         name = context.quality.name
         verdicts = judged[judged["context"] == context.label].set_index("setting")
         modes = [mode for mode in MODES if context.rows[f"{name}_{mode}"].notna().any()]
@@ -73,6 +73,11 @@ def _settings(results: Results) -> str:
             lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
         tables += [f"`{context.label}`", "\n".join(lines)]
     return "\n\n".join(tables if len(tables) > 2 else tables[1:])
+
+
+def with_reference(results: Results) -> list[Context]:
+    """Return the jobs that have runs without compression, with which others are compared."""
+    return [context for context in contexts(results) if Setting() in context.settings]
 
 
 def races(results: Results) -> dict[str, str]:

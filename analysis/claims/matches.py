@@ -222,6 +222,14 @@ def far_fewer_local_steps(setting: Setting) -> Roles | None:
     return {} if (method.strength or 1.0) * 32 / (bits or 32) >= FAR_FEWER else None
 
 
+def entropy_driven(setting: Setting) -> Roles | None:
+    """Match EDGC on any links, and the same links without it."""
+    method = setting.method("replica_gradient")
+    if method is None or method.name != "EDGC":
+        return None
+    return {"links": setting._replace(replica_gradient=DENSE)}
+
+
 def double_buffered(setting: Setting) -> Roles | None:
     """Match two buffers of weights without any compression."""
     return {} if setting == DENSE_SETTING._replace(weights="DoubleBuffered") else None

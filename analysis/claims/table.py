@@ -278,6 +278,19 @@ CLAIMS: tuple[Claim, ...] = (
         recipe=TWO_REPLICAS,
     ),
     Claim(
+        "edgc",
+        "EDGC does no harm.",
+        "EDGC significantly reduces communication latency and training time by up to 46.45% and 16.13% while preserving LLM "
+        "accuracy",
+        "Yi et al. 2025, EDGC (2511.10333)",
+        "Beside the same links with uncompressed replica gradients, by the margin, after as many steps. Supported if every such "
+        "setting harms surely less, contradicted if one surely harms more.",
+        Parts(matches.entropy_driven, Part("it does no harm", HARM, "below", MARGIN, other="links")),
+        (Setting(replica_gradient="EDGC(8, window=20, every=2, warmup=20)"),),
+        num_replicas=2,
+        recipe=TWO_REPLICAS,
+    ),
+    Claim(
         "lazy-error-propagation",
         "Low-rank gradients at boundaries do harm, and lazy error propagation mends it.",
         "we propose techniques to avoid the model quality drop that comes from the compression",

@@ -82,9 +82,8 @@ class ResidualVQ(Compressor):
 
     def array_bytes(self, shape: tuple[int, ...], dtype: str) -> int:
         vectors = math.ceil(math.prod(shape) / self.dim)
-        return (
-            4 * self.rounds + packed_bytes(self.rounds * vectors, self.bits) + 2 * self.rounds * self.fresh * self.dim
-        )
+        fresh = 2 * self.rounds * self.fresh * self.dim
+        return int(4 * self.rounds + packed_bytes(self.rounds * vectors, self.bits) + fresh)
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         return self.rounds * 2**self.bits * self.dim
@@ -228,5 +227,5 @@ class Coded(NamedTuple):
 def nearest(vectors: Tensor, book: Tensor) -> Tensor:
     """Return the number of the nearest code of each vector, the first of several."""
     norms = book.square().sum(dim=1)
-    parts = [torch.addmm(norms, part, book.T, alpha=-2).argmin(dim=1) for part in vectors.split(_CHUNK)]
+    parts = [torch.addmm(norms, part, book.T, alpha=-2).argmin(dim=1) for part in torch.split(vectors, _CHUNK)]
     return torch.cat(parts) if len(vectors) else torch.empty(0, dtype=torch.int64, device=vectors.device)

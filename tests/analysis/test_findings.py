@@ -87,6 +87,8 @@ def replicas(text):
 GRAVAC, STATIC = replicas("GraVAC(10.0, 1000.0)"), replicas("ErrorFeedback(TopK(0.1))")
 ACCORDION, MILD = replicas("Accordion(LowRank(4), LowRank(1))"), replicas("PowerSGD(4)")
 LOCAL = replicas("DiLoCo(30, codec=Quantize(4))")
+CODED_LINKS = Setting("Quantize(8)", "Quantize(8)")
+ENTROPY = CODED_LINKS._replace(replica_gradient="EDGC(8)")
 RAMP, AT_ONCE = replicas("DGC(0.01, ramp=4)"), replicas("DGC(0.01)")
 EARLY, ALL_STAGES = replicas('["PowerSGD(8)", "Identity"]'), replicas("PowerSGD(8)")
 
@@ -120,6 +122,7 @@ SUPPORTED: dict[str, Any] = {
     "gravac-speed": ({DENSE: 90, GRAVAC: 90, STATIC: 90}, {}, measures(slowdown=-20.0)),
     "accordion": ({DENSE: 90, ACCORDION: 90, MILD: 90}, {}, measures(factors=(1.0, 8.0, 4.0))),
     "diloco": ({DENSE: 90, LOCAL: 90}, {}, measures(factors=(1.0, 230.0))),
+    "edgc": ({CODED_LINKS: 90, ENTROPY: 90}, {}, None),
     "warm-up": ({DENSE: 90, RAMP: 90, AT_ONCE: 85}, {}, None),
     "lazy-error-propagation": ({DENSE: 90, LEP: 90, LOW: 80}, {}, None),
     "epilogue-only": ({DENSE: 90, EPILOGUE: 90, LOW: 80}, {}, measures()),
@@ -163,6 +166,7 @@ CONTRADICTED: dict[str, Any] = {
         ({DENSE: 90, LOCAL: 80}, {}, measures(factors=(1.0, 230.0))),
         ({DENSE: 90, LOCAL: 90}, {}, measures(factors=(1.0, 60.0))),
     ],
+    "edgc": [({DENSE: 80, CODED_LINKS: 90, ENTROPY: 85}, {}, None)],
     "warm-up": [({DENSE: 90, RAMP: 85, AT_ONCE: 80}, {}, None), ({DENSE: 90, RAMP: 90, AT_ONCE: 92}, {}, None)],
     "lazy-error-propagation": [({DENSE: 90, LEP: 80, LOW: 80}, {}, None), ({DENSE: 90, LEP: 90, LOW: 90}, {}, None)],
     "epilogue-only": [
