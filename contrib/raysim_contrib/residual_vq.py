@@ -83,10 +83,10 @@ class ResidualVQ(Compressor):
     def array_bytes(self, shape: tuple[int, ...], dtype: str) -> int:
         vectors = math.ceil(math.prod(shape) / self.dim)
         fresh = 2 * self.rounds * self.fresh * self.dim
-        return int(4 * self.rounds + packed_bytes(self.rounds * vectors, self.bits) + fresh)
+        return 4 * self.rounds + packed_bytes(self.rounds * vectors, self.bits) + fresh
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        return self.rounds * 2**self.bits * self.dim
+        return self.rounds * self.dim * (1 << self.bits)
 
     def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
         codec, name = self._codec(state), dtype_name(x)
