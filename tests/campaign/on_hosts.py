@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -204,6 +205,10 @@ def _run(cluster: Cluster, disk: SmallDisk, keys: list[str], faults: list[Fault]
     return hit, []
 
 
+def _is_past(due: float) -> bool:
+    return time.monotonic() > due
+
+
 def _strike(session: Session, left: list[Fault]) -> list[str]:
     """Carry out faults, taken from those that are left, until the driver ends; return the names of those that hit."""
     struck = []
@@ -211,7 +216,7 @@ def _strike(session: Session, left: list[Fault]) -> list[str]:
         if not left[0].in_start and not session.wait(lambda: "\nstep " in session.said, LIMIT_S):
             break
         due = time.monotonic() + left[0].after_s
-        if not session.wait(lambda due=due: time.monotonic() > due, LIMIT_S):
+        if not session.wait(partial(_is_past, due), LIMIT_S):
             break
         fault = left.pop(0)
         if FAULTS[fault.name](session, fault):

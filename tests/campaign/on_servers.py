@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def strike_runs(blows: Sequence[Blow], folder: Path) -> list[str]:
     for number, blow in enumerate(blows):
         out = folder / f"run-{number}"
         words = train_command("ray", out, KEYS)[len(COMMAND) - 2 :]
-        harm += _harms(blow, RUN_PHASES, words, lambda out=out: _run_ends(out, whole))
+        harm += _harms(blow, RUN_PHASES, words, partial(_run_ends, out, whole))
         shutil.rmtree(out, ignore_errors=True)
     return harm
 
@@ -110,7 +111,7 @@ def strike_sweeps(blows: Sequence[Blow], folder: Path) -> list[str]:
     for number, blow in enumerate(blows):
         out = folder / f"sweep-{number}"
         words = sweep_command(path, out)[3:]
-        harm += _harms(blow, SWEEP_PHASES, words, lambda out=out: sweep_ends(path, out))
+        harm += _harms(blow, SWEEP_PHASES, words, partial(sweep_ends, path, out))
         shutil.rmtree(out, ignore_errors=True)
     return harm
 

@@ -74,7 +74,7 @@ def autoscaled(cpus=2, workers=2, idle_minutes=1.0, second=True):
     }
     (folder / "cluster.json").write_text(json.dumps(config))
     command = [
-        Path(sys.executable).with_name("ray"),
+        str(Path(sys.executable).with_name("ray")),
         "start",
         "--head",
         "--num-cpus=0",
