@@ -81,7 +81,7 @@ def read_entries(file: Path) -> list[Entry]:
     if not file.is_file():
         return []
     try:
-        entries = [Entry(**row) for row in pq.read_table(file, schema=COLUMNS).to_pylist()]
+        entries = [Entry(**row) for row in pq.read_table(file, schema=COLUMNS, partitioning=None).to_pylist()]
         if wrong := next((entry for entry in entries if not entry.is_whole), None):
             raise ValueError(f"trial {wrong.trial} has an impossible row in round {wrong.round}")
         return entries
