@@ -61,11 +61,11 @@ def sample_sentence(row: Mapping[Any, Any]) -> str:
     >>> row = dict(unit="points of accuracy", seeds=5, samples=360, deviation=0.5, of_training=0.4, of_samples=0.3, another_test=0.2)
     >>> sample_sentence(row | dict(worse=31, better=25, p=0.5))
     'Harm spreads by 0.5 points of accuracy over 5 seeds: 0.4 by training and 0.3 by 360 test samples; another test set would move \
-the mean by 0.2; 31 samples are right less often than with dense, and 25 more often (sign test, p = 0.5).'
+the mean by 0.2; samples right less often than with dense: 31, more often: 25 (sign test, p = 0.5).'
     """
     more = ""
     if row["worse"] is not None and not math.isnan(row["worse"]):
-        more = f"; {row['worse']:.0f} samples are right less often than with dense, and {row['better']:.0f} more often "
+        more = f"; samples right less often than with dense: {row['worse']:.0f}, more often: {row['better']:.0f} "
         more += f"(sign test, p = {row['p']:.2g})"
     return (
         f"Harm spreads by {row['deviation']:.2g} {row['unit']} over {row['seeds']} seeds: {row['of_training']:.2g} by training and "
