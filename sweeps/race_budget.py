@@ -77,7 +77,7 @@ class RaceBudget:
         """Return the parts of the next round within the budget, by `plan`, after the plan has been made again where it may be."""
         self._plan_again()
         entries = plan()
-        if not entries and self._go_further():
+        while not entries and self._go_further():
             entries = plan()
         return entries
 
@@ -146,12 +146,13 @@ class RaceBudget:
         fastest = min((costs[trial] for trial in rounds.safe), default=float("inf"))
         hopeful = [trial for trial in candidates if costs[trial] < fastest and trial not in rounds.further]
         for trial in sorted(hopeful, key=lambda trial: (costs[trial], trial)):
+            least, most = len(rounds.harms(trial)), len(rounds.all_seeds)
             chances = {
                 count: replace(race, seeds=count, planned=race.plan).chance_safe(
                     rounds.evidence[key_of(trial)], rounds.evidence
                 )
                 for count in looks_after(race.plan)
-                if count <= len(rounds.all_seeds) and self.finish_s(trial, count) <= self.left_s
+                if least <= count <= most and self.finish_s(trial, count) <= self.left_s
             }
             if not chances or max(chances.values()) < race.hopeless:
                 continue

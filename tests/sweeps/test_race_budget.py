@@ -13,11 +13,13 @@ from races import DENSE, HARM, RUN_S, budget_race, made_rounds, made_run, play
 
 from raysim.analysis.comparison import race_plan
 from raysim.analysis.comparison.looks import looks_after
+from raysim.analysis.comparison.race import Evidence
 from raysim.analysis.comparison.rule import sample
 from raysim.config import ConfigError
 from raysim.sweeps.budget import Budget, Spending
 from raysim.sweeps.race_budget import RaceBudget
 from raysim.sweeps.race_lines import spent_lines
+from raysim.sweeps.race_rounds import key_of
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,19 @@ def test_a_trial_that_its_planned_seeds_would_not_decide_returns_for_a_later_loo
     assert len(rounds.harms(1)) > rounds.race.plan
     again, _ = budget_race(tmp_path, 8, {1: 0.002}, spread=0.009, usual=0.1)
     assert (again.left, again.further, again.safe) == (rounds.left, rounds.further, rounds.safe)
+
+
+def test_a_trial_with_more_seeds_than_a_shortened_plan_goes_to_no_look_below_them(tmp_path, few_simulations):
+    rounds, _ = budget_race(tmp_path, 8, {1: 0.002, 2: 0.002}, spread=0.009, usual=0.1)
+    rounds.next_round()
+    rounds.end_round([])
+    rounds.plan_seeds(3)
+    harms = (0.1, 1.8, -0.4, 0.3, 1.6, 0.2, -0.9, 0.4)
+    rounds.evidence = {key_of(trial): Evidence(float(trial), final=harms) for trial in (1, 2)}
+    assert rounds.undecided == [1, 2]
+    rounds.next_round()
+    assert list(rounds.further) == [1]
+    assert rounds.further[1] >= 8
 
 
 @pytest.mark.parametrize(("hours", "spread"), [(1.3, 0.003), (6, 0.009)])
