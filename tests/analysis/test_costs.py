@@ -226,6 +226,7 @@ def test_a_machine_that_was_busy_for_some_runs_moves_no_ratio_beyond_its_interva
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_run_on_ray_costs_the_same_whatever_ran_beside_it(tmp_path):
     """Real ones: no process, three and eight that burn the cores while Ray starts and trains."""
     settings = {"dense": [], "q8": ["forward=Quantize(8)", "backward=Quantize(8)"]}
