@@ -86,8 +86,8 @@ def coverage(spread: list[float], draws: int = 20_000) -> tuple[float, float]:
 
 def coverage_table(pages: Mapping[str, Results]) -> str:
     """Return how often bounds hold on the spreads of each study, and of all."""
-    found = {f"[{name}]({name}.md)": deviations(results) for name, results in pages.items()}
-    spreads = {name: spread for name, spread in found.items() if spread}  # none of a study of fewer than five seeds
+    by_study = {f"[{name}]({name}.md)": deviations(results) for name, results in pages.items()}
+    spreads = {name: spread for name, spread in by_study.items() if spread}  # none of a study of fewer than five seeds
     spreads["all"] = [value for spread in spreads.values() for value in spread]
     lines = ["| spreads of | lower bound | upper bound |", "|---|---|---|"]
     for name, spread in spreads.items():

@@ -23,7 +23,7 @@ GAIN = 0.1  # of the chance of an answer, for which a plan is changed: above the
 
 
 class RaceBudget:
-    """The training that a race may still do, by what its runs have taken.
+    """Plans the rest of a race by the seconds that its runs have taken.
 
     `spread`: standard deviation over seeds of a harmless setting's harm, in the unit of the measure. `notations`: settings by
     trial. `say` prints a line; `on_plan` is called with the number of planned seeds.
@@ -44,6 +44,9 @@ class RaceBudget:
         self.aside: set[int] = set()
         """Trials with a next part beyond the budget."""
         self._say, self._on_plan = say, on_plan
+        self._seconds: dict[
+            tuple[int, int], tuple[float, float]
+        ] = {}  # as read, by trial and number of its ended parts
 
     @property
     def left_s(self) -> float:
@@ -167,7 +170,7 @@ class RaceBudget:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training in all rounds that have ended, by what runs take."""
+        """Seconds of training of all parts that have ended."""
         return sum(self._part_s(entry) for entry in self.rounds.parts if entry.ended)
 
     def run_s(self, trial: int) -> float:
@@ -198,9 +201,12 @@ class RaceBudget:
             return self._start_and_steps_s(rounds.dense)
         first = rounds.all_seeds[0]
         shares = [entry.share for entry in begun if entry.ended and first in entry.seeds]
-        row = rounds.run_of(trial, first).row
-        start_s = float(row.get("start_s") or 0.0)  # of all parts
-        return start_s / len(shares), (float(row["seconds"]) - start_s) / max(shares)
+        key = trial, len(shares)
+        if key not in self._seconds:
+            row = rounds.run_of(trial, first).row
+            start_s = float(row.get("start_s") or 0.0)  # of all parts
+            self._seconds[key] = start_s / len(shares), (float(row["seconds"]) - start_s) / max(shares)
+        return self._seconds[key]
 
     def _share(self, trial: int, seed: int, before: Entry | None = None) -> float:
         """Return the share of the steps up to which a run has been trained, or was `before` an entry."""

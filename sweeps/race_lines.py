@@ -40,8 +40,8 @@ def plan_lines(spending: Spending, plans: Sequence[Plan], settings: int, run_s: 
 def planned_again_line(spent_s: float, before: Plan, after: Plan) -> str:
     """Return why the number of seeds changes before any final evaluation."""
     return (
-        f"Planned again after {duration(spent_s)}, by what the settings show and cost: {after.seeds} seeds in place of {before.seeds}, "
-        f"with a chance of {after.chance:.0%} in place of {before.chance:.0%} to call a harmless setting safe."
+        f"Planned again after {duration(spent_s)}, by harm and cost so far: {after.seeds} seeds in place of {before.seeds}, with a "
+        f"chance of {after.chance:.0%} in place of {before.chance:.0%} to call a harmless setting safe."
     )
 
 

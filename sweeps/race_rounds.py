@@ -135,12 +135,9 @@ class RaceRounds:
         return exits
 
     def _leave(self, number: int) -> dict[int, Exit]:
-        """Decide on all trials in the race; return those that leave."""
-        exits = {
-            int(name): reason
-            for name, reason in self.race.exits(self.evidence).items()
-            if int(name) not in self.left and not self.is_complete(int(name))
-        }
+        """Let trials leave by the evidence so far, and return their exits."""
+        begun = [name for name in map(key_of, self.running) if name in self.evidence]
+        exits = {int(name): reason for name, reason in self.race.exits(self.evidence, begun).items()}
         self.left |= exits
         for trial, reason in sorted(exits.items()):
             behind = self.seeds[: reason.seeds]

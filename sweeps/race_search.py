@@ -227,7 +227,7 @@ class RaceSearch(LedgerSearch):
         self._settle_left()
 
     def _settle_left(self, *, over: bool = False) -> None:
-        """End the rows of trials that are no longer in the race; those that may return to it only once it is `over`."""
+        """End the rows of trials that have left the race; if they may return, only once it is `over`."""
         rounds = self.rounds
         for trial, outcome in sorted(self._failed.items()):
             self.ledger.end(self.ledger.rows[trial], outcome)

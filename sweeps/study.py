@@ -91,7 +91,7 @@ class Study:
     price_per_hour: float | None = None
     """Of all machines together, for a budget in money."""
     planned_seeds: int | None = None
-    """How many of the seeds the plan of a budget chose for the first verdicts."""
+    """Number of seeds of the first verdicts, from the plan of a budget."""
     branches: Branches | None = None
     """Points of one dense run from which trials start; None to train each from scratch."""
 

@@ -78,7 +78,7 @@ class StudyKeys(BaseModel):
     price_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Of all machines of the sweep together, for a budget in money."""
     planned_seeds: int | None = Field(default=None, ge=3)
-    """Written by the plan of a budget: how many of the seeds are for the first verdicts."""
+    """Number of seeds of the first verdicts; written by the plan of a budget."""
     branches: BranchKeys | None = None
     """Table of `at`, shares of the base's steps, and `steps`: one dense run is trained, and every setting goes on from there."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"

@@ -12,7 +12,7 @@ All functions are pure: the same evidence gives the same decision, so that a kil
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median, variance
@@ -122,7 +122,7 @@ class Race:
 
     def safe(self, evidence: Mapping[str, Evidence]) -> list[str]:
         """Return the settings that the rule calls safe, on planned seeds or at a look. The family includes settings that have left."""
-        samples = {name: self._sample(each.final) for name, each in evidence.items()}
+        samples = {name: self._sample(each.final) for name, each in evidence.items() if each.final}
         complete = [name for name, each in samples.items() if not each.lacking]
         if not complete:
             return []
@@ -136,12 +136,13 @@ class Race:
         grown = len(values) > self.plan
         return sample(dict(enumerate(values)), plan=range(self.plan), grown=grown, step=self.step)
 
-    def exits(self, evidence: Mapping[str, Evidence]) -> dict[str, Exit]:
-        """Return the reason of each setting that leaves the race now. Settings that have not begun stay."""
+    def exits(self, evidence: Mapping[str, Evidence], running: Iterable[str] | None = None) -> dict[str, Exit]:
+        """Return the reasons of the settings that leave the race now, among all or those `running`; those that have not begun stay."""
         safe = self.safe(evidence)
         fastest = min((evidence[name].step_s for name in safe), default=math.inf)
         exits: dict[str, Exit] = {}
-        for name, each in evidence.items():
+        for name in evidence if running is None else running:
+            each = evidence[name]
             if name in safe or not each.observed:
                 continue
             if each.step_s > fastest:
@@ -173,8 +174,7 @@ class Race:
         running = list(evidence if running is None else running)
         while parts := self.next_parts(evidence, running):
             yield parts
-            exits = self.exits(evidence)
-            left |= {name: exits[name] for name in running if name in exits}
+            left |= self.exits(evidence, running)
             running = [name for name in running if name not in left and len(evidence[name].final) < self.seeds]
 
     def _part(self, name: str, each: Evidence) -> Part:

@@ -134,12 +134,12 @@ class ResidualVQ(Compressor):
             if not scale:
                 continue
             furthest = iter(errors.argsort(descending=True, stable=True)[: self.fresh])
-            for place, code in enumerate(turn):
+            for i, code in enumerate(turn):
                 own = vectors[codes == code]
                 if len(own):
-                    held[place] += self.pace * (own.mean(dim=0) - held[place])
+                    held[i] += self.pace * (own.mean(dim=0) - held[i])
                 elif (free := next(furthest, None)) is not None:
-                    held[place] = vectors[free]
+                    held[i] = vectors[free]
         return moved
 
     def _learnt(self, state: State, books: Tensor, fresh: Tensor) -> State:
@@ -152,7 +152,7 @@ class ResidualVQ(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class VectorCodes(Codec):
-    """Codes of vectors by the codebooks of a `ResidualVQ`, or by those that it starts with; a packet holds the codebooks too."""
+    """Codes of vectors by given codebooks, or by the first ones of a `ResidualVQ`; packets hold the codebooks too."""
 
     bits: int
     rounds: int

@@ -198,7 +198,7 @@ class Scaling(NamedTuple):
 
 
 def scaling(since_s: float = 0.0) -> Scaling | None:
-    """Return what the cluster's autoscaler does, failures since a Unix time; None if it has none; fallback: None.
+    """Return the report of the cluster's autoscaler, with failures since a Unix time; None without one; fallback: None.
 
     Ray 2 has two autoscalers with a report each. In both, the type of a node that was started by hand is named after the node. A
     cluster of the user's own machines has one type, of which there are no more to start.

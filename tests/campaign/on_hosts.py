@@ -74,18 +74,18 @@ def server(cluster: Cluster, host: int, name: str) -> psutil.Process | None:
 
 def stages(cluster: Cluster) -> list[psutil.Process]:
     """Return the processes of stages on all hosts."""
-    found = []
+    processes = []
     for host in cluster.nodes:
         raylet = server(cluster, host, "raylet")
         with suppress(psutil.Error):
-            found += (
+            processes += (
                 [process for process in raylet.children() if process.name().startswith("ray::Stage")] if raylet else []
             )
-    return found
+    return processes
 
 
 class Fault(NamedTuple):
-    """What happens, the seconds from the run's begin or its first step of a session, and for how long."""
+    """A fault, its seconds after the start of the run or after its first step in a session, and its duration."""
 
     name: str
     in_start: bool

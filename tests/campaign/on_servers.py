@@ -131,13 +131,13 @@ def _harms(blow: Blow, phases: dict[str, Phase], words: Sequence[str], ends: Cal
             shutil.rmtree(words[list(words).index("--out") + 1], ignore_errors=True)
     else:
         return [f"{blow}: no moment was found"]
-    found = [f"left {done.left}"] if done.left else []
+    harm = [f"left {done.left}"] if done.left else []
     last = done.said.strip().splitlines()[-1:] or [""]
     if done.code not in (0, 1) or (done.code == 1 and "To go on: raysim " not in last[0]):
-        found.append(f"ended with {done.code}: {last}")
+        harm.append(f"ended with {done.code}: {last}")
     if "Traceback" in done.said or "***" in done.said:
-        found.append(f"more than a sentence: {done.said[-2000:]}")
-    return [f"{blow}: {one}" for one in found or ends()]
+        harm.append(f"more than a sentence: {done.said[-2000:]}")
+    return [f"{blow}: {each}" for each in harm or ends()]
 
 
 def _hit(blow: Blow, phase: Phase, words: Sequence[str], chance: random.Random) -> Done | None:

@@ -98,7 +98,7 @@ def test_a_plan_has_fewer_seeds_once_settings_are_seen_to_cost_more_than_dense(t
     play(rounds)
     first, *_, last = plans_of(rounds)
     assert last < first
-    assert any("by what the settings show and cost" in line for line in lines)
+    assert any("by harm and cost so far" in line for line in lines)
     assert rounds.safe == [1]  # with the first plan there was no time for a verdict
 
 
