@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from raysim.analysis import load
 from raysim.analysis.comparison.harm_forecast import Observation, Trace, delayed_harm, observe, training_harm
 from raysim.analysis.comparison.race import DEVIATION, RUNGS, Evidence, Race, deviation_of
 from raysim.analysis.comparison.race_records import race_on_records
+from raysim.analysis.comparison.statistics import bounds
 from raysim.quality import MEASURES
 
 KEPT = Path(__file__).parents[2] / "docs" / "findings" / "data"
@@ -152,6 +154,57 @@ def test_forecasts_are_learned_from_settings_that_have_finished():
     assert learned.mean == pytest.approx(np.log(1 / 4), abs=0.1)
     assert learned.between < DEVIATION.between
     assert deviation_of(0, {}).mean == DEVIATION.mean
+
+
+@pytest.mark.parametrize(("seeds", "share"), [(5, 1 / 2), (8, 1 / 4), (13, 1 / 6), (21, 1 / 12)])
+@pytest.mark.parametrize("family", [1, 6])
+def test_a_look_after_five_planned_seeds_has_its_share_of_the_error_alone(seeds, share, family):
+    """A setting is safe exactly if the bound at 5 % of its share, among the whole family, lies below the margin."""
+    drawn = 0.3 * np.random.default_rng(seeds).standard_normal(seeds)
+    race = Race(seeds, 1.0, family, planned=None if seeds == 5 else 5)
+    assert race.share == pytest.approx(share)
+    edge = 1.0 - bounds(drawn, 1 - 0.05 * share / family).high
+    for shift, found in ((edge - 1e-6, ["a"]), (edge + 1e-6, [])):
+        others = {f"left {i}": Evidence(0.5, (Observation((9.0, 9.0), 9.0),)) for i in range(family - 1)}
+        assert race.safe({"a": Evidence(1.0, final=tuple(drawn + shift)), **others}) == found
+
+
+def test_seeds_between_two_looks_count_for_nothing():
+    race = Race(8, 1.0, 1, planned=5)
+    fine, bad = (0.1, 0.0, 0.2, 0.1, 0.0), (3.0, 4.0)
+    assert race.safe({"a": Evidence(1.0, final=fine)}) == race.safe({"a": Evidence(1.0, final=fine + bad)}) == ["a"]
+    assert race.safe({"a": Evidence(1.0, final=(*fine, *bad, 5.0))}) == []
+    assert Race(5, 1.0, 1).safe({"a": Evidence(1.0, final=fine[:4])}) == []
+
+
+def test_a_setting_with_more_seeds_than_a_shortened_plan_has_had_its_verdict():
+    seen = (Observation((9.0, 9.1), 9.0),) * 4
+    for seeds, kinds in ((9, ["harmful"]), (5, []), (3, [])):
+        exits = Race(seeds, 1.0, 2).exits({"a": Evidence(1.0, seen, (9.0, 9.2, 8.9, 9.1, 9.0))})
+        assert [reason.kind for reason in exits.values()] == kinds
+    near = (1.05, 0.95, 1.05, 0.95, 1.05)  # neither safe nor surely harmful
+    for seeds, kinds in ((8, ["hopeless"]), (5, []), (3, [])):
+        exits = Race(seeds, 1.0, 2).exits({"a": Evidence(1.0, seen, near)})
+        assert [reason.kind for reason in exits.values()] == kinds
+
+
+@pytest.mark.parametrize(("planned", "seeds", "family"), [(5, 5, 1), (5, 8, 1), (5, 8, 10), (3, 21, 4)])
+def test_the_chance_of_safe_is_certain_once_all_but_the_verdict_is_known(planned, seeds, family):
+    """With the last seed known, a mean at the rule's bound for this look and family divides 1 from 0."""
+    drawn = 0.3 * np.random.default_rng(seeds).standard_normal(seeds)
+    race = Race(seeds, 1.0, family, planned=planned)
+    share = {5: 0.5, 8: 0.25, 21: 0.5 / 9}[seeds]
+    half = stats.t.isf(0.05 * share / family, seeds - 1) * drawn.std(ddof=1) / np.sqrt(seeds)
+    for shift, chance in ((-0.01, 1.0), (0.01, 0.0)):
+        each = Evidence(1.0, (Observation((0.0, 0.0), 0.0),) * 4, tuple(drawn - drawn.mean() + 1.0 - half + shift))
+        assert race.chance_safe(each, {"a": each}) == chance
+
+
+def test_settings_of_equal_speed_stay_once_one_is_safe():
+    seen = (Observation((0.1, 0.1), 0.1),)
+    safe = Evidence(2.0, seen * 4, (0.1, 0.0, 0.2, 0.1, 0.0))
+    exits = Race(5, 1.0, 3).exits({"safe": safe, "alike": Evidence(2.0, seen), "slower": Evidence(2.1, seen)})
+    assert {name: reason.kind for name, reason in exits.items()} == {"slower": "slower"}
 
 
 @cache

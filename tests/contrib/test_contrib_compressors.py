@@ -102,6 +102,51 @@ def test_every_code_but_zero_has_its_turn(fresh: int) -> None:
     assert set(seen) == set(range(1, 8))
 
 
+def test_every_round_learns_from_its_own_rests() -> None:
+    """Five vectors of two values: means of what each code stands for, and the worst coded ones for codes that stand for none."""
+    method, x = ResidualVQ(bits=3, rounds=2, dim=2, fresh=7, pace=0.25), normal(2, 5, seed=1)
+    pair, rest = Pair(method), x.view(-1, 2).double()
+    pair.send(x, context(0))
+    for start, learnt in zip(method.codec.books.double(), pair.receiver.state[0], strict=True):  # type: ignore[attr-defined]
+        scale = (rest.square().sum() / 10).sqrt().float().double()
+        vectors = rest / scale
+        places = [min(range(8), key=lambda k, v=v: float((v - start[k]).norm())) for v in vectors]  # type: ignore[misc]
+        worst = sorted(range(5), key=lambda i: -float((vectors[i] - start[places[i]]).norm()))
+        unused = [code for code in method._turn({}, "cpu").tolist() if code not in places]
+        assert len(unused) >= 2
+        expected = {code: vectors[i] for code, i in zip(unused, worst, strict=False)}
+        for code in {*places} - {0}:
+            own = torch.stack([vector for vector, place in zip(vectors, places, strict=True) if place == code])
+            expected[code] = 0.75 * start[code] + 0.25 * own.mean(dim=0)
+        for code in range(8):
+            assert bits_of(learnt[code]) == bits_of(expected.get(code, start[code]).to(torch.bfloat16).float())
+        rest = rest - scale * start[places]
+
+
+def test_a_message_of_zeros_teaches_nothing() -> None:
+    method = ResidualVQ(bits=3, rounds=2, dim=2, fresh=7)
+    pair = Pair(method)
+    pair.send(torch.zeros(3, 4), context(0))
+    assert bits_of(pair.receiver.state[0]) == bits_of(method.codec.books.to(torch.bfloat16).float())  # type: ignore[attr-defined]
+
+
+def test_the_first_codebooks_are_uniform_values_of_unit_variance() -> None:
+    codes = ResidualVQ(bits=12, rounds=2, dim=16).codec.books[:, 1:].double()  # type: ignore[attr-defined]
+    assert codes.abs().max() <= 3**0.5
+    assert codes.mean().abs() < 0.02
+    assert codes.square().mean() == pytest.approx(1, abs=0.02)
+
+
+def test_codes_have_their_turns_in_an_order_that_is_drawn_anew() -> None:
+    method, orders = ResidualVQ(bits=6, rounds=1, dim=1, fresh=63), []
+    pair = Pair(method)
+    for step in range(3):
+        orders.append(method._turn(pair.sender.state, "cpu").tolist())
+        pair.send(normal(4, 6, seed=step), context(step))
+    assert all(sorted(order) == list(range(1, 64)) != order for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
 def test_more_rounds_err_less_and_none_adds_to_the_error() -> None:
     x = normal(64, 32, seed=3)
     errors = []
