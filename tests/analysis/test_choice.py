@@ -299,3 +299,34 @@ def test_settings_that_left_a_race_count_in_the_family_of_the_report(tmp_path):
     samples = [sample(dict(enumerate(harms)), step=context.step), *[sample({})] * 6]
     assert row["harm_high"] == pytest.approx(judge(samples, [context.margin] * 7)[0].bounds.high)
     assert row["harm_high"] > alone["harm_high"]
+
+
+@pytest.mark.parametrize(("seeds", "share"), [(5, 1 / 2), (8, 1 / 4), (13, 1 / 6)])
+def test_a_setting_that_went_further_than_its_plan_is_judged_as_in_the_race(tmp_path, seeds, share):
+    """Five of 21 seeds were planned. The report spends the share of the error of the look, and the race the same."""
+    study = write_study(tmp_path / "study", [{}], objectives={"accuracy_on": "maximize"})
+    written = (study / "study.toml").read_text()
+    (study / "study.toml").write_text(f"seeds = {list(range(21))}\nplanned_seeds = 5\n{written}")
+    for place, (forward, mean) in enumerate({"Identity": 0.9, "TopK(0.5)": 0.8985}.items()):
+        for seed in range(seeds):
+            finals = {"accuracy_on": mean + 0.001 * ((seed * 7 + place * 3) % 5), "loss_on": 0.6}
+            write_run(study / "trials" / f"{place}-s{seed}", seed=seed, forward=forward, finals=finals)
+    results = load(tmp_path)
+    (context,) = contexts(results)
+    (setting,) = set(context.settings) - {Setting()}
+    harms = context.harms(setting)
+    assert len(harms) == seeds
+    found = context.sample(harms, setting)
+    assert (found.seeds, found.share) == (tuple(range(seeds)), pytest.approx(share))
+    race = Race(seeds, context.margin, 1, step=context.step, planned=5)
+    assert race.share == found.share
+    (row,) = safe_set(results).to_dict("records")
+    assert row["seeds"] == seeds
+    edge = row["harm_high"]  # the least margin at which the report calls it safe
+    for margin, safe in ((edge - 1e-6, False), (edge + 1e-6, True)):
+        again = safe_set(results, within=margin).iloc[0]
+        assert (again["verdict"] == "safe") is safe
+        judged = Race(seeds, margin, 1, step=context.step, planned=5).safe(
+            {"only": Evidence(1.0, final=tuple(harms.values()))}
+        )
+        assert (judged == ["only"]) is safe

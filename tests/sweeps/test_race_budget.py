@@ -151,6 +151,63 @@ def test_a_trial_with_more_seeds_than_a_shortened_plan_goes_to_no_look_below_the
     assert rounds.further[1] >= 8
 
 
+def at_a_plan_of_five(folder, harms):
+    """Return a race of five planned seeds in which trials have these final harms, by trial, the slower ones later."""
+    rounds, lines = budget_race(folder, 8, dict.fromkeys(harms, 0.002), spread=0.009, usual=0.1)
+    rounds.next_round()
+    rounds.end_round([])
+    rounds.plan_seeds(5)
+    rounds.evidence = {key_of(trial): Evidence(float(trial), final=final) for trial, final in harms.items()}
+    return rounds, lines
+
+
+UNSURE = (0.1, 1.0, -0.4, 0.9, -0.2)
+
+
+def test_the_fastest_undecided_trial_goes_further_alone_and_once(tmp_path, few_simulations):
+    rounds, _ = at_a_plan_of_five(tmp_path, {1: UNSURE, 2: UNSURE})
+    assert {task.trial for task in rounds.next_round()} >= {1}
+    assert list(rounds.further) == [1]
+    assert rounds.race.planned == 5
+    assert rounds.race.share == looks_after(5)[rounds.further[1]]
+
+
+def test_no_trial_slower_than_a_safe_one_goes_further(tmp_path, few_simulations):
+    rounds, _ = at_a_plan_of_five(tmp_path, {1: (0.0, 0.1, 0.0, 0.1, 0.0), 2: UNSURE})
+    assert (rounds.safe, rounds.undecided) == ([1], [2])
+    assert rounds.next_round() == []
+    assert rounds.further == {}
+
+
+def test_a_trial_that_no_look_is_likely_to_call_safe_goes_no_further(tmp_path, few_simulations):
+    rounds, _ = at_a_plan_of_five(tmp_path, {1: (1.3, 0.9, 1.2, 0.8, 1.1)})
+    assert rounds.undecided == [1]
+    assert rounds.next_round() == []
+
+
+def test_a_look_that_the_budget_cannot_pay_is_not_begun(tmp_path, few_simulations, monkeypatch):
+    rounds, _ = at_a_plan_of_five(tmp_path, {1: UNSURE})
+    eight_s = rounds.budget.finish_s(1, 8)
+    monkeypatch.setattr(RaceBudget, "left_s", eight_s - 1)
+    assert rounds.next_round() == []
+    monkeypatch.setattr(RaceBudget, "left_s", eight_s + 1)
+    assert rounds.next_round() != []
+    assert rounds.further == {1: 8}
+
+
+def test_a_plan_is_shortened_as_little_as_the_budget_asks_and_never_after_a_verdict_on_it(tmp_path, few_simulations):
+    rounds, _ = at_a_plan_of_five(tmp_path, {1: UNSURE[:2], 2: UNSURE[:2]})
+    budget = rounds.budget
+    rounds.plan_seeds(8)
+    assert budget._shorter(1, budget.finish_s(1, 6)) == 6
+    assert budget._shorter(1, budget.finish_s(1, 3)) == 3
+    assert budget._shorter(1, budget.finish_s(1, 3) - 1) == 0
+    rounds.evidence[key_of(1)] = Evidence(1.0, final=UNSURE[:4])
+    assert budget._shorter(1, budget.finish_s(1, 3)) == 0  # below the seeds that it has
+    rounds.evidence[key_of(2)] = Evidence(2.0, final=(*UNSURE, 0.3, 0.1, 0.2))
+    assert budget._shorter(1, budget.finish_s(1, 6)) == 0
+
+
 @pytest.mark.parametrize(("hours", "spread"), [(1.3, 0.003), (6, 0.009)])
 def test_a_race_within_a_budget_that_is_killed_anywhere_goes_on_to_the_same_decisions(
     tmp_path, hours, spread, few_simulations
