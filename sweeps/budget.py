@@ -59,14 +59,16 @@ class Budget:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people who wait: whole seconds, minutes, or hours with a tenth.
+    """Return a duration for people who wait: in seconds, minutes or hours, to about two digits.
 
-    >>> duration(42.4), duration(600), duration(9000)
-    ('42 s', '10 min', '2.5 h')
+    >>> duration(42.4), duration(129), duration(600), duration(9000)
+    ('42 s', '2.1 min', '10 min', '2.5 h')
     """
     if seconds < 99.5:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.{1 if seconds < 9.95 * 60 else 0}f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 class Spending:

@@ -73,7 +73,7 @@ def _plan(sweep: Sweep) -> list[str]:
     if sweep.dashboard and sweep.dashboard_url:
         lines[0] += f"; {dashboard_sentence(sweep.dashboard_url)}"
     if sweep.began_with:
-        lines.append(f"{sweep.began_with} of {budget} trials were finished before")
+        lines.append(f"{sweep.began_with} of {budget} trials had ended before")
     return lines + beforehand(study)
 
 
@@ -120,7 +120,7 @@ class _View:
         return Group(table, Text(self.status()))
 
     def status(self) -> str:
-        """Return the progress of the sweep, the time left, and the best values so far."""
+        """Return the progress of the sweep, the time left unless it is a race, and the best values so far."""
         sweep = self._sweep
         running = [row for row in sweep.rows if row.status == "running"]
         fresh = sum(row.ended and row.same_as is None for row in sweep.rows)
@@ -129,7 +129,8 @@ class _View:
         elapsed = time.monotonic() - self._started
         left = sweep.study.most_trials - fresh - parts
         text = f"{fresh} of {sweep.study.most_trials} trials after {duration(elapsed)}"
-        if done > 0.5 and left > 0:
+        one_by_one = sweep.study.race is None  # a race trains its trials side by side
+        if one_by_one and done > 0.5 and left > 0:
             text += f", about {duration(elapsed / done * left)} left"
         for objective in sweep.study.objectives:
             name = objective.name

@@ -74,7 +74,8 @@ def spent_lines(budget: RaceBudget) -> list[str]:
     lines = [
         f"{duration(budget.spent_s)} of {spending.budget.text} spent. Decided: {decided}. "
         + (f"Undecided on all seeds: {plural(len(undecided), 'setting')}. " if undecided else "")
-        + f"Open: {plural(len(open_), 'setting')}."
+        + f"Open: {plural(len(open_), 'setting')}"
+        + ("; `--resume` with a greater `--budget` goes on." if open_ else ".")
     ]
     for trial in open_:
         more = duration(spending.elapsing_s(budget.finish_s(trial)))

@@ -247,7 +247,7 @@ def check_resume(words):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "1 of 3 trials were finished before" in done.stderr
+    assert "1 of 3 trials had ended before" in done.stderr
     assert ["trial 0 " in done.stderr, "trial 1: finished" in done.stderr] == [False, True]
 
 

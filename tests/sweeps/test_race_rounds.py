@@ -256,6 +256,7 @@ def test_a_race_whose_budget_is_spent_leaves_the_rest_open_and_goes_on_with_a_gr
     search, _ = search_of(path, out, budget=Budget.parse("1h"))
     train_all(search)
     assert any(line.startswith("Open: trial") for line in search.summary())
+    assert search.summary()[0].endswith(" settings; `--resume` with a greater `--budget` goes on.")
     assert {row.status for row in search.ledger.rows} >= {"finished", "running"}
     monkeypatch.undo()
     again, _ = search_of(path, out, budget=Budget.parse("2h"))
