@@ -91,8 +91,10 @@ def _why_dense(job: Job, network: str) -> str:
         return reason
     quality = against_dense(setting, job.metric.measure)
     if best is not None:
-        chance = "" if math.isnan(best.judged["chance"]) else f", {100 * best.judged['chance']:.0f} % likely to be safe"
-        reason += f" The most promising is `{best.name}`: {_faster_than_dense(best, network)}; {quality}{chance}."
+        chance = best.judged["chance"]
+        share = "over 99" if chance > 0.99 else f"{100 * chance:.0f}"
+        likely = "" if math.isnan(chance) else f", {share} % likely to be safe"
+        reason += f" The most promising is `{best.name}`: {_faster_than_dense(best, network)}; {quality}{likely}."
     else:
         reason += f" None is promising. The least harmful is `{setting.name}`: {quality}."
     return f"{reason} {_seeds_words(job, setting)}".rstrip()

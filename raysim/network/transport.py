@@ -134,8 +134,10 @@ class Transport:
         """
         bands = []
         for start, beside, trips, _ in self.bands:
-            sizes = f"from {start:g} bytes on " if start else ""
-            bands.append(f"{sizes}{beside:g} bytes beside a message, {trips:g} one-way trip{'' if trips == 1 else 's'}")
+            sizes = f"from {start:,.0f} bytes on " if start else ""
+            bands.append(
+                f"{sizes}{beside:,.0f} bytes beside a message, {trips:g} one-way trip{'' if trips == 1 else 's'}"
+            )
         if self.step_trips:
             bands.append(f"{self.step_trips:g} trips at the end of a step")
         return f"{self.name}: {'; '.join(bands)}; {self.host.source}"

@@ -316,6 +316,8 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
         in said
     )
     assert "60 % likely to be safe" in said
+    surely = verdict(of_losses(dense, undecided("a", 15.0), undecided("b", -0.5, seeds=12, chance=0.9999)), "100mbps")
+    assert "over 99 % likely to be safe" in surely
     assert near.promising("100mbps").name == near.taken_home("100mbps").name == "b"
     assert "and 21 would not either" in verdict(of_losses(dense, undecided("a", 1.2, seeds=3, lacking="")), "100mbps")
 
