@@ -195,6 +195,21 @@ def test_a_look_that_the_budget_cannot_pay_is_not_begun(tmp_path, few_simulation
     assert rounds.further == {1: 8}
 
 
+def test_no_more_seeds_are_asked_for_than_the_study_has(tmp_path, few_simulations):
+    rounds, _ = at_a_plan_of_five(tmp_path, {1: UNSURE})
+    rounds.all_seeds = rounds.all_seeds[:7]  # the next look needs 8
+    assert rounds.next_round() == []
+
+
+def test_a_shortened_plan_is_judged_as_a_plan_after_a_trial_went_further(tmp_path, few_simulations):
+    rounds, _ = at_a_plan_of_five(tmp_path, {1: UNSURE, 2: UNSURE})
+    rounds.go_further(1, 8)
+    assert (rounds.is_complete(1), rounds.is_complete(2)) == (False, True)
+    assert rounds.undecided == [2]
+    rounds.plan_seeds(3)
+    assert (rounds.race.plan, rounds.race.seeds, rounds.race.share) == (3, 3, 0.5)
+
+
 def test_a_plan_is_shortened_as_little_as_the_budget_asks_and_never_after_a_verdict_on_it(tmp_path, few_simulations):
     rounds, _ = at_a_plan_of_five(tmp_path, {1: UNSURE[:2], 2: UNSURE[:2]})
     budget = rounds.budget
