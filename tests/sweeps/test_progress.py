@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_only_trials_that_train_one_after_another_foretell_the_time_left(monkeyp
     rows = [
         SimpleNamespace(status=status, ended=status != "running", same_as=None) for status in ("finished", "pruned")
     ]
-    sweep = SimpleNamespace(
+    sweep: Any = SimpleNamespace(
         rows=rows,
         search=SimpleNamespace(progress={}),
         began_with=0,
