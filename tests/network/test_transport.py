@@ -96,5 +96,5 @@ def test_the_help_of_a_clock_promises_no_default_profile(small) -> None:
 
 
 def test_the_words_of_a_transport_have_its_figures() -> None:
-    assert str(RAY.bands[0].beside_bytes) in str(RAY)
+    assert f"{RAY.bands[0].beside_bytes:,} bytes beside a message" in str(RAY)
     assert "1 one-way trip" in str(TRANSPORTS["nccl"])
