@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.files import give_kernels_a_cache
+from raysim.storage.files import give_kernels_a_cache
 
 if TYPE_CHECKING:
     from raysim import analysis as analysis

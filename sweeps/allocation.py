@@ -18,7 +18,7 @@ from raysim.engine.cluster import lost_nodes, node_address
 from raysim.engine.demand import Demand
 from raysim.engine.resources import Waiting, free_resources, shortage, total_resources
 from raysim.engine.start import first_reason
-from raysim.places import PlaceError, in_bucket, open_system
+from raysim.storage.places import PlaceError, in_bucket, open_system
 from raysim.sweeps.study import Study
 from raysim.sweeps.trial_resources import Need, Share, SharedCapacity, choose_engine, fit
 

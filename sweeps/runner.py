@@ -21,8 +21,8 @@ from raysim.engine.start import end_ray, start_ray
 from raysim.engine.watch import RayWatch, end_process
 from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
-from raysim.places import in_bucket
 from raysim.plugins import trusting
+from raysim.storage.places import in_bucket
 from raysim.sweeps.allocation import Allocation, allocate
 from raysim.sweeps.branches import parent_study, started
 from raysim.sweeps.ledger import Ledger

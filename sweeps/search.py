@@ -15,8 +15,8 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
 from raysim.config import RunConfig
-from raysim.places import Place
 from raysim.records import RecordsError, Run
+from raysim.storage.places import Place
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.study import Study
 from raysim.sweeps.trial import Outcome, TrialSpec

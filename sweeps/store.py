@@ -15,10 +15,8 @@ from pathlib import Path
 from pyarrow import fs
 
 from raysim.config import ConfigError
-from raysim.file_lock import NAME as LOCK
-from raysim.file_lock import FolderLock
-from raysim.files import os_sentence
-from raysim.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
+from raysim.storage.files import LOCK, FolderLock, os_sentence
+from raysim.storage.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
 from raysim.training.checkpoint import checkpoints
 
 MAKES_FOLDERS = ("hdfs",)  # file systems with folders of their own; buckets have keys alone

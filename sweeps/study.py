@@ -19,8 +19,8 @@ from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_config
 from raysim.config.reading import merge
-from raysim.files import write_whole
 from raysim.plugins import modules_in
+from raysim.storage.files import write_whole
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
 from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
 from raysim.config.reading import find_data, sentence
-from raysim.files import read_text
 from raysim.notation import known_words
+from raysim.storage.files import read_text
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction

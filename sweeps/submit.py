@@ -13,7 +13,7 @@ from typing import Any
 
 from raysim.config import ConfigError
 from raysim.engine.access import token_words, user_here
-from raysim.places import in_bucket
+from raysim.storage.places import in_bucket
 from raysim.sweeps.remote_cluster import Cluster, last_line
 
 AGENT_S = 60.0  # for the agent that starts jobs, which comes up after the dashboard

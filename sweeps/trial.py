@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray import tune
 
 from raysim.config import ConfigError, RunConfig
-from raysim.file_lock import is_locked
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
 from raysim.records import RecordsError, Run
+from raysim.storage.files import is_locked
 from raysim.sweeps.objectives import Figure, Objective, figures, priced
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.tensorboard import Curves

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from raysim.analysis.data.probe_candidates import is_probe
 from raysim.analysis.data.reading import unreadable
 from raysim.network.collectives import DIRECTIONS
-from raysim.places import Place
 from raysim.records import FINISHED, SCHEMA_VERSION, table_files
+from raysim.storage.places import Place
 
 FILLED = {  # tables of every run that is over, and their columns that are never empty
     "steps": ("step", "loss", "seconds", "wire_bytes", "dense_bytes"),

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from raysim.analysis.data import AnalysisError
-from raysim.places import ListedPath, Place, walk
 from raysim.records import RecordsError
 from raysim.records.packs import open_pack
+from raysim.storage.places import ListedPath, Place, walk
 
 CONFIRMATION = "confirm"
 """Name of the folder with runs that confirm a choice of other runs, in a study or any folder of runs."""

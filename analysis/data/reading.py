@@ -14,9 +14,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
-from raysim.places import ListedPath, Place, arrow_source
 from raysim.records import tables as records
 from raysim.records.bounds import check_values, printable_rows
+from raysim.storage.places import ListedPath, Place, arrow_source
 
 READERS = 32  # files of a bucket read at once
 

@@ -36,12 +36,12 @@ from raysim.network.collectives import (
 )
 from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
-from raysim.places import Place
 from raysim.plugins import from_record
 from raysim.records import RecordsError, Run
 from raysim.records.links import exceeds_dense
 from raysim.schedules.csv import rows_from_csv
 from raysim.schedules.families import Custom, Schedule, parse_schedule
+from raysim.storage.places import Place
 from raysim.weights import parse_weights
 
 WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced if others are profiled

@@ -9,8 +9,8 @@ from typing import Any
 
 from raysim.network.presets import parse_network
 from raysim.network.transport import TRANSPORTS
-from raysim.places import Place
 from raysim.quality import MEASURES, Measure
+from raysim.storage.places import Place
 
 USUAL_TRANSPORT = "ray"  # if neither the caller nor a study names one
 

@@ -13,9 +13,9 @@ from raysim.analysis.data.recording import Recording
 from raysim.analysis.pricing.job_costs import Costs
 from raysim.analysis.pricing.step import Replay
 from raysim.network.profile import Profile
-from raysim.places import ListedPath, Place, PlaceError
 from raysim.records import FINISHED, Run
 from raysim.records.packs import open_folder
+from raysim.storage.places import ListedPath, Place, PlaceError
 
 
 def in_company(

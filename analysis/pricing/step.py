@@ -35,9 +35,9 @@ from raysim.network.trace import trace_events
 from raysim.network.transport import calibrated_transport
 from raysim.network.uncertainty import with_model_error
 from raysim.network.wire_use import busiest_share
-from raysim.places import Place
 from raysim.records import Run
 from raysim.schedules import StepsOnEnd
+from raysim.storage.places import Place
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
 PARTS = WorkerTime._fields[2:]

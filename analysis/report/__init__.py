@@ -24,10 +24,10 @@ from raysim.analysis.report.summary import summary_section
 from raysim.analysis.report.tables import findings_section, probes_section, runs_section
 from raysim.analysis.report.words import plural
 from raysim.analysis.runs.loading import load
-from raysim.files import write_whole
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.plugins import from_record
+from raysim.storage.files import write_whole
 
 __all__ = ["NETWORKS", "compose", "write_report"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Details, Heading, Page, Section, Table, Text
 from raysim.analysis.report.figures import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
-from raysim.files import write_whole
+from raysim.storage.files import write_whole
 
 FIGURES = "figures"
 

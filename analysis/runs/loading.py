@@ -17,10 +17,10 @@ from raysim.analysis.data.reading import read_whole, stack, unreadable
 from raysim.analysis.data.settings import configuration, setting_texts
 from raysim.analysis.runs.results import Results
 from raysim.notation import printable
-from raysim.places import Place, PlaceError
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
 from raysim.records.bounds import NEEDED, check_row, printable_rows
 from raysim.records.packs import open_folder
+from raysim.storage.places import Place, PlaceError
 
 
 def load(*folders: str | Path) -> Results:

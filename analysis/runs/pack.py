@@ -15,10 +15,10 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.reading import read_whole, stacked
 from raysim.analysis.runs.loading import load
-from raysim.files import make_folder, sync_folder, write_through
-from raysim.places import Place, in_bucket, local_path
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION
+from raysim.storage.files import make_folder, sync_folder, write_through
+from raysim.storage.places import Place, in_bucket, local_path
 
 OF_STUDIES = ("study.toml", "trials.parquet")
 

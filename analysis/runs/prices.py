@@ -20,8 +20,8 @@ from raysim.analysis.pricing.targets import Target
 from raysim.analysis.runs.results import Results
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
-from raysim.places import Place
 from raysim.records import FINISHED, Run
+from raysim.storage.places import Place
 
 
 def replay(

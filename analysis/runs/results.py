@@ -19,9 +19,9 @@ from raysim.analysis.data.folders import Contents
 from raysim.analysis.data.reading import Filter, condition_of, labelled, origin_of, read_whole, scan, stack, to_frame
 from raysim.analysis.data.studies import USUAL_TRANSPORT, StudyFile, natural_direction
 from raysim.notation import printable
-from raysim.places import Place
 from raysim.quality import Measure, measures_of
 from raysim.records import FINISHED, SCHEMAS, schema_of, table_files
+from raysim.storage.places import Place
 
 if TYPE_CHECKING:
     from raysim.analysis.pricing.pooled import RunPool

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from raysim.advice.stage_cost import Shapes, StageCost, Unit, count_values
 from raysim.errors import InputError
-from raysim.files import is_file, read_text
 from raysim.notation import check_integer, known_words
+from raysim.storage.files import is_file, read_text
 
 UNNAMED = "the model"
 """Name of a model given by its shape."""

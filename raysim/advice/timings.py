@@ -27,7 +27,6 @@ from raysim.config import ConfigError, apply_override
 from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
 from raysim.config.reading import sentence
 from raysim.errors import InputError
-from raysim.files import is_file, read_text
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
 from raysim.network.simulate import simulate
@@ -36,6 +35,7 @@ from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
 from raysim.schedules import Schedule, parse_schedule
 from raysim.schedules.arrays import OPS, make_table
+from raysim.storage.files import is_file, read_text
 from raysim.weights import parse_weights
 
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]

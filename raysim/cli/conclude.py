@@ -145,7 +145,7 @@ def report(
 
 def _report_target(folder: str, out: Path | None, form: str) -> Path:
     """Return the page or folder to write; fails if it cannot be written."""
-    from raysim.places import in_bucket, local_path
+    from raysim.storage.places import in_bucket, local_path
 
     here = Path() if in_bucket(folder) else local_path(folder)
     target = out or here / ("report.html" if form == "html" else "report")

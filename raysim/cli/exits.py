@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from raysim.errors import InputError
-from raysim.files import os_sentence
 from raysim.notation import printable
+from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.training.ending import Ending

@@ -155,8 +155,8 @@ def check_writable(option: str, file: Path | None) -> None:
 def check_runs(folder: str, lacking: str) -> None:
     """Fail if a folder of this machine holds no run, before pandas is imported: with the sentence of analysis."""
     from raysim.analysis.data.folders import find
-    from raysim.places import in_bucket, local_path
     from raysim.records.packs import open_folder
+    from raysim.storage.places import in_bucket, local_path
 
     if in_bucket(folder):
         return

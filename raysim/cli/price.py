@@ -32,7 +32,7 @@ from raysim.cli.options import (
 if TYPE_CHECKING:
     from raysim.advice.timings import TimedStep
     from raysim.network.topology import Network
-    from raysim.places import Place
+    from raysim.storage.places import Place
 
 
 def replay(
@@ -214,8 +214,8 @@ def simulate(
         _simulate_timings(timed, networks, transport, averaging, trace, json_file)
         return
     from raysim.config import read_config
-    from raysim.files import is_file
     from raysim.network.trace import trace_events
+    from raysim.storage.files import is_file
 
     read_config(recipe, overrides or [])  # refused before torch is imported
     if device is not None and (is_file(device) or Path(device).suffix == ".json"):

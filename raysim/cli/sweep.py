@@ -13,7 +13,7 @@ import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
 from raysim.cli.options import StudyTransport
-from raysim.files import os_sentence
+from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
@@ -122,8 +122,8 @@ def _words(options: Mapping[str, object]) -> list[str]:
 def _run(sweep: Sweep, again: str, ending: Ending) -> None:
     """Run a sweep and its confirmation; `again` is the command that resumes it."""
     from raysim.analysis import AnalysisError
-    from raysim.places import PlaceError
     from raysim.records import RecordsError
+    from raysim.storage.places import PlaceError
     from raysim.sweeps.confirm import confirming
     from raysim.sweeps.progress import show_sweep
     from raysim.sweeps.runner import SweepError

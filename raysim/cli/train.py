@@ -10,7 +10,7 @@ import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
 from raysim.cli.options import Recipe, Trust
-from raysim.files import os_sentence
+from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.config import RunConfig

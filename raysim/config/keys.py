@@ -16,8 +16,8 @@ from raysim.config.fields import Role
 from raysim.config.optimizer import OptimizerConfig
 from raysim.config.run import RunConfig
 from raysim.config.run_fields import Named
-from raysim.files import read_text
 from raysim.notation import Notation
+from raysim.storage.files import read_text
 
 _MODEL_TYPE = re.compile(r"model_type\W+([\w-]+)")
 

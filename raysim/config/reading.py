@@ -16,8 +16,8 @@ from raysim.config.boundaries import OTHERS
 from raysim.config.optimizer import OPTIMIZERS, OptimizerConfig
 from raysim.config.run import RunConfig
 from raysim.errors import InputError
-from raysim.files import read_text
 from raysim.notation import known_words, shown
+from raysim.storage.files import read_text
 
 LARGEST_BYTES = 4 * 2**20  # of a TOML file
 # A key that is set takes the other one away.

@@ -12,9 +12,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from raysim.files import read_text
 from raysim.network.topology import Network, read_notation
 from raysim.notation import check_integer, shown
+from raysim.storage.files import read_text
 
 LEVELS = ("8mbps", "80mbps", "100mbps", "200mbps", "500mbps", "1gbps", "10gbps", "25gbps", "100gbps")
 """Bandwidths that papers quote, without latency; add one as in `200mbps+50ms`."""

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.files import read_text
 from raysim.network.collectives import TRANSFER, Transfers, as_transfers, mean_transfers
 from raysim.network.devices import DEVICES
 from raysim.network.transport import BARE, Transport
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.schedules.arrays import OPS
+from raysim.storage.files import read_text
 
 Floats = NDArray[np.float64]
 

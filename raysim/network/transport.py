@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.files import cache_folder, read_text, write_whole
 from raysim.notation import check_choice, check_real
+from raysim.storage.files import cache_folder, read_text, write_whole
 
 Floats = NDArray[np.float64]
 

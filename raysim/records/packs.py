@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.places import ListedPath, Listing, Place, arrow_source, open_place, walk
 from raysim.records.tables import UNREADABLE, RecordsError, read_whole
+from raysim.storage.places import ListedPath, Listing, Place, arrow_source, open_place, walk
 
 RUNS = "runs.parquet"
 ROW = "row"  # of `runs.parquet`: the run's own row as it was written, an Arrow stream

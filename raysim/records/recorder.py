@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raysim.file_lock import FolderLock
-from raysim.files import sync_folder
 from raysim.records.schema import OCCASIONAL, SCHEMAS, run_schema, schema_of
 from raysim.records.tables import UNREADABLE, RecordsError, part_files, read_table, write_table
+from raysim.storage.files import FolderLock, sync_folder
 
 
 class Recorder:

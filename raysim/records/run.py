@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.config.keys import run_keys
-from raysim.file_lock import is_locked
 from raysim.notation import printable
-from raysim.places import Place, PlaceError
 from raysim.quality import Measure, measures_of
 from raysim.records.bounds import check_row, check_values, printable_rows
 from raysim.records.packs import open_folder
 from raysim.records.schema import OCCASIONAL
 from raysim.records.tables import UNREADABLE, RecordsError, read_table, read_whole, table_files
+from raysim.storage.files import is_locked
+from raysim.storage.places import Place, PlaceError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.errors import InputError
-from raysim.files import write_whole
-from raysim.places import ListedPath, Place
 from raysim.records.schema import ENCODINGS, SCHEMA_VERSION, schema_of
+from raysim.storage.files import write_whole
+from raysim.storage.places import ListedPath, Place
 
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # a file that is gone, cut short or damaged
 

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from raysim.files import read_text
 from raysim.schedules.actions import Action, Row, check_rows
+from raysim.storage.files import read_text
 
 CELL = re.compile(r"(\d+)([FIBW])(\d+)")
 PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")

@@ -21,9 +21,9 @@ from raysim.config.start import Start
 from raysim.pipeline.plan import Origin, Plan
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
-from raysim.places import in_bucket, local_path
 from raysim.records import RecordsError, Run, recorded_value
 from raysim.replication import parse_replica_method
+from raysim.storage.places import in_bucket, local_path
 from raysim.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_signals
 
 SAME = ("model", "data", "loss", "bottleneck", "bottleneck_form", "batch_size", "optimizer")

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from raysim.files import make_folder, sync_folder, write_through
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
-from raysim.places import Place
 from raysim.records import RecordsError
 from raysim.replication.method import AGREED
+from raysim.storage.files import make_folder, sync_folder, write_through
+from raysim.storage.places import Place
 
 FORMAT = 2
 KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails

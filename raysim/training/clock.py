@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from raysim.config import ConfigError
-from raysim.files import is_file
 from raysim.forecast.compute import datasheet_profile, recorded_profile
 from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.devices import DEVICES
@@ -23,6 +22,7 @@ from raysim.network.transport import parse_transport
 from raysim.pipeline.groups import exchange_interval
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
+from raysim.storage.files import is_file
 
 
 class Clock:

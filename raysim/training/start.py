@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from raysim.config import ConfigError
-from raysim.file_lock import NAME as LOCK
 from raysim.limits import ROOT, node_memory
 from raysim.notation import suggestion
+from raysim.storage.files import LOCK
 
 ENGINES = ("ray", "inline")
 LEAST_BYTES = {"inline": 384 << 20, "ray": 1 << 30}
@@ -67,7 +67,7 @@ def is_unbegun(folder: Path) -> bool:
 
 def run_folder(out: str | Path) -> Path:
     """Return the path of a run's folder; raises ConfigError for a bucket."""
-    from raysim.places import in_bucket, local_path
+    from raysim.storage.places import in_bucket, local_path
 
     if in_bucket(out):
         raise ConfigError(

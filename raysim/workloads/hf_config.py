@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raysim.files import read_text
 from raysim.notation import suggestion
+from raysim.storage.files import read_text
 from raysim.workloads.options import check_hub, import_hub, local_or_hub
 from raysim.workloads.splits import DataShape
 from raysim.workloads.tokenizers import Bytes, HuggingFace

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.files import CACHE, cache_folder
+from raysim.storage.files import CACHE, cache_folder
 
 IN_MEMORY = 2**28  # bytes up to which an array is read into memory
 

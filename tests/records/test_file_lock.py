@@ -4,7 +4,7 @@ import fcntl
 
 import pytest
 
-from raysim.file_lock import FolderLock, is_locked
+from raysim.storage.files import FolderLock, is_locked
 
 
 def test_a_folder_is_locked_by_one_until_it_is_released(tmp_path):
@@ -36,7 +36,7 @@ def test_a_reader_who_looks_at_the_lock_keeps_nobody_out(tmp_path, monkeypatch):
     (tmp_path / ".lock").touch()
     reader = (tmp_path / ".lock").open()
     fcntl.flock(reader, fcntl.LOCK_SH)
-    monkeypatch.setattr("raysim.file_lock.time.sleep", lambda _: reader.close())
+    monkeypatch.setattr("raysim.storage.files.time.sleep", lambda _: reader.close())
     lock = FolderLock(tmp_path)
     lock.acquire()
     assert is_locked(tmp_path)

@@ -12,9 +12,9 @@ from studies import BASE, write_study
 from raysim.analysis import AnalysisError, load, pack, replay
 from raysim.analysis.report import compose
 from raysim.config import ConfigError
-from raysim.file_lock import FolderLock
-from raysim.places import open_place
 from raysim.records import Run
+from raysim.storage.files import FolderLock
+from raysim.storage.places import open_place
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.store import Store
 from raysim.sweeps.study_file import read_study
@@ -211,7 +211,7 @@ def test_a_place_that_does_not_answer_is_one_sentence_within_seconds(buckets, sm
         ConfigError, match=r"^`out`: nope://bucket cannot be opened: Unrecognized filesystem type in URI"
     ):
         Store.checked("nope://bucket")
-    monkeypatch.setattr("raysim.places.LIMIT_S", 0.01)
+    monkeypatch.setattr("raysim.storage.places.LIMIT_S", 0.01)
     with pytest.raises(ConfigError, match=r"no answer within 0.01 s\. Check the network and the credentials\.$"):
         Store.checked(buckets.make())
     assert time.monotonic() - start < 60

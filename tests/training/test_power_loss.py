@@ -10,7 +10,7 @@ from power_loss import Held, lay_out
 from records_made import write_run
 
 from raysim import analysis
-from raysim.files import write_whole
+from raysim.storage.files import write_whole
 from raysim.training.checkpoint import checkpoints, newest_whole, write_checkpoint
 
 FILES = ["first", "second", "third"]

@@ -1,0 +1,1 @@
+"""Files, folders and their locks; folders in buckets and packs, read as local ones."""
