@@ -29,8 +29,9 @@ test-cluster: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -s tests/sweeps/test_real_cluster.py
 
 SHARE ?= 1
+RECORD ?= build/campaign.jsonl
 campaign: $(VENV)/installed-dev
-	$(BIN)/python tests/campaign --share $(SHARE) --record build/campaign.jsonl
+	$(BIN)/python tests/campaign --share $(SHARE) --record $(RECORD)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu
