@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from raysim.analysis.comparison.branches import parts_and_whole as parts_and_whole
     from raysim.analysis.comparison.choice import break_even as break_even
     from raysim.analysis.comparison.choice import safe_set as safe_set
-    from raysim.analysis.comparison.importances import importance as importance
-    from raysim.analysis.comparison.pareto import frontier as frontier
+    from raysim.analysis.comparison.objectives import frontier as frontier
+    from raysim.analysis.comparison.objectives import importance as importance
     from raysim.analysis.comparison.race_plan import race_plan as race_plan
     from raysim.analysis.comparison.race_records import race_on_records as race_on_records
     from raysim.analysis.comparison.samples import sample_harms as sample_harms
     from raysim.analysis.data import AnalysisError as AnalysisError
     from raysim.analysis.data import ReplayError as ReplayError
-    from raysim.analysis.data.studies import natural_direction as natural_direction
-    from raysim.analysis.pricing.estimates import Estimate as Estimate
-    from raysim.analysis.pricing.pooled import beside as beside
-    from raysim.analysis.pricing.pooled import in_company as in_company
-    from raysim.analysis.pricing.step import Replay as Replay
-    from raysim.analysis.pricing.targets import Target as Target
+    from raysim.analysis.data.folders import natural_direction as natural_direction
+    from raysim.analysis.runs.estimates import Estimate as Estimate
     from raysim.analysis.runs.loading import load as load
     from raysim.analysis.runs.pack import Packed as Packed
     from raysim.analysis.runs.pack import pack as pack
+    from raysim.analysis.runs.prices import Target as Target
+    from raysim.analysis.runs.prices import beside as beside
     from raysim.analysis.runs.prices import dense_partners as dense_partners
+    from raysim.analysis.runs.prices import in_company as in_company
     from raysim.analysis.runs.prices import replay as replay
     from raysim.analysis.runs.results import Results as Results
+    from raysim.analysis.runs.step import Replay as Replay
 
 _MODULES = {
     "claims": ("CLAIMS", "Claim"),
@@ -50,21 +50,18 @@ _MODULES = {
     "claims.verdicts": ("findings",),
     "comparison.branches": ("branch_harms", "parts_and_whole"),
     "comparison.choice": ("break_even", "safe_set"),
-    "comparison.importances": ("importance",),
-    "comparison.pareto": ("frontier",),
+    "comparison.objectives": ("frontier", "importance"),
     "comparison.race_plan": ("race_plan",),
     "comparison.race_records": ("race_on_records",),
     "comparison.samples": ("sample_harms",),
     "data": ("AnalysisError", "ReplayError"),
-    "data.studies": ("natural_direction",),
-    "pricing.estimates": ("Estimate",),
-    "pricing.pooled": ("beside", "in_company"),
-    "pricing.step": ("Replay",),
-    "pricing.targets": ("Target",),
+    "data.folders": ("natural_direction",),
+    "runs.estimates": ("Estimate",),
     "runs.loading": ("load",),
     "runs.pack": ("Packed", "pack"),
-    "runs.prices": ("dense_partners", "replay"),
+    "runs.prices": ("Target", "beside", "dense_partners", "in_company", "replay"),
     "runs.results": ("Results",),
+    "runs.step": ("Replay",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

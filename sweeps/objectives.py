@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raysim.analysis.data.studies import network_and_transport
+from raysim.analysis.data.folders import network_and_transport
 from raysim.config import ConfigError
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
@@ -184,7 +184,7 @@ def _measured(objective: Objective, runs: Sequence[Run]) -> Figure:
 
 def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Replay | None]) -> Figure:
     """Return the mean price over a trial's runs; missing if one of them did not reach the target."""
-    from raysim.analysis.pricing.estimates import Estimate
+    from raysim.analysis.runs.estimates import Estimate
 
     assert objective.network is not None
     prices, dense_s, speedups = [], [], []

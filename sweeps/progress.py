@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from raysim.analysis.comparison.looks import MIN_SEEDS
+from raysim.analysis.comparison.rule import MIN_SEEDS
 from raysim.analysis.report.words import plural
 from raysim.engine.access import dashboard_sentence
 from raysim.sweeps.budget import duration

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from raysim.analysis.comparison.looks import MIN_SEEDS, looks_after
 from raysim.analysis.comparison.race import RUNGS
 from raysim.analysis.comparison.race_plan import SEEDS, Standing, Start, best, simulate
+from raysim.analysis.comparison.rule import MIN_SEEDS, looks_after
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_file import Entry
 from raysim.sweeps.race_lines import further_line, plan_lines, planned_again_line, shortened_line

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from raysim.analysis.comparison.looks import MOST_SEEDS, looks_after
+from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.race import RUNGS, Exit
 from raysim.analysis.comparison.race_plan import Plan
-from raysim.analysis.comparison.statistics import seeds_to_decide
+from raysim.analysis.comparison.rule import MOST_SEEDS, looks_after
 from raysim.analysis.report.words import plural
 from raysim.quality import Measure
 from raysim.sweeps.budget import Spending, duration

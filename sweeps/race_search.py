@@ -15,7 +15,7 @@ from ray.tune.search import Searcher
 from raysim.analysis.comparison.race import RUNGS, Exit, Race
 from raysim.analysis.comparison.race_plan import usual_spread
 from raysim.analysis.data import ReplayError
-from raysim.analysis.pricing.pooled import in_company
+from raysim.analysis.runs.prices import in_company
 from raysim.config import RunConfig
 from raysim.plugins import trusting
 from raysim.records import Run

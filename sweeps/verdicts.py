@@ -16,7 +16,7 @@ from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.power import chance_of_safe, paired_spread
 from raysim.analysis.comparison.rule import RULE, SKILL
-from raysim.analysis.data.studies import over
+from raysim.analysis.data.folders import over
 from raysim.analysis.report.branches import COLUMNS, figures, safe_from
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption

@@ -11,8 +11,7 @@ import pandas as pd
 
 from raysim.analysis.claims import Claim
 from raysim.analysis.claims.train_commands import Cost
-from raysim.analysis.comparison.looks import LOOKS
-from raysim.analysis.comparison.rule import Sample
+from raysim.analysis.comparison.rule import LOOKS, Sample
 from raysim.analysis.comparison.statistics import Side
 from raysim.analysis.data.settings import Setting
 

@@ -10,8 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from raysim.analysis.data.recorded_methods import Method, strength_of
-from raysim.analysis.data.settings import DENSE, DENSE_SETTING, Setting
+from raysim.analysis.data.settings import DENSE, DENSE_SETTING, Method, Setting, strength_of
 
 Roles: TypeAlias = Mapping[str, Setting]
 Match: TypeAlias = Callable[[Setting], "Roles | None"]

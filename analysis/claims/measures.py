@@ -11,7 +11,7 @@ import pandas as pd
 
 from raysim.analysis.comparison.contexts import Context, Mode
 from raysim.analysis.data.settings import DENSE_SETTING, Setting
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.runs.estimates import Estimate
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
 """Models that must be clearly better than chance: of each group, at least one."""

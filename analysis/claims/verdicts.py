@@ -19,12 +19,11 @@ from raysim.analysis.claims import CLAIMS, Claim, Contrast
 from raysim.analysis.claims.finding import Comparison, Finding, Verdict
 from raysim.analysis.claims.train_commands import cost_of, train_commands
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.looks import MOST_SEEDS, looks_after
-from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
-from raysim.analysis.comparison.statistics import seeds_to_decide
+from raysim.analysis.comparison.power import seeds_to_decide
+from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, Sample, judge, looks_after
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.settings import Setting
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
 from raysim.plugins import from_record
 from raysim.quality import MEASURES

@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.moderation import priors
 from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
-from raysim.analysis.comparison.statistics import ALONE, Prior, highest_rate, studentise
+from raysim.analysis.comparison.statistics import ALONE, Prior, highest_rate, priors, studentise
 from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.data.settings import Setting
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
 from raysim.network.presets import parse_network

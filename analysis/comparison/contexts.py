@@ -12,12 +12,18 @@ import pandas as pd
 
 from raysim.analysis.comparison.rule import Sample, at_chance, sample
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.folders import is_confirmation
-from raysim.analysis.data.jobs import model_of
-from raysim.analysis.data.probe_candidates import are_probes
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, differing, is_missing, plain, setting_of
-from raysim.analysis.data.studies import USUAL_TRANSPORT, over
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.data.folders import USUAL_TRANSPORT, is_confirmation, over
+from raysim.analysis.data.settings import (
+    COMPRESSION,
+    NO_SETTING,
+    Setting,
+    differing,
+    is_missing,
+    model_of,
+    plain,
+    setting_of,
+)
+from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
 from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
@@ -156,7 +162,9 @@ def contexts(
     `transport` are where step times are compared: by default those of the runs' study, see `Results.network_of`. Runs without a
     final evaluation, or without the measure, are named in the problems of `results`.
     """
-    begun = results.runs[~are_probes(results.runs)]
+    begun = results.runs
+    if "probe" in begun:  # a probe trains nothing
+        begun = begun[begun["probe"].astype(str) != "True"]
     runs = begun[begun["status"].isin(FINISHED)]
     known = [*results.measures]
     if quality not in ("auto", *(known or MEASURES)):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from raysim.analysis.comparison.contexts import contexts
-from raysim.analysis.comparison.looks import MIN_SEEDS, MOST_SEEDS, planned_share
-from raysim.analysis.comparison.moderation import priors
-from raysim.analysis.comparison.rule import CONFIDENCE
-from raysim.analysis.comparison.statistics import wider
+from raysim.analysis.comparison.rule import CONFIDENCE, LOOKS, MIN_SEEDS, MOST_SEEDS, planned_share
+from raysim.analysis.comparison.statistics import priors, quantile, studentise, wider
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.results import Results
 
@@ -80,4 +78,27 @@ def seeds_needed(spread: Spread, *, settings: int, harm: float) -> int | None:
     for seeds in range(MIN_SEEDS, MOST_SEEDS + 1):
         if chance_of_safe(spread, seeds, settings=settings, harm=spread.margin - distance) >= DECIDES:
             return seeds
+    return None
+
+
+def seeds_to_decide(
+    differences: Sequence[float],
+    threshold: float,
+    alpha: float = 0.05,
+    step: float = 0.0,
+    looks: dict[int, float] = LOOKS,
+) -> int | None:
+    """Return the first look with a verdict in four of five cases, by the mean and the spread of these differences.
+
+    None if all would need more seeds. `looks`: the numbers of seeds at which verdicts can still be given, with their shares of
+    the error.
+    """
+    if len(differences) < 2:
+        return MIN_SEEDS
+    studentised = studentise(differences, step)
+    distance, spread = abs(float(studentised.mean) - threshold), float(studentised.error) * math.sqrt(len(differences))
+    for count, share in looks.items():
+        needed = quantile(1 - alpha * share, count - 1) * wider(count) + quantile(0.8, count - 1)
+        if count > len(differences) and needed * spread / math.sqrt(count) <= distance and distance > 0:
+            return count
     return None

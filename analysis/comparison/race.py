@@ -21,9 +21,8 @@ from typing import Literal, NamedTuple
 from scipy import special
 
 from raysim.analysis.comparison.harm_forecast import Observation
-from raysim.analysis.comparison.looks import looks_after, planned_share
-from raysim.analysis.comparison.moderation import priors
-from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge, sample
+from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge, looks_after, planned_share, sample
+from raysim.analysis.comparison.statistics import priors
 
 
 class Deviation(NamedTuple):

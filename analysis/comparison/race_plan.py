@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.harm_forecast import Observation
-from raysim.analysis.comparison.looks import LOOKS
 from raysim.analysis.comparison.race import DEVIATION, FLOOR, RUNGS, Evidence, Exit, Race, deviation_of
+from raysim.analysis.comparison.rule import LOOKS
 from raysim.quality import Measure
 
 COUNT = 60  # simulated races of a plan: the standard error of a chance is 6 points at most

@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.analysis.data.probe_candidates import is_probe
 from raysim.analysis.data.reading import unreadable
+from raysim.analysis.data.settings import is_probe
 from raysim.network.collectives import DIRECTIONS
 from raysim.records import FINISHED, SCHEMA_VERSION, table_files
 from raysim.storage.places import Place

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.checks import check_actions, check_finite, check_tables
-from raysim.analysis.data.jobs import Job, device_kind, job_of
-from raysim.analysis.data.settings import DENSE, SYNCHRONOUS
+from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, Job, device_kind, job_of
 from raysim.analysis.data.work import (
     NO_KIND,
     UPDATE,
@@ -132,9 +131,9 @@ class Recording:
 
     @cached_property
     def evals(self) -> pd.DataFrame:
-        """One row for each evaluation; raises ReplayError if they cannot be read."""
+        """One row for each evaluation, by the BatchNorm statistics of training; raises ReplayError if they cannot be read."""
         try:
-            return self.run.evals
+            return self.run.evals[self.run.evals["batchnorm"] == "running"]
         except RecordsError as error:
             raise ReplayError(str(error)) from None
 

@@ -1,16 +1,92 @@
-"""Settings of runs: their compression, and a short text of the keys in which they differ."""
+"""Settings of runs: methods, compression, jobs, and texts of the keys in which runs differ."""
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from raysim.analysis.data.recorded_methods import Method, read_method
 from raysim.config import keys_of, run_keys
+from raysim.notation import check_size, hide_paths
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class Method(NamedTuple):
+    """A name with its arguments, which may be methods; leading required arguments are positional."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        written = [*map(_write, self.arguments), *(f"{name}={_write(value)}" for name, value in self.options)]
+        return f"{self.name}({', '.join(written)})" if written else self.name
+
+    @property
+    def inner(self) -> Method | None:
+        """The wrapped method: TopK(0.1) of ErrorFeedback(TopK(0.1))."""
+        return next((argument for argument in self.arguments if isinstance(argument, Method)), None)
+
+    @property
+    def strength(self) -> float | None:
+        """The number that orders methods of one name, strongest first: a density, bits or a rank."""
+        first = self.arguments[0] if self.arguments else None
+        return float(first) if isinstance(first, (int, float)) and not isinstance(first, bool) else None
+
+
+def read_method(text: str) -> Method | None:
+    """Return the method of a notation; None if it is invalid, too long, or a list with different ones for the boundaries.
+
+    >>> read_method("ErrorFeedback(TopK(0.1))").inner.strength
+    0.1
+    >>> str(read_method("ErrorFeedback(mycodecs:Strided(4))"))
+    'ErrorFeedback(mycodecs:Strided(4))'
+    >>> read_method('["TopK(0.1)", "Identity"]') is None
+    True
+    """
+    if text.startswith("["):
+        try:
+            each = set(json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return read_method(str(each.pop())) if len(each) == 1 else None
+    try:
+        check_size(text)
+        source, paths = hide_paths(text)
+        method = _build(ast.parse(source, mode="eval").body, paths)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return method if isinstance(method, Method) else None
+
+
+def _write(value: Any) -> str:
+    return str(value) if isinstance(value, Method) else repr(value)
+
+
+def _build(node: ast.expr, paths: Mapping[str, str]) -> Any:
+    match node:
+        case ast.Name(id=name):
+            return Method(paths.get(name, name))
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
+            options = tuple((str(keyword.arg), _build(keyword.value, paths)) for keyword in keywords)
+            return Method(paths.get(name, name), tuple(_build(argument, paths) for argument in arguments), options)
+        case ast.List() | ast.Tuple():
+            return tuple(_build(element, paths) for element in node.elts)
+    return ast.literal_eval(node)
+
+
+def strength_of(method: Method | None, name: str) -> float | None:
+    """Return the strength of a method that is this codec without options; None for any other method.
+
+    >>> strength_of(read_method("TopK(0.1)"), "TopK"), strength_of(read_method("TopK(0.1, per='tensor')"), "TopK")
+    (0.1, None)
+    """
+    return method.strength if method is not None and method.name == name and not method.options else None
+
 
 NO_SETTING = keys_of("place", "observation", "arithmetic")
 """Keys outside of a setting: where a run is done, how often it is observed, its last bits."""
@@ -108,3 +184,107 @@ def as_text(value: object) -> str:
     """Return a value of a key as it is written on the command line; nothing if it is not given."""
     value = plain(value)
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+Job: TypeAlias = tuple[tuple[str, str], ...]
+"""The keys of a configuration that decide the computation of a forward or backward, with their values as text."""
+
+KEYS = (
+    "model",
+    "data",
+    "loss",
+    "num_stages",
+    "cuts",
+    "bottleneck",
+    "bottleneck_form",
+    "batch_size",
+    "num_microbatches",
+    "num_replicas",
+    "dtype",
+    "recompute",
+    "threads_per_stage",
+    "device_kind",
+)
+"""Keys of a job, beside the options of its model, its data and its loss. Compression, schedule, optimizer, steps and seed are not."""
+
+FLAGS = ("tf32", "deterministic", "probe")
+"""Further keys of a job, if they are on; they are off in runs recorded before these keys existed."""
+
+PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
+"""Keys in which compared runs must agree, since they decide the price of a step besides its packets. Weights do too, but are
+themselves compared: each run is priced with its own."""
+
+
+def job_of(row: Mapping[Any, Any]) -> Job:
+    """Return the job of a run, from its row of `run.parquet`."""
+    options = sorted(str(name) for name in row if str(name).startswith(("model.", "data.", "loss.")))
+    values = {name: as_text(row.get(name)) for name in (*KEYS, *options)} | {"device_kind": device_kind(row)}
+    values |= {name: as_text(row.get(name)).replace("false", "") for name in FLAGS}
+    return tuple((name, value) for name, value in values.items() if value)
+
+
+def device_kind(row: Mapping[Any, Any]) -> str:
+    """Return the device that computed: "cpu" or "cuda". Older runs have only the configured `device`."""
+    return as_text(row.get("device_kind")) or ("cuda" if row.get("device") == "cuda" else "cpu")
+
+
+def price_key(row: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return the values of `PRICED`: if these are equal, runs of one job differ in price only by packets and weights."""
+    return tuple(as_text(row.get(name)) for name in PRICED)
+
+
+def titles(jobs: Iterable[Job]) -> dict[Job, str]:
+    """Return a short title for each job: model, data, and the values of keys that differ between the given jobs.
+
+    >>> first, second = (("model", "cnn"), ("data", "digits"), ("num_stages", "4")), (("model", "cnn"), ("data", "digits"))
+    >>> list(titles([first, second]).values())
+    ['cnn on digits, num_stages=4', 'cnn on digits']
+    """
+    by_job = {job: dict(job) for job in jobs}
+    texts = {}
+    for job, values in by_job.items():
+        others = [other for other in by_job.values() if _subject(other) == _subject(values)]
+        names = list(dict.fromkeys(name for other in others for name in other))
+        differing = [name for name in names if len({other.get(name, "") for other in others}) > 1]
+        short = [name for name in differing if name != "cuts"]  # mostly they follow from the number of stages
+        if len({tuple(other.get(name) for name in short) for other in others}) == len(others):
+            differing = short
+        parts = [f"{name}={values[name]}" for name in differing if name in values]
+        texts[job] = ", ".join([_subject(values), *parts])
+    return texts
+
+
+def _subject(values: Mapping[str, str]) -> str:
+    return f"{model_of(values)} on {values.get('data', 'data')}"
+
+
+def model_of(values: Mapping[Any, Any]) -> str:
+    """Return the name of a run's model, with its family if it is of transformers."""
+    name = str(values.get("model", "a model"))
+    if name != "hf":
+        return name
+    from raysim.config.keys import model_title
+
+    return model_title(name, values.get("model.path"), values.get("model.config"))
+
+
+# --- candidates of `raysim.probe` among recorded runs ----------------------------------------------------------------------
+
+
+def is_probe(row: Mapping[Any, Any]) -> bool:
+    """Return whether a run is a candidate of a probe: it has no losses of its own, so no quality."""
+    return str(row.get("probe")) == "True"
+
+
+def candidate_name(row: Mapping[Any, Any]) -> str:
+    """Return the name of a candidate, from its run.
+
+    >>> candidate_name({"forward": "TopK(0.1)", "replica_gradient": "SignSGD", "num_stages": 2})
+    'TopK(0.1), replicas SignSGD'
+    """
+    both = int(row["num_stages"]) > 1
+    links, replicas = (str(row[key]) for key in ("forward", "replica_gradient"))
+    words = [links] if links != DENSE else []
+    if replicas != DENSE:
+        words.append(f"replicas {replicas}" if both else replicas)
+    return ", ".join(words) or "dense"

@@ -19,9 +19,10 @@ from raysim.analysis.report.one_step import links_section, timeline_section
 from raysim.analysis.report.over_time import curves_section, decisions_section
 from raysim.analysis.report.own_network import own_network_section
 from raysim.analysis.report.parameters import importance_section, parallel_section
+from raysim.analysis.report.probes import probes_section
 from raysim.analysis.report.reuse import reproduce_section
 from raysim.analysis.report.summary import summary_section
-from raysim.analysis.report.tables import findings_section, probes_section, runs_section
+from raysim.analysis.report.tables import findings_section, runs_section
 from raysim.analysis.report.words import plural
 from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from raysim.analysis.data.studies import USUAL_TRANSPORT
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.data.folders import USUAL_TRANSPORT
 from raysim.analysis.report.figures import ByNetwork, Figure, on_network
+from raysim.analysis.runs.estimates import Estimate
 
 
 class Text(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.data.recorded_methods import Method, read_method
+from raysim.analysis.data.settings import Method, read_method
 
 Values = Sequence[Any]
 

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from raysim.analysis.comparison.choice import break_even, divergence
-from raysim.analysis.data.recorded_methods import read_method
-from raysim.analysis.data.settings import COMPRESSION
-from raysim.analysis.data.studies import over
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.data.folders import over
+from raysim.analysis.data.settings import COMPRESSION, read_method
 from raysim.analysis.report.blocks import Cell, Column, Section, Table
 from raysim.analysis.report.figures import (
     BLACK,
@@ -32,6 +30,7 @@ from raysim.analysis.report.figures import (
 )
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
+from raysim.analysis.runs.estimates import Estimate
 from raysim.quality import Measure
 
 # --- step time against quality, with the dense baseline -----------------------------------------------------------------------

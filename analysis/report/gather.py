@@ -16,14 +16,21 @@ from raysim.analysis.comparison.choice import safe_set
 from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.samples import sample_harms, sample_sentence
 from raysim.analysis.data import ReplayError
-from raysim.analysis.data.jobs import job_of, titles
-from raysim.analysis.data.probe_candidates import candidate_name, is_probe
-from raysim.analysis.data.settings import COMPRESSION, Setting, as_text, setting_of
-from raysim.analysis.pricing.estimates import Estimate
-from raysim.analysis.pricing.step import Replay
+from raysim.analysis.data.settings import (
+    COMPRESSION,
+    Setting,
+    as_text,
+    candidate_name,
+    is_probe,
+    job_of,
+    setting_of,
+    titles,
+)
 from raysim.analysis.report.material import MODES, Job, Material, Metric, SettingRuns, Spread
+from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
+from raysim.analysis.runs.step import Replay
 from raysim.network.topology import Network
 from raysim.quality import Measure
 from raysim.records import FINISHED

@@ -17,7 +17,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from raysim.analysis.data.studies import over
+from raysim.analysis.data.folders import over
 from raysim.analysis.report.blocks import (
     Block,
     Cell,

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from raysim.analysis.data.studies import over
+from raysim.analysis.data.folders import over
 from raysim.analysis.report.blocks import Block, Cell, Details, Heading, Page, Section, Table, Text
 from raysim.analysis.report.figures import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
 from raysim.storage.files import write_whole

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.comparison.choice import is_promising
-from raysim.analysis.comparison.pareto import frontier
+from raysim.analysis.comparison.objectives import frontier
 from raysim.analysis.comparison.power import Spread as PairedSpread
 from raysim.analysis.comparison.power import seeds_needed
 from raysim.analysis.comparison.rule import SKILL
-from raysim.analysis.data.studies import USUAL_TRANSPORT
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.data.folders import USUAL_TRANSPORT
+from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
 from raysim.network.topology import Network
 from raysim.quality import Measure
@@ -130,7 +130,7 @@ class SettingRuns:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Runs of the same computation, see `raysim.analysis.data.jobs`. Runs of different jobs are never compared."""
+    """Runs of the same computation, see `raysim.analysis.data.settings`. Runs of different jobs are never compared."""
 
     key: str
     title: str

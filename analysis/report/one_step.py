@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
-from raysim.analysis.data.studies import over
-from raysim.analysis.pricing.step import Replay
 from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table
 from raysim.analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style, finite
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.over_time import looks
 from raysim.analysis.report.words import bytes_of, seconds
+from raysim.analysis.runs.step import Replay
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network

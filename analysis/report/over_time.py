@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from raysim.analysis.data.studies import over
+from raysim.analysis.data.folders import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table
 from raysim.analysis.report.figures import (
     DENSE,

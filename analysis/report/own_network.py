@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raysim.analysis.data.studies import over
+from raysim.analysis.data.folders import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Nodes, Section, Table, Text, Typed
 from raysim.analysis.report.gather import mean_price, prices_of
 from raysim.analysis.report.material import Job, Material, SettingRuns

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.comparison.importances import importance
+from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.report.blocks import Section
 from raysim.analysis.report.figures import COLOURS, Axis, ByNetwork, Figure, Panel, Series, Style, finite, joined
 from raysim.analysis.report.frontier import grouped

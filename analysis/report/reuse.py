@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
+from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, plain
-from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
 from raysim.analysis.report.material import Job, Material
 from raysim.analysis.report.words import speedup

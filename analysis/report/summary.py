@@ -10,7 +10,7 @@ from typing import Any
 
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import RULE
-from raysim.analysis.data.studies import over
+from raysim.analysis.data.folders import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Details, Heading, Section, Table, Text
 from raysim.analysis.report.figures import COLOURS, DENSE, Axis, ByNetwork, Figure, Panel, Series, Style, finite, style
 from raysim.analysis.report.material import Job, Material, SettingRuns

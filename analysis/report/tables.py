@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -12,14 +11,13 @@ import pandas as pd
 from raysim.analysis.claims.finding import Finding
 from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.claims.verdicts import findings
-from raysim.analysis.data.probe_candidates import LIMIT, cost_words, smaller_runs
+from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
-from raysim.analysis.data.studies import over
 from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
 from raysim.analysis.report.figures import ByNetwork
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
-from raysim.analysis.report.words import bytes_of, points, seconds, speedup, step_time
+from raysim.analysis.report.words import bytes_of, points, seconds, step_time
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
 
@@ -110,70 +108,6 @@ def _number(value: Any) -> float:
 
 def _plain_cell(value: Any) -> Cell:
     return Cell("none") if is_missing(value) else Cell(str(value), value)
-
-
-# --- candidates of a probe: their bytes, errors and prices, and the training that would judge them ----------------------------
-
-
-CANDIDATE_COLUMNS = (
-    Column("candidate"),
-    *(Column(name, number=True) for name in ("bytes a step", "factor")),
-    *(Column(f"fidelity{part}", number=True) for part in (", activations", ", gradients", " of the average")),
-    *(Column(name, number=True) for name in ("step", "speed-up")),
-)
-DIRECTIONS = ("forward", "backward", "replica_gradient")
-
-
-def probes_section(material: Material) -> Section:
-    """Return a table of the candidates of every probe, and the commands that train them at a smaller size."""
-    return Section("probes", "Probe", [block for job in material.probes for block in _probe_blocks(job, material)])
-
-
-def _probe_blocks(job: Job, material: Material) -> Iterator[Block]:
-    rows = job.runs.to_dict("records")
-    if job.priced:
-        yield Text(ByNetwork.of(material.networks, lambda network: _probe_lead(job, network)), "lead")
-    yield Text(f"{job.title}: {cost_words(rows[0])} {job.compute}")
-    links = material.results.select(job.runs["run"]).table("links", ["direction", "fidelity"])
-    yield Table(
-        f"{job.key}-candidates",
-        f"The candidates of {job.title}: their errors as fidelity (1 if messages arrive exactly, 0 if they arrive as "
-        f"zeros), and their steps and speed-ups on the chosen network {over(job.transport)} with 90 % intervals. Compute: "
-        f"{job.source}.",
-        CANDIDATE_COLUMNS,
-        [_candidate_row(setting, links) for setting in job.settings],
-        live=True,
-    )
-    yield Text(LIMIT)
-    runs = {str(row["run"]): row for row in rows}
-    yield Text("\n".join(smaller_runs(runs[setting.runs[0]] for setting in job.settings)), "code")
-
-
-def _probe_lead(job: Job, network: str) -> str:
-    faster = [setting for setting in job.priced if setting.speedup and setting.speedup[network].low > 1]
-    best = max(faster, key=lambda setting: setting.speedup[network].value, default=None)
-    limit = "A probe does not say whether training stays sound under it."
-    if best is None:
-        dense = f", which takes {seconds(job.dense.step_s[network].value)} a step" if job.dense is not None else ""
-        return f"On {network} {over(job.transport)}, no candidate of the probe is faster than dense{dense}."
-    value, low, high = best.speedup[network]
-    return (
-        f"On {network} {over(job.transport)}, the fastest candidate of the probe is `{best.name}`: {value:.2f} times as fast as "
-        f"dense ({low:.2f} to {high:.2f}). {limit}"
-    )
-
-
-def _candidate_row(setting: SettingRuns, links: pd.DataFrame) -> list[Cell]:
-    means = links[links["run"].isin(setting.runs)].groupby("direction", observed=True)["fidelity"].mean()
-    errors = [float(means.get(direction, float("nan"))) for direction in DIRECTIONS]
-    return [
-        Cell(setting.name, code=True),
-        Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
-        Cell(f"{setting.factor:.2f}", setting.factor),
-        *(Cell("none" if pd.isna(value) else f"{value:.4f}", value) for value in errors),
-        priced(setting, step_time, setting.step_s),
-        priced(setting, speedup, setting.speedup),
-    ]
 
 
 # --- claims of papers, tested on these runs -----------------------------------------------------------------------------------

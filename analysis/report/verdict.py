@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysim.analysis.comparison.choice import divergence
-from raysim.analysis.comparison.looks import MIN_SEEDS, MOST_SEEDS
-from raysim.analysis.data.studies import over
+from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS
+from raysim.analysis.data.folders import over
 from raysim.analysis.report.material import MODES, WORTH, Job, SettingRuns
 from raysim.analysis.report.words import against_dense, bytes_of, plural, seconds
 

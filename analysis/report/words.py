@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from raysim.analysis.comparison.looks import MIN_SEEDS
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.comparison.rule import MIN_SEEDS
+from raysim.analysis.runs.estimates import Estimate
 from raysim.quality import Measure
 from raysim.units import format_bytes
 

@@ -15,7 +15,7 @@ from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.folders import Contents, find
 from raysim.analysis.data.reading import read_whole, stack, unreadable
 from raysim.analysis.data.settings import configuration, setting_texts
-from raysim.analysis.runs.results import Results
+from raysim.analysis.runs.results import Results, RunPool
 from raysim.notation import printable
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
 from raysim.records.bounds import NEEDED, check_row, printable_rows
@@ -46,7 +46,10 @@ def load(*folders: str | Path) -> Results:
     if not contents.runs:
         problems.append(f"There is no run in {', '.join(map(str, folders))}: no folder there has a run.parquet.")
     problems += _unfinished(runs) + _other_schemas(runs) + file_problems(runs, kept)
-    return Results(roots, contents._replace(runs=kept), runs, keys, [printable(problem) for problem in problems], rows)
+    problems = [printable(problem) for problem in problems]
+    over = runs["run"][runs["status"].isin(FINISHED)].astype(str)
+    pool = RunPool({run: kept[run] for run in over}, rows, problems)
+    return Results(roots, contents._replace(runs=kept), runs, keys, problems, pool)
 
 
 def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, dict[str, dict[str, Any]], list[str]]:

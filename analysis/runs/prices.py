@@ -3,25 +3,70 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.data import ReplayError
-from raysim.analysis.data.jobs import job_of, price_key
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, as_text, setting_of
-from raysim.analysis.pricing.estimates import Estimate
-from raysim.analysis.pricing.pooled import in_company
-from raysim.analysis.pricing.step import PARTS, Replay
-from raysim.analysis.pricing.targets import Target
+from raysim.analysis.data import AnalysisError, ReplayError
+from raysim.analysis.data.folders import find
+from raysim.analysis.data.recording import Recording
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Job, Setting, as_text, job_of, price_key, setting_of
+from raysim.analysis.runs.estimates import Estimate
+from raysim.analysis.runs.job_costs import Costs
 from raysim.analysis.runs.results import Results
+from raysim.analysis.runs.step import PARTS, Replay
 from raysim.network.presets import parse_network
+from raysim.network.profile import Profile
 from raysim.network.topology import Network
+from raysim.quality import MEASURES
 from raysim.records import FINISHED, Run
-from raysim.storage.places import Place
+from raysim.records.packs import open_folder
+from raysim.storage.places import ListedPath, Place, PlaceError
+
+
+class Target(NamedTuple):
+    """A quality to reach: a measure of `evals.parquet`, and its value."""
+
+    metric: str
+    value: float
+    higher: bool | None = None
+    """True if values above `value` reach it; None to look up a measure that raysim knows by name."""
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'>=' if self.from_below else '<='} {self.value:g}"
+
+    @property
+    def from_below(self) -> bool:
+        """True if values above `value` reach the target."""
+        return MEASURES[self.metric].higher if self.higher is None else self.higher
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Parse a target: "loss=0.5" or "accuracy=0.9"; with a metric of your own "dice>=0.8" or "error<=0.1".
+
+        >>> print(Target.parse("accuracy=0.9"))
+        accuracy >= 0.9
+        """
+        parts = re.fullmatch(r"\s*(\w+)\s*(>=|<=|=)\s*(\S+)\s*", text)
+        try:
+            number = float(parts[3]) if parts else math.nan
+        except ValueError:
+            number = math.nan
+        if parts is None or not math.isfinite(number) or (parts[2] == "=" and parts[1] not in MEASURES):
+            known = ", ".join(f"{name}=" for name in MEASURES)
+            raise ReplayError(
+                f"`target` must be a measure and a number, as in 'accuracy=0.9' ({known}; of your own 'name>=' or 'name<='), "
+                f"but got {text!r}."
+            )
+        return cls(parts[1], number, None if parts[2] == "=" else parts[2] == ">=")
+
+    def reached(self, values: pd.Series[float]) -> pd.Series[bool]:
+        """Return for each value whether it reaches the target."""
+        return values >= self.value if self.from_below else values <= self.value
 
 
 def replay(
@@ -214,3 +259,80 @@ def _network(network: Network | str) -> Network:
         return parse_network(network)
     except ValueError as error:
         raise ReplayError(str(error)) from None
+
+
+# --- runs priced together: all runs of a job share one price for each kind of work --------------------------------------------------
+
+
+def in_company(
+    runs: Iterable[Run | Place | str],
+    *,
+    compute: str = "auto",
+    profile: Profile | Path | str | None = None,
+    **options: Any,
+) -> list[Replay]:
+    """Return runs ready to be priced; runs of one job share one price for each kind of work.
+
+    `options`: keyword arguments of `Replay`. Raises ReplayError if one of the runs cannot be priced.
+    """
+    recordings = [Recording(run, clock=compute) for run in runs]
+    return _replays(recordings, recordings, profile, options)
+
+
+def beside(
+    runs: Sequence[Run | Place | str],
+    folder: Place | str | None = None,
+    *,
+    most: int | None = None,
+    compute: str = "auto",
+    profile: Profile | Path | str | None = None,
+    **options: Any,
+) -> list[Replay]:
+    """Return runs ready to be priced with the costs of all finished runs of their jobs in `folder`.
+
+    `folder` defaults to the parent folder of the first run, such as a study's or a folder of results. `most` limits the
+    number of other runs; the runs that ended last come first. `options` are keyword arguments of `Replay`.
+    Raises ReplayError if one of `runs` cannot be priced, AnalysisError if there is no such folder.
+    """
+    recordings = [Recording(run, clock=compute) for run in runs]
+    own = {str(recording.run.folder.resolve()) for recording in recordings}
+    jobs = {recording.job for recording in recordings}
+    others: list[Recording] = []
+    for other in _runs_in(folder, recordings[0].run.folder):
+        if str(other.resolve()) not in own and len(others) != most:
+            try:
+                run = Run(other)
+                if run.status in FINISHED and job_of(run.row) in jobs:
+                    others.append(Recording(run, clock=compute))
+            except ValueError:  # a run that cannot be read or priced is skipped
+                continue
+    return _replays(recordings, [*recordings, *others], profile, options)
+
+
+def _replays(
+    recordings: Sequence[Recording],
+    pooled: Sequence[Recording],
+    profile: Profile | Path | str | None,
+    options: Mapping[str, Any],
+) -> list[Replay]:
+    """Return recordings ready to be priced, with the costs of all `pooled` recordings of their jobs."""
+    jobs: dict[Job, list[Recording]] = {}
+    for recording in pooled:
+        jobs.setdefault(recording.job, []).append(recording)
+    costs = {job: Costs(members, profile) for job, members in jobs.items()}
+    return [Replay(recording, costs=costs[recording.job], **options) for recording in recordings]
+
+
+def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
+    """Return the runs in a folder at any depth; without one, the runs beside a run, on this machine the last written first."""
+    if folder is not None:
+        try:
+            return list(find([open_folder(folder)]).runs.values())
+        except PlaceError as error:
+            raise AnalysisError(str(error)) from None
+    if isinstance(run, ListedPath):
+        _, names, _ = next(run.parent.walk())
+        siblings = [run.parent / name for name in names] if run.pack is not None else []
+        return [sibling for sibling in siblings if (sibling / "run.parquet").is_file()]
+    files = run.resolve().parent.glob("*/run.parquet")
+    return [file.parent for file in sorted(files, key=lambda file: (-file.stat().st_mtime, file))]

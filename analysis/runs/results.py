@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 
-from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.folders import Contents
+from raysim.analysis.data import AnalysisError, ReplayError
+from raysim.analysis.data.folders import USUAL_TRANSPORT, Contents, StudyFile, natural_direction
 from raysim.analysis.data.reading import Filter, condition_of, labelled, origin_of, read_whole, scan, stack, to_frame
-from raysim.analysis.data.studies import USUAL_TRANSPORT, StudyFile, natural_direction
 from raysim.notation import printable
 from raysim.quality import Measure, measures_of
-from raysim.records import FINISHED, SCHEMAS, schema_of, table_files
+from raysim.records import SCHEMAS, schema_of, table_files
 from raysim.storage.places import Place
 
 if TYPE_CHECKING:
-    from raysim.analysis.pricing.pooled import RunPool
-    from raysim.analysis.pricing.step import Replay
+    from raysim.analysis.data.recording import Recording
+    from raysim.analysis.data.settings import Job
+    from raysim.analysis.runs.job_costs import Costs
+    from raysim.analysis.runs.step import Replay
 
 USUAL_NETWORK = "1gbps"  # if neither the caller nor a study names one
 
@@ -46,8 +47,7 @@ class Results:
         runs: pd.DataFrame,
         keys: Sequence[str],
         problems: list[str],
-        rows: Mapping[str, Mapping[str, Any]],
-        pool: RunPool | None = None,
+        pool: RunPool,
     ) -> None:
         self.folders = folders
         self.runs = runs
@@ -55,7 +55,6 @@ class Results:
         """Columns of `runs` that are keys of the configuration."""
         self.problems = problems
         self._contents = contents
-        self._rows = rows
         self._pool = pool
 
     def __repr__(self) -> str:
@@ -103,11 +102,8 @@ class Results:
             chosen = self.runs["run"].isin(names)
         kept = self.runs[chosen].reset_index(drop=True)
         paths = {name: self._contents.runs[name] for name in kept["run"]}
-        return Results(
-            *(self.folders, self._contents._replace(runs=paths), kept, self.keys, self.problems),
-            self._rows,
-            self._pooled(),
-        )
+        contents = self._contents._replace(runs=paths)
+        return Results(self.folders, contents, kept, self.keys, self.problems, self._pool)
 
     def replay(
         self, run: str, *, compute: str = "auto", profile: Path | str | None = None, transport: str = USUAL_TRANSPORT
@@ -117,16 +113,7 @@ class Results:
         Raises ReplayError if it cannot be.
         """
         self.path(run)
-        return self._pooled().replay(run, compute=compute, profile=profile, transport=transport)
-
-    def _pooled(self) -> RunPool:
-        if self._pool is None:
-            from raysim.analysis.pricing.pooled import RunPool
-
-            over = self.runs["run"][self.runs["status"].isin(FINISHED)]
-            folders = {run: self._contents.runs[run] for run in over.astype(str)}
-            self._pool = RunPool(folders, self._rows, self.complain)
-        return self._pool
+        return self._pool.replay(run, compute, profile, transport)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -282,6 +269,59 @@ class Results:
 
     def complain(self, sentence: str) -> None:
         """Add a sentence to `problems`, once."""
-        sentence = printable(sentence)
-        if sentence not in self.problems:
-            self.problems.append(sentence)
+        add_problem(self.problems, sentence)
+
+
+class RunPool:
+    """The finished runs of a folder, each read once, to be priced with the costs of its job.
+
+    `folders` and `rows`, those of `run.parquet`, are by the names of the runs. `problems` takes a sentence for each run that
+    cannot be priced.
+    """
+
+    def __init__(
+        self, folders: Mapping[str, Place], rows: Mapping[str, Mapping[str, Any]], problems: list[str]
+    ) -> None:
+        self._folders = folders
+        self._rows = rows
+        self._problems = problems
+        self._recordings: dict[str, dict[str, Recording]] = {}
+        self._refused: dict[str, str] = {}
+        self._costs: dict[tuple[Job, str, str | None], Costs] = {}
+        self._replays: dict[tuple[str, str, str | None, str], Replay] = {}
+
+    def replay(self, run: str, compute: str, profile: Path | str | None, transport: str) -> Replay:
+        """Return a run ready to be priced; raises ReplayError if it cannot be."""
+        from raysim.analysis.runs.job_costs import Costs
+        from raysim.analysis.runs.step import Replay
+
+        recordings = self._read(compute)
+        if run not in recordings:
+            raise ReplayError(self._refused.get(run, f"The run {run} cannot be priced: it is not over."))
+        named = None if profile is None else str(profile)
+        key, basis = (run, compute, named, transport), (recordings[run].job, compute, named)
+        if basis not in self._costs:
+            self._costs[basis] = Costs([other for other in recordings.values() if other.job == basis[0]], profile)
+        if key not in self._replays:
+            self._replays[key] = Replay(recordings[run], costs=self._costs[basis], transport=transport)
+        return self._replays[key]
+
+    def _read(self, compute: str) -> Mapping[str, Recording]:
+        from raysim.analysis.data.recording import Recording
+
+        if compute not in self._recordings:
+            self._recordings[compute] = {}
+            for name, folder in self._folders.items():
+                try:
+                    self._recordings[compute][name] = Recording(folder, clock=compute, row=self._rows[name])
+                except ReplayError as error:
+                    self._refused[name] = str(error)
+                    add_problem(self._problems, str(error))
+        return self._recordings[compute]
+
+
+def add_problem(problems: list[str], sentence: str) -> None:
+    """Add a sentence to a list, once, without control characters."""
+    sentence = printable(sentence)
+    if sentence not in problems:
+        problems.append(sentence)

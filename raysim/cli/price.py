@@ -114,7 +114,7 @@ def _parse_range(text: str) -> list[Network]:
 def _candidates(folder: str) -> list[Place]:
     """Return the candidates of a probe in a folder, dense first; none for a run. Fails if the folder holds other runs."""
     from raysim.analysis.data.folders import find
-    from raysim.analysis.data.probe_candidates import is_probe
+    from raysim.analysis.data.settings import is_probe
     from raysim.records import RecordsError, Run
     from raysim.records.packs import open_folder
 
@@ -149,7 +149,8 @@ def _replay_probe(
     """Price the candidates of a probe against dense; `alone` are the options for one run only."""
     from raysim.analysis import beside
     from raysim.analysis import replay as price
-    from raysim.analysis.data.probe_candidates import LIMIT, candidate_name, cost_words, smaller_runs
+    from raysim.analysis.data.settings import candidate_name
+    from raysim.analysis.report.probes import LIMIT, cost_words, smaller_runs
     from raysim.show.priced_runs import probe_figures, show_probe
 
     for option, value in alone.items():

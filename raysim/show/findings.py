@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raysim.analysis.comparison.samples import sample_sentence
-from raysim.analysis.data.studies import over
+from raysim.analysis.data.folders import over
 from raysim.show.terminal import console, show_notes, write_line
 
 if TYPE_CHECKING:

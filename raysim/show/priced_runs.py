@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
-from raysim.analysis.data.studies import over
 from raysim.network.topology import Network
 from raysim.notation import printable
 from raysim.show.terminal import by_name, console, critical_words, show_notes, show_workers, write_line

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from raysim import train
 from raysim.analysis import Replay, ReplayError, break_even, in_company, load, replay
-from raysim.analysis.data.jobs import job_of, titles
-from raysim.analysis.pricing.estimates import RESAMPLES, Estimate
+from raysim.analysis.data.settings import job_of, titles
+from raysim.analysis.runs.estimates import RESAMPLES, Estimate
 from raysim.cli import app
 from raysim.config import make_config
 from raysim.forecast.profiling import record_profile

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verdict_rates import FAMILIES, LEVEL, SEEDS, SHAPES, false_rate, job, p_values, rejected, safe_share
 
-from raysim.analysis.comparison.moderation import MOST, priors, similar
-from raysim.analysis.comparison.statistics import ALONE, bounds, holm, p_value
+from raysim.analysis.comparison.statistics import ALONE, MOST, bounds, holm, p_value, priors, similar
 
 REQUIRED = {"normal": 0.05, "t(3)": 0.05, "skewness 1": 0.05, "skewness 2": 0.07}
 """Most errors by shape. The nominal rate of a plan is 2.5 %."""

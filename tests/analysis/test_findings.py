@@ -18,8 +18,7 @@ from raysim.analysis.claims import Claim
 from raysim.analysis.claims.train_commands import _folder
 from raysim.analysis.claims.verdicts import verdict_on
 from raysim.analysis.comparison.contexts import Context, Quantities, contexts
-from raysim.analysis.data.recorded_methods import read_method
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, read_method
 from raysim.cli import app
 from raysim.config import make_config, read_config
 from raysim.quality import MEASURES

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from records_made import write_run
 
 from raysim.analysis import load
-from raysim.analysis.comparison.looks import planned_share
-from raysim.analysis.comparison.moderation import priors
 from raysim.analysis.comparison.power import Spread, chance_of_safe, paired_spread, seeds_needed
-from raysim.analysis.comparison.rule import CONFIDENCE, judge, sample
+from raysim.analysis.comparison.rule import CONFIDENCE, judge, planned_share, sample
+from raysim.analysis.comparison.statistics import priors
 from raysim.sweeps.verdicts import show_power
 
 MARGIN = 0.5

@@ -10,15 +10,25 @@ from records_made import write_run
 from scipy import stats
 
 from raysim.analysis import findings, load, safe_set
-from raysim.analysis.comparison.looks import LOOKS, MOST_SEEDS, PLANNED, look_at, looks_after, planned_share
-from raysim.analysis.comparison.moderation import priors
-from raysim.analysis.comparison.rule import RULE, at_chance, judge, sample
+from raysim.analysis.comparison.power import seeds_to_decide
+from raysim.analysis.comparison.rule import (
+    LOOKS,
+    MOST_SEEDS,
+    PLANNED,
+    RULE,
+    at_chance,
+    judge,
+    look_at,
+    looks_after,
+    planned_share,
+    sample,
+)
 from raysim.analysis.comparison.statistics import (
     bounds,
     highest_rate,
     holm,
     p_value,
-    seeds_to_decide,
+    priors,
     studentise,
 )
 

@@ -12,9 +12,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from raysim.analysis import load, replay
-from raysim.analysis.data.probe_candidates import LIMIT, smaller_runs
 from raysim.analysis.report import compose
 from raysim.analysis.report.blocks import Table, Text
+from raysim.analysis.report.probes import LIMIT, smaller_runs
 from raysim.cli import app
 from raysim.codecs import TopK
 from raysim.config import read_config

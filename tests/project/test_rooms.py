@@ -53,7 +53,7 @@ RECORDS = {
     "config",
     "units",
 }
-PRICED_RUNS = {"analysis.data", "analysis.pricing", "analysis.runs"}
+PRICED_RUNS = {"analysis.data", "analysis.runs"}
 STUDIES = {"config", "sweeps.budget", "sweeps.objectives", "sweeps.space"}
 
 ROOMS = {
@@ -124,8 +124,7 @@ ROOMS = {
     "raysim.sweeps.remote_cluster": ({"config"}, set()),
     "raysim.sweeps.submit": ({"config", "engine.access", "storage", "sweeps.remote_cluster"}, {"ray", "pyarrow"}),
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
-    "raysim.analysis.pricing": ({*RECORDS, "analysis.data"}, {"pandas"}),
-    "raysim.analysis.runs": ({*RECORDS, "analysis.data", "analysis.pricing"}, {"pandas", "pyarrow"}),
+    "raysim.analysis.runs": ({*RECORDS, "analysis.data"}, {"pandas", "pyarrow"}),
     "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS}, {"pandas", "optuna"}),
     "raysim.analysis.claims": ({*RECORDS, *PRICED_RUNS, "analysis.comparison"}, {"pandas"}),
     "raysim.analysis.report": (

@@ -9,10 +9,8 @@ import math
 
 import numpy as np
 
-from raysim.analysis.comparison.looks import planned_share
-from raysim.analysis.comparison.moderation import at_threshold, prior_of
-from raysim.analysis.comparison.rule import CONFIDENCE
-from raysim.analysis.comparison.statistics import skewness_of, studentise, variance_of
+from raysim.analysis.comparison.rule import CONFIDENCE, planned_share
+from raysim.analysis.comparison.statistics import at_threshold, prior_of, skewness_of, studentise, variance_of
 
 LEVEL = 1 - CONFIDENCE
 FAMILIES, SEEDS = (1, 5, 20), (3, 5, 8)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from studies import write_study
 
-from raysim.analysis.data.studies import StudyFile
-from raysim.analysis.pricing.estimates import Estimate
+from raysim.analysis.data.folders import StudyFile
+from raysim.analysis.runs.estimates import Estimate
 from raysim.config import ConfigError
 from raysim.quality import MEASURES
 from raysim.sweeps.objectives import DIRECTIONS, KNOWN, PRICED, Objective, figures

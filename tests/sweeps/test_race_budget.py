@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from races import DENSE, HARM, RUN_S, budget_race, made_rounds, made_run, play
 
 from raysim.analysis.comparison import race_plan
-from raysim.analysis.comparison.looks import looks_after
 from raysim.analysis.comparison.race import Evidence
-from raysim.analysis.comparison.rule import sample
+from raysim.analysis.comparison.rule import looks_after, sample
 from raysim.config import ConfigError
 from raysim.sweeps.budget import Budget, Spending
 from raysim.sweeps.race_budget import RaceBudget

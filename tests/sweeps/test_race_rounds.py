@@ -12,7 +12,7 @@ from ray.tune.search import Searcher
 from studies import BASE, write_study
 
 from raysim.analysis.comparison.race import RUNGS
-from raysim.analysis.data.studies import StudyFile
+from raysim.analysis.data.folders import StudyFile
 from raysim.config import ConfigError
 from raysim.records import Run
 from raysim.sweeps.budget import Budget, Spending

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pipelines import ZBV
 
-from raysim.analysis.pricing.pooled import in_company
-from raysim.analysis.pricing.step import Replay
+from raysim.analysis.runs.prices import in_company
+from raysim.analysis.runs.step import Replay
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate

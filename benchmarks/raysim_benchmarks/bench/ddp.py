@@ -117,7 +117,7 @@ def _config(replicas: int, method: str) -> dict[str, Any]:
 def _predictions(replicas: int, links: Sequence[float]) -> dict[tuple[str, float], float]:
     """Return the step that replay predicts of each method on each link, from runs in one process."""
     from raysim.analysis import replay
-    from raysim.analysis.pricing.pooled import in_company
+    from raysim.analysis.runs.prices import in_company
     from raysim.config import make_config
     from raysim.training.train import train
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.recording import Recording
 from raysim.analysis.data.work import NO_KIND, UPDATE, Floats, Kind
-from raysim.analysis.pricing.estimates import RESAMPLES, random_factors, random_weights, weighted_quantile
+from raysim.analysis.runs.estimates import RESAMPLES, random_factors, random_weights, weighted_quantile
 from raysim.network.profile import Profile
 from raysim.network.transport import Transport
 from raysim.schedules.arrays import OPS

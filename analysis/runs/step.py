@@ -1,7 +1,7 @@
 """The price of a recorded run's step on any network, without training again.
 
 A run's `actions.parquet` holds the bytes of every packet of its profiled steps, and the seconds of every action. Bytes are the
-run's own; seconds are the job's, pooled over its runs (see `raysim.analysis.pricing.job_costs`). The simulator combines both
+run's own; seconds are the job's, pooled over its runs (see `raysim.analysis.runs.job_costs`). The simulator combines both
 with a network. Only training steps are priced, not evaluations or checkpoints. All figures are seconds and bytes.
 """
 
@@ -12,19 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from raysim.analysis.data import ReplayError
-from raysim.analysis.data.jobs import PRICED, Job
 from raysim.analysis.data.recording import Recording
+from raysim.analysis.data.settings import PRICED
 from raysim.analysis.data.work import Floats
-from raysim.analysis.pricing.estimates import BOUNDS, Estimate
-from raysim.analysis.pricing.job_costs import Costs, priced_profiles, resampled_profiles
-from raysim.analysis.pricing.targets import Target, best_value, steps_to_target
+from raysim.analysis.runs.estimates import BOUNDS, Estimate
+from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.overlap import averaging_words, overlapped, without_exchange
 from raysim.network.profile import Profile, mean_profile
@@ -38,6 +37,9 @@ from raysim.network.wire_use import busiest_share
 from raysim.records import Run
 from raysim.schedules import StepsOnEnd
 from raysim.storage.places import Place
+
+if TYPE_CHECKING:
+    from raysim.analysis.runs.prices import Target
 
 LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
 PARTS = WorkerTime._fields[2:]
@@ -97,11 +99,6 @@ class Replay:
 
     def __repr__(self) -> str:
         return f"Replay({str(self.run.folder)!r})"
-
-    @property
-    def job(self) -> Job:
-        """The job of the run: others of the same are priced with the same compute."""
-        return self.recording.job
 
     @property
     def num_workers(self) -> int:
@@ -273,11 +270,24 @@ class Replay:
 
         The resolution is `evaluate_every_steps`, the interval between evaluations.
         """
-        return steps_to_target(self.recording, target)
+        evals, folder = self.recording.evals, self.run.folder
+        if not len(evals):
+            raise ReplayError(
+                f"The run in {folder} has no evaluations to find {target} in: it is {self.row.get('status')}."
+            )
+        if target.metric not in evals or evals[target.metric].isna().all():
+            raise ReplayError(
+                f"The run in {folder} does not measure {target.metric}. It has {', '.join(self.run.measures)}."
+            )
+        reached = evals[target.reached(evals[target.metric])]
+        first = {mode: reached["step"][reached["mode"] == mode].min() for mode in ("on", "off")}
+        return {mode: None if pd.isna(step) else int(step) for mode, step in first.items()}
 
     def best(self, target: Target, mode: str) -> float:
         """Return the best evaluated value of the target's measure, with compression `mode`: "on" or "off"."""
-        return best_value(self.recording, target, mode)
+        evals = self.recording.evals
+        values = evals[evals["mode"] == mode][target.metric]
+        return float(values.max() if target.from_below else values.min())
 
     def break_even_bps(self, dense: Replay, network: Network) -> Estimate | None:
         """Return the bandwidth below which a mean step is faster than the step of `dense`, on an otherwise equal `network`.
@@ -293,9 +303,8 @@ class Replay:
         grid = np.geomspace(LOWEST_BPS, HIGHEST_BPS, 57)  # an eighth of a decade apart
         networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
         ratios = dense.resampled_seconds(networks) / self.resampled_seconds(networks)
-        low, high = np.quantile(ratios, BOUNDS, axis=1)
-        ends = [_crossing(grid, bound) for bound in (low, high)]
-        return Estimate(even, min(even, ends[0]), max(even, ends[1]))
+        low, high = (_crossing(grid, bound) for bound in np.quantile(ratios, BOUNDS, axis=1))
+        return Estimate(even, min(even, low), max(even, high))
 
     @cached_property
     def mean_profile(self) -> Profile:
