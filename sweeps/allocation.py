@@ -14,10 +14,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.config import ConfigError
-from raysim.engine.cluster import lost_nodes, node_address
-from raysim.engine.demand import Demand
-from raysim.engine.resources import Waiting, free_resources, shortage, total_resources
-from raysim.engine.start import first_reason
+from raysim.engine.connection import first_reason, lost_nodes, node_address
+from raysim.engine.resources import Demand, Waiting, free_resources, shortage, total_resources
 from raysim.storage.places import PlaceError, in_bucket, open_system
 from raysim.sweeps.study import Study
 from raysim.sweeps.trial_resources import Need, Share, SharedCapacity, choose_engine, fit

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from raysim.analysis.comparison.rule import MIN_SEEDS
 from raysim.analysis.report.words import plural
-from raysim.engine.access import dashboard_sentence
+from raysim.engine.connection import dashboard_sentence
 from raysim.sweeps.budget import duration
 from raysim.sweeps.trial_rows import TrialRow, frontier
 from raysim.units import format_bytes, format_seconds

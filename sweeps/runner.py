@@ -16,8 +16,7 @@ import ray
 
 from raysim import analysis
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.cluster import check_address, join_cluster
-from raysim.engine.start import end_ray, start_ray
+from raysim.engine.connection import check_address, end_ray, join_cluster, start_ray
 from raysim.engine.watch import RayWatch, end_process
 from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError

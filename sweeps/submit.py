@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import ConfigError
-from raysim.engine.access import token_words, user_here
+from raysim.engine.connection import token_words, user_here
 from raysim.storage.places import in_bucket
 from raysim.sweeps.remote_cluster import Cluster, last_line
 

@@ -4,7 +4,9 @@ import logging
 import os
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # clusters of tests have several nodes, see raysim.engine.access
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
+    "1"  # clusters of tests have several nodes, see raysim.engine.connection
+)
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 if not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for GPUs run on the CPU; read when they are first imported

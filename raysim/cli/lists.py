@@ -59,7 +59,7 @@ def sites(
         typer.echo(f"{site:<{width}}  {count} host{'s' * (count > 1)}  ray start ... {label_option(site)}")
     if address is None:
         return
-    from raysim.engine.cluster import check_address, join_cluster, node_address
+    from raysim.engine.connection import check_address, join_cluster, node_address
 
     check_address(address, "`--address`")
     join_cluster(address, "`--address`")

@@ -73,7 +73,7 @@ def sweep(
     from raysim.training.events import Phases, to_stderr
 
     with ending_on_signals() as ending, ExitStack() as stack, Phases(to_stderr) as phases:
-        from raysim.engine.access import listen_on_loopback
+        from raysim.engine.connection import listen_on_loopback
         from raysim.plugins import trusting
         from raysim.sweeps.study_file import read_study
         from raysim.training.start import check_least_memory

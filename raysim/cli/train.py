@@ -42,7 +42,7 @@ def train(
 
     with ending_on_signals() as ending, Phases(to_stderr) as phases:
         config = _checked_config(recipe, overrides or [], out, engine, resume=resume)
-        from raysim.engine.access import listen_on_loopback
+        from raysim.engine.connection import listen_on_loopback
 
         listen_on_loopback()
         phases.enter("the import of torch")

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from raysim.codecs.message import Message
-from raysim.engine.delivery import Limits, pieces
-from raysim.engine.mailbox import Mailbox
+from raysim.engine.delivery import Limits, Mailbox, pieces
 from raysim.engine.nodes import Reach, measured_gflops, starts_slowly
 from raysim.limits import node_memory
 from raysim.pipeline.errors import SenderStoppedError
@@ -42,11 +41,15 @@ class StageActor:
         self._worker: Any = None
 
     def take(self, session: str, peers: Mapping[int, Any], make: Callable[..., Any], *arguments: Any) -> None:
-        """Become the worker that `make` returns, which exchanges messages with `peers`; nothing of the last one is left."""
-        self._worker = None
+        """Become the worker that `make` returns, which exchanges messages with `peers`, within this actor's share of a GPU."""
+        import ray
+
+        self._worker = None  # nothing of the last one is left
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-            bound_memory()
+            share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)  # type: ignore[no-untyped-call]
+            if share < 1:
+                torch.cuda.set_per_process_memory_fraction(share)
         self._session = session
         self._mailbox.open(session)
         self._peers = dict(peers)
@@ -141,18 +144,18 @@ class StageActor:
 
     def _conduct(self, turn: int, turns: Turns[Any], worker: Any) -> Any:
         try:
-            asked = next(turns)
+            request = next(turns)
             while True:
-                if isinstance(asked, Send):
-                    self._send(turn, worker.index, asked)
-                    asked = next(turns)
+                if isinstance(request, Send):
+                    self._send(turn, worker.index, request)
+                    request = next(turns)
                     continue
                 try:
-                    parts = self._mailbox.take(asked, worker.timeout_s)
+                    parts = self._mailbox.take(request, worker.timeout_s)
                 except SenderStoppedError as error:
-                    asked = turns.throw(error)
+                    request = turns.throw(error)
                 else:
-                    asked = turns.send(parts)
+                    request = turns.send(parts)
         except StopIteration as stop:
             return stop.value
 
@@ -186,15 +189,6 @@ def _answered(call: Any) -> bool:
     except ActorUnavailableError:
         return False
     return True
-
-
-def bound_memory() -> None:
-    """Bound this process to its share of the GPU's memory, where Ray gave it a share."""
-    import ray
-
-    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)  # type: ignore[no-untyped-call]
-    if share < 1:
-        torch.cuda.set_per_process_memory_fraction(share)
 
 
 def start_actor(**options: Any) -> Any:

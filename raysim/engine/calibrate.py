@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysim.engine.actor import start_actor
-from raysim.engine.cluster import check_address, join_cluster
+from raysim.engine.connection import check_address, end_ray, join_cluster, start_ray
 from raysim.engine.delivery import find_limits
-from raysim.engine.start import end_ray, start_ray
 from raysim.limits import usable_cpus
 from raysim.network.transport import HostCosts
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
@@ -34,7 +33,7 @@ TIMEOUT_S = 120.0
 
 
 class Player:
-    """A worker without work, which sends messages to the other player and back."""
+    """A worker without work, which exchanges messages with the other player."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -42,10 +41,7 @@ class Player:
         self.threads = nullcontext
 
     def rally(self, size: int, rounds: int) -> Turns[tuple[list[tuple[float, float]], float]]:
-        """Exchange messages of `size` bytes.
-
-        Return the first player's seconds to hand each over and until one was back, and its own CPU seconds.
-        """
+        """Return the first player's seconds to hand over and get back each message of `size` bytes, and own CPU seconds."""
         message, other, times = (b"", np.zeros(size, np.uint8)), 1 - self.index, []
         cpu_s = time.process_time()
         for turn in range(rounds):
@@ -81,7 +77,7 @@ def calibrate_ray() -> tuple[HostCosts, list[Hop]]:
     """
     import ray
 
-    with _connected(), _actors(max(ACTORS)) as actors:
+    with _actors(max(ACTORS)) as actors:
         hops = [_hop(actors[:2], size) for size in SIZES]
         steps = {count: _step_s(actors[:count]) for count in ACTORS}
     few, many = ACTORS
@@ -101,29 +97,21 @@ def calibrate_ray() -> tuple[HostCosts, list[Hop]]:
 
 
 @contextmanager
-def _connected() -> Iterator[None]:
+def _actors(count: int) -> Iterator[list[Any]]:
+    """Start or join Ray, and players on the driver's node, each of which knows the others."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    actors: list[Any] = []
     if address := os.environ.get("RAY_ADDRESS"):
         check_address(address, "`RAY_ADDRESS`")
         watch = join_cluster(address, "`RAY_ADDRESS`").watch
     else:
-        watch = start_ray(
-            num_cpus=usable_cpus(), dashboard=False, on_lost=lambda watch: None, patience_s=TIMEOUT_S
-        ).watch
+        connected = start_ray(num_cpus=usable_cpus(), dashboard=False, on_lost=lambda _: None, patience_s=TIMEOUT_S)
+        watch = connected.watch
     try:
-        yield
-    finally:
-        end_ray(watch)
-
-
-@contextmanager
-def _actors(count: int) -> Iterator[list[Any]]:
-    """Start players on the driver's node, each of which knows the others."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actors = [start_actor(num_cpus=0, scheduling_strategy=here) for _ in range(count)]
-    try:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actors = [start_actor(num_cpus=0, scheduling_strategy=here) for _ in range(count)]
         session, peers = uuid.uuid4().hex, dict(enumerate(actors))
         _fetch([actor.take.remote(session, peers, Player, i) for i, actor in peers.items()])
         limits = find_limits(actors[:1], _fetch, near=True)
@@ -132,6 +120,7 @@ def _actors(count: int) -> Iterator[list[Any]]:
     finally:
         for actor in actors:
             ray.kill(actor)
+        end_ray(watch)
 
 
 _TURNS = iter(range(1, 10**9))  # one number for all actors, whose mailboxes drop earlier turns

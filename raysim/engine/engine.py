@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -153,25 +154,20 @@ class Engine(ABC):
 
         `each`: with the scores of each sample.
         """
+        per = len(self.plan.rows)
         if self.plan.decentralized:
-            per = len(self.plan.rows)
             held = [self._submit(worker, "parameters") for worker in range(self.num_workers)]
             self._fetch([self._submit(w, "take_mean", *held[w % per :: per]) for w in self._evaluators])
-            yield from self._evaluating(mode, split, num_batches, each)
-            self._fetch([self._submit(w, "take_mean") for w in self._evaluators])
-        else:
-            yield from self._evaluating(mode, split, num_batches, each)
-
-    def _evaluating(self, mode: str, split: str, num_batches: int | None, each: bool) -> Iterator[Evaluated]:
         total = Evaluated()
-        window = 2 * len(self.plan.rows)  # batches under way at once: enough to fill the pipeline, bounded in memory
+        window = 2 * per  # batches under way at once: enough to fill the pipeline, bounded in memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
-            here = batches[start : start + window]
-            for found in self._together(self._evaluators, "infer", split, here, mode, each):
-                for result in found:
-                    total = total.plus(result)
+            of_workers = self._together(self._evaluators, "infer", split, batches[start : start + window], mode, each)
+            for result in chain.from_iterable(of_workers):
+                total = total.plus(result)
             yield total
+        if self.plan.decentralized:
+            self._fetch([self._submit(w, "take_mean") for w in self._evaluators])
 
     def batchnorm(self, change: str) -> None:
         """Move BatchNorm statistics at the workers that evaluate, see `Worker.batchnorm`."""
@@ -195,17 +191,16 @@ class Engine(ABC):
             loads.append(self._submit(worker, "load", step, *around))
         self._fetch(loads)
 
-    def _neighbours(self, one: int, other: int) -> bool:
+    def _neighbours(self, a: int, b: int) -> bool:
+        """Return whether two workers, or the same one twice, own neighbouring stages of one replica."""
         per = len(self.plan.rows)
-        stages = [{s for s, w in enumerate(self.plan.owners) if w == worker % per} for worker in (one, other)]
-        return one // per == other // per and any(abs(a - b) <= 1 for a in stages[0] for b in stages[1])
+        return a // per == b // per and any(abs(i - j) <= 1 for i in self._stages(a) for j in self._stages(b))
+
+    def _stages(self, worker: int) -> list[int]:
+        return [s for s, owner in enumerate(self.plan.owners) if owner == worker % len(self.plan.rows)]
 
     def _modules(self, worker: int) -> dict[int, nn.Module]:
-        place = worker % len(self.plan.rows)
-        return {s: self.workload.modules[s] for s, w in enumerate(self.plan.owners) if w == place}
-
-    def _needs_data(self, worker: int) -> bool:
-        return bool({0, self.plan.num_stages - 1} & set(self._modules(worker)))
+        return {stage: self.workload.modules[stage] for stage in self._stages(worker)}
 
     @abstractmethod
     def check(self) -> None:

@@ -72,21 +72,10 @@ def assign(capacity: Mapping[str, int], count: int, placement: str, first: str |
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of a step between workers: bytes and messages of each two, both ways, the lower worker first.
-
-    >>> Traffic.between({(0, 1): (1000.0, 2.0)})
-    Traffic(num_bytes={(0, 1): 1000.0}, num_messages={(0, 1): 2.0})
-    """
+    """Traffic of a step between workers: bytes and messages of each pair, both ways, the lower worker first."""
 
     num_bytes: Mapping[tuple[int, int], float]
     num_messages: Mapping[tuple[int, int], float]
-
-    @classmethod
-    def between(cls, pairs: Mapping[tuple[int, int], tuple[float, float]]) -> Traffic:
-        """Return the traffic of pairs of workers, each with its bytes and messages."""
-        return cls(
-            {pair: size for pair, (size, _) in pairs.items()}, {pair: count for pair, (_, count) in pairs.items()}
-        )
 
     @classmethod
     def of(cls, workload: Workload) -> Traffic:
@@ -138,17 +127,17 @@ class Traffic:
 def choose_sites(
     traffic: Traffic, network: Network, capacity: Mapping[str, int], num_workers: int, per_replica: int
 ) -> list[str]:
-    """Return the site of each worker: of least seconds on the wires among the placements that a search visits.
+    """Return the site of each worker: a local optimum in seconds on the wires, the best of several starts.
 
     Workers fill the sites in each order of these, once replica by replica and once stage by stage. Then pairs of workers
-    change places, and workers move to free ones, as long as that saves seconds. `capacity`: workers that each site can hold.
+    change sites, and workers move to free ones, as long as that saves seconds. `capacity`: workers that each site can hold.
     """
     pairs_of: dict[int, list[tuple[int, int]]] = {worker: [] for worker in range(num_workers)}
     for pair in traffic.num_bytes:
         for worker in pair:
             pairs_of[worker].append(pair)
     by_stage = sorted(range(num_workers), key=lambda worker: worker % per_replica)
-    found: list[tuple[float, list[str]]] = []
+    optima: list[tuple[float, list[str]]] = []
     for order in islice(permutations(network.sites), ORDERS):
         slots = [site for site in order for _ in range(capacity.get(site, 0))]
         for workers in (range(num_workers), by_stage):
@@ -156,8 +145,8 @@ def choose_sites(
             sites = [filled[worker] for worker in range(num_workers)]
             while _improve(sites, traffic, network, capacity, pairs_of):
                 pass
-            found.append((traffic.seconds(network, sites), sites))
-    return min(found, key=lambda one: one[0])[1]
+            optima.append((traffic.seconds(network, sites), sites))
+    return min(optima, key=lambda optimum: optimum[0])[1]
 
 
 def _improve(
@@ -167,27 +156,23 @@ def _improve(
     capacity: Mapping[str, int],
     pairs_of: Mapping[int, Sequence[tuple[int, int]]],
 ) -> bool:
-    """Change or move workers between sites wherever it saves seconds; return whether anything did."""
-    improved = False
-    used = Counter(sites)
-    for a in range(len(sites)):
-        partners: list[int | str] = list(range(a))
-        for partner in [*partners, *(site for site in network.sites if used[site] < capacity.get(site, 0))]:
-            b = partner if isinstance(partner, int) else None
-            before, target = sites[a], partner if isinstance(partner, str) else sites[partner]
-            if target == before:
+    """Swap workers between sites, or move them, wherever it saves seconds; return whether anything did."""
+    improved, used = False, Counter(sites)
+    for worker in range(len(sites)):
+        free_sites = [site for site in network.sites if used[site] < capacity.get(site, 0)]
+        for target in [*range(worker), *free_sites]:
+            changed = list(sites)
+            if isinstance(target, int):
+                changed[worker], changed[target] = sites[target], sites[worker]
+                pairs = {*pairs_of[worker], *pairs_of[target]}
+            else:
+                changed[worker] = target
+                pairs = set(pairs_of[worker])
+            if changed == sites:
                 continue
-            pairs = {*pairs_of[a], *(pairs_of[b] if b is not None else ())}
-            seconds = traffic.seconds(network, sites, pairs)
-            sites[a] = target
-            if b is not None:
-                sites[b] = before
-            if traffic.seconds(network, sites, pairs) < seconds * (1 - 1e-9):
+            if traffic.seconds(network, changed, pairs) < traffic.seconds(network, sites, pairs) * (1 - 1e-9):
+                sites[:] = changed
                 improved, used = True, Counter(sites)
-                continue
-            sites[a] = before
-            if b is not None:
-                sites[b] = target
     return improved
 
 

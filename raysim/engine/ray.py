@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -10,19 +11,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-import numpy as np
-
 from raysim.config import ConfigError
-from raysim.engine.access import dashboard_sentence
 from raysim.engine.actor import start_actor
-from raysim.engine.cluster import check_address, join_cluster, lost_nodes, node_address
+from raysim.engine.connection import (
+    check_address,
+    dashboard_sentence,
+    end_ray,
+    first_reason,
+    join_cluster,
+    lost_nodes,
+    node_address,
+    start_ray,
+)
 from raysim.engine.delivery import find_limits
 from raysim.engine.engine import Engine, Ref
 from raysim.engine.nodes import Reach
 from raysim.engine.placement import check_on_one_node, nodes_of_workers
 from raysim.engine.ray_internals import draining_nodes
 from raysim.engine.resources import check_memories, free_resources, wait_for_capacity, workers_that_fit
-from raysim.engine.start import end_ray, first_reason, start_ray
 from raysim.engine.watch import RayWatch
 from raysim.limits import node_memory, usable_cpus
 from raysim.pipeline.averaging import warm
@@ -34,15 +40,6 @@ GREET_S = 30.0  # within which workers that exchange packets must have reached o
 LISTEN_S = 1.0  # seconds that the driver waits at a stretch, before it looks whether Ray's servers are there
 LOOK_S = 5.0  # between two looks for nodes that are about to leave
 PATIENCE_S = 6.0  # seconds in which the driver must see that servers are lost, if it does not wait in Ray for ever
-
-
-def _pickle_code_of_models() -> None:
-    """Send classes in the folder of a transformers model as code: workers cannot import them."""
-    import ray.cloudpickle
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformers_modules."):
-            ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 class RayEngine(Engine):
@@ -73,7 +70,7 @@ class RayEngine(Engine):
             check_memories(self.all_memories, node_memory())
 
     def start(self) -> None:
-        import ray
+        import ray.cloudpickle
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if self._private and self.loss() is not None:  # another Ray takes the place of one without servers
@@ -85,7 +82,9 @@ class RayEngine(Engine):
         plan, config = self.plan, self.plan.config
         if not self._stored:  # modules and data go to the object store once, also for stages that start again
             self.on_phase("Ray to store the model and the data")
-            _pickle_code_of_models()
+            for name, module in list(sys.modules.items()):
+                if name.startswith("transformers_modules."):  # classes in a model's folder, which workers cannot import
+                    ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
             modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
             self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
         self.on_phase(None)
@@ -108,19 +107,19 @@ class RayEngine(Engine):
         self._enlist(*self._stored)
         if (
             self._private
-        ):  # of objects that its servers held, a driver would look for copies: Ray's core ends it, without a word
+        ):  # a driver would look for copies of lost servers' objects, and Ray's core ends it without a word
             self._stored = ()
 
     def _name(self, worker: int) -> str:
         """Return the name of a worker's actor on Ray's dashboard, unique among those of a cluster."""
-        replica, place = divmod(worker, len(self.plan.rows))
-        stages = [str(stage) for stage, owner in enumerate(self.plan.owners) if owner == place]
-        words = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
-        return f"{self.plan.config.name}: replica {replica}, {words} ({uuid.uuid4().hex[:8]})"
+        stages = [str(stage) for stage in self._stages(worker)]
+        words = f"replica {worker // len(self.plan.rows)}, stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
+        return f"{self.plan.config.name}: {words} ({uuid.uuid4().hex[:8]})"
 
     def _enlist(self, plan: Ref, modules: Sequence[Ref], data: Ref) -> None:
         """Make workers of the actors, and check that workers that exchange packets reach each other."""
         self._session, self._turn = uuid.uuid4().hex, 0
+        ends = {0, self.plan.num_stages - 1}  # which need data
         enlisted = [
             actor.take.remote(
                 self._session,
@@ -129,7 +128,7 @@ class RayEngine(Engine):
                 plan,
                 worker,
                 modules[worker],
-                data if self._needs_data(worker) else None,
+                data if not ends.isdisjoint(self._stages(worker)) else None,
                 self.device_kind,
             )
             for worker, actor in enumerate(self._actors)
@@ -151,7 +150,7 @@ class RayEngine(Engine):
         unreached = self._fetch([actor.greet.remote(timeout_s) for actor in self._actors])
         for worker, peers in enumerate(unreached):
             for peer in peers:
-                here, there = (node_address(self._nodes[one]) for one in (worker, peer))
+                here, there = node_address(self._nodes[worker]), node_address(self._nodes[peer])
                 sentence = (
                     f"Node {there} must take calls of node {here}, but worker {peer} there did not answer worker {worker} "
                     f"within {timeout_s:g} s. Open Ray's ports between all nodes."
@@ -186,28 +185,24 @@ class RayEngine(Engine):
         if len(nodes) == 1:
             return []
         measured = self._fetch([self._actors[self._nodes.index(node)].speed.remote() for node in nodes])
-        found = {node: (node_address(node), speed) for node, speed in zip(nodes, measured, strict=True)}
-        return [found[node] for node in self._nodes]
+        speeds = {node: (node_address(node), speed) for node, speed in zip(nodes, measured, strict=True)}
+        return [speeds[node] for node in self._nodes]
 
     def node_reaches(self) -> dict[str, Reach]:
         if len(set(self._nodes)) == 1:
             return {}
-        found: dict[str, Reach] = {}
+        reaches: dict[str, Reach] = {}
         for node, reach in zip(self._nodes, self._fetch([actor.reach.remote() for actor in self._actors]), strict=True):
             address = node_address(node)
-            found[address] = max(found.get(address, reach), reach, key=lambda one: one.farthest_s)
-        return found
+            reaches[address] = max(reaches.get(address, reach), reach, key=lambda reach: reach.farthest_s)
+        return reaches
 
     def leaving(self) -> str | None:
         if self._private or time.monotonic() - self._looked_s < LOOK_S:
             return None
         self._looked_s = time.monotonic()
-        nodes = [node for node in dict.fromkeys(self._nodes) if node in draining_nodes()]
-        if not nodes:
-            return None
-        return " and ".join(
-            f"node {node_address(node)} is about to leave with {self._stages_on(node)}" for node in nodes
-        )
+        draining = draining_nodes()
+        return self._each_with_stages("is about to leave", [node for node in self._nodes if node in draining]) or None
 
     def fits_elsewhere(self) -> bool:
         cpus, gpus = self.plan.config.cpus_per_stage, self._gpus or 0.0
@@ -233,29 +228,22 @@ class RayEngine(Engine):
         return offsets
 
     def _connect(self) -> None:
-
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = os.environ.get("RAY_ADDRESS")
         self._private = not address
         if address:
-            joined = join_cluster(address, "`RAY_ADDRESS`")
-            self._watch = joined.watch
-            self._say_dashboard(joined.dashboard_url)
-            return
-        wanted = int(np.ceil(self.num_workers * self.plan.config.cpus_per_stage))
-        cpus = max(wanted, usable_cpus())  # our own Ray: stages may share cores, and their records say so
-        started = start_ray(
-            num_cpus=cpus,
-            dashboard=self.dashboard,
-            on_lost=lambda watch: self.on_stuck(watch.sentence),
-            patience_s=PATIENCE_S,
-        )
-        self._watch = started.watch
-        self._say_dashboard(started.dashboard_url)
-
-    def _say_dashboard(self, url: str | None) -> None:
-        if self.dashboard and url:
-            print(dashboard_sentence(url), file=sys.stderr, flush=True)
+            connected = join_cluster(address, "`RAY_ADDRESS`")
+        else:
+            wanted = math.ceil(self.num_workers * self.plan.config.cpus_per_stage)
+            connected = start_ray(
+                num_cpus=max(wanted, usable_cpus()),  # stages may share cores, and their records say so
+                dashboard=self.dashboard,
+                on_lost=lambda watch: self.on_stuck(watch.sentence),
+                patience_s=PATIENCE_S,
+            )
+        self._watch = connected.watch
+        if self.dashboard and connected.dashboard_url:
+            print(dashboard_sentence(connected.dashboard_url), file=sys.stderr, flush=True)
 
     def _place(self) -> list[str]:
         """Return the node of each worker; raises what `wait_for_capacity` and `nodes_of_workers` raise."""
@@ -319,7 +307,7 @@ class RayEngine(Engine):
         return WorkerLostError(self._watch.sentence)
 
     def _loss(self, error: Exception) -> str:
-        """Return which nodes were lost, and the stages on them; where all live, the reason that Ray gives."""
+        """Return the lost nodes and the stages on them; if all live, Ray's reason."""
         if (loss := self.loss()) is not None:
             raise loss
         lost = lost_nodes(self._nodes)
@@ -327,9 +315,13 @@ class RayEngine(Engine):
             self._watch.confirm()
             if (loss := self.loss()) is not None:
                 raise loss
-        if not lost:
-            return first_reason(error)
-        return " and ".join(f"node {node_address(node)} is lost with {self._stages_on(node)}" for node in lost)
+        return self._each_with_stages("is lost", lost) or first_reason(error)
+
+    def _each_with_stages(self, fate: str, nodes: Sequence[str]) -> str:
+        """Return what befalls some nodes, and the stages on each; "" of no nodes."""
+        return " and ".join(
+            f"node {node_address(node)} {fate} with {self._stages_on(node)}" for node in dict.fromkeys(nodes)
+        )
 
     def _stages_on(self, node: str) -> str:
         """Return the stages on a node in words."""

@@ -1,4 +1,4 @@
-"""The resources of a Ray cluster: the capacity of its nodes for stages, and the drivers that hold the rest."""
+"""The resources of a Ray cluster: its nodes' capacity for stages, the drivers that hold the rest, and the wait for more."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from raysim.config import ConfigError, RunConfig
-from raysim.engine.demand import Demand
-from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, draining_nodes, free_by_node
+from raysim.engine.ray_internals import DriverCpus, Scaling, cpus_by_driver, draining_nodes, free_by_node, scaling
 from raysim.limits import MemoryLimit
 from raysim.network.memory import StageMemory, check_memory
 from raysim.pipeline.errors import WorkerLostError
@@ -20,9 +20,12 @@ GRAINS = 10_000  # of a resource in Ray
 AT_FIRST_S = 5.0  # that workers wait for resources of a run that has just ended
 AGAIN_S = 30.0  # that restarted workers wait for the resources of their predecessors
 TRY_S = 0.5  # that a position in Ray's queue is looked at
-SHOWN = 80  # characters of another driver's command
+SHOWN_COMMAND = 80  # characters of another driver's command
+SHOWN_REASON = 200  # characters of a cloud's reason
 FIRST_S = 10.0  # of waiting, after which the first message comes
 EVERY_S = 30.0  # between further messages
+LOOK_S = 1.0  # between two looks at the autoscaler
+LAUNCH_S = 30.0  # without a new node, or one on its way, after which an autoscaler is taken to have no more
 
 
 def check_memories(
@@ -49,7 +52,7 @@ def total_resources() -> dict[str, dict[str, float]]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return the free resources of each living node of the cluster that is to stay, in the order of their addresses."""
+    """Return the free resources of each living node that is to stay, in the order of their addresses."""
     free, leaving = free_by_node(), draining_nodes()
     return {node: free.get(node, {}) for node in total_resources() if node not in leaving}
 
@@ -84,7 +87,7 @@ def gpus_of_stage(
 
 
 def stages_that_fit(free: dict[str, float], cpus: float, gpus: float) -> int:
-    """Return how many stages fit on a node. A fraction of a GPU is of one GPU: rests of several do not add up."""
+    """Return how many stages fit on a node. A fraction of a GPU is of one GPU: rests do not add up."""
     gpus = round(gpus * GRAINS) / GRAINS
     fits = free.get("CPU", 0.0) / cpus
     if gpus:
@@ -135,7 +138,7 @@ def wait_for_capacity(
 def described(driver: DriverCpus) -> str:
     """Return a driver by its user, command without the path of Python, address and CPUs."""
     command = re.sub(r"^.*?(/raysim|-m raysim\.cli)(?= )", "raysim", driver.command)
-    command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
+    command = command if len(command) <= SHOWN_COMMAND else f"{command[:SHOWN_COMMAND]}..."
     return f"{f'{driver.user}: ' if driver.user else ''}`{command}` on {driver.address} ({driver.held:g} CPU)"
 
 
@@ -159,7 +162,7 @@ class Waiting:
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say or _to_stderr
+        self._say = say or partial(print, file=sys.stderr, flush=True)
         self.restart()
 
     def restart(self) -> None:
@@ -179,5 +182,82 @@ class Waiting:
             self._say(f"waiting for room since {self.seconds:.0f} s: {sentence()}")
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+class Demand(AbstractContextManager["Demand"]):
+    """Resources that a driver lacks, in Ray's queue, where autoscalers and other drivers see them.
+
+    A placement group: several drivers can ask at once, and it ends with its driver. Of
+    `ray.autoscaler.sdk.request_resources` a cluster keeps the last call alone, and held resources count as well.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._bundles: list[dict[str, float]] = []
+        self._asked_s = 0.0  # Unix time
+        self._progress = 0.0  # when a node was last on its way, or came
+        self._num_nodes = 0
+        self._looked = -LOOK_S
+        self._scaling: Scaling | None = None
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
+
+    @property
+    def elastic(self) -> bool:
+        """True if an autoscaler may add nodes to the cluster."""
+        self._look()
+        return self._scaling is not None
+
+    def reached(self, bundles: Sequence[dict[str, float]], wait_s: float) -> bool:
+        """Queue up for resources; return whether they came within `wait_s` seconds, from when on they are held."""
+        import ray
+
+        if self._group is None or self._bundles != list(bundles):
+            self.leave()
+            self._bundles = list(bundles)
+            self._group = ray.util.placement_group(self._bundles)
+            self._asked_s, self._progress = time.time(), time.monotonic()
+        return bool(self._group.wait(wait_s))
+
+    def leave(self) -> None:
+        """Leave the queue, and release what is held."""
+        import ray
+
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+            self._group = None
+
+    @property
+    def growing(self) -> bool:
+        """True if an autoscaler starts nodes, or has not been asked for `LAUNCH_S` seconds in vain."""
+        return self.elastic and (self._group is None or time.monotonic() - self._progress <= LAUNCH_S)
+
+    @property
+    def words(self) -> str:
+        """The autoscaler's answer to the demand, as the end of a sentence; "" without one."""
+        if not self.elastic or self._scaling is None:
+            return ""
+        if self._scaling.starting:
+            count = sum(self._scaling.starting.values())
+            kinds = ", ".join(sorted(self._scaling.starting))
+            return f"; the autoscaler starts {count} node{'s' if count > 1 else ''} ({kinds})"
+        if self._scaling.failures:
+            return f"; the autoscaler cannot start a node: {self._scaling.failures[-1][:SHOWN_REASON].rstrip('.')}"
+        if self.growing:
+            return "; the autoscaler is asked for nodes"
+        return (
+            "; the autoscaler starts no node for them: no type of node fits, or all are at their maximum (`ray status`)"
+        )
+
+    def _look(self) -> None:
+        """Read the autoscaler's report, if the last look is `LOOK_S` ago."""
+        import ray
+
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        self._scaling = scaling(self._asked_s) or self._scaling  # a head may be slow to answer
+        num_nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+        report = self._scaling
+        if num_nodes > self._num_nodes or (report is not None and (report.starting or report.failures)):
+            self._progress = time.monotonic()
+        self._num_nodes = num_nodes
+        self._looked = time.monotonic()

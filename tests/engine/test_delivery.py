@@ -12,8 +12,7 @@ from hypothesis import given
 from raysim.config import ConfigError
 from raysim.engine import delivery
 from raysim.engine.actor import start_actor
-from raysim.engine.delivery import FAR_BYTES, NEAR_BYTES, RAY_SETTING, Limits, find_limits, joined, pieces
-from raysim.engine.mailbox import Mailbox
+from raysim.engine.delivery import FAR_BYTES, NEAR_BYTES, RAY_SETTING, Limits, Mailbox, find_limits, joined, pieces
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.messages import Receive
 from raysim.pipeline.prepare import prepare
@@ -51,7 +50,7 @@ def test_a_letter_in_pieces_is_there_once_it_is_whole():
     for left, piece in zip(range(len(cut) - 1, -1, -1), cut, strict=True):
         box.put_piece("before", 1, 0, ("a",), piece, left)  # of an earlier session
         box.put_piece("now", 1, 0, ("a",), piece, left)
-        assert ((1, 0, ("a",)) in box._letters) == (left == 0)
+        assert ((1, 0, ("a",)) in box._messages) == (left == 0)
     (header, *arrays), nothing = box.take(Receive(0, ("a",)), 1.0)
     assert (header, [array.tolist() for array in arrays], nothing) == (b"head", [list(range(90))], None)
     assert box.take(Receive(0, ("b",)), 1.0) == ("between",)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from raysim.config import ConfigError
-from raysim.engine import cluster, nodes, ray_internals, resources
-from raysim.engine.access import token_words
-from raysim.engine.cluster import check_address
+from raysim.engine import nodes, ray_internals, resources
+from raysim.engine.connection import check_address, token_words
 from raysim.engine.nodes import (
     FEW,
     Reach,
@@ -57,13 +56,13 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
         assert refused(address) == (
             f"`RAY_ADDRESS` must be the host:port of a cluster's head, as 10.78.0.50:6379, but got {address!r}."
         )
-    monkeypatch.setattr(cluster, "local_nodes", set)
+    monkeypatch.setattr(ray_internals, "local_nodes", set)
     assert refused(listening) == (
         f"`RAY_ADDRESS` = '{listening}' answers, but this machine is no node of that cluster. Send a job with `raysim submit`, or "
         f"make this machine a node without CPUs: `ray start --address={listening} --num-cpus=0` (with RAY_AUTH_MODE=token where "
         "the cluster has a token)."
     )
-    monkeypatch.setattr(cluster, "local_address", lambda: "")
+    monkeypatch.setattr(ray_internals, "local_address", lambda: "")
     assert refused("auto").startswith("`RAY_ADDRESS` = 'auto' finds no Ray node on this machine. Send a job")
 
 
@@ -76,7 +75,7 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_cluster_that_does_not_take_the_token_says_what_to_do(listening, tmp_path, monkeypatch, said, mode, sentence):
-    monkeypatch.setattr(cluster, "local_nodes", lambda: {"here"})
+    monkeypatch.setattr(ray_internals, "local_nodes", lambda: {"here"})
     monkeypatch.setattr(ray_internals, "_PROBE", f"import sys; sys.exit({said!r})")
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from raysim.engine.access import listen_on_loopback
+from raysim.engine.connection import listen_on_loopback
 
 VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from raysim.engine.mailbox import Mailbox
+from raysim.engine.delivery import Mailbox
 from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
 from raysim.pipeline.messages import Receive
 
@@ -30,7 +30,7 @@ def test_a_letter_is_taken_once_and_by_its_key(mailbox):
         mailbox.take(Receive(1, ("a",)), SOON_S)
 
 
-def test_letters_of_other_sessions_and_earlier_turns_are_dropped_and_later_ones_wait(mailbox):
+def test_messages_of_other_sessions_and_earlier_turns_are_dropped_and_later_ones_wait(mailbox):
     for session, turn in (("before", 3), ("now", 2), ("now", 4)):
         mailbox.put(session, turn, 1, ("a",), (f"{session} {turn}",))
         mailbox.stop(session, turn, 2)

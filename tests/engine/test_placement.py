@@ -39,7 +39,8 @@ def pipelines(replicas, stages, activations, gradients):
         for s in range(stages)
         for a, b in itertools.combinations(range(replicas), 2)
     }
-    return Traffic.between({pair: (size, 4.0) for pair, size in {**links, **averages}.items()})
+    sizes = {**links, **averages}
+    return Traffic(sizes, dict.fromkeys(sizes, 4.0))
 
 
 def all_placements(num_workers, capacity):
@@ -63,7 +64,7 @@ def test_no_order_of_addresses_is_better(data):
     workers = data.draw(st.integers(2, 9))
     pairs = list(itertools.combinations(range(workers), 2))
     sizes = data.draw(st.lists(st.sampled_from([0.0, 1e3, 1e6, 1e8]), min_size=len(pairs), max_size=len(pairs)))
-    traffic = Traffic.between({pair: (size, 1.0) for pair, size in zip(pairs, sizes, strict=True)})
+    traffic = Traffic(dict(zip(pairs, sizes, strict=True)), dict.fromkeys(pairs, 1.0))
     rooms = {site: data.draw(st.integers(1, workers)) for site in NETWORK.sites}
     if sum(rooms.values()) < workers:
         rooms["lab"] = workers
@@ -123,7 +124,8 @@ def test_owners_of_a_tied_parameter_sum_its_values_alone():
 
 def test_seconds_are_those_of_bits_and_of_each_message():
     """8 Mbit at 100 Mbit/s and four trips of 5 ms, and as much again within the lab at 10 Gbit/s."""
-    traffic = Traffic.between({(0, 1): (1e6, 4.0), (1, 2): (1e6, 4.0)})
+    pairs = [(0, 1), (1, 2)]
+    traffic = Traffic(dict.fromkeys(pairs, 1e6), dict.fromkeys(pairs, 4.0))
     assert traffic.seconds(NETWORK, ["home", "lab", "lab"]) == pytest.approx(0.08 + 4 * 0.005 + 0.0008)
     assert traffic.seconds(NETWORK, ["home", "lab", "lab"], [(1, 2)]) == pytest.approx(0.0008)
 

@@ -21,7 +21,7 @@ from runs import kill_at, same_records
 
 from raysim.config import ConfigError
 from raysim.engine.actor import StageActor
-from raysim.engine.cluster import node_address
+from raysim.engine.connection import node_address
 from raysim.engine.inline import InlineEngine
 from raysim.engine.placement import assign
 from raysim.engine.ray import RayEngine

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 import ray
 
-from raysim.engine import start
-from raysim.engine.start import end_ray, start_ray
+from raysim.engine import connection
+from raysim.engine.connection import end_ray, start_ray
 from raysim.engine.watch import ServersWatch
 
 
@@ -27,7 +27,7 @@ def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):
 
 def test_the_end_of_ray_does_not_wait_for_a_stopped_server(monkeypatch):
     """Ray's core would: of a raylet or a GCS that was stopped in the last seconds of a run."""
-    monkeypatch.setattr(start, "END_S", 0.1)
+    monkeypatch.setattr(connection, "END_S", 0.1)
     watch, server = ServersWatch(), subprocess.Popen(["sleep", "600"], process_group=0)
     watch.adopt(server)
     server.send_signal(signal.SIGSTOP)

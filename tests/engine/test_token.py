@@ -1,6 +1,6 @@
 """The token of Ray's clusters is its owner's alone."""
 
-from raysim.engine.access import dashboard_sentence, protect_token
+from raysim.engine.connection import dashboard_sentence, protect_token
 
 
 def test_the_token_is_closed_to_others(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from studies import write_study
 
 from raysim.config import ConfigError
-from raysim.engine import demand
 from raysim.engine import resources as occupancy
 from raysim.engine.ray_internals import DriverCpus, Scaling
 from raysim.sweeps import allocation, trial_resources, tuning
@@ -65,9 +64,9 @@ def scaled(ray, monkeypatch):
     """Return a demand on a cluster whose autoscaler says what the test sets, and its clock."""
     state = SimpleNamespace(now=100.0, scaling=Scaling({}, ()))
     clock = SimpleNamespace(monotonic=lambda: state.now, time=time.time)
-    monkeypatch.setattr(demand, "time", clock)
-    monkeypatch.setattr(demand, "scaling", lambda since_s: state.scaling)
-    with demand.Demand() as made:
+    monkeypatch.setattr(occupancy, "time", clock)
+    monkeypatch.setattr(occupancy, "scaling", lambda since_s: state.scaling)
+    with occupancy.Demand() as made:
         yield made, state
 
 
@@ -91,11 +90,11 @@ def test_an_autoscaler_is_waited_for_while_it_starts_nodes(scaled):
 
 
 def test_resources_are_held_from_their_arrival_on(ray):
-    with demand.Demand() as asked:
+    with occupancy.Demand() as asked:
         assert not asked.elastic
         assert asked.words == ""
         assert asked.reached([{"CPU": 8.0}], 30.0)
-        with demand.Demand() as other:
+        with occupancy.Demand() as other:
             assert not other.reached([{"CPU": 1.0}], 0.5)
             asked.leave()
             assert other.reached([{"CPU": 1.0}], 30.0)

@@ -18,7 +18,7 @@ from studies import BASE, write_study
 from typer.testing import CliRunner
 
 from raysim.cli import app
-from raysim.engine.access import user_here
+from raysim.engine.connection import user_here
 from raysim.sweeps.submit import _send
 
 SUBMIT = [sys.executable, "-m", "raysim.cli", "submit"]

@@ -16,7 +16,7 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from raysim.engine.access import listen_on_loopback
+from raysim.engine.connection import listen_on_loopback
 from raysim.sweeps.trial_rows import Rows
 from raysim_benchmarks.harness import FailedError
 from raysim_benchmarks.processes import Spent, by_kind, cpu_seconds, per

@@ -1,0 +1,254 @@
+"""Connections to Ray: start or join one, with its token, dashboard and addresses, and end it with the driver's signal handlers kept."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from raysim.config import ConfigError
+from raysim.engine import ray_internals
+from raysim.engine.delivery import NEAR_BYTES, RAY_SETTING
+from raysim.engine.watch import Connected, HeadWatch, RayWatch, ServersWatch
+from raysim.pipeline.errors import WorkerLostError
+
+# Ray's own 15 leaves stages hardly any CPU beside other work: with three busy processes on two cores a start took 155 s.
+OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
+# Settings of a Ray without a dashboard, whose metrics and task events would go unread.
+UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
+END_S = (
+    10.0  # in which Ray's servers may end in order, before they are killed: Ray's core waits for a stopped one for ever
+)
+ANSWER_S = 3.0  # for the head to take a connection
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+
+
+def listen_on_loopback(address: str | None = None) -> None:
+    """Make a Ray of this process listen on loopback only, unless it joins the cluster of an address. Call it before Ray is imported.
+
+    By default Ray on Linux listens on all addresses. The variable was made for other systems, hence its name.
+    """
+    if not (address or os.environ.get("RAY_ADDRESS")):
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def protect_token() -> None:
+    """Make the token's file, which Ray writes for all to read, readable by its owner only, if there is one."""
+    with suppress(OSError):
+        _token_file().chmod(0o600)
+
+
+def dashboard_sentence(url: str) -> str:
+    """Return a sentence with the address of Ray's dashboard, and the file of its token if it asks for one."""
+    asked = os.environ.get("RAY_AUTH_MODE") == "token"
+    return f"Ray's dashboard: http://{url}" + (f", by the token in {_token_file()}" if asked else "")
+
+
+def token_words() -> str:
+    """Return the end of a sentence on a refusal: the token that this process showed, and the remedy."""
+    copied = "from the machine that made the cluster"
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return (
+            "and this process showed none, since RAY_AUTH_MODE is not `token`. Set RAY_AUTH_MODE=token, and copy "
+            f"~/.ray/auth_token {copied}."
+        )
+    if value := os.environ.get("RAY_AUTH_TOKEN"):
+        return f"and that of RAY_AUTH_TOKEN ({len(value)} characters) is wrong. Unset it, and copy ~/.ray/auth_token {copied}."
+    file = _token_file()
+    if not file.is_file():
+        return f"and there is none in {file}. Copy it {copied}."
+    return f"and the one in {file} is wrong. Copy it anew {copied}."
+
+
+def user_here() -> str:
+    """Return user@host of this process, the name of its jobs to others on a cluster."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        return socket.gethostname()
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+
+
+def init_ray(**options: Any) -> Any:
+    """Return the context of `ray.init` with these options."""
+    import ray
+
+    with signals_after(), ray_internals.no_sigterm_handler(), ray_internals.silent_losses():
+        context = ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    protect_token()
+    return context
+
+
+def start_ray(
+    *, num_cpus: int | None, dashboard: bool, on_lost: Callable[[RayWatch], None], patience_s: float
+) -> Connected:
+    """Start a Ray of this process's own, on loopback, and watch its servers with `on_lost` and `patience_s`.
+
+    Raises WorkerLostError if it does not start.
+    """
+    watch = ServersWatch(on_lost, patience_s)
+    try:
+        with ray_internals.new_servers(watch.adopt):
+            context = init_ray(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=dashboard,
+                dashboard_host="127.0.0.1",
+                _system_config=OURS | ({} if dashboard else UNWATCHED),
+            )
+    except Exception as error:  # Ray's are bare: its servers take too long on a busy machine, or have no space
+        end_ray(watch)
+        raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
+    except BaseException:  # a signal that arrived while Ray started
+        end_ray(watch)
+        raise
+    return Connected(context.dashboard_url, watch)
+
+
+def end_ray(watch: RayWatch) -> None:
+    """End the watch, shut Ray down, and kill what is left of a Ray of this process.
+
+    Signal handlers are kept: Ray's core removes them at its end, and SIGTERM would kill the process.
+    """
+    import ray
+
+    watch.end()
+    impatience = threading.Timer(END_S, watch.kill)
+    impatience.daemon = True
+    impatience.start()
+    try:
+        with signals_after():
+            ray.shutdown()
+    finally:
+        impatience.cancel()
+    watch.kill()
+
+
+def first_reason(error: BaseException) -> str:
+    """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
+    lines = _plain_lines(str(error)) or [type(error).__name__]
+    return (lines[-1] if "Traceback" in str(error) else lines[0]).rstrip(".")
+
+
+def _plain_lines(text: str) -> list[str]:
+    """Return the lines of a text that are not empty, without the colours of a terminal."""
+    return [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+
+
+@contextmanager
+def signals_after() -> Iterator[None]:
+    """Put off signals until the block ends, and restore the handlers from before it: for a block that starts or ends Ray.
+
+    Ray ends the process on SIGTERM, with a stack dump once its core runs, and an interrupted start leaves processes behind.
+    If Ray ends the process all the same, KeyboardInterrupt is raised instead. Signals arrive in the main thread only, so
+    in other threads nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def keep(number: int, _frame: Any) -> None:
+        arrived.append(number)
+
+    before = {number: signal.signal(number, keep) for number in SIGNALS}
+    broken_off = False
+    try:
+        yield
+    except SystemExit:
+        broken_off = True
+        arrived.append(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    for late in arrived:
+        signal.raise_signal(late)
+    if broken_off:
+        raise KeyboardInterrupt
+
+
+def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> Connected:
+    """Join the cluster at an address, checked by `check_address`, and watch its head.
+
+    `field` names the setting with the address; `on_lost` is called if the head is lost. Raises ConfigError if the cluster cannot
+    be joined.
+    """
+    import ray
+    from ray.job_config import JobConfig
+
+    try:
+        context = init_ray(address=address, job_config=JobConfig(metadata={"user": user_here()}))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"The cluster at {field} = {address!r} cannot be joined: {first_reason(error)}.") from None
+    return Connected(context.dashboard_url, HeadWatch(ray.get_runtime_context().gcs_address, on_lost))
+
+
+def check_address(address: str, field: str) -> None:
+    """Raise ConfigError, within 15 seconds, if a driver on this machine cannot join the cluster at an address."""
+    if "://" in address:
+        raise ConfigError(
+            f"{field} must be the host:port of a cluster's head, or auto, but got {address!r}: a driver needs a Ray node on "
+            "its own machine. Send a job with `raysim submit`."
+        )
+    if address == "local":
+        return
+    if address == "auto":
+        local = ray_internals.local_address()
+        if local is None:
+            return
+        if not local:
+            raise ConfigError(f"{field} = 'auto' finds no Ray node on this machine. {_ways_in('HEAD:6379')}")
+        address = local
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"{field} must be the host:port of a cluster's head, as {host or address}:6379, but got {address!r}."
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"{field} must be a running cluster's, but {address!r} does not answer: {error}.") from None
+    if ray_internals.local_nodes() == set():
+        raise ConfigError(
+            f"{field} = {address!r} answers, but this machine is no node of that cluster. {_ways_in(address)}"
+        )
+    complaint = ray_internals.complaint_of(address)  # about this environment's token, for example
+    if "auth" in complaint.lower() or "token" in complaint.lower():
+        raise ConfigError(f"The cluster at {field} = {address!r} asks for its token, {token_words()}")
+    if complaint:
+        reason = (_plain_lines(complaint) or ["no answer"])[-1].rstrip(".")
+        raise ConfigError(f"The cluster at {field} = {address!r} does not say who its nodes are: {reason}.")
+
+
+def _ways_in(address: str) -> str:
+    return (
+        f"Send a job with `raysim submit`, or make this machine a node without CPUs: `ray start --address={address} "
+        "--num-cpus=0` (with RAY_AUTH_MODE=token where the cluster has a token)."
+    )
+
+
+def node_address(node: str) -> str:
+    """Return the address of a node by its id."""
+    import ray
+
+    addresses = [entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node]  # type: ignore[no-untyped-call]
+    return str(addresses[0]) if addresses else node
+
+
+def lost_nodes(nodes: Sequence[str]) -> list[str]:
+    """Return the dead nodes, each once."""
+    import ray
+
+    alive = {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}  # type: ignore[no-untyped-call]
+    return [node for node in dict.fromkeys(nodes) if node not in alive]
