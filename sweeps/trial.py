@@ -30,7 +30,7 @@ from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.tensorboard import Curves
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
-from raysim.training.ending import Ending
+from raysim.training.events import Ending
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
 

@@ -29,8 +29,7 @@ from raysim.engine.resources import Waiting, shortage
 from raysim.network.presets import parse_network
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.trial import SweepTrial, TrialSpec
-from raysim.training.ending import ECHO_S, SIGNALS
-from raysim.training.events import Phases
+from raysim.training.events import ECHO_S, SIGNALS, Phases
 
 LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two updates of the display
 NODES_S = 5.0  # between two looks at the cluster's nodes

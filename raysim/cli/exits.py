@@ -20,7 +20,7 @@ from raysim.notation import printable
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
-    from raysim.training.ending import Ending
+    from raysim.training.events import Ending
 
 LONGEST = 4000  # characters of a sentence
 BENCHMARKS = ("bench", "validate")  # commands of the distribution raysim-benchmarks
@@ -101,7 +101,7 @@ def leave(loss: str, again: str, ending: Ending) -> NoReturn:
 @contextmanager
 def ending_on_signals() -> Iterator[Ending]:
     """Yield an Ending set by the process's signals; before a run has begun, a signal ends the command with one sentence."""
-    from raysim.training.ending import Ending
+    from raysim.training.events import Ending
 
     ending = Ending()
     with ending.on_signals():

@@ -17,7 +17,7 @@ from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
-    from raysim.training.ending import Ending
+    from raysim.training.events import Ending
 
 Study = Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")]

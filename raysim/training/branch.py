@@ -24,7 +24,7 @@ from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
 from raysim.records import RecordsError, Run, recorded_value
 from raysim.replication import parse_replica_method
 from raysim.storage.places import in_bucket, local_path
-from raysim.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_signals
+from raysim.training.checkpoint import Checkpoint, checkpoints
 
 SAME = ("model", "data", "loss", "bottleneck", "bottleneck_form", "batch_size", "optimizer")
 """Keys that a branch shares with its parent, beside the options of these."""
@@ -60,7 +60,7 @@ class Parent:
         """
         recut = _check_branch(self.row, plan)
         try:
-            held = [unpack_tensors(part) for part in read_checkpoint(self.checkpoint)]
+            held = [unpack_tensors(part) for part in self.checkpoint.parts()]
         except CheckpointError as error:
             raise ConfigError(f"`start`: {error}") from None
         memories = () if recut else [kind for kind, keys in OWNERS.items() if self._same(keys, plan.config)]
@@ -78,9 +78,8 @@ class Parent:
 
     def signals(self, config: RunConfig) -> StepFeedback:
         """Return the signals of the parent's last step; of other methods than the parent's, its time alone."""
-        signals = read_signals(self.checkpoint)
-        feedback = StepFeedback.from_json(signals) if signals is not None else StepFeedback()
-        return feedback if self._goes_on(config) else StepFeedback(step_s=feedback.step_s)
+        signals = self.checkpoint.signals()
+        return signals if self._goes_on(config) else StepFeedback(step_s=signals.step_s)
 
     def _goes_on(self, config: RunConfig) -> bool:
         """Return whether a branch goes on with the parent's compressors, replica methods and weights."""

@@ -1,4 +1,4 @@
-"""Checkpoints: whole folders of safetensors, one file a worker, with a manifest; no pickle.
+"""Checkpoints, and the run to resume from one: whole folders of safetensors, one file a worker, with a manifest; no pickle.
 
 A checkpoint is written beside its place and renamed into it, so that it is there whole or not at all. It holds one
 end's copy of every memory: both ends of a delta method are equal, and restored from it.
@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from raysim.config import ConfigError, RunConfig, keys_of
+from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
-from raysim.records import RecordsError
+from raysim.records import Recorder, RecordsError, Run, recorded_value
 from raysim.replication.method import AGREED
 from raysim.storage.files import make_folder, sync_folder, write_through
 from raysim.storage.places import Place
@@ -33,18 +35,59 @@ class Checkpoint(NamedTuple):
     path: Path
     step: int
 
+    def manifest(self) -> dict[str, Any]:
+        """Return the checkpoint's table of contents; raises CheckpointError."""
+        try:
+            entries: dict[str, Any] = json.loads((self.path / "manifest.json").read_bytes())
+            if not isinstance(entries, dict):
+                raise TypeError("no table")
+        except (OSError, ValueError, TypeError) as error:
+            raise self._unreadable(error) from None
+        return entries
+
+    def signals(self) -> StepFeedback:
+        """Return the signals of the step before, which adaptive methods have yet to see; raises CheckpointError."""
+        written = self.manifest().get("signals")
+        return StepFeedback.from_json(written) if written else StepFeedback()
+
+    def parts(self) -> list[np.ndarray]:
+        """Return the state, one part a worker; raises CheckpointError if a file is missing or not as written."""
+        entries = self.manifest()
+        try:
+            written = entries["format"]
+            files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries["files"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._unreadable(error) from None
+        if written != FORMAT:
+            raise CheckpointError(f"The checkpoint {self.path} is of format {written}, but this raysim reads {FORMAT}.")
+        parts = []
+        for name, (size, digest) in files.items():
+            try:
+                part = np.fromfile(self.path / name, dtype=np.uint8)
+            except OSError as error:
+                raise CheckpointError(
+                    f"The checkpoint {self.path} is corrupt: {name} cannot be read ({error})."
+                ) from None
+            if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
+                raise CheckpointError(f"The checkpoint {self.path} is corrupt: {name} is not what was written.")
+            parts.append(part)
+        return parts
+
+    def _unreadable(self, error: Exception) -> CheckpointError:
+        return CheckpointError(f"The checkpoint {self.path} is corrupt: its manifest cannot be read ({error}).")
+
 
 def write_checkpoint(
     folder: Path,
     step: int,
     parts: Iterable[np.ndarray],
-    signals: Mapping[str, Any] | None = None,
+    signals: StepFeedback | None = None,
     records: Mapping[str, str] | None = None,
     keep: Collection[int] = (),
 ) -> Checkpoint:
     """Write the parts of all workers as the checkpoint of `step`, whole or not at all; remove all but the newest `KEPT`.
 
-    `keep`: steps whose checkpoints stay in any case. `signals`: of the last step, which adaptive methods have yet to see, as JSON.
+    `keep`: steps whose checkpoints stay in any case. `signals`: of the last step, which adaptive methods have yet to see.
     `records`: the SHA-256 of the files that hold the records up to `step`, by name.
     """
     path = folder / f"step-{step:08d}"
@@ -59,7 +102,13 @@ def write_checkpoint(
             name = f"worker-{worker}.safetensors"
             write_through(draft / name, part.data)
             files[name] = {"bytes": part.nbytes, "sha256": hashlib.sha256(part.data).hexdigest()}
-        manifest = {"format": FORMAT, "step": step, "signals": signals, "records": dict(records or {}), "files": files}
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "signals": signals and signals.as_json(),
+            "records": dict(records or {}),
+            "files": files,
+        }
         write_through(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
         sync_folder(draft)
     except OSError:  # a full disk is no fuller than before
@@ -82,85 +131,6 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
-def read_checkpoint(checkpoint: Checkpoint) -> list[np.ndarray]:
-    """Return the parts of a checkpoint, one a worker; raises CheckpointError if a file is missing or not as written."""
-    entries = _manifest(checkpoint)
-    try:
-        written = entries["format"]
-        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unreadable(checkpoint, error) from None
-    if written != FORMAT:
-        raise CheckpointError(
-            f"The checkpoint {checkpoint.path} is of format {written}, but this raysim reads {FORMAT}."
-        )
-    parts = []
-    for name, (size, digest) in files.items():
-        try:
-            part = np.fromfile(checkpoint.path / name, dtype=np.uint8)
-        except OSError as error:
-            raise CheckpointError(
-                f"The checkpoint {checkpoint.path} is corrupt: {name} cannot be read ({error})."
-            ) from None
-        if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
-            raise CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: {name} is not what was written.")
-        parts.append(part)
-    return parts
-
-
-def read_signals(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the signals of the step before a checkpoint, None if it has none; raises CheckpointError."""
-    signals: dict[str, Any] | None = _manifest(checkpoint).get("signals")
-    return signals
-
-
-def read_records(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the SHA-256 of the files of records that a checkpoint stands on, by name; raises CheckpointError."""
-    listed = _manifest(checkpoint).get("records")
-    if not isinstance(listed, dict):
-        raise CheckpointError(f"The checkpoint {checkpoint.path} does not list its records: it is of an older raysim.")
-    return listed
-
-
-def newest_whole(
-    folder: Path, check: Callable[[Mapping[str, str]], None]
-) -> tuple[tuple[Checkpoint, list[np.ndarray]] | None, list[str]]:
-    """Return the newest checkpoint that is whole and whose records `check` accepts, with its parts; and the errors of newer ones.
-
-    `check` raises RecordsError. None if there is no checkpoint; raises CheckpointError if there are some, and none is whole.
-    """
-    errors: list[str] = []
-    for checkpoint in reversed(checkpoints(folder)):
-        try:
-            parts = read_checkpoint(checkpoint)
-            try:
-                check(read_records(checkpoint))
-            except RecordsError as error:
-                raise CheckpointError(
-                    f"The records of the checkpoint {checkpoint.path} are damaged: {error}."
-                ) from None
-            return (checkpoint, parts), errors
-        except CheckpointError as error:
-            errors.append(str(error))
-    if errors:
-        raise CheckpointError(f"No checkpoint in {folder} is whole with its records. {' '.join(errors)}")
-    return None, []
-
-
-def _manifest(checkpoint: Checkpoint) -> dict[str, Any]:
-    try:
-        entries = json.loads((checkpoint.path / "manifest.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise _unreadable(checkpoint, error) from None
-    if not isinstance(entries, dict):
-        raise _unreadable(checkpoint, TypeError("no table"))
-    return entries
-
-
-def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
-    return CheckpointError(f"The checkpoint {checkpoint.path} is corrupt: its manifest cannot be read ({error}).")
-
-
 def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
     """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
 
@@ -175,12 +145,12 @@ def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
     >>> weights["conv1.0.weight"].shape
     torch.Size([16, 1, 3, 3])
     """
-    found = checkpoints(Path(str(run_folder)) / "checkpoints")
-    if not found:
+    known = checkpoints(Path(str(run_folder)) / "checkpoints")
+    if not known:
         raise CheckpointError(f"There is no checkpoint in {run_folder}.")
     weights: dict[str, list[Tensor]] = {}
     agreed: dict[str, list[Tensor]] = {}
-    for part in read_checkpoint(found[-1]):
+    for part in known[-1].parts():
         for name, tensor in unpack_tensors(part).items():
             for kind, infix, held in (("stage.", ".model.", weights), ("replicas.", f".{AGREED}/", agreed)):
                 stage, separator, parameter = name.partition(infix)
@@ -192,3 +162,97 @@ def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
         name: tensors[0] if name.rpartition(".")[2] in statistics else mean_of(tensors)
         for name, tensors in weights.items()
     }
+
+
+def newest_whole(
+    folder: Path, check: Callable[[Mapping[str, str]], None]
+) -> tuple[Checkpoint | None, list[np.ndarray], list[str]]:
+    """Return the newest whole checkpoint whose records pass `check`, its parts, and the errors of newer ones.
+
+    `check` takes the SHA-256 of the files of records by name, and raises RecordsError. None if there is no checkpoint; raises
+    CheckpointError if there are some, and none is whole.
+    """
+    errors: list[str] = []
+    for checkpoint in reversed(checkpoints(folder)):
+        try:
+            parts, listed = checkpoint.parts(), checkpoint.manifest().get("records")
+            if not isinstance(listed, dict):
+                raise CheckpointError(
+                    f"The checkpoint {checkpoint.path} does not list its records: it is of an older raysim."
+                )
+            check(listed)
+            return checkpoint, parts, errors
+        except RecordsError as error:
+            errors.append(f"The records of the checkpoint {checkpoint.path} are damaged: {error}.")
+        except CheckpointError as error:
+            errors.append(str(error))
+    if errors:
+        raise CheckpointError(f"No checkpoint in {folder} is whole with its records. {' '.join(errors)}")
+    return None, [], []
+
+
+class Resumable(NamedTuple):
+    """A run that was interrupted, as its folder holds it."""
+
+    row: Mapping[str, Any]
+    """Its recorded row of `runs`."""
+    checkpoint: Checkpoint | None
+    """The newest checkpoint that is whole; None if the run ended before its first."""
+    parts: list[np.ndarray]
+    """The contents of the checkpoint, one part a worker."""
+    errors: list[str]
+    """A sentence on each newer checkpoint that is damaged."""
+
+    def kept_columns(self) -> dict[str, Any]:
+        """Return the columns of the row that the resumed run goes on with."""
+        names = ("run_id", "parent", "started_at", "restarts", "seconds", "start_s", "warning")
+        kept = {name: self.row[name] for name in names if name in self.row}
+        return kept | {"resumed": self.row["resumed"] + 1}
+
+    def other_processor(self, row: Mapping[str, Any]) -> str | None:
+        """Return a warning if the run goes on with other instructions than recorded, by the `row` that would begin it here."""
+        old, new = self.row.get("cpu_capability"), row["cpu_capability"]
+        if old in (None, new):  # older records do not tell
+            return None
+        return (
+            f"The run was recorded with {old} ({self.row['cpu']}) and resumes with {new} ({row['cpu']}): losses may differ in the "
+            "last digits."
+        )
+
+    def drop_damaged(self) -> str | None:
+        """Remove the damaged checkpoints, and return a warning about them; None if there are none."""
+        if not self.errors:
+            return None
+        assert self.checkpoint is not None
+        for newer in checkpoints(self.checkpoint.path.parent):
+            if newer.step > self.checkpoint.step:
+                shutil.rmtree(newer.path)
+        step = self.checkpoint.step
+        return f"{' '.join(self.errors)} The run goes on from step {step}, and repeats the steps after it."
+
+
+def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], recorder: Recorder) -> Resumable:
+    """Read the interrupted run in a folder, with its newest whole checkpoint.
+
+    `row` is the row of `runs` that `config` would begin with. Raises ConfigError if the recorded configuration differs, other
+    than in the place of the run, if the model's cuts or the rows of a schedule's file differ, and if no checkpoint is whole.
+    """
+    old = Run(folder).row
+    recorded = {key for key in old if key.partition(".")[0] in RunConfig.model_fields}
+    for key in sorted(recorded | set(config.flat())):
+        if key not in keys_of("place") | {"cuts", "num_stages"}:
+            _check_same(key, recorded_value(old, key), row.get(key))
+    _check_same("cuts", old["cuts"], row["cuts"])
+    if row["schedule_rows"] != old.get("schedule_rows"):
+        raise ConfigError(
+            f"`schedule` must have the rows of the run to resume, but {config.schedule!r} has others now."
+        )
+    try:
+        return Resumable(old, *newest_whole(folder / "checkpoints", recorder.check_parts))
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_same(key: str, old: object, new: object) -> None:
+    if old != new:
+        raise ConfigError(f"`{key}` must be {old!r}, as in the run to resume, but got {new!r}.")

@@ -10,8 +10,7 @@ from raysim.engine.engine import Engine
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.plan import Plan
 from raysim.records import Recorder
-from raysim.training.ending import Ending
-from raysim.training.events import Event
+from raysim.training.events import Ending, Event
 from raysim.workloads.task import SampleScores
 
 

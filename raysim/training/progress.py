@@ -1,4 +1,4 @@
-"""Lines of text that tell how a run goes: for files, pipes and notebooks, where nothing can be drawn over."""
+"""The progress of a run in lines of text: for files, pipes and notebooks, where nothing can be drawn over."""
 
 from __future__ import annotations
 
@@ -46,22 +46,17 @@ def header(training: Training) -> list[str]:
     when = f"every {config.evaluate_every_steps} steps and at the end" if config.evaluate_every_steps else "at the end"
     model = model_title(config.model.name, config.model.options.get("path"), config.model.options.get("config"))
     part = "" if config.evaluate_samples else ". `evaluate_samples=N` takes the first N samples"
+    origin = f" from step {plan.first_step:,} of {config.start.folder} on" if config.start is not None else ""
     return [
         f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
         f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
         *cut_lines(plan.cut_choices),
-        f"Training: {plan.num_steps:,} steps of {config.batch_size} samples{_origin(training)}, {epochs:.3g} epochs of "
+        f"Training: {plan.num_steps:,} steps of {config.batch_size} samples{origin}, {epochs:.3g} epochs of "
         f"{config.data.name} ({plan.num_samples:,} samples), {training.engine.kind} engine",
         f"Evaluation: {plan.num_test_samples:,} test samples, {when}, with compression {_modes(training)}{part}",
         *([] if training.clock.network is None else [f"Clock: {training.clock}"]),
         f"Folder: {training.folder}",
     ]
-
-
-def _origin(training: Training) -> str:
-    """Return where a branch begins, in words; nothing for other runs."""
-    start = training.config.start
-    return f" from step {training.plan.first_step:,} of {start.folder} on" if start is not None else ""
 
 
 class Pace:
@@ -71,7 +66,6 @@ class Pace:
         config, data = training.config, training.workload.data
         self._training = training
         self._total = training.plan.end_step
-        self._samples = config.batch_size
         self.language = data.shape.input_dtype == "int64"
         self._units = config.batch_size * (data.shape.input_shape[0] if self.language else 1)
         self._step_s: float | None = None
@@ -94,24 +88,19 @@ class Pace:
         return timedelta(seconds=round((self._total - step) * (self._step_s or 0.0)))
 
     def warning(self, step: int) -> str | None:
-        """Return, once and in the first minute, that the run will take more than an hour; None where there is nothing to say."""
+        """Return, once and early, a warning that the run will take more than an hour; otherwise None."""
         if self._told or self._trained_s < WATCHED_S:
             return None
         self._told = True
-        left = self.left(step)
+        left, dtype, remedy = self.left(step), self._training.config.dtype, ""
         if left.total_seconds() <= LONG_S:
             return None
+        if dtype != "float32" and self._training.engine.device_kind == "cpu":
+            remedy = f" `dtype=float32` does too, many times over, on a CPU that has no instructions for {dtype}."
         return (
             f"warning: at this pace the {self._total - step:,} steps that are left will take about {left} here. "
-            f"It can be stopped by Ctrl-C and resumed; `steps=N` or a smaller model makes it shorter.{self._emulated()}"
+            f"It can be stopped by Ctrl-C and resumed; `steps=N` or a smaller model makes it shorter.{remedy}"
         )
-
-    def _emulated(self) -> str:
-        """Return a sentence on 16 bits where a CPU computes in them, nothing elsewhere."""
-        dtype = self._training.config.dtype
-        if dtype == "float32" or self._training.engine.device_kind != "cpu":
-            return ""
-        return f" `dtype=float32` does too, many times over, on a CPU that has no instructions for {dtype}."
 
     def speed(self) -> str:
         """Return the seconds of a step, and samples or tokens a second."""

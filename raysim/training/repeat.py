@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,32 +20,25 @@ from raysim.workloads.data import Data
 STEPS = 3
 
 
-class _Seen(NamedTuple):
-    """A tensor that training has made, or several: where, and a digest of their bits."""
-
-    where: str
-    digest: bytes
+Digest = tuple[str, bytes]  # where training made some tensors, and a digest of their bits
 
 
 def first_difference(config: RunConfig, data: Data) -> str | None:
-    """Return where the first `STEPS` steps of a run differ when they are taken twice, None if they give the same bits.
+    """Take the first `STEPS` steps of a run twice; return the step, stage and layer of the first difference, None without one.
 
-    Both times the model is made anew, and all stages run in this process: on its GPU where it has one and the run may use
-    it. The first difference is named by step, stage and layer.
+    Both times the model is made anew, and all stages run in this process, on its GPU if the run may use one.
     """
-    for one, other in zip_longest(_take(config, data), _take(config, data)):
-        if one is None or other is None:  # the second time there was more, or less
-            return (one or other).where
-        if one != other:
-            return str(one.where)
+    for first, second in zip_longest(_digests(config, data), _digests(config, data)):
+        if first != second:  # one is None if the second time there was more, or less
+            return str((first or second)[0])
     return None
 
 
-def _take(config: RunConfig, data: Data) -> list[_Seen]:
-    """Return all that the first steps make, in order."""
+def _digests(config: RunConfig, data: Data) -> list[Digest]:
+    """Return the digests of all that the first steps make, in order."""
     workload = prepare(config, data)
     seen = [
-        _Seen(f"the initial value of `{name}` in stage {stage}", _digest(tensor))
+        (f"the initial value of `{name}` in stage {stage}", _digest(tensor))
         for stage, module in enumerate(workload.modules)
         for name, tensor in module.state_dict().items()
     ]
@@ -58,24 +51,24 @@ def _take(config: RunConfig, data: Data) -> list[_Seen]:
             try:
                 engine.step(step)
             except DivergedError as error:
-                return [*seen, _Seen(str(error), b"")]
+                return [*seen, (str(error), b"")]
             finally:
                 for hook in hooks:
                     hook.remove()
             for index in sorted(stages, reverse=True):  # as gradients come
                 for name, tensor in stages[index].state().items():
                     where = f"`{name.removeprefix('model.')}` of stage {index} after the update of step {step}"
-                    seen.append(_Seen(where, _digest(tensor)))
+                    seen.append((where, _digest(tensor)))
     finally:
         engine.close()
     return seen
 
 
-def _watch(module: nn.Module, stage: int, step: int, seen: list[_Seen]) -> Iterator[Any]:
+def _watch(module: nn.Module, stage: int, step: int, seen: list[Digest]) -> Iterator[Any]:
     """Note the inputs and outputs of every layer of a stage; yield the hooks."""
 
     def note(what: str, _: nn.Module, inputs: Any, output: Any = None) -> None:
-        seen.append(_Seen(f"{what} in step {step}, stage {stage}", _digest(inputs if output is None else output)))
+        seen.append((f"{what} in step {step}, stage {stage}", _digest(inputs if output is None else output)))
 
     for name, layer in module.named_modules():
         if not name:
@@ -88,19 +81,16 @@ def _watch(module: nn.Module, stage: int, step: int, seen: list[_Seen]) -> Itera
 
 def _digest(value: Any) -> bytes:
     """Return a digest of the tensors in a value."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for tensor in _tensors(value):
-        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.digest()
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
+    elif isinstance(value, (Mapping, list, tuple)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(inner)

@@ -23,16 +23,12 @@ from raysim.records import Recorder, RecordsError, Run
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import Custom
 from raysim.training.branch import Parent, find_parent, origin_of
-from raysim.training.budgets import Budgets, sensitivities
-from raysim.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_signals, write_checkpoint
-from raysim.training.clock import Clock
-from raysim.training.ending import Ending
+from raysim.training.checkpoint import Checkpoint, Resumable, checkpoints, find_resumable, write_checkpoint
 from raysim.training.evaluate import Evaluator
-from raysim.training.events import Event, Phases
-from raysim.training.resume import Resumable, find_resumable
-from raysim.training.run_row import device_columns, first_row, result_columns
+from raysim.training.events import Ending, Event, Phases
+from raysim.training.feedback import Budgets, Clock, sensitivities
+from raysim.training.rows import device_columns, fidelity_warning, first_row, result_columns, rows_of_step
 from raysim.training.start import check_start, is_unbegun, run_folder
-from raysim.training.step_rows import fidelity_warning, rows_of_step
 from raysim.workloads.data import Data
 from raysim.workloads.task import chance
 
@@ -292,7 +288,7 @@ class Training:
             self._checkpoints,
             step,
             parts,
-            self._signals.as_json(),
+            self._signals,
             self.recorder.parts(),
             self.config.checkpoint_at_steps or (),
         )
@@ -303,12 +299,9 @@ class Training:
         self._offsets_s = self.engine.clock_offsets_s()
         step, self._signals = self.plan.first_step, StepFeedback()
         if self._checkpoint:
-            step = self._checkpoint.step
-            parts = self._resumable.parts if self._resumable else None
-            self.engine.load(step, read_checkpoint(self._checkpoint) if parts is None else parts)
+            step, self._signals = self._checkpoint.step, self._checkpoint.signals()
+            self.engine.load(step, self._resumable.parts if self._resumable else self._checkpoint.parts())
             self._resumable = None  # its parts are large
-            signals = read_signals(self._checkpoint)
-            self._signals = StepFeedback.from_json(signals) if signals else StepFeedback()
         elif self._parent:
             self.engine.load(step, self._parts or self._parent.parts(self.plan, self.workload.modules))
             self._signals = self._parent.signals(self.config)

@@ -25,7 +25,7 @@ from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.stage import Stage
 from raysim.schedules.actions import Action
-from raysim.training.budgets import sensitivities
+from raysim.training.feedback import sensitivities
 from raysim.training.run import Training
 from raysim.values import BoundaryTensors
 

@@ -17,7 +17,7 @@ from raysim.network.topology import Network
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepFeedback, StepReport, link_name
-from raysim.training.budgets import Budgets
+from raysim.training.feedback import Budgets
 
 fidelity = st.floats(0.05, 1.0)
 

@@ -15,7 +15,7 @@ from raysim.config import ConfigError, RunConfig, make_config
 from raysim.forecast.forecast import forecast
 from raysim.network.transport import RAY, TRANSPORTS, parse_transport
 from raysim.pipeline.prepare import prepare
-from raysim.training.clock import Clock
+from raysim.training.feedback import Clock
 
 transports = pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=TRANSPORTS)
 

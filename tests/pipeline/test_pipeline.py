@@ -17,7 +17,7 @@ from raysim.pipeline.messages import Send
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import unpack_tensors
-from raysim.training.step_rows import link_rows, step_row
+from raysim.training.rows import link_rows, step_row
 from raysim.workloads.losses import CrossEntropy
 
 MOST_HEADER_BYTES = 24

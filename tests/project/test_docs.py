@@ -24,7 +24,7 @@ from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
 from raysim.sweeps.race_file import COLUMNS as RACE
 from raysim.sweeps.trial_rows import COLUMNS
-from raysim.training.run_row import first_row
+from raysim.training.rows import first_row
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -4,7 +4,7 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.errors import StageError
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepFeedback
-from raysim.training.budgets import sensitivities
+from raysim.training.feedback import sensitivities
 
 
 def start(config):

@@ -17,7 +17,7 @@ from raysim.records import Run
 from raysim.sweeps.confirm import confirming
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study_file import read_study
-from raysim.training.ending import SIGNALS
+from raysim.training.events import SIGNALS
 
 LIMIT_S = 200.0  # until a phase is reached
 END_S = 60.0  # until an interrupted sweep has ended

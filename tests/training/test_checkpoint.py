@@ -12,7 +12,7 @@ import torch
 
 from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
 from raysim.training import checkpoint
-from raysim.training.checkpoint import KEPT, Checkpoint, checkpoints, load_weights, read_checkpoint, write_checkpoint
+from raysim.training.checkpoint import KEPT, Checkpoint, checkpoints, load_weights, write_checkpoint
 
 
 class Killed(BaseException):
@@ -60,7 +60,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     written = write_checkpoint(tmp_path / "checkpoints", 7, parts(7, 3))
     assert written == Checkpoint(tmp_path / "checkpoints" / "step-00000007", 7)
     assert checkpoints(tmp_path / "checkpoints") == [written]
-    assert same(read_checkpoint(written), parts(7, 3))
+    assert same(written.parts(), parts(7, 3))
     manifest = json.loads((written.path / "manifest.json").read_text())
     assert (manifest["format"], manifest["step"]) == (checkpoint.FORMAT, 7)
     assert sorted(manifest["files"]) == [f"worker-{worker}.safetensors" for worker in range(3)]
@@ -74,7 +74,7 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     assert [each.step for each in checkpoints(tmp_path)] == [10, 100_000_000]
     assert len(list(tmp_path.iterdir())) == KEPT
     write_checkpoint(tmp_path, 10, parts(11))  # written again, by a run that went back
-    assert same(read_checkpoint(checkpoints(tmp_path)[0]), parts(11))
+    assert same(checkpoints(tmp_path)[0].parts(), parts(11))
     assert len(list(tmp_path.iterdir())) == KEPT
 
 
@@ -110,10 +110,10 @@ def test_wherever_writing_is_killed_the_checkpoint_is_whole_or_not_there(
             assert (place, again) == (6, False)
     for found in checkpoints(tmp_path):
         wanted = [parts(2)] if found.step == 2 else [parts(4), parts(40)]
-        assert any(same(read_checkpoint(found), each) for each in wanted)
+        assert any(same(found.parts(), each) for each in wanted)
     assert checkpoints(tmp_path)[0].step == 2
     write_checkpoint(tmp_path, 4, parts(4))  # the run that resumes comes by again
-    assert same(read_checkpoint(checkpoints(tmp_path)[-1]), parts(4))
+    assert same(checkpoints(tmp_path)[-1].parts(), parts(4))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]  # and tidies up
 
 
@@ -177,20 +177,20 @@ def test_a_corrupt_checkpoint_is_refused_in_one_sentence(tmp_path: Path, how: st
     newest = write_checkpoint(tmp_path / "checkpoints", 4, parts(4))
     said = damage(newest.path, how)
     with pytest.raises(CheckpointError) as error:
-        read_checkpoint(newest)
+        newest.parts()
     assert str(error.value).startswith(f"The checkpoint {newest.path} is corrupt: {said}")
     assert str(error.value).endswith(".")
     assert "\n" not in str(error.value)
     with pytest.raises(CheckpointError):
         load_weights(tmp_path)
-    assert same(read_checkpoint(checkpoints(tmp_path / "checkpoints")[0]), parts(2))  # the one before is there
+    assert same(checkpoints(tmp_path / "checkpoints")[0].parts(), parts(2))  # the one before is there
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     found = write_checkpoint(tmp_path, 2, parts(2))
     (found.path / "manifest.json").write_text('{"format": 1, "files": {}}')
     with pytest.raises(CheckpointError) as error:
-        read_checkpoint(found)
+        found.parts()
     assert str(error.value) == f"The checkpoint {found.path} is of format 1, but this raysim reads {checkpoint.FORMAT}."
 
 

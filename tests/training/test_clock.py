@@ -19,7 +19,7 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import COSTS
 from raysim.network.simulate import simulate
 from raysim.pipeline.prepare import prepare
-from raysim.training.clock import Clock
+from raysim.training.feedback import Clock
 from raysim.training.run import Training
 
 TWO = {"num_replicas": 2, "num_microbatches": 2, "clock": "100mbps+1ms", "profile": "T4"}

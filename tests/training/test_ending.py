@@ -10,7 +10,7 @@ from runs import same_records
 
 from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
-from raysim.training.ending import SIGNALS, Ending
+from raysim.training.events import SIGNALS, Ending
 from raysim.training.run import Training
 from raysim.training.train import train
 

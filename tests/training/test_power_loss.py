@@ -38,11 +38,10 @@ def write_checkpoints():
 
 def check_checkpoints(home, over):
     """There is no damaged checkpoint among those to resume from."""
-    found, errors = newest_whole(home / "run/checkpoints", lambda listed: None)
+    checkpoint, parts, errors = newest_whole(home / "run/checkpoints", lambda listed: None)
     assert not errors
-    assert found is not None or not over
-    if found is not None:
-        checkpoint, parts = found
+    assert checkpoint is not None or not over
+    if checkpoint is not None:
         assert all((part == checkpoint.step).all() for part in parts)
         assert checkpoint == checkpoints(home / "run/checkpoints")[-1]
         assert not over or checkpoint.step == 6

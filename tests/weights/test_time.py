@@ -62,7 +62,7 @@ def test_a_simulated_clock_has_no_flush(small, tmp_path) -> None:
     """GraVAC reads the time of a step from the clock, which prices the network and the overlap that the weights allow."""
     from raysim.engine.inline import InlineEngine
     from raysim.pipeline.prepare import prepare
-    from raysim.training.clock import Clock
+    from raysim.training.feedback import Clock
 
     found = {}
     for weights in ("Synchronous", "DoubleBuffered"):

@@ -1,4 +1,4 @@
-"""The time that adaptive methods know: of the last step as it passed here, or as it would have passed on a named network."""
+"""Signals of the last step for adaptive methods: its time, here or on a named network, floors of fidelity, sensitivities."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from raysim.compressors.controller import Way, floors
 from raysim.config import ConfigError
 from raysim.forecast.compute import datasheet_profile, recorded_profile
 from raysim.network.collectives import as_transfers, whole_bytes
@@ -17,11 +18,12 @@ from raysim.network.overlap import overlapped, without_exchange
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
-from raysim.network.topology import Network
+from raysim.network.topology import Network, Placement
 from raysim.network.transport import parse_transport
 from raysim.pipeline.groups import exchange_interval
+from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import StepReport
+from raysim.pipeline.reports import StepReport, link_name
 from raysim.storage.files import is_file
 
 
@@ -57,24 +59,19 @@ class Clock:
         if network is None:
             return seconds
         profile = self.profile(reports)
-        quiet, instant = without_exchange(profile), network.without_latency
-        return overlapped(
-            lambda exchanging, latent: self._simulated_s(
-                network if latent else instant, profile if exchanging else quiet
-            ),
-            float(profile.method_s.max()),
-            self.plan.exchange_delay,
-            exchange_interval(self.plan.config),
-        )
+        quiet, instant, config = without_exchange(profile), network.without_latency, self.plan.config
 
-    def _simulated_s(self, network: Network, profile: Profile) -> float:
-        return simulate(
-            self.plan.config.executed_schedule,
-            profile,
-            network,
-            num_microbatches=self.plan.config.num_microbatches,
-            num_replicas=self.plan.num_replicas,
-        ).step_s
+        def simulated_s(exchanging: bool, latent: bool) -> float:
+            return simulate(
+                config.executed_schedule,
+                profile if exchanging else quiet,
+                network if latent else instant,
+                num_microbatches=config.num_microbatches,
+                num_replicas=config.num_replicas,
+            ).step_s
+
+        method_s = float(profile.method_s.max())
+        return overlapped(simulated_s, method_s, self.plan.exchange_delay, exchange_interval(config))
 
     def profile(self, reports: Sequence[StepReport]) -> Profile:
         """Return the costs of a step under a simulated clock: the frozen compute, and transfers and work that workers report."""
@@ -148,3 +145,72 @@ def _frozen_profile(plan: Plan) -> Profile:
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+DIRECTIONS = ("forward", "backward")
+EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds in proportion to bytes
+
+
+class Budgets:
+    """Shares out the budgets of a run's links: one a direction and replica.
+
+    `network`: the network between the workers, which are spread over its hosts in order. None if it is not known: then the
+    seconds of a message are in proportion to its bytes. Raises ConfigError if links of one direction name several budgets.
+    """
+
+    def __init__(self, plan: Plan, network: Network | None) -> None:
+        self.plan = plan
+        self._budgets = {direction: _budget(plan, direction) for direction in DIRECTIONS}
+        self._network = network or EVEN
+        self._hosts = Placement.spread(plan.num_replicas * len(plan.rows), self._network.num_hosts).hosts
+
+    def floors(self, reports: Sequence[StepReport]) -> dict[str, float]:
+        """Return the fidelity that each link on a budget must keep after a step of these reports, by `link_name`."""
+        of_links: dict[str, float] = {}
+        for direction, budget in self._budgets.items():
+            if budget is None:
+                continue
+            for replica in range(self.plan.num_replicas):
+                accounts = [
+                    account
+                    for report in reports
+                    if report.replica == replica
+                    for account in report.links
+                    if account.direction == direction and any(decision.offers for decision in account.decisions)
+                ]
+                accounts.sort(key=lambda account: (account.boundary, account.tensor))
+                names = [link_name(replica, account.boundary, direction, account.tensor) for account in accounts]
+                ways = [self._ways(replica, account) for account in accounts]
+                of_links |= floors(dict(zip(names, ways, strict=True)), budget)
+        return of_links
+
+    def _ways(self, replica: int, account: LinkAccount) -> list[Way]:
+        """Return the ways in which a link could send its messages, each with its seconds on the wire."""
+        ends = account.boundary, account.boundary + 1
+        first = replica * len(self.plan.rows)
+        here, there = (self._hosts[first + self.plan.owners[stage]] for stage in ends)
+        if account.direction == "backward":
+            here, there = there, here
+        dense_bytes = account.dense_bytes / account.packets
+        offers = [(1.0, 1.0), *account.decisions[-1].offers]
+        return [Way(fidelity, self._network.p2p_s(here, there, dense_bytes / factor)) for fidelity, factor in offers]
+
+
+def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Return the sensitivities that stages measured in a step of these reports, by `link_name`."""
+    return {
+        link_name(report.replica, boundary, "forward"): measured
+        for report in reports
+        for boundary, measured in report.sensitivities.items()
+    }
+
+
+def _budget(plan: Plan, direction: str) -> float | None:
+    """Return the common budget of the links of a direction, None if they have none."""
+    pairs = [pair for links in plan.compressors for each in links for pair in each.values()]
+    methods = [pair[DIRECTIONS.index(direction)] for pair in pairs]
+    budgets = {method.shared_budget for method in methods if method.shared_budget is not None}
+    if len(budgets) > 1:
+        named = " and ".join(f"{budget:g}" for budget in sorted(budgets))
+        raise ConfigError(f"`{direction}` must give its links one `budget`, which they share, but got {named}.")
+    return next(iter(budgets), None)

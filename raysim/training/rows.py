@@ -1,16 +1,90 @@
-"""The rows of a step in the records, made from its workers' reports."""
+"""Rows of the records: a run's row, with its configuration, software and results, and the rows of a step, from workers' reports."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import platform
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from raysim.codecs import Identity
+from raysim.config import RunConfig, as_row
+from raysim.engine.engine import Engine
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
+from raysim.records import SCHEMA_VERSION, Run
 from raysim.values import UNNAMED
+
+
+def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
+    """Return the row of a run that begins now on this machine."""
+    return as_row(config) | {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "cpu": _cpu(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # of torch's kernels; sums depend on it
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
+        "status": "running",
+        "restarts": 0,
+        "resumed": 0,
+        "diverged_step": None,
+        "diverged_at": None,
+        "warning": None,
+        "error": None,
+        "seconds": 0.0,
+        "start_s": 0.0,  # of `seconds`, before the first step of each start
+    }
+
+
+def _cpu() -> str:
+    """Return the name of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def device_columns(engine: Engine) -> dict[str, Any]:
+    """Return the columns on the GPU that computes, none of a CPU; raises ConfigError if it does not do for the run."""
+    facts = engine.check_devices()
+    if facts is None:
+        return {}
+    return {
+        "device_name": facts.name,
+        "device_capability": facts.capability,
+        "driver": facts.driver,
+        "cuda": facts.cuda,
+        "device_forecast_bytes": engine.device_forecast_bytes(),
+    }
+
+
+def result_columns(run: Run, measures: Iterable[str]) -> dict[str, Any]:
+    """Return the columns that a run adds at its end: bytes, steps, the last training loss and the last evaluations."""
+    steps, evals = run.steps, run.evals
+    columns: dict[str, Any] = {
+        "wire_bytes": int(steps["wire_bytes"].sum()),
+        "dense_bytes": int(steps["dense_bytes"].sum()),
+        "steps_done": len(steps),
+    }
+    if len(steps):
+        columns["final_train_loss"] = float(steps["loss"].iloc[-1])
+    end = int(run.row.get("first_step") or 0) + len(steps)
+    for row in evals[evals["step"] == end].to_dict("records"):
+        suffix = row["mode"] if row["batchnorm"] == "running" else f"{row['mode']}_estimated"
+        columns |= {f"final_{name}_{suffix}": row[name] for name in measures}
+    return columns
 
 
 def rows_of_step(
@@ -20,11 +94,13 @@ def rows_of_step(
 
     `seconds` is the time of the step, `shifts_s` the time to subtract from each worker's clock.
     """
-    links = link_rows(plan, step, reports)
+    links, transfers = link_rows(plan, step, reports), []
+    if plan.keeps_transfers(step):  # in order of rounds and members
+        transfers = sorted(each for report in reports for group in report.groups for each in group.transfers)
     return {
         "steps": [step_row(plan, step, reports, links, seconds)],
         "links": links,
-        "collectives": list(collective_rows(plan, step, reports)),
+        "collectives": [{"step": step, **transfer._asdict()} for transfer in transfers],
         "decisions": list(decision_rows(plan, step, reports)),
         "actions": list(action_rows(step, reports, shifts_s)),
     }
@@ -49,13 +125,12 @@ def step_row(
 
 
 def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-    """Return the rows of `links`: one for each tensor of each link, from the accounts of its two ends, and one for each group of a
-    stage."""
+    """Return the rows of `links`: one for each tensor of a link, from both ends' accounts, and one for each group of a stage."""
     rows = []
     for replica in range(plan.num_replicas):
-        mine = [report for report in reports if report.replica == replica]
-        rows += [{"step": step, "replica": replica, **row} for row in _links(plan, replica, step, mine)]
-        rows += [{"step": step, "replica": replica, **row} for row in _groups(plan, step, mine)]
+        of_replica = [report for report in reports if report.replica == replica]
+        own = (*_links(plan, replica, step, of_replica), *_groups(plan, step, of_replica))
+        rows += [{"step": step, "replica": replica, **row} for row in own]
     return rows
 
 
@@ -104,13 +179,6 @@ def _groups(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[di
         }
 
 
-def collective_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `collectives` for each transfer of a step that keeps them, in order of rounds and members."""
-    if plan.keeps_transfers(step):
-        transfers = [transfer for report in reports for group in report.groups for transfer in group.transfers]
-        yield from ({"step": step, **transfer._asdict()} for transfer in sorted(transfers))
-
-
 def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
     """Yield a row of `decisions` for each that a method took; replicas of a stage take the same, and it is written once."""
     for report in reports:
@@ -119,18 +187,14 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
             where["tensor"] = link.tensor or None
             for decision in link.decisions:
                 yield where | {"method": repr(plan.compressor(report.replica, link))} | decision._asdict()
-        if report.replica == 0:
-            for account in report.groups:
-                method = repr(plan.replica_methods[account.stage])
-                where = {"step": step, "where": "replica_gradient", "stage": account.stage, "method": method}
-                yield from (where | decision._asdict() for decision in account.decisions)
+        for account in report.groups if report.replica == 0 else ():
+            method = repr(plan.replica_methods[account.stage])
+            where = {"step": step, "where": "replica_gradient", "stage": account.stage, "method": method}
+            yield from (where | decision._asdict() for decision in account.decisions)
 
 
 def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `actions` for each action of a profiled step.
-
-    `shifts_s`: seconds to subtract from each worker's clock.
-    """
+    """Yield a row of `actions` for each action of a profiled step; `shifts_s` as in `rows_of_step`."""
     for report, shift in zip(reports, shifts_s, strict=True):
         for action in report.actions:
             times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
