@@ -7,7 +7,7 @@ from dataclasses import replace
 from optuna.trial import FixedTrial
 
 from raysim.config import RunConfig
-from raysim.config.start import Start
+from raysim.config.run_fields import Start
 from raysim.sweeps.study import PARENT, Baseline, Study
 
 

@@ -1,7 +1,7 @@
 """The configuration of one run: the same keys in TOML, on the command line, in `run.parquet` and as sweep parameters."""
 
+from raysim.config.fields import OptimizerConfig
 from raysim.config.keys import Key, as_row, as_written, keys_of, run_keys
-from raysim.config.optimizer import OptimizerConfig
 from raysim.config.reading import ConfigError, apply_override, make_config, read_config, read_source, recipe_names
 from raysim.config.run import RunConfig
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, g
 
 from pydantic import BaseModel
 
-from raysim.config.fields import Role
-from raysim.config.optimizer import OptimizerConfig
+from raysim.config.fields import OptimizerConfig, Role
 from raysim.config.run import RunConfig
 from raysim.config.run_fields import Named
 from raysim.notation import Notation

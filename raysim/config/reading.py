@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from raysim.config.boundaries import OTHERS
-from raysim.config.optimizer import OPTIMIZERS, OptimizerConfig
+from raysim.config.fields import OPTIMIZERS, OptimizerConfig
 from raysim.config.run import RunConfig
 from raysim.errors import InputError
 from raysim.notation import known_words, shown

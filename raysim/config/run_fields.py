@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,13 +21,12 @@ from pydantic import (
     PlainValidator,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from raysim.config.boundaries import UNCOMPRESSED, ByReplica, read_setting, write_setting
-from raysim.config.fields import LARGEST, MOST_STAGES, Natural, Positive, Strict, role
-from raysim.config.optimizer import OptimizerConfig
-from raysim.config.start import Start, read_start, write_start
+from raysim.config.fields import LARGEST, MOST_STAGES, Natural, OptimizerConfig, Positive, Strict, role
 from raysim.network.presets import parse_network
 from raysim.network.transport import parse_transport
 from raysim.notation import Notation, shown, suggestion
@@ -37,6 +38,35 @@ from raysim.weights import WeightPolicy, parse_weights
 
 AVERAGED = parse_replica_method("Identity")
 SYNCHRONOUS = parse_weights("Synchronous")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run's folder and the step of one of its checkpoints, from which a branch goes on; None for the last one.
+
+    >>> Start.read("results/dense@1200"), Start.read("results/dense").step
+    (results/dense@1200, None)
+    """
+
+    folder: str
+    step: int | None = None
+
+    def __repr__(self) -> str:
+        return self.folder if self.step is None else f"{self.folder}@{self.step}"
+
+    @classmethod
+    def read(cls, value: Any) -> Start:
+        """Return the start written as `FOLDER@STEP` or `FOLDER`; raises ValueError for anything else."""
+        if isinstance(value, Start):
+            return value
+        written = isinstance(value, str) and re.fullmatch(r"(.+)@([0-9]{1,9})|.+/[^@]*|[^@]+", value, re.DOTALL)
+        if not written:
+            raise ValueError(
+                "`start` must be the folder of a run and the step of a checkpoint, such as results/dense@1200, but got "
+                f"{shown(value)}."
+            )
+        folder, step = written.groups()
+        return cls(value) if folder is None else cls(folder, int(step))
 
 
 def _reader(kind: type[Notation], parse: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -79,7 +109,7 @@ WeightsField: TypeAlias = Annotated[
 MethodField: TypeAlias = Annotated[
     ReplicaMethod | tuple[ReplicaMethod, ...], PlainValidator(_read_methods), PlainSerializer(_write_methods)
 ]
-StartField: TypeAlias = Annotated[Start | None, PlainValidator(read_start), PlainSerializer(write_start)]
+StartField: TypeAlias = Annotated[Start, PlainValidator(Start.read), PlainSerializer(repr)] | None
 BoundaryField: TypeAlias = Annotated[ByReplica, PlainValidator(_read_boundaries), PlainSerializer(write_setting)]
 
 
@@ -90,25 +120,86 @@ class Named(BaseModel):
 
     name: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        if not isinstance(value, (str, Mapping, Named)):
+            raise PydanticCustomError("no_name", "Input should be a name")
+        return {"name": value} if isinstance(value, str) else value
+
     @property
     def options(self) -> dict[str, Any]:
         """The keys besides the name."""
         return dict(self.__pydantic_extra__ or {})
 
 
+def _check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    if ":" not in name and name not in known:
+        raise ValueError(
+            f"Unknown {kind} {name!r}. Known: {', '.join(known)}; your own is written `package.module:function`."
+            f"{suggestion(name, known)}"
+        )
+
+
+def _check_loss(value: Named) -> Named:
+    _check_known("loss", value.name, LOSSES)
+    return value
+
+
+def _check_metrics(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        raise ValueError("`metrics` must name one metric or more. Leave it out for those of the task.")
+    for name in value:
+        _check_known("metric", name, MEASURES)
+    return value
+
+
+def _check_folder(value: str) -> str:
+    if not re.fullmatch(r"[\w+=-][\w.+=-]*", value) or len(value.encode()) > 200:
+        raise ValueError(
+            f"`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got {shown(value)}."
+        )
+    return value
+
+
+def _check_placement(value: str) -> str:
+    if value not in ("spread", "pack") and not (value.endswith(".toml") and parse_network(value).sites):
+        raise ValueError(
+            f"`placement` must be spread, pack, or a network's .toml file with sites, but got {shown(value)}."
+        )
+    return value
+
+
+def _check_clock(value: str) -> str:
+    if value != "measured":
+        parse_network(value)
+    return value
+
+
+def _check_power_of_two(value: float) -> float:
+    if math.frexp(value)[0] != 0.5:
+        raise ValueError(
+            f"`loss_scale` must be a power of two, by which numbers scale without rounding, but got {value:g}."
+        )
+    return value
+
+
+MetricsField: TypeAlias = Annotated[tuple[str, ...], Field(max_length=1000), AfterValidator(_check_metrics)]
+
+
 class RunFields(Strict):
     """The keys of a run, each with its meaning, default and role."""
 
-    name: str = Field(default="run", json_schema_extra=role("place"))
+    name: Annotated[str, AfterValidator(_check_folder)] = Field(default="run", json_schema_extra=role("place"))
     """Folder under `results/`; by default the recipe's name."""
     model: Named = Named(name="cnn")
     """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, `hf`, or `package.module:function` of your own."""
     data: Named = Named(name="digits")
     """`digits`, `topics`, `addition`, `brackets`, `copying`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`,
     `hf`, `package.module:function`."""
-    loss: Named | None = None
+    loss: Annotated[Named, AfterValidator(_check_loss)] | None = None
     """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default that of the targets' kind."""
-    metrics: tuple[str, ...] | None = Field(default=None, max_length=1000, json_schema_extra=role("observation"))
+    metrics: MetricsField | None = Field(default=None, json_schema_extra=role("observation"))
     """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `exact_match`, `f1`,
     `mae`, `r2`, `loss`, `perplexity` or `package.module:function`."""
     num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
@@ -153,7 +244,7 @@ class RunFields(Strict):
     """Seed of weights, order, augmentation, dropout and random codecs."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of numbers in compute and in messages; weights stay float32."""
-    loss_scale: float | None = Field(default=None, gt=0)
+    loss_scale: Annotated[float, Field(gt=0), AfterValidator(_check_power_of_two)] | None = None
     """Factor of the loss, and so of all gradients until they reach the weights: a power of two, by default 4096 with float16,
     else 1."""
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", json_schema_extra=role("arithmetic"))
@@ -168,7 +259,9 @@ class RunFields(Strict):
     """CPUs that Ray reserves for a stage, or for all stages of one worker."""
     gpus_per_stage: float | None = Field(default=None, ge=0, json_schema_extra=role("place"))
     """GPUs that Ray reserves for a stage; if not given, an equal share of all GPUs, at most one."""
-    placement: str = Field(default="spread", json_schema_extra=role("place"))
+    placement: Annotated[str, AfterValidator(_check_placement)] = Field(
+        default="spread", json_schema_extra=role("place")
+    )
     """`spread`: stages over all nodes. `pack`: on as few nodes as hold them. Neighbours are side by side either way. A network's
     file with sites: with the least traffic on its slow links (see `raysim sites`)."""
     recompute: bool = False
@@ -187,26 +280,19 @@ class RunFields(Strict):
     """Training batches over which BatchNorm statistics are estimated for a second evaluation; 0 for none."""
     profile_every_steps: Natural = Field(default=10, json_schema_extra=role("observation"))
     """Steps whose every action is recorded, with fidelity and residual norms; 0 records none."""
-    clock: str = "measured"
+    clock: Annotated[str, AfterValidator(_check_clock)] = "measured"
     """Source of step times for adaptive methods: "measured", or a network on which steps are simulated, so that runs repeat."""
     profile: str | None = None
     """Compute times of a simulated `clock`, which needs them: a device such as A100, or a file of `raysim profile`."""
     codec_speed: float | None = Field(default=None, gt=0)
     """Dense bytes a second that codecs encode or decode under a simulated `clock`; by default an eighth of the device's memory
     bandwidth, or the speed in the profile's file."""
-    transport: str = "ray"
+    transport: Annotated[str, AfterValidator(lambda text: parse_transport(text).name)] = "ray"
     """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=role("place"))
     """Seconds that a start, a step or a few evaluation batches may take before the stages are given up."""
     grace_s: float = Field(default=15.0, ge=0, json_schema_extra=role("place"))
     """Seconds after SIGTERM, SIGINT or SIGHUP in which a run may finish its step and write a checkpoint."""
-
-    @field_validator("model", "data", mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        if not isinstance(value, (str, Mapping, Named)):
-            raise PydanticCustomError("no_name", "Input should be a name")
-        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("model", "data")
     @classmethod
@@ -220,76 +306,11 @@ class RunFields(Strict):
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _bare_loss(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "name" not in value:  # the one that has options
-            return {"name": "cross_entropy", **value}
-        return value if value is None else cls._bare_name(value)
-
-    @field_validator("loss")
-    @classmethod
-    def _is_loss(cls, value: Named | None) -> Named | None:
-        if value is not None and ":" not in value.name and value.name not in LOSSES:
-            known = ", ".join(LOSSES)
-            raise ValueError(
-                f"Unknown loss {value.name!r}. Known: {known}; your own is written `package.module:function`."
-                f"{suggestion(value.name, LOSSES)}"
-            )
-        return value
+    def _bare_options(cls, value: Any) -> Any:
+        has_options = isinstance(value, Mapping) and "name" not in value
+        return {"name": "cross_entropy", **value} if has_options else value  # the one that has options
 
     @field_validator("metrics", mode="before")
     @classmethod
     def _bare_metric(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
-
-    @field_validator("metrics")
-    @classmethod
-    def _are_metrics(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value is not None and not value:
-            raise ValueError("`metrics` must name one metric or more. Leave it out for those of the task.")
-        for name in value or ():
-            if ":" not in name and name not in MEASURES:
-                known = ", ".join(MEASURES)
-                raise ValueError(
-                    f"Unknown metric {name!r}. Known: {known}; your own is written `package.module:function`."
-                    f"{suggestion(name, MEASURES)}"
-                )
-        return value
-
-    @field_validator("name")
-    @classmethod
-    def _is_folder(cls, value: str) -> str:
-        if not re.fullmatch(r"[\w+=-][\w.+=-]*", value) or len(value.encode()) > 200:
-            raise ValueError(
-                f"`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got {shown(value)}."
-            )
-        return value
-
-    @field_validator("placement")
-    @classmethod
-    def _is_placement(cls, value: str) -> str:
-        if value not in ("spread", "pack") and not (value.endswith(".toml") and parse_network(value).sites):
-            raise ValueError(
-                f"`placement` must be spread, pack, or a network's .toml file with sites, but got {shown(value)}."
-            )
-        return value
-
-    @field_validator("clock")
-    @classmethod
-    def _is_clock(cls, value: str) -> str:
-        if value != "measured":
-            parse_network(value)
-        return value
-
-    @field_validator("transport")
-    @classmethod
-    def _is_transport(cls, value: str) -> str:
-        return parse_transport(value).name
-
-    @field_validator("loss_scale")
-    @classmethod
-    def _is_power_of_two(cls, value: float | None) -> float | None:
-        if value is not None and math.frexp(value)[0] != 0.5:
-            raise ValueError(
-                f"`loss_scale` must be a power of two, by which numbers scale without rounding, but got {value:g}."
-            )
-        return value

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from raysim.config import ConfigError, RunConfig, as_row, keys_of, run_keys
-from raysim.config.start import Start
+from raysim.config.run_fields import Start
 from raysim.pipeline.plan import Origin, Plan
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from raysim.config import ConfigError, OptimizerConfig, make_config
-from raysim.config.optimizer import OPTIMIZERS
+from raysim.config.fields import OPTIMIZERS
 from raysim.pipeline.optimizer import find_elementwise, learning_rate, make_optimizer, slot_values
 
 
