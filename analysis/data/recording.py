@@ -37,7 +37,7 @@ from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.plugins import from_record
 from raysim.records import RecordsError, Run
-from raysim.records.links import exceeds_dense
+from raysim.records.run import exceeds_dense
 from raysim.schedules.csv import rows_from_csv
 from raysim.schedules.families import Custom, Schedule, parse_schedule
 from raysim.storage.places import Place

@@ -5,11 +5,9 @@ file per table. A run that is killed loses at most the rows after its last flush
 leftovers and are not read.
 """
 
-from raysim.records.links import with_replicas
-from raysim.records.recorder import Recorder
-from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status, recorded_value
+from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status, recorded_value, with_replicas
 from raysim.records.schema import OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
-from raysim.records.tables import UNREADABLE, RecordsError, read_table, table_files, write_table
+from raysim.records.tables import UNREADABLE, Recorder, RecordsError, read_table, table_files, write_table
 
 __all__ = [
     "FINISHED",

@@ -1,4 +1,4 @@
-"""A recorded run: its tables as DataFrames, and its status."""
+"""A recorded run: its tables as DataFrames, its status, and what rows of its links say of replicas."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.config.keys import run_keys
+from raysim.network.exchanges import more_than_dense
 from raysim.notation import printable
 from raysim.quality import Measure, measures_of
 from raysim.records.bounds import check_row, check_values, printable_rows
@@ -160,3 +161,34 @@ class Run:
             raise RecordsError(printable(f"The table {name!r} of {self.folder} cannot be read: {error}.")) from None
         frame: pd.DataFrame = printable_rows(table).to_pandas()
         return frame
+
+
+def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of `links` of runs of one setting, with a column `replicas`: the replicas of the row's codec, or "" if all share it.
+
+    Null names of tensors become "".
+
+    >>> import pandas as pd
+    >>> links = pd.DataFrame({"direction": "forward", "boundary": 0, "replica": [0, 1, 2], "codec": ["A", "B", "A"]})
+    >>> with_replicas(links)["replicas"].tolist()
+    ['replicas 0, 2', 'replica 1', 'replicas 0, 2']
+    """
+    links = links.assign(tensor=links["tensor"].astype(object).fillna("") if "tensor" in links else "")
+    link, codec = ["direction", "boundary", "tensor"], ["direction", "boundary", "tensor", "codec"]
+    known = links.dropna(subset=["boundary", "replica"])[[*codec, "replica"]].drop_duplicates()
+    with_codec, of_link = (known.groupby(keys, observed=True)["replica"].transform("size") for keys in (codec, link))
+    differing = known[with_codec < of_link].groupby(codec, observed=True)["replica"]
+    return links.join(differing.agg(_named).astype(object).rename("replicas"), on=codec).fillna({"replicas": ""})
+
+
+def _named(replicas: pd.Series[int]) -> str:
+    return f"replica{'s' if len(replicas) > 1 else ''} {', '.join(map(str, sorted(replicas)))}"
+
+
+def exceeds_dense(links: pd.DataFrame, num_replicas: int) -> str | None:
+    """Return a sentence if replicas send more than an uncompressed all-reduce of their gradients would, else None."""
+    averages = links[(links["direction"] == "replica_gradient") & (links["dense_bytes"] > 0)]
+    if averages.empty:
+        return None
+    most = averages.iloc[int((averages["wire_bytes"] / averages["dense_bytes"]).to_numpy().argmax())]
+    return more_than_dense(str(most["codec"]), float(most["wire_bytes"]), float(most["dense_bytes"]), num_replicas)

@@ -22,10 +22,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("learning_rate", pa.float64()),
             ("gradient_norm", pa.float64()),  # before clipping; null without clipping
             ("seconds", pa.float64()),
-            (
-                "update_s",
-                pa.float64(),
-            ),  # of the slowest worker's optimiser: CPU seconds, on a GPU seconds as they passed
+            ("update_s", pa.float64()),  # of the slowest worker's optimiser: CPU seconds, or a GPU's elapsed seconds
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
         ]
@@ -59,10 +56,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             _STEP,
             _REPLICA,
             ("stage", pa.int16()),  # of a replica gradient, null otherwise
-            (
-                "boundary",
-                pa.int16(),
-            ),  # null for replica gradients, and for tied parameters, which their owners exchange
+            ("boundary", pa.int16()),  # null for replica gradients and tied parameters
             ("direction", pa.string()),  # "forward", "backward", "replica_gradient" or "tied"
             ("tensor", pa.string()),  # the name of a tensor that crosses with others; null of one alone
             ("codec", pa.string()),
@@ -92,8 +86,8 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("encode_s", pa.float64()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
-            # Work beside one forward or backward: "twin", the same with the parameters of the step before, "sensitivity",
-            # the measure of how errors change gradients, or "update", of the weights by this microbatch; null where there was none.
+            # Beside one forward or backward: "twin", the same with the parameters of the step before, "sensitivity", the measure of how
+            # errors change gradients, or "update", of the weights by this microbatch; otherwise null.
             ("work", pa.string()),
         ]
     ),
@@ -196,6 +190,4 @@ def _type_of(name: str, value: object) -> pa.DataType:
         return _KINDS[OWN_COLUMNS[name]]
     if value is None or name.startswith("final_"):
         return pa.float64()
-    return (
-        _KINDS.get(type(value).__name__) or pa.scalar(value).type
-    )  # options of models and data sets may be lists or tables
+    return _KINDS.get(type(value).__name__) or pa.scalar(value).type  # options may be lists or tables

@@ -1,18 +1,21 @@
-"""Files of tables: writing one, and finding the files that hold a table's rows."""
+"""The files of a run's tables: readers, and the recorder that writes them."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.errors import InputError
-from raysim.records.schema import ENCODINGS, SCHEMA_VERSION, schema_of
-from raysim.storage.files import write_whole
+from raysim.records.schema import ENCODINGS, OCCASIONAL, SCHEMA_VERSION, SCHEMAS, run_schema, schema_of
+from raysim.storage.files import FolderLock, sync_folder, write_whole
 from raysim.storage.places import ListedPath, Place
 
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # a file that is gone, cut short or damaged
@@ -94,3 +97,140 @@ def read_as(file: Place, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+class Recorder:
+    """Writes the tables of one run into its folder, which it locks against other processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.measures: tuple[str, ...] = ()  # of its evaluations
+        self._parts = folder / "parts"
+        self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
+        self._next_part = 0
+        self._hashes: dict[str, str] = {}  # SHA-256 of the parts, by name, as far as they are known
+        self._lock = FolderLock(folder)
+
+    def lock(self) -> None:
+        """Make the folder and lock it, unless this recorder has locked it; raises RecordsError if that fails.
+
+        No file has been written yet, and no other process will write: check now whether the folder may be overwritten.
+        """
+        try:
+            self._lock.acquire()
+        except BlockingIOError:
+            raise RecordsError(f"Another process is writing the run in {self.folder}.") from None
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def open(self) -> None:
+        """Lock the folder and prepare it for writing; raises RecordsError if that fails."""
+        self.lock()
+        try:
+            for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
+                draft.unlink()  # of a process that was killed
+            self._reopen()
+            numbers = [int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob("*-*.parquet")]
+            self._next_part = max(numbers, default=-1) + 1
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def close(self) -> None:
+        """Unlock the folder, if this recorder has locked it."""
+        self._lock.release()
+
+    def _unwritable(self, error: OSError) -> RecordsError:
+        return RecordsError(f"The run's folder {self.folder} cannot be written: {error.strerror or error}.")
+
+    def _reopen(self) -> None:
+        """Remove merged tables: a run that was killed during compaction resumes from its parts, which are complete."""
+        self._parts.mkdir(exist_ok=True)
+        for table in SCHEMAS:
+            (self.folder / f"{table}.parquet").unlink(missing_ok=True)
+        sync_folder(self.folder)  # a merged table that comes back would hide the rows of new parts
+
+    def add(self, table: str, row: Mapping[str, Any]) -> None:
+        """Keep a row for the next flush."""
+        self._rows[table].append(row)
+
+    def flush(self) -> None:
+        """Write the rows kept since the last flush, as one part per table."""
+        for table, rows in self._rows.items():
+            if rows:
+                path = self._parts / f"{table}-{self._next_part:05d}.parquet"
+                made = pa.Table.from_pylist(list(rows), schema_of(table, self.measures))
+                self._hashes[path.name] = write_table(made, path)
+                rows.clear()
+        self._next_part += 1
+
+    def parts(self) -> dict[str, str]:
+        """Return the SHA-256 of every part on disk, by name, for a checkpoint to list the records that belong to it."""
+        for path in self._parts.glob("*-*.parquet"):
+            if path.name not in self._hashes:
+                self._hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return dict(sorted(self._hashes.items()))
+
+    def check_parts(self, listed: Mapping[str, str]) -> None:
+        """Raise RecordsError if a part listed in a checkpoint is missing or has changed."""
+        for name, digest in listed.items():
+            path = self._parts / name
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise RecordsError(f"{path} cannot be read ({error.strerror})") from None
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise RecordsError(f"{path} is not what was written")
+            self._hashes[name] = digest
+
+    def forget(self, step: int) -> None:
+        """Drop the rows that a restarted or resumed run repeats: all rows of `step` and later, evaluations included.
+
+        An unreadable part is dropped too, unless it was intact before: the checkpoint of `step` may depend on it. Parts
+        are rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again
+        completes it. Raises OSError.
+        """
+        for table in SCHEMAS:
+            self._rows[table].clear()
+            for path in reversed([self._parts / part.name for part in part_files(self.folder, table)]):
+                schema = schema_of(table, self.measures)
+                try:
+                    part = pq.read_table(path, schema=schema, partitioning=None, page_checksum_verification=True)
+                except UNREADABLE:
+                    if path.name in self._hashes:
+                        raise OSError(errno.EIO, "it was whole, and can no longer be read", str(path)) from None
+                    part = schema.empty_table()
+                kept = part.filter(pc.less(part["step"], step))
+                if kept.num_rows == 0:
+                    path.unlink()
+                    sync_folder(self._parts)  # before the rows are repeated in another part
+                    self._hashes.pop(path.name, None)
+                elif kept.num_rows < part.num_rows:
+                    self._hashes[path.name] = write_table(kept, path)
+
+    def discard(self) -> None:
+        """Remove the files of a run that did not begin, and its folder if nothing else is in it."""
+        (self.folder / "run.parquet").unlink(missing_ok=True)
+        shutil.rmtree(self._parts, ignore_errors=True)
+        self.close()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def write_run(self, row: Mapping[str, Any]) -> None:
+        """Replace `run.parquet` by this row."""
+        write_table(pa.Table.from_pylist([dict(row)], run_schema(dict(row))), self.folder / "run.parquet")
+
+    def compact(self) -> None:
+        """Merge the parts of each table into one file; from then on readers skip the parts, which `drop_parts` removes."""
+        self.flush()
+        for table in SCHEMAS:
+            rows = read_table(part_files(self.folder, table), table, self.measures)
+            if rows.num_rows or table not in OCCASIONAL:
+                write_table(rows, self.folder / f"{table}.parquet")
+
+    def drop_parts(self) -> None:
+        """Remove the parts, once `run.parquet` says that the run is over; until then a run may continue from them.
+
+        Parts that cannot be removed stay: the run is complete without them, and readers skip them.
+        """
+        shutil.rmtree(self._parts, ignore_errors=True)
+        self._hashes.clear()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-from raysim.records.links import exceeds_dense, with_replicas
+from raysim.records.run import exceeds_dense, with_replicas
 from raysim.training.progress import Pace, header, print_progress, sentence
 from raysim.units import format_bytes
 

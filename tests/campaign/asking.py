@@ -43,7 +43,7 @@ PHASES = {
     "in a step": Phase("raysim.engine.ray:RayEngine.step", 29, 0.03),
     "in a checkpoint": Phase("raysim.training.run:Training._keep", 5, 0.03),
     "in an evaluation": Phase("raysim.engine.engine:Engine._together", 6, 0.03, "infer"),
-    "in the compaction": Phase("raysim.records.recorder:Recorder.compact", 1, 0.03),
+    "in the compaction": Phase("raysim.records.tables:Recorder.compact", 1, 0.03),
 }
 
 

@@ -23,8 +23,8 @@ from raysim.records import (
     Recorder,
     RecordsError,
     Run,
+    tables,
 )
-from raysim.records import recorder as recorder_module
 from raysim.records.schema import run_schema
 from raysim.records.tables import part_files
 from raysim.training.start import is_unbegun
@@ -197,13 +197,13 @@ def test_a_run_reads_the_same_from_parts_and_from_files(tmp_path: Path) -> None:
     recorder.flush()  # nothing new, no part
     assert len(list((tmp_path / "parts").glob("steps-*"))) == 10
     run = Run(tmp_path)
-    tables = {name: getattr(run, name) for name in SCHEMAS}
-    assert tables["steps"]["step"].tolist() == list(range(30))
-    assert tables["links"]["boundary"].tolist() == [0, 1] * 30
-    assert tables["actions"].empty
+    frames = {name: getattr(run, name) for name in SCHEMAS}
+    assert frames["steps"]["step"].tolist() == list(range(30))
+    assert frames["links"]["boundary"].tolist() == [0, 1] * 30
+    assert frames["actions"].empty
     recorder.compact()
     recorder.close()
-    for name, table in tables.items():
+    for name, table in frames.items():
         pd.testing.assert_frame_equal(getattr(run, name), table)
         if name not in OCCASIONAL:
             pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / f"{name}.parquet"), table)
@@ -284,7 +284,7 @@ def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, mon
     add(recorder, 9, 12)  # not flushed, and done again too
 
     calls = 0
-    original = recorder_module.write_table
+    original = tables.write_table
 
     def killed_at_second(table: pa.Table, path: Path) -> str:
         nonlocal calls
@@ -294,7 +294,7 @@ def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, mon
         return original(table, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(recorder_module, "write_table", killed_at_second)
+        patch.setattr(tables, "write_table", killed_at_second)
         with pytest.raises(Killed):
             recorder.forget(4)
     for _ in range(2):
@@ -317,7 +317,7 @@ def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, mon
 
 def crash_in_write(number: int) -> Callable:
     def arrange(patch: pytest.MonkeyPatch) -> None:
-        original, calls = recorder_module.write_table, 0
+        original, calls = tables.write_table, 0
 
         def write(table: pa.Table, path: Path) -> str:
             nonlocal calls
@@ -326,7 +326,7 @@ def crash_in_write(number: int) -> Callable:
                 raise Killed
             return original(table, path)
 
-        patch.setattr(recorder_module, "write_table", write)
+        patch.setattr(tables, "write_table", write)
 
     return arrange
 
