@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, model_validator
 
+from raysim.compressors import Compressor
 from raysim.config.boundaries import UNCOMPRESSED, Pairs, check_numbers, of_replica, pairs_of
 from raysim.config.run_fields import AVERAGED, RunFields
 from raysim.notation import shown
@@ -101,24 +102,15 @@ class RunConfig(RunFields):
 Rule = Callable[[RunConfig], Iterator[str]]
 
 
-def _length(run: RunConfig) -> Iterator[str]:
+def _sizes(run: RunConfig) -> Iterator[str]:
     if (run.steps is None) == (run.epochs is None):
         given = f"{run.steps} and {run.epochs}" if run.steps is not None else "neither"
         yield f"Just one of `steps` and `epochs` must be given, but got {given}."
-
-
-def _cut(run: RunConfig) -> Iterator[str]:
     if run.cuts is not None and run.num_stages is not None:
         yield "Just one of `num_stages` and `cuts` may be given, but got both."
-
-
-def _batch(run: RunConfig) -> Iterator[str]:
     if run.batch_size % (run.num_microbatches * run.num_replicas):
         each = f" on each of {run.num_replicas} replicas" if run.num_replicas > 1 else ""
         yield f"`num_microbatches` must divide `batch_size` ({run.batch_size}), but got {run.num_microbatches}{each}."
-
-
-def _gpus(run: RunConfig) -> Iterator[str]:
     if run.device == "cuda" and run.gpus_per_stage == 0:
         yield "`gpus_per_stage` must be more than 0 with `device` = 'cuda', but got 0."
     if run.device == "cpu" and run.gpus_per_stage:
@@ -142,9 +134,14 @@ def _boundaries(run: RunConfig) -> Iterator[str]:
                 yield f"`{field}` has no effect with one stage, which has no boundaries. Leave it out."
 
 
+def _ends(run: RunConfig) -> Iterator[tuple[Compressor, Compressor]]:
+    """Yield the compressors of activations and of gradients of every link."""
+    return (ends for links in run.compressors() for pairs in links for ends in pairs.values())
+
+
 def _compressors(run: RunConfig) -> Iterator[str]:
-    for methods in dict.fromkeys(ends for links in run.compressors() for pairs in links for ends in pairs.values()):
-        for field, method in zip(("forward", "backward"), methods, strict=True):
+    for ends in dict.fromkeys(_ends(run)):
+        for field, method in zip(("forward", "backward"), ends, strict=True):
             if method.needs_sensitivity and run.gradient_scale != 1:
                 yield f"`loss_scale` must be 1 with {method!r}, which measures gradients, but got {run.gradient_scale:g}."
             if field not in method.directions:
@@ -172,14 +169,14 @@ def _replicas(run: RunConfig) -> Iterator[str]:
 def _compress_from(run: RunConfig) -> Iterator[str]:
     if not run.compress_from:
         return
-    links = [method for links in run.compressors() for pairs in links for ends in pairs.values() for method in ends]
-    methods = run.replica_methods() if run.num_replicas > 1 else []
-    if all(method.exact for method in links) and not any(method.compresses for method in methods):
+    methods = run.replica_methods()
+    compresses = run.num_replicas > 1 and any(method.compresses for method in methods)
+    if not compresses and all(method.exact for ends in _ends(run) for method in ends):
         yield "`compress_from` has no effect without compression. Leave it out."
-    for replica_method in run.replica_methods():
-        if replica_method.after_update or replica_method.decentralized:
+    for method in methods:
+        if method.after_update or method.decentralized:
             yield (
-                f"`compress_from` must be left out with {replica_method!r}, whose replicas exchange parameters from the first step "
+                f"`compress_from` must be left out with {method!r}, whose replicas exchange parameters from the first step "
                 "on. To train densely before, let a run `start` from a dense one."
             )
 
@@ -208,7 +205,7 @@ def _weights(run: RunConfig) -> Iterator[str]:
             yield (
                 f"`replica_gradient` cannot be {method!r} with {policy!r}: it keeps the momentum by which weights are predicted."
             )
-    for forward, _ in (ends for links in run.compressors() for pairs in links for ends in pairs.values()):
+    for forward, _ in _ends(run):
         if forward.needs_sensitivity:
             yield f"`forward` cannot be {forward!r} with {policy!r}: it measures one version of the weights."
     if policy.corrects and run.dtype != "float32":
@@ -228,16 +225,5 @@ def _clock(run: RunConfig) -> Iterator[str]:
             yield f"`{field}` has no effect with `clock` = 'measured'. Leave it out, or name a network."
 
 
-RULES: tuple[Rule, ...] = (
-    _length,
-    _cut,
-    _batch,
-    _gpus,
-    _boundaries,
-    _compressors,
-    _replicas,
-    _compress_from,
-    _weights,
-    _clock,
-)
+RULES: tuple[Rule, ...] = (_sizes, _boundaries, _compressors, _replicas, _compress_from, _weights, _clock)
 """Each yields the sentences on what is wrong; the first one counts."""

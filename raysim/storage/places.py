@@ -1,7 +1,7 @@
 """Places of runs and studies: a folder by its path, or one in a bucket by its URI, read alike.
 
-A bucket's folder is listed once, when it is opened: what follows reads files alone. Keys that end with a slash, which some
-clients leave where a folder was, are not seen. Whatever else can list its files is read the same way.
+A bucket's folder is listed once, when it is opened. Keys that end with a slash, which some clients leave where a folder was, are
+ignored.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def open_system(uri: str) -> tuple[fs.FileSystem, str]:
         lines = [line.strip() for line in asked.stderr.splitlines() if line.strip()]
         reason = lines[-1] if asked.returncode == 1 and lines else "its client failed. Check the credentials"
         raise PlaceError(f"{uri} cannot be opened: {reason[:300].rstrip('.')}.")
-    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(uri)
-    return found
+    system, path = fs.FileSystem.from_uri(uri)
+    return system, path
 
 
 class Pack(Protocol):
@@ -109,7 +109,11 @@ class Listing(NamedTuple):
         """Return the listing of the folder `root` from the keys of the files in it, at any depth."""
         folders: dict[str, tuple[set[str], set[str]]] = {}
         for file in files:
-            _note(folders, root, file)
+            folder, _, name = file.rpartition("/")
+            folders.setdefault(folder, (set(), set()))[1].add(name)
+            while folder not in (root, ""):
+                folder, _, name = folder.rpartition("/")
+                folders.setdefault(folder, (set(), set()))[0].add(name)
         return cls(home, system, folders, pack)
 
 
@@ -137,15 +141,14 @@ class ListedPath:
         return cls(Listing.of(home, system, root, files), root)
 
     def above(self, file: str) -> Iterator[ListedPath]:
-        """Yield the folders above this one that hold a file of this name, from below, each listed anew."""
-        keys = self.key.split("/")
-        for end in range(len(keys) - 1, 0, -1):
-            root = "/".join(keys[:end])
+        """Yield the folders above this one that hold a file of this name, bottom-up; each is listed again."""
+        root = self.key
+        while root := root.rpartition("/")[0]:
             try:
-                found = self.system.get_file_info(f"{root}/{file}").type == fs.FileType.File
+                info = self.system.get_file_info(f"{root}/{file}")
             except OSError:  # above the bucket, or where these credentials reach no further
                 return
-            if found:
+            if info.type == fs.FileType.File:
                 yield self.listed(self._listing.home, self.system, root)
 
     def __str__(self) -> str:
@@ -212,7 +215,7 @@ class ListedPath:
                 yield self / name
 
     def walk(self) -> Iterator[tuple[ListedPath, list[str], list[str]]]:
-        """Yield this folder and all folders in it, as `os.walk` does: a folder that the caller removes from the list is skipped."""
+        """Yield this folder and all folders in it, as `os.walk` does; a folder removed from the list is skipped."""
         folders, files = (sorted(names) for names in self._listing.folders.get(self.key, ((), ())))
         yield self, folders, files
         for name in folders:
@@ -223,8 +226,7 @@ class ListedPath:
         if self.pack is not None:
             return self.origin.read_bytes()
         with self.system.open_input_stream(self.key) as stream:
-            content: bytes = stream.read()
-        return content
+            return bytes(stream.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """Return the contents of the file as text."""
@@ -242,7 +244,7 @@ def open_place(where: str | Place) -> Place:
 
 
 def walk(folder: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
-    """Yield a folder and all folders in it with the names in each, as `os.walk` does: one that is removed from the list is skipped."""
+    """Yield a folder and all folders in it with the names in each, as `os.walk` does."""
     if isinstance(folder, ListedPath):
         yield from folder.walk()
     else:
@@ -252,16 +254,3 @@ def walk(folder: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
 def arrow_source(file: Place) -> tuple[str, fs.FileSystem | None]:
     """Return a file as pyarrow's readers take it: its path, and its file system."""
     return (file.key, file.system) if isinstance(file, ListedPath) else (str(file), None)
-
-
-def _note(folders: dict[str, tuple[set[str], set[str]]], root: str, key: str) -> None:
-    """Add a file to the folders between it and the root."""
-    folder, _, name = key.rpartition("/")
-    folders.setdefault(folder, (set(), set()))[1].add(name)
-    while folder not in (root, ""):
-        parent, _, name = folder.rpartition("/")
-        above = folders.setdefault(parent, (set(), set()))[0]
-        if name in above:
-            return
-        above.add(name)
-        folder = parent
