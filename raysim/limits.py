@@ -80,10 +80,10 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         else:
             continue
         top, point = (field.replace("\\040", " ") for field in mount.split(" ")[3:5])
-        place = root / point.lstrip("/")
+        mounted = root / point.lstrip("/")
         inner = Path(path)
         below = inner.relative_to(top) if inner.is_relative_to(top) and ".." not in inner.parts else Path()
-        yield from (place / each for each in (below, *below.parents))
+        yield from (mounted / group for group in (below, *below.parents))
 
 
 def _lines(file: Path) -> list[str]:

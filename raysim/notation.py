@@ -238,11 +238,11 @@ def hide_paths(text: str) -> tuple[str, dict[str, str]]:
     """
     paths: dict[str, str] = {}
 
-    def hidden(found: re.Match[str]) -> str:
-        if found.group()[0] in "'\"":
-            return found.group()
+    def hidden(match: re.Match[str]) -> str:
+        if match.group()[0] in "'\"":
+            return match.group()
         alias = f"_own{len(paths)}"
-        paths[alias] = found.group()
+        paths[alias] = match.group()
         return alias
 
     return _QUOTED_OR_PATH.sub(hidden, text), paths
@@ -259,14 +259,14 @@ def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:
         raise ValueError(
             f"`{path}` must be declared with `@dataclass(frozen=True, repr=False)`, so that it can be written."
         )
-    found: Any = cls  # the check of dataclasses narrowed the type
-    return found  # type: ignore[no-any-return]
+    own: Any = cls  # the check of dataclasses narrowed the type
+    return own  # type: ignore[no-any-return]
 
 
 def _bases(names: Mapping[str, type[T]]) -> tuple[type[Any], ...]:
     """Return the abstract classes from which the named ones derive, such as Codec."""
-    found: dict[type[Any], None] = {}
+    bases: dict[type[Any], None] = {}
     for named in names.values():
         derived = [cls for cls in named.__mro__ if issubclass(cls, Notation) and cls is not Notation]
-        found.setdefault(derived[-1])
-    return tuple(found)
+        bases.setdefault(derived[-1])
+    return tuple(bases)

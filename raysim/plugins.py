@@ -74,11 +74,11 @@ def modules_in(*texts: str) -> set[str]:
 @lru_cache(maxsize=1)
 def entry_points() -> dict[str, str]:
     """Return the import path of every class that an installed package registers, by name."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for group in GROUPS:
         for point in metadata.entry_points(group=group):
-            found.setdefault(point.name, point.value)
-    return found
+            paths.setdefault(point.name, point.value)
+    return paths
 
 
 def written_name(cls: type) -> str:
@@ -99,10 +99,10 @@ def import_object(path: str, kind: str = "class") -> Any:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ValueError(f"`{path}` cannot be imported: {type(error).__name__}: {str(error).rstrip('.')}.") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    imported = getattr(module, name, None)
+    if not callable(imported):
         raise ValueError(f"`{path}` cannot be imported: `{module_name}` has no {kind} `{name}`.")
-    return found
+    return imported
 
 
 def check_trusted(what: str, module: str) -> None:

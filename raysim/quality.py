@@ -89,12 +89,12 @@ MEASURES: dict[str, Measure] = {
 
 
 def write_measures(measures: Iterable[Measure]) -> str:
-    """Return measures as `run.parquet` keeps them: JSON, the one by which settings are judged first.
+    """Return measures as `run.parquet` keeps them: JSON, the first of which judges settings.
 
     >>> write_measures([MEASURES["accuracy"]])
     '{"accuracy": {"higher": true, "points": true}}'
     """
-    return json.dumps({one.name: {"higher": one.higher, "points": one.points} for one in measures})
+    return json.dumps({measure.name: {"higher": measure.higher, "points": measure.points} for measure in measures})
 
 
 def is_language(row: Mapping[Any, Any]) -> bool:
@@ -109,9 +109,9 @@ def measures_of(row: Mapping[Any, Any]) -> dict[str, Measure]:
 
     Rows of an older version, which do not name them, have a loss, a perplexity and an accuracy.
     """
-    found = _read(row.get("measures"))
-    if found:
-        return found
+    measures = _read(row.get("measures"))
+    if measures:
+        return measures
     names = ["loss", "perplexity", "accuracy"]
     return {name: MEASURES[name] for name in (names if is_language(row) else reversed(names))}
 
@@ -122,8 +122,8 @@ def _read(text: object) -> dict[str, Measure]:
     try:
         entries: Mapping[str, Mapping[str, bool]] = json.loads(text)
         return {
-            name: MEASURES.get(name) or Measure(name, bool(one["higher"]), bool(one["points"]))
-            for name, one in entries.items()
+            name: MEASURES.get(name) or Measure(name, bool(entry["higher"]), bool(entry["points"]))
+            for name, entry in entries.items()
             if name.isidentifier()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

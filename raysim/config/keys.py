@@ -122,16 +122,16 @@ def model_title(name: str, path: Any = None, config: Any = None) -> str:
     """
     if name != "hf":
         return name
-    places = [Path(path).expanduser() / "config.json"] if isinstance(path, str) else []
-    places += [Path(config).expanduser()] if isinstance(config, str) and config.endswith(".json") else []
-    for text in (str(config), *map(_text, places)):
-        if found := _MODEL_TYPE.search(text):
-            return f"hf {found[1]}"
+    files = [Path(path).expanduser() / "config.json"] if isinstance(path, str) else []
+    files += [Path(config).expanduser()] if isinstance(config, str) and config.endswith(".json") else []
+    for text in (str(config), *map(_text, files)):
+        if kind := _MODEL_TYPE.search(text):
+            return f"hf {kind[1]}"
     return f"hf {Path(path).name}" if isinstance(path, str) else name
 
 
-def _text(place: Path) -> str:
+def _text(file: Path) -> str:
     try:
-        return read_text(place)
+        return read_text(file)
     except (OSError, ValueError):
         return ""

@@ -34,11 +34,14 @@ class ConfigError(InputError):
 
 def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_fields, of: str = "") -> str:
     """Return pydantic's first error as one sentence in raysim's form; `keys`: the known keys; `of`: what they belong to."""
-    found = error.errors(include_url=False)
-    # of a field that is one value or a list, the rule of the one that was given
-    one = ("int_type", "string_type", "dict_type")
-    errors = [each for each in found if each["type"] not in one or not isinstance(each["input"], (list, tuple))]
-    first = (errors or found)[0]
+    errors = error.errors(include_url=False)
+    scalars = (
+        "int_type",
+        "string_type",
+        "dict_type",
+    )  # of a field that is one value or a list: the rule of the given kind
+    fitting = (each for each in errors if each["type"] not in scalars or not isinstance(each["input"], (list, tuple)))
+    first = next(fitting, errors[0])
     key = ".".join(str(part) for part in first["loc"] if part not in _UNION and not str(part).startswith(_NESTED))
     if first["type"] == "value_error":
         text = str(first["ctx"]["error"]).strip()
@@ -54,7 +57,7 @@ def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_field
         rules["too_long"] = f"a list of at most {first['ctx']['max_length']} entries"
     rule = re.sub(
         r"^\w+ should |( after validation, not|, unable|, got) .*", "", first["msg"]
-    )  # without how pydantic read it
+    )  # not how pydantic read it
     rule = re.sub("(greater|less) than or equal to", _bound, rule)
     if first["type"] in rules:
         rule = f"be {rules[first['type']]}"

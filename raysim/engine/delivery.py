@@ -167,9 +167,9 @@ class Mailbox:
         """Begin a turn."""
         with self._changed:
             self._turn = turn
-            self._messages = {place: parts for place, parts in self._messages.items() if place[0] >= turn}
-            self._pieces = {place: arrays for place, arrays in self._pieces.items() if place[0] >= turn}
-            self._stopped = {place for place in self._stopped if place[0] >= turn}
+            self._messages = {label: parts for label, parts in self._messages.items() if label[0] >= turn}
+            self._pieces = {label: arrays for label, arrays in self._pieces.items() if label[0] >= turn}
+            self._stopped = {label for label in self._stopped if label[0] >= turn}
 
     def put(self, session: str, turn: int, source: int, key: Key, parts: Parts) -> None:
         """Receive a message."""
@@ -199,10 +199,10 @@ class Mailbox:
 
         Raises SenderStoppedError as soon as it cannot come any more, WorkerLostError after `timeout_s`.
         """
-        place = (self._turn, take.source, take.key)
+        label = (self._turn, take.source, take.key)
         with self._changed:
-            if self._changed.wait_for(lambda: place in self._messages or place[:2] in self._stopped, timeout_s):
-                if place in self._messages:
-                    return self._messages.pop(place)
+            if self._changed.wait_for(lambda: label in self._messages or label[:2] in self._stopped, timeout_s):
+                if label in self._messages:
+                    return self._messages.pop(label)
                 raise SenderStoppedError(f"no message came from worker {take.source}, which broke off")
         raise WorkerLostError(f"no message came from worker {take.source} within `timeout_s` = {timeout_s:g} s")

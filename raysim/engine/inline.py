@@ -92,12 +92,12 @@ def _go_on(
     worker: int, turns: Turns[Any], take: Receive | None, messages: dict[tuple[int, int, Key], Parts]
 ) -> Receive:
     """Advance a worker to the next message that it takes; raises StopIteration with its result at the end."""
-    asked = next(turns) if take is None else turns.send(messages.pop((take.source, worker, take.key)))
-    while isinstance(asked, Send):
-        for target, key, message in asked.messages:
-            messages[worker, target, key] = (message, *asked.everyone)
-        asked = next(turns)
-    return asked
+    request = next(turns) if take is None else turns.send(messages.pop((take.source, worker, take.key)))
+    while isinstance(request, Send):
+        for target, key, message in request.messages:
+            messages[worker, target, key] = (message, *request.everyone)
+        request = next(turns)
+    return request
 
 
 def _break_off(turns: Turns[Any], take: Receive | None) -> Any:

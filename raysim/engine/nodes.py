@@ -76,19 +76,19 @@ class StageSeconds:
         A stage is compared with the same stage of replicas on other nodes; without such, its wall seconds for each second of CPU
         with those of the stages on other nodes. Medians over the steps, of which there must be a few.
         """
-        wall_s = {place: median(values) for place, values in self._wall_s.items() if len(values) >= FEW}
-        stretch = {place: seconds / max(1e-9, median(self._cpu_s[place])) for place, seconds in wall_s.items()}
+        wall_s = {key: median(values) for key, values in self._wall_s.items() if len(values) >= FEW}
+        stretch = {key: seconds / max(1e-9, median(self._cpu_s[key])) for key, seconds in wall_s.items()}
         worst: tuple[float, str] = (1 / SLOW, "")
-        for place in wall_s:
-            node, stage = place
-            twins = [wall_s[other] for other in wall_s if other[0] != node and other[1] == stage]
+        for key in wall_s:
+            node, stage = key
+            same_stage = [wall_s[other] for other in wall_s if other[0] != node and other[1] == stage]
             others = [stretch[other] for other in stretch if other[0] != node]
-            if twins:
-                words = f"stage {stage} computes {wall_s[place]:.3g} s a step there, and {median(twins):.3g} s on other nodes"
-                worst = max(worst, (wall_s[place] / median(twins), f"Node {node} holds the others up: {words}"))
+            if same_stage:
+                words = f"stage {stage} computes {wall_s[key]:.3g} s a step there, and {median(same_stage):.3g} s on other nodes"
+                worst = max(worst, (wall_s[key] / median(same_stage), f"Node {node} holds the others up: {words}"))
             elif others:
-                words = f"stage {stage} takes {stretch[place]:.3g} s for a second on the CPU, stages elsewhere {median(others):.3g}"
-                worst = max(worst, (stretch[place] / median(others), f"Node {node} holds the others up: {words}"))
+                words = f"stage {stage} takes {stretch[key]:.3g} s for a second on the CPU, stages elsewhere {median(others):.3g}"
+                worst = max(worst, (stretch[key] / median(others), f"Node {node} holds the others up: {words}"))
         return f"{worst[1]}. Stop other work there, lift a CPU quota, or leave the node out." if worst[1] else None
 
 

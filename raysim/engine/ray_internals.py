@@ -161,10 +161,10 @@ def complaint_of(head: str) -> str:
     """
     command = [sys.executable, "-c", _PROBE, head]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
     except subprocess.TimeoutExpired as error:
         return error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else "no answer"
-    return asked.stderr if asked.returncode else ""
+    return probe.stderr if probe.returncode else ""
 
 
 def free_by_node() -> dict[str, dict[str, float]]:
@@ -277,9 +277,9 @@ def cpus_by_driver() -> list[DriverCpus]:
         job = tables.JobTableData.FromString(packed)
         name = job.job_id.hex()
         if not job.is_dead and (name in held or name in waiting):
-            here, user = job.driver_address.ip_address, job.config.metadata.get("user", "")
+            address, user = job.driver_address.ip_address, job.config.metadata.get("user", "")
             cpus = (held.get(name, 0.0), waiting.get(name, 0.0))
-            drivers.append((job.start_time, DriverCpus(name, job.entrypoint, here, *cpus, user)))
+            drivers.append((job.start_time, DriverCpus(name, job.entrypoint, address, *cpus, user)))
     return [driver for _, driver in sorted(drivers)]
 
 

@@ -120,8 +120,8 @@ def wait_for_capacity(
             fitting = sum(workers_that_fit(free, config.cpus_per_stage, gpus).values())
             if fitting >= num_workers:
                 return free, gpus
-            asked = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
-            needed = f"{num_workers} workers of {asked} each need room, and there is room for {fitting}"
+            wanted = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+            needed = f"{num_workers} workers of {wanted} each need room, and there is room for {fitting}"
             bundle = {"CPU": config.cpus_per_stage} | ({"GPU": gpus} if gpus else {})
             if demand.elastic and demand.reached([bundle] * num_workers, TRY_S):
                 demand.leave()

@@ -86,11 +86,11 @@ def check_values(rows: pa.Table | pa.RecordBatch) -> None:
 
 def printable_rows(rows: Any) -> Any:
     """Return a table or batch for display: control characters in its texts are replaced."""
-    for place, field in enumerate(rows.schema):
+    for i, field in enumerate(rows.schema):
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if field.name != "schedule_rows" and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            texts = rows.column(place).cast(pa.string())
-            rows = rows.set_column(place, field.name, pc.replace_substring_regex(texts, CONTROL, REPLACED))
+            texts = rows.column(i).cast(pa.string())
+            rows = rows.set_column(i, field.name, pc.replace_substring_regex(texts, CONTROL, REPLACED))
     return rows
 
 

@@ -45,13 +45,13 @@ def recorded_value(row: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key in a row of `run.parquet`; its default if the key is newer than the run."""
     if key in row:
         return row[key]
-    return next((each.default for each in run_keys() if each.name == key), None)
+    return next((known.default for known in run_keys() if known.name == key), None)
 
 
-def _written_at(place: Path) -> float:
+def _written_at(path: Path) -> float:
     """Return when a file or a folder last changed; 0 if it does not exist."""
     try:
-        return place.stat().st_mtime
+        return path.stat().st_mtime
     except OSError:
         return 0.0
 

@@ -53,8 +53,8 @@ def give_kernels_a_cache(package: Path) -> None:
     the folder too. An existing NUMBA_CACHE_DIR is kept.
     """
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    there = next((folder for folder in (user, *user.parents) if folder.exists()), user)
-    if "NUMBA_CACHE_DIR" in os.environ or os.access(package, os.W_OK) or os.access(there, os.W_OK):
+    existing = next((folder for folder in (user, *user.parents) if folder.exists()), user)
+    if "NUMBA_CACHE_DIR" in os.environ or os.access(package, os.W_OK) or os.access(existing, os.W_OK):
         return
     with suppress(OSError):  # nothing can be written anywhere
         folder = tempfile.mkdtemp(prefix="raysim-kernels-")

@@ -65,16 +65,16 @@ def local_path(where: str | Path) -> Path:
 def open_system(uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a URI, and the path in it; raises PlaceError if it does not answer within `LIMIT_S`."""
     try:
-        asked = subprocess.run(
+        probe = subprocess.run(
             [sys.executable, "-c", _PROBE, uri], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise PlaceError(
             f"{uri} cannot be opened: no answer within {LIMIT_S:g} s. Check the network and the credentials."
         ) from None
-    if asked.returncode:
-        lines = [line.strip() for line in asked.stderr.splitlines() if line.strip()]
-        reason = lines[-1] if asked.returncode == 1 and lines else "its client failed. Check the credentials"
+    if probe.returncode:
+        lines = [line.strip() for line in probe.stderr.splitlines() if line.strip()]
+        reason = lines[-1] if probe.returncode == 1 and lines else "its client failed. Check the credentials"
         raise PlaceError(f"{uri} cannot be opened: {reason[:300].rstrip('.')}.")
     system, path = fs.FileSystem.from_uri(uri)
     return system, path

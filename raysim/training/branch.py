@@ -140,9 +140,9 @@ def _checkpoint(start: Start, known: Sequence[Checkpoint], step: int | None) -> 
         raise ConfigError(f"`start` must name a run with a checkpoint, but {start.folder} has none.")
     if step is None:
         return known[-1]
-    checkpoint = next((each for each in known if each.step == step), None)
+    checkpoint = next((held for held in known if held.step == step), None)
     if checkpoint is None:
-        steps = ", ".join(str(each.step) for each in known)
+        steps = ", ".join(str(held.step) for held in known)
         raise ConfigError(
             f"`start` must name a step with a checkpoint ({steps}), but got {step}. To keep one there, train {start.folder} "
             f"with checkpoint_at_steps=[{step}]."
@@ -220,7 +220,7 @@ def _recut(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) ->
             moved[f"stage.{owners[rest]}.model.{rest}"] = x
         else:
             index, slot = rest.split(".", 1)
-            parameter = [each for names in learned for each in names if each in known[old]][int(index)]
+            parameter = [name for names in learned for name in names if name in known[old]][int(index)]
             stage = owners[parameter]
             moved[f"stage.{stage}.optimizer.{learned[stage].index(parameter)}.{slot}"] = x
     return moved
@@ -232,9 +232,9 @@ def _check_shapes(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Modu
     needed = {name: tuple(x.shape) for module in modules for name, x in module.state_dict().items()}
     for name in (*needed, *held):
         if held.get(name) != needed.get(name):
-            found, wanted = (
+            is_held, is_needed = (
                 f"has the shape {shapes[name]}" if name in shapes else "is missing" for shapes in (held, needed)
             )
             raise ConfigError(
-                f"`start` must name a run of the same model, but `{name}` {found} in its checkpoint and {wanted} in the model."
+                f"`start` must name a run of the same model, but `{name}` {is_held} in its checkpoint and {is_needed} in the model."
             )

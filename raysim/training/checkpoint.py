@@ -127,8 +127,8 @@ def write_checkpoint(
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """Return the checkpoints of a folder, oldest first; unfinished ones are not among them."""
-    found = [Checkpoint(path, int(path.name[5:])) for path in folder.glob("step-*") if path.name[5:].isdigit()]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    known = [Checkpoint(path, int(path.name[5:])) for path in folder.glob("step-*") if path.name[5:].isdigit()]
+    return sorted(known, key=lambda checkpoint: checkpoint.step)
 
 
 def load_weights(run_folder: str | Place) -> dict[str, Tensor]:

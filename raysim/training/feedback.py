@@ -188,12 +188,12 @@ class Budgets:
         """Return the ways in which a link could send its messages, each with its seconds on the wire."""
         ends = account.boundary, account.boundary + 1
         first = replica * len(self.plan.rows)
-        here, there = (self._hosts[first + self.plan.owners[stage]] for stage in ends)
+        source, target = (self._hosts[first + self.plan.owners[stage]] for stage in ends)
         if account.direction == "backward":
-            here, there = there, here
+            source, target = target, source
         dense_bytes = account.dense_bytes / account.packets
         offers = [(1.0, 1.0), *account.decisions[-1].offers]
-        return [Way(fidelity, self._network.p2p_s(here, there, dense_bytes / factor)) for fidelity, factor in offers]
+        return [Way(fidelity, self._network.p2p_s(source, target, dense_bytes / factor)) for fidelity, factor in offers]
 
 
 def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
@@ -207,7 +207,7 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
 
 def _budget(plan: Plan, direction: str) -> float | None:
     """Return the common budget of the links of a direction, None if they have none."""
-    pairs = [pair for links in plan.compressors for each in links for pair in each.values()]
+    pairs = [pair for replica in plan.compressors for link in replica for pair in link.values()]
     methods = [pair[DIRECTIONS.index(direction)] for pair in pairs]
     budgets = {method.shared_budget for method in methods if method.shared_budget is not None}
     if len(budgets) > 1:

@@ -208,8 +208,8 @@ class Training:
         speeds = self.engine.node_speeds()
         if speeds:
             self._row |= {"nodes": [node for node, _ in speeds], "node_gflops": [speed for _, speed in speeds]}
-            found = slow_node_warning(dict(speeds)) or slow_start_warning(self.engine.node_reaches())
-            self._row["warning"] = self._row["warning"] or found
+            slow = slow_node_warning(dict(speeds)) or slow_start_warning(self.engine.node_reaches())
+            self._row["warning"] = self._row["warning"] or slow
 
     def _train(self) -> Iterator[Event]:
         """Train to the end, over as many losses of workers as it takes while there is progress between them."""
