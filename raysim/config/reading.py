@@ -35,11 +35,8 @@ class ConfigError(InputError):
 def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_fields, of: str = "") -> str:
     """Return pydantic's first error as one sentence in raysim's form; `keys`: the known keys; `of`: what they belong to."""
     errors = error.errors(include_url=False)
-    scalars = (
-        "int_type",
-        "string_type",
-        "dict_type",
-    )  # of a field that is one value or a list: the rule of the given kind
+    # Of a field that is one value or a list, the rule of the given kind.
+    scalars = ("int_type", "string_type", "dict_type")
     fitting = (each for each in errors if each["type"] not in scalars or not isinstance(each["input"], (list, tuple)))
     first = next(fitting, errors[0])
     key = ".".join(str(part) for part in first["loc"] if part not in _UNION and not str(part).startswith(_NESTED))
@@ -55,17 +52,12 @@ def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_field
     rules = {"model_type": "a table of keys", "tuple_type": "a list", "int_parsing_size": "an integer of fewer digits"}
     if first["type"] == "too_long":
         rules["too_long"] = f"a list of at most {first['ctx']['max_length']} entries"
-    rule = re.sub(
-        r"^\w+ should |( after validation, not|, unable|, got) .*", "", first["msg"]
-    )  # not how pydantic read it
-    rule = re.sub("(greater|less) than or equal to", _bound, rule)
+    # Without how pydantic read it.
+    rule = re.sub(r"^\w+ should |( after validation, not|, unable|, got) .*", "", first["msg"])
+    rule = rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     if first["type"] in rules:
         rule = f"be {rules[first['type']]}"
     return f"`{key}` must {rule}, but got {shown(first['input'])}."
-
-
-def _bound(words: re.Match[str]) -> str:
-    return "at least" if words[1] == "greater" else "at most"
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:

@@ -105,9 +105,7 @@ class RayEngine(Engine):
             for worker, node in enumerate(self._nodes)
         ]
         self._enlist(*self._stored)
-        if (
-            self._private
-        ):  # a driver would look for copies of lost servers' objects, and Ray's core ends it without a word
+        if self._private:  # Ray's core ends a driver that looks for copies of objects of lost servers
             self._stored = ()
 
     def _name(self, worker: int) -> str:

@@ -11,11 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
-LOSSES = (
-    "worker_died",
-    "node_removed",
-    "raylet_died",
-)  # kinds of messages: raysim names the stages and the node itself
+LOSSES = ("worker_died", "node_removed", "raylet_died")  # messages in whose place raysim names stages and nodes
 OWN_MACHINE = "local.cluster.node"  # type of the nodes of `provider: local`
 ENDED_IDLE = 4  # AUTOSCALER_DRAIN_IDLE of a node's reasons for its death
 PROBE_S = 11.0  # for a head to say who its nodes are

@@ -67,9 +67,8 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
         model.save_pretrained(folder)
     elif adapter:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Could not find a config file in  -"
-            )  # peft < 0.21: of models without a folder
+            # peft < 0.21, of models without a folder
+            warnings.filterwarnings("ignore", "Could not find a config file in  -")
             adapted.save_pretrained(folder)
     else:
         adapted.merge_and_unload().save_pretrained(folder)
