@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.tune.experiment import Trial
 
 from raysim.engine.connection import first_reason
-from raysim.engine.placement import LABEL
+from raysim.engine.nodes import LABEL
 from raysim.engine.ray_internals import idle_nodes, is_starting, task_errors_as
 from raysim.engine.resources import Waiting, shortage
 from raysim.network.presets import parse_network

@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raysim.engine.actor import start_actor
-from raysim.engine.placement import nodes_of_workers
+from raysim.engine.nodes import nodes_of_workers
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import check_memories
 from raysim.pipeline.averaging import warm

@@ -43,7 +43,7 @@ def sites(
 
     For example: raysim sites sites.toml
     """
-    from raysim.engine.placement import label_option, labels
+    from raysim.engine.nodes import label_option, labels
     from raysim.network.presets import parse_network
 
     try:

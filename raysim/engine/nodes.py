@@ -1,15 +1,24 @@
-"""The nodes of a run: their speed, since a pipeline is as fast as its slowest stage, and TCP's slow start after idle."""
+"""The nodes of a run: their speed, TCP's slow start after idle on them, and the node of each worker."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice, permutations
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from raysim.config import ConfigError
 from raysim.limits import cpu_quota
+from raysim.network.presets import parse_network
+from raysim.network.topology import Network
 from raysim.on_demand import torch
+from raysim.pipeline.plan import averaged_shapes
+from raysim.pipeline.prepare import Workload
 from raysim.pipeline.reports import StepReport
 
 SIZE = 256  # of the matrices that are multiplied
@@ -18,6 +27,8 @@ SLOW = 0.5  # of the median speed, below which a node is slow
 FEW = 3  # recorded steps, before a node is said to hold the others up
 TCP_SETTING = "net.ipv4.tcp_slow_start_after_idle"  # many trips for a packet between distant hosts, unless switched off
 DISTANT_S = 0.01  # round trip of distant peers
+LABEL = "site"  # of a Ray node
+ORDERS = 120  # of sites that a search starts from, at most
 
 
 def measured_gflops() -> float:
@@ -127,3 +138,191 @@ def slow_start_warning(reaches: Mapping[str, Reach]) -> str | None:
         f"TCP starts slowly after idle on {', '.join(slow)}, {1000 * farthest_s:.0f} ms from a neighbour: large packets take two to "
         f"four times as long. Run `sysctl -w {TCP_SETTING}=0` there (docs/networks.md)."
     )
+
+
+def label_option(site: str) -> str:
+    """Return the option of `ray start` that gives a node its site."""
+    return f"--labels={LABEL}={site}"
+
+
+def labels() -> dict[str, str]:
+    """Return the site of each living node of the cluster, empty if it has no label."""
+    import ray
+
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: str(node.get("Labels", {}).get(LABEL, "")) for node in nodes if node["Alive"]}
+
+
+def check_on_one_node(placement: str) -> None:
+    """Raise ConfigError if a run with a Ray of its own, which is one node, names sites."""
+    if placement not in ("spread", "pack"):
+        raise ConfigError(
+            f"`placement` = {placement!r} needs a cluster with nodes on its sites, but `RAY_ADDRESS` is not set. "
+            "Set it to the head's host:port, or set `placement` to 'spread'."
+        )
+
+
+def nodes_of_workers(workload: Workload, capacity: Mapping[str, int]) -> list[str]:
+    """Return the node of each worker, by the run's `placement`. `capacity`: workers that each node can hold.
+
+    Raises ConfigError if the nodes do not fit a file of sites.
+    """
+    import ray
+
+    placement, num_workers = workload.plan.config.placement, len(workload.plan.rows) * workload.plan.num_replicas
+    if placement in ("spread", "pack"):
+        return assign(capacity, num_workers, placement, first=ray.get_runtime_context().get_node_id())
+    return nodes_on_sites(workload, parse_network(placement), capacity, labels())
+
+
+def assign(capacity: Mapping[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
+    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
+
+    Nodes are taken in the order of `capacity`, after `first`; with "pack", the largest first.
+
+    >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
+    (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
+    """
+    nodes = sorted(capacity, key=lambda node: (node != first, -capacity[node] if placement == "pack" else 0))
+    shares = dict.fromkeys(nodes, 0)
+    for _ in range(count):
+        open_nodes = [node for node in nodes if shares[node] < capacity[node]]
+        chosen = open_nodes[0] if placement == "pack" else min(open_nodes, key=lambda node: shares[node])
+        shares[chosen] += 1
+    return [node for node in nodes for _ in range(shares[node])]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Traffic of a step between workers: bytes and messages of each pair, both ways, the lower worker first."""
+
+    num_bytes: Mapping[tuple[int, int], float]
+    num_messages: Mapping[tuple[int, int], float]
+
+    @classmethod
+    def of(cls, workload: Workload) -> Traffic:
+        """Return the planned traffic of a run: packets of links by their size, or dense if the size depends on values.
+
+        What replicas exchange and sum counts dense, divided by the steps between two exchanges.
+        """
+        plan, modules = workload.plan, workload.modules
+        config, count = plan.config, plan.config.num_microbatches
+        num_bytes, num_messages = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+
+        def add(a: int, b: int, size: float, messages: float) -> None:
+            if a != b:
+                num_bytes[min(a, b), max(a, b)] += size  # type: ignore[assignment]
+                num_messages[min(a, b), max(a, b)] += messages  # type: ignore[assignment]
+
+        for replica, links in enumerate(plan.compressors):
+            for stage, (pairs, boundary) in enumerate(zip(links, plan.boundaries, strict=True)):
+                size = sum(boundary.exact_bytes.values()) + sum(
+                    method.array_bytes(shape, config.dtype) or 4 * math.prod(shape)
+                    for name, shape in boundary.shapes.items()
+                    for method in pairs[name]
+                )
+                add(plan.worker(replica, stage), plan.worker(replica, stage + 1), count * size, 2 * count)
+        for group in (group for phase in plan.groups for group in phase):
+            members = [plan.worker(*member) for member in group.members]
+            if group.tied is None:
+                shapes = averaged_shapes(group.stage, modules[group.stage], config, plan.tied)
+                values, period = sum(map(math.prod, shapes.values())), plan.replica_methods[group.stage].period
+            else:
+                stage, name = plan.tied[group.tied][0]
+                values, period = modules[stage].get_parameter(name).numel(), 1
+            for a, b in combinations(members, 2):  # the chunk of each to the other, and the sums back
+                add(a, b, 16 * values / len(members) / period, 2 * group.num_rounds / period)
+        return cls(dict(num_bytes), dict(num_messages))
+
+    def seconds(self, network: Network, sites: Sequence[str], pairs: Iterable[tuple[int, int]] | None = None) -> float:
+        """Return the seconds that the messages of all pairs, or of some, take on the wires, one after the other.
+
+        `sites`: the site of each worker.
+        """
+        return math.fsum(
+            8 * self.num_bytes[a, b] / bandwidth + self.num_messages[a, b] * latency
+            for a, b in (self.num_bytes if pairs is None else pairs)
+            for bandwidth, latency in [network.between_sites(sites[a], sites[b])]
+        )
+
+
+def choose_sites(
+    traffic: Traffic, network: Network, capacity: Mapping[str, int], num_workers: int, per_replica: int
+) -> list[str]:
+    """Return the site of each worker: a local optimum in seconds on the wires, the best of several starts.
+
+    Workers fill the sites in each order of these, once replica by replica and once stage by stage. Then pairs of workers
+    change sites, and workers move to free ones, as long as that saves seconds. `capacity`: workers that each site can hold.
+    """
+    pairs_of: dict[int, list[tuple[int, int]]] = {worker: [] for worker in range(num_workers)}
+    for pair in traffic.num_bytes:
+        for worker in pair:
+            pairs_of[worker].append(pair)
+    by_stage = sorted(range(num_workers), key=lambda worker: worker % per_replica)
+    optima: list[tuple[float, list[str]]] = []
+    for order in islice(permutations(network.sites), ORDERS):
+        slots = [site for site in order for _ in range(capacity.get(site, 0))]
+        for workers in (range(num_workers), by_stage):
+            filled = dict(zip(workers, slots, strict=False))
+            sites = [filled[worker] for worker in range(num_workers)]
+            while _improve(sites, traffic, network, capacity, pairs_of):
+                pass
+            optima.append((traffic.seconds(network, sites), sites))
+    return min(optima, key=lambda optimum: optimum[0])[1]
+
+
+def _improve(
+    sites: list[str],
+    traffic: Traffic,
+    network: Network,
+    capacity: Mapping[str, int],
+    pairs_of: Mapping[int, Sequence[tuple[int, int]]],
+) -> bool:
+    """Swap workers between sites, or move them, wherever it saves seconds; return whether anything did."""
+    improved, used = False, Counter(sites)
+    for worker in range(len(sites)):
+        free_sites = [site for site in network.sites if used[site] < capacity.get(site, 0)]
+        for target in [*range(worker), *free_sites]:
+            changed = list(sites)
+            if isinstance(target, int):
+                changed[worker], changed[target] = sites[target], sites[worker]
+                pairs = {*pairs_of[worker], *pairs_of[target]}
+            else:
+                changed[worker] = target
+                pairs = set(pairs_of[worker])
+            if changed == sites:
+                continue
+            if traffic.seconds(network, changed, pairs) < traffic.seconds(network, sites, pairs) * (1 - 1e-9):
+                sites[:] = changed
+                improved, used = True, Counter(sites)
+    return improved
+
+
+def nodes_on_sites(
+    workload: Workload, network: Network, capacity: Mapping[str, int], node_sites: Mapping[str, str]
+) -> list[str]:
+    """Return the node of each worker: its site by `choose_sites`, there spread over the nodes in the order of `capacity`.
+
+    `capacity`: workers that each node can hold; `node_sites`: the label of each. Raises ConfigError if a site of the network has
+    no node, or if the nodes of all sites cannot hold the workers.
+    """
+    missing = [site for site in network.sites if site not in node_sites.values()]
+    if missing:
+        raise ConfigError(
+            f"`placement` names the site {missing[0]!r}, but no node of the cluster has its label. "
+            f"Start Ray there with {label_option(missing[0])}."
+        )
+    num_workers, per_replica = len(workload.plan.rows) * workload.plan.num_replicas, len(workload.plan.rows)
+    on = {
+        site: {node: count for node, count in capacity.items() if node_sites.get(node) == site}
+        for site in network.sites
+    }
+    sizes = {site: sum(nodes.values()) for site, nodes in on.items()}
+    if sum(sizes.values()) < num_workers:
+        free = ", ".join(f"{site} {size}" for site, size in sizes.items())
+        raise ConfigError(
+            f"`placement`: the sites must hold {num_workers} workers, but can hold {free}. Nodes without a label are not used."
+        )
+    sites = choose_sites(Traffic.of(workload), network, sizes, num_workers, per_replica)
+    nodes = {site: iter(assign(on[site], count, "spread")) for site, count in Counter(sites).items()}
+    return [next(nodes[site]) for site in sites]

@@ -25,8 +25,7 @@ from raysim.engine.connection import (
 )
 from raysim.engine.delivery import find_limits
 from raysim.engine.engine import Engine, Ref
-from raysim.engine.nodes import Reach
-from raysim.engine.placement import check_on_one_node, nodes_of_workers
+from raysim.engine.nodes import Reach, check_on_one_node, nodes_of_workers
 from raysim.engine.ray_internals import draining_nodes
 from raysim.engine.resources import check_memories, free_resources, wait_for_capacity, workers_that_fit
 from raysim.engine.watch import RayWatch

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysim.config import ConfigError, read_config
-from raysim.engine.placement import Traffic, check_on_one_node, choose_sites, nodes_on_sites
+from raysim.engine.nodes import Traffic, check_on_one_node, choose_sites, nodes_on_sites
 from raysim.network.presets import network_of_sites, parse_network
 from raysim.pipeline.prepare import prepare
 

@@ -23,7 +23,7 @@ from raysim.config import ConfigError
 from raysim.engine.actor import StageActor
 from raysim.engine.connection import node_address
 from raysim.engine.inline import InlineEngine
-from raysim.engine.placement import assign
+from raysim.engine.nodes import assign
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import equal_share, stages_that_fit
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError

@@ -83,7 +83,7 @@ ROOMS = {
     "raysim.engine.connection": ({"config", "engine", "pipeline.errors"}, {"ray"}),
     "raysim.engine.resources": ({"config", "engine.ray_internals", "limits", "network", "pipeline.errors"}, {"ray"}),
     "raysim.engine.calibrate": ({"engine", "limits", "network", "pipeline.messages"}, {"ray"}),
-    "raysim.engine.placement": ({*RUNS, "pipeline", "engine"}, {"ray"}),
+    "raysim.engine.nodes": ({*RUNS, "pipeline", "engine"}, {"ray"}),
     "raysim.engine.delivery": ({*RUNS, "pipeline"}, {"ray"}),
     "raysim.engine.watch": (set(), set()),
     "raysim.engine.ray_internals": (set(), {"ray"}),
