@@ -1,4 +1,4 @@
-"""The one notation: the `repr` of a codec, compressor or schedule, its parser, and the checks of its arguments.
+"""The one notation: the `repr` of a codec, compressor or schedule, its parser, checks of arguments, and errors in user input.
 
 A name may also be a class of the user's own, see `raysim.plugins`.
 
@@ -27,6 +27,10 @@ MAX_DEPTH = 20  # brackets in each other
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 """Signs that a terminal obeys: control characters but for tab and line break, and changes of the direction of writing."""
 REPLACED = "\ufffd"
+
+
+class InputError(ValueError):
+    """Bad input, such as a configuration, a record or a folder: one sentence with field, value and rule, printed before exit code 2."""
 
 
 class Notation:

@@ -1,6 +1,6 @@
 """Records of runs and studies: folders, files, settings and recordings, and the errors for unusable records."""
 
-from raysim.errors import InputError
+from raysim.notation import InputError
 
 
 class AnalysisError(InputError):

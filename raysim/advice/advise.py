@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from raysim.advice.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
 from raysim.advice.evidence import known_word
 from raysim.advice.job import SAME, STATE_BYTES, Job, Layout, Way
-from raysim.errors import InputError
 from raysim.network.devices import DEVICES
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.network.uncertainty import MODEL_ERROR, NINE_TENTHS
+from raysim.notation import InputError
 from raysim.units import format_bytes
 
 LINKS = (

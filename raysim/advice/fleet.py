@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from raysim.errors import InputError
 from raysim.network.devices import DEVICES, Device
-from raysim.notation import known_words, shown
+from raysim.notation import InputError, known_words, shown
 
 
 @dataclass(frozen=True)

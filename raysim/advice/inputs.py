@@ -12,10 +12,9 @@ from raysim.advice.job import SAME, Job, Layout, Model
 from raysim.advice.recipe_shape import RecipeModel
 from raysim.advice.shapes import ModelShape, read_shape
 from raysim.config import ConfigError, read_config
-from raysim.errors import InputError
 from raysim.network.sharding import parse_sharding
 from raysim.network.transport import calibrated_transport
-from raysim.notation import check_real
+from raysim.notation import InputError, check_real
 from raysim.schedules import parse_schedule
 
 SHAPE = ("layers", "width", "length", "vocabulary")

@@ -13,11 +13,11 @@ from raysim.advice.fleet import Fleet
 from raysim.advice.packets import exchange_of, link_messages, sum_exchanges
 from raysim.advice.stage_cost import StageCost
 from raysim.config import read_config
-from raysim.errors import InputError
 from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP, Sharded, Units
 from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import DDP, Averaging, Transport
+from raysim.notation import InputError
 from raysim.schedules import Schedule
 from raysim.schedules.actions import peak_in_flight
 from raysim.schedules.arrays import OPS, make_table

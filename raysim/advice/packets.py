@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from raysim.config import read_config
-from raysim.errors import InputError
 from raysim.forecast.link_costs import link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
 from raysim.network.collectives import DIRECTIONS, TRANSFER, Transfers
+from raysim.notation import InputError
 from raysim.values import UNNAMED, BoundaryTensors
 
 Floats = NDArray[np.float64]

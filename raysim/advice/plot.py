@@ -8,8 +8,8 @@ import numpy as np
 
 from raysim.advice.advise import Advice
 from raysim.advice.bandwidth import LEVELS, free_s, steps_s
-from raysim.errors import InputError
 from raysim.network.topology import Network
+from raysim.notation import InputError
 
 MOST_LINES = 9
 """Ways that are drawn: one colour each."""

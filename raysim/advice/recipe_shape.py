@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from raysim.advice.stage_cost import StageCost, Unit
 from raysim.config import RunConfig
-from raysim.errors import InputError
 from raysim.forecast.structure import data_of, structure_of
+from raysim.notation import InputError
 from raysim.pipeline.prepare import task_of
 from raysim.workloads.partition import partition
 

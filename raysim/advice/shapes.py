@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raysim.advice.stage_cost import Shapes, StageCost, Unit, count_values
-from raysim.errors import InputError
-from raysim.notation import check_integer, known_words
+from raysim.notation import InputError, check_integer, known_words
 from raysim.storage.files import is_file, read_text
 
 UNNAMED = "the model"

@@ -14,8 +14,8 @@ from raysim.advice.job import SAME
 from raysim.advice.recipe_shape import RecipeModel
 from raysim.advice.shapes import UNNAMED, ModelShape
 from raysim.config import read_config
-from raysim.errors import InputError
 from raysim.forecast.profiling import record_profile
+from raysim.notation import InputError
 from raysim.units import format_seconds
 
 SEEDS = 5

@@ -26,13 +26,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from raysim.config import ConfigError, apply_override
 from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
 from raysim.config.reading import sentence
-from raysim.errors import InputError
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
+from raysim.notation import InputError
 from raysim.schedules import Schedule, parse_schedule
 from raysim.schedules.arrays import OPS, make_table
 from raysim.storage.files import is_file, read_text

@@ -15,8 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from raysim.errors import InputError
-from raysim.notation import printable
+from raysim.notation import InputError, printable
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from raysim.config.boundaries import OTHERS
 from raysim.config.fields import OPTIMIZERS, OptimizerConfig
 from raysim.config.run import RunConfig
-from raysim.errors import InputError
-from raysim.notation import known_words, shown
+from raysim.notation import InputError, known_words, shown
 from raysim.storage.files import read_text
 
 LARGEST_BYTES = 4 * 2**20  # of a TOML file

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from raysim.compressors import State
-from raysim.errors import InputError
+from raysim.notation import InputError
 
 
 class CheckpointError(InputError):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raysim.errors import InputError
+from raysim.notation import InputError
 from raysim.records.schema import ENCODINGS, OCCASIONAL, SCHEMA_VERSION, SCHEMAS, run_schema, schema_of
 from raysim.storage.files import FolderLock, sync_folder, write_whole
 from raysim.storage.places import ListedPath, Place

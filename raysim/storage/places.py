@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
-from raysim.errors import InputError
+from raysim.notation import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa

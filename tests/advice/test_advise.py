@@ -24,7 +24,6 @@ from raysim.advice.shapes import ModelShape
 from raysim.advice.study import write_study
 from raysim.cli import app
 from raysim.config import read_config
-from raysim.errors import InputError
 from raysim.forecast.link_costs import link_costs
 from raysim.forecast.replica_costs import replica_costs
 from raysim.network.presets import parse_network
@@ -33,6 +32,7 @@ from raysim.network.sharding import FSDP
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE
 from raysim.network.transport import BARE, NCCL
+from raysim.notation import InputError
 from raysim.schedules import parse_schedule
 from raysim.sweeps.study_file import read_study
 from raysim.values import BoundaryTensors

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raysim.advice.shapes import FAMILIES, ModelShape, _shares, count_values, read_shape, shape_of
-from raysim.errors import InputError
+from raysim.notation import InputError
 
 LLAMA_3_8B: dict[str, Any] = {
     "model_type": "llama",

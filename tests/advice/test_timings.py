@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from raysim.advice.timings import Timings, read_timings, timed_step
 from raysim.cli import app
-from raysim.errors import InputError
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.topology import FREE
 from raysim.network.transport import NCCL
+from raysim.notation import InputError
 from raysim.schedules import parse_schedule
 
 SLOW = parse_network("100mbps+5ms")

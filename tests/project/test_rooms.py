@@ -27,7 +27,6 @@ THIRD_PARTY = {
 
 # What each room may import of ours, and of the third-party packages that matter.
 LOW = {
-    "errors",
     "limits",
     "notation",
     "on_demand",
@@ -41,7 +40,6 @@ LOW = {
 TENSORS = {"codecs", "compressors", "replication", "schedules", "network", "weights", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "storage", "records"}
 RECORDS = {
-    "errors",
     "storage",
     "records",
     "network",
@@ -57,7 +55,6 @@ PRICED_RUNS = {"analysis.data", "analysis.runs"}
 STUDIES = {"config", "sweeps.budget", "sweeps.objectives", "sweeps.space"}
 
 ROOMS = {
-    "raysim.errors": (set(), set()),
     "raysim.limits": (set(), set()),
     "raysim.plugins": (set(), set()),
     "raysim.notation": ({"plugins"}, set()),
@@ -65,7 +62,7 @@ ROOMS = {
     "raysim.on_demand": (set(), {"torch"}),
     "raysim.quality": (set(), set()),
     "raysim.units": (set(), set()),
-    "raysim.storage": ({"errors", "notation"}, {"pyarrow"}),
+    "raysim.storage": ({"notation"}, {"pyarrow"}),
     "raysim.values": (set(), {"torch"}),
     "raysim.codecs": (LOW, {"torch"}),
     "raysim.codecs.kernels": ({"codecs", "on_demand"}, {"torch", "numba"}),

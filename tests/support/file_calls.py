@@ -16,7 +16,7 @@ from typing import Any
 
 from power_loss import DiskLog
 
-from raysim.errors import InputError
+from raysim.notation import InputError
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "fcntl.flock"}
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "fsync"}  # that may fail
