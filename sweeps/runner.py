@@ -282,22 +282,22 @@ class Sweep:
             return
         self.phases.enter("Ray's servers")
         if self.address:
-            connected = join_cluster(self.address, "`address`", self._abandon)
+            watch = join_cluster(self.address, "`address`", self._abandon)
         else:
             # The plan of a trial needs it, and Ray's start leaves this process idle. No daemon: a process that ends while one
             # imports may hang or crash.
             threading.Thread(target=import_module, args=("torch._dynamo",)).start()
             try:
-                connected = start_ray(
+                watch = start_ray(
                     num_cpus=usable_cpus(), dashboard=self.dashboard, on_lost=self._abandon, patience_s=PATIENCE_S
                 )
             except WorkerLostError as error:
                 raise SweepError(f"the sweep failed: {error}") from None
-        self.dashboard_url = connected.dashboard_url
+        self.dashboard_url = watch.dashboard_url
         try:
             yield
         finally:
-            end_ray(connected.watch)
+            end_ray(watch)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -105,10 +105,9 @@ def _actors(count: int) -> Iterator[list[Any]]:
     actors: list[Any] = []
     if address := os.environ.get("RAY_ADDRESS"):
         check_address(address, "`RAY_ADDRESS`")
-        watch = join_cluster(address, "`RAY_ADDRESS`").watch
+        watch = join_cluster(address, "`RAY_ADDRESS`")
     else:
-        connected = start_ray(num_cpus=usable_cpus(), dashboard=False, on_lost=lambda _: None, patience_s=TIMEOUT_S)
-        watch = connected.watch
+        watch = start_ray(num_cpus=usable_cpus(), dashboard=False, on_lost=lambda _: None, patience_s=TIMEOUT_S)
     try:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actors = [start_actor(num_cpus=0, scheduling_strategy=here) for _ in range(count)]

@@ -17,7 +17,7 @@ from typing import Any
 from raysim.config import ConfigError
 from raysim.engine import ray_internals
 from raysim.engine.delivery import NEAR_BYTES, RAY_SETTING
-from raysim.engine.watch import Connected, HeadWatch, RayWatch, ServersWatch
+from raysim.engine.watch import HeadWatch, RayWatch, ServersWatch
 from raysim.pipeline.errors import WorkerLostError
 
 # Ray's own 15 leaves stages hardly any CPU beside other work: with three busy processes on two cores a start took 155 s.
@@ -92,7 +92,7 @@ def init_ray(**options: Any) -> Any:
 
 def start_ray(
     *, num_cpus: int | None, dashboard: bool, on_lost: Callable[[RayWatch], None], patience_s: float
-) -> Connected:
+) -> RayWatch:
     """Start a Ray of this process's own, on loopback, and watch its servers with `on_lost` and `patience_s`.
 
     Raises WorkerLostError if it does not start.
@@ -113,7 +113,8 @@ def start_ray(
     except BaseException:  # a signal that arrived while Ray started
         end_ray(watch)
         raise
-    return Connected(context.dashboard_url, watch)
+    watch.dashboard_url = context.dashboard_url
+    return watch
 
 
 def end_ray(watch: RayWatch) -> None:
@@ -178,7 +179,7 @@ def signals_after() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> Connected:
+def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> RayWatch:
     """Join the cluster at an address, checked by `check_address`, and watch its head.
 
     `field` names the setting with the address; `on_lost` is called if the head is lost. Raises ConfigError if the cluster cannot
@@ -191,7 +192,9 @@ def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] =
         context = init_ray(address=address, job_config=JobConfig(metadata={"user": user_here()}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"The cluster at {field} = {address!r} cannot be joined: {first_reason(error)}.") from None
-    return Connected(context.dashboard_url, HeadWatch(ray.get_runtime_context().gcs_address, on_lost))
+    watch = HeadWatch(ray.get_runtime_context().gcs_address, on_lost)
+    watch.dashboard_url = context.dashboard_url
+    return watch
 
 
 def check_address(address: str, field: str) -> None:

@@ -229,18 +229,17 @@ class RayEngine(Engine):
         address = os.environ.get("RAY_ADDRESS")
         self._private = not address
         if address:
-            connected = join_cluster(address, "`RAY_ADDRESS`")
+            self._watch = join_cluster(address, "`RAY_ADDRESS`")
         else:
             wanted = math.ceil(self.num_workers * self.plan.config.cpus_per_stage)
-            connected = start_ray(
+            self._watch = start_ray(
                 num_cpus=max(wanted, usable_cpus()),  # stages may share cores, and their records say so
                 dashboard=self.dashboard,
                 on_lost=lambda watch: self.on_stuck(watch.sentence),
                 patience_s=PATIENCE_S,
             )
-        self._watch = connected.watch
-        if self.dashboard and connected.dashboard_url:
-            print(dashboard_sentence(connected.dashboard_url), file=sys.stderr, flush=True)
+        if self.dashboard and self._watch.dashboard_url:
+            print(dashboard_sentence(self._watch.dashboard_url), file=sys.stderr, flush=True)
 
     def _place(self) -> list[str]:
         """Return the node of each worker; raises what `wait_for_capacity` and `nodes_of_workers` raise."""

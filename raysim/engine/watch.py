@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import ClassVar, NoReturn
 
 import psutil
 
@@ -24,15 +24,8 @@ STOPPED_LOOKS = 5  # in a row at which a server is stopped, and it counts as los
 IN_ORDER_S = 10.0  # within which a server that is told to end has done so
 
 
-class Connected(NamedTuple):
-    """A Ray that this driver uses, joined or started."""
-
-    dashboard_url: str | None
-    watch: RayWatch
-
-
 class RayWatch(ABC):
-    """Looks in a thread of its own whether Ray's servers are there.
+    """The Ray that this driver started or joined: a thread of its own looks whether the servers are there.
 
     If they are lost and nobody has ended the watch `patience_s` seconds later, `on_lost` is called in that thread, once: the main
     thread may wait in Ray for ever.
@@ -42,6 +35,7 @@ class RayWatch(ABC):
 
     def __init__(self, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0) -> None:
         self.lost = False
+        self.dashboard_url: str | None = None
         self._on_lost, self._patience_s = on_lost, patience_s
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="Ray watch", daemon=True).start()
