@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,12 @@ class Parent:
         going_on = {"model", "optimizer", *memories}
         per, parts = len(held) // plan.num_replicas, list[Mapping[str, torch.Tensor]]()
         for replica in range(plan.num_replicas):
-            tensors = {
-                name: x for part in held[replica * per :][:per] for name, x in part.items() if _kind(name) in going_on
-            }
+            of_replica = chain.from_iterable(part.items() for part in held[replica * per :][:per])
+            tensors = {name: x for name, x in of_replica if _parse(name)[0] in going_on}
             _check_shapes(tensors, modules)
             tensors = _recut(tensors, modules) if recut else tensors
             for worker in range(len(plan.rows)):
-                parts.append({name: x for name, x in tensors.items() if plan.owners[_stage(name)] == worker})
+                parts.append({name: x for name, x in tensors.items() if plan.owners[_parse(name)[1]] == worker})
         return [pack_tensors(dict(part)) for part in parts]
 
     def signals(self, config: RunConfig) -> StepFeedback:
@@ -193,42 +193,38 @@ def _parts_replicas(written: str) -> bool:
     return any(parse_replica_method(notation).decentralized for notation in notations)
 
 
-def _kind(name: str) -> str:
-    """Return the kind of a tensor of a checkpoint: "model", "optimizer", or a memory of `OWNERS`."""
-    first, _, rest = name.partition(".")
-    return rest.split(".", 2)[1] if first == "stage" else first
+def _parse(name: str) -> tuple[str, int, str]:
+    """Return what the name of a checkpoint's tensor says: its kind, its stage, and the rest.
 
-
-def _stage(name: str) -> int:
-    """Return the stage that holds a tensor of a checkpoint; of a link's memory, the sending one."""
+    The kind is "model", "optimizer", or a memory of `OWNERS`; a link's memory is of the sending stage.
+    """
     kind, number, rest = name.split(".", 2)
-    return int(number) + (kind == "link" and rest.startswith("backward."))
+    if kind == "stage":
+        kind, rest = rest.split(".", 1)
+    return kind, int(number) + (kind == "link" and rest.startswith("backward.")), rest
 
 
 def _recut(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     """Return the state of stages for other stages, `modules`: slots of the optimiser are numbered anew by parameter."""
     learned = [[name for name, x in module.named_parameters() if x.requires_grad] for module in modules]
     owners = {name: stage for stage, module in enumerate(modules) for name in module.state_dict()}
-    known: dict[int, set[str]] = {}
-    for name in tensors:
-        if _kind(name) == "model":
-            known.setdefault(_stage(name), set()).add(name.split(".", 3)[3])
+    parsed = dict.fromkeys(map(_parse, tensors))
     moved = {}
-    for name, x in tensors.items():
-        old, rest = _stage(name), name.split(".", 3)[3]
-        if _kind(name) == "model":
+    for (kind, stage, rest), x in zip(parsed, tensors.values(), strict=True):
+        if kind == "model":
             moved[f"stage.{owners[rest]}.model.{rest}"] = x
         else:
             index, slot = rest.split(".", 1)
-            parameter = [name for names in learned for name in names if name in known[old]][int(index)]
-            stage = owners[parameter]
-            moved[f"stage.{stage}.optimizer.{learned[stage].index(parameter)}.{slot}"] = x
+            held = [name for names in learned for name in names if ("model", stage, name) in parsed]
+            owner = owners[held[int(index)]]
+            moved[f"stage.{owner}.optimizer.{learned[owner].index(held[int(index)])}.{slot}"] = x
     return moved
 
 
 def _check_shapes(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) -> None:
     """Raise ConfigError if the model's tensors are not those of the stages by name and shape."""
-    held = {name.split(".", 3)[3]: tuple(x.shape) for name, x in tensors.items() if _kind(name) == "model"}
+    parsed = ((_parse(name), x) for name, x in tensors.items())
+    held = {name: tuple(x.shape) for (kind, _, name), x in parsed if kind == "model"}
     needed = {name: tuple(x.shape) for module in modules for name, x in module.state_dict().items()}
     for name in (*needed, *held):
         if held.get(name) != needed.get(name):
