@@ -162,7 +162,7 @@ class Waiting:
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say or partial(print, file=sys.stderr, flush=True)
+        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
         self.restart()
 
     def restart(self) -> None:

@@ -44,13 +44,16 @@ class Evaluator:
 
         Raises DivergedError if the loss of a pass is not finite.
         """
+        config = self._plan.config
         for turn, (mode, batchnorm) in enumerate(self.passes):
             judged = step == self._plan.end_step and (mode, batchnorm) == ("on", "running")
             before = time.perf_counter()
             where = {"step": step, "mode": mode, "batchnorm": batchnorm}
             yield Event("evaluating", where | {"turn": turn, "samples": 0})
             if batchnorm == "estimated":
-                self._estimate_batchnorm(mode)
+                self._engine.batchnorm("estimate")
+                self._engine.evaluate(mode, "train", min(config.evaluate_batchnorm_batches, self._plan.steps_per_epoch))
+                self._engine.batchnorm("use")
             for total in self._engine.evaluating(mode, each=judged):
                 self._ending.check()
                 yield Event("evaluating", where | {"turn": turn, "samples": total.samples})
@@ -73,10 +76,3 @@ class Evaluator:
                 row = {"step": step, "sample": sample, "loss": loss, "right": hit, "predictions": count}
                 self._recorder.add("samples", row)
                 sample += 1
-
-    def _estimate_batchnorm(self, mode: str) -> None:
-        """Estimate BatchNorm statistics on training batches under a mode of the links, and use them until "restore"."""
-        batches = min(self._plan.config.evaluate_batchnorm_batches, self._plan.steps_per_epoch)
-        self._engine.batchnorm("estimate")
-        self._engine.evaluate(mode, "train", batches)
-        self._engine.batchnorm("use")
