@@ -15,10 +15,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from raysim.distributed.exchange import Channel, ReplicaError, build_alike, replica_group, run_rounds
-from raysim.pipeline.groups import CONTROL_VALUES, MemberRounds, ring_bytes
+from raysim.distributed.exchange import Channel, ReplicaError, build_alike, run_rounds
 from raysim.replication import parse_replica_method
-from raysim.replication.method import ReplicaContext, ReplicaMethod
+from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,15 +45,7 @@ def hook(
     Raises ValueError, on every rank, if the method cannot work on gradients alone, needs an argument that is missing, or
     differs between ranks.
     """
-    gradients = Gradients(
-        model,
-        method,
-        optimizer=optimizer,
-        momentum=momentum,
-        steps_per_epoch=steps_per_epoch,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    gradients = Gradients(model, method, optimizer, momentum, steps_per_epoch, batch_size, seed)
     model.register_comm_hook(gradients, _communicate)
     return gradients
 
@@ -66,7 +57,6 @@ class Gradients:
         self,
         model: DistributedDataParallel,
         method: str,
-        *,
         optimizer: torch.optim.Optimizer | None,
         momentum: float | None,
         steps_per_epoch: int | None,
@@ -76,16 +66,22 @@ class Gradients:
         named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._order = {name: i for i, name in enumerate(named)}
-        device = next(iter(named.values())).device
-        self._channel = Channel(model.process_group, device)
-        self.notation = method
+        self._channel = Channel(model.process_group, next(iter(named.values())).device)
         self._optimizer = optimizer
         self._momentum = momentum
         self._steps_per_epoch = steps_per_epoch
         self._batch_size = batch_size
         self._seed = seed
-        shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
-        self.method = self._agreed(shapes)
+        settings: dict[str, Any] = {
+            "the method": method,
+            "parameters": {name: tuple(parameter.shape) for name, parameter in named.items()},
+            "`momentum`": momentum,
+            "`steps_per_epoch`": steps_per_epoch,
+            "`seed`": seed,
+        }
+        self.method = build_alike(
+            self._channel.group, "average gradients", lambda: self._checked(method, settings["parameters"]), settings
+        )
         self.step = 0
         self._step_s: float | None = None
         self._began: float | None = None
@@ -172,11 +168,15 @@ class Gradients:
         names = tuple(held)
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
         rounds = self.method.average(gradients, memory, self._context(index))
-        count = sum(gradient.numel() for gradient in gradients.values())
-        size, rank = self._channel.size, self._channel.rank
-        group = replica_group(size, self.method.num_rounds(size), stage=index)
-        exchange = MemberRounds(group, rank, rounds, self.method.table(names), max_values=max(CONTROL_VALUES, count))
-        averaged = run_rounds(exchange, self._channel, names)
+        exchange = run_rounds(
+            rounds,
+            self._channel,
+            self.method.table(names),
+            names,
+            stage=index,
+            num_values=sum(gradient.numel() for gradient in gradients.values()),
+        )
+        averaged: Averaged = exchange.result
         for name, gradient in averaged.gradients.items():
             if self._momentum is not None and name not in averaged.with_momentum:
                 gradient = self._velocities[name] = gradient + self._momentum * self._velocities.get(name, 0.0)
@@ -185,7 +185,7 @@ class Gradients:
         for key, x in averaged.memory.items():
             (self._memory if _parameter(key) in held else self._of_bucket[names])[key] = x
         self._of_bucket = {each: kept for each, kept in self._of_bucket.items() if kept}
-        self._dense_bytes += ring_bytes(count, size)
+        self._dense_bytes += exchange.account.dense_bytes
         self._seconds += time.perf_counter() - start
         if last:
             self.step += 1
@@ -217,23 +217,9 @@ class Gradients:
             self._step_s = float(seconds)
         self._began = now
 
-    def _agreed(self, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
-        """Return the parsed method; raises the same ValueError on every rank if one refuses it."""
-        settings = {
-            "the method": self.notation,
-            "parameters": shapes,
-            "`momentum`": self._momentum,
-            "`steps_per_epoch`": self._steps_per_epoch,
-            "`seed`": self._seed,
-        }
-        return build_alike(self._channel.group, "average gradients", lambda: self._checked(shapes), settings)
-
-    def _checked(self, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
-        method = parse_replica_method(self.notation)
-        self._check(method, shapes)
-        return method
-
-    def _check(self, method: ReplicaMethod, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def _checked(self, notation: str, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
+        """Return the parsed method; raises ValueError if it does not fit the model and the arguments."""
+        method = parse_replica_method(notation)
         if method.decentralized or method.uses_previous_gradients:
             why = (
                 "replicas keep parameters of their own"
@@ -261,6 +247,7 @@ class Gradients:
             method.check(shapes, self._channel.size, self._momentum)
         except ValueError as error:
             raise ValueError(f"`method`: {error}") from None
+        return method
 
 
 def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]

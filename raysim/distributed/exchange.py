@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from raysim.codecs.message import Message
+from raysim.codecs.message import CodecTable, Message
 from raysim.pipeline.groups import Group, MemberRounds
 from raysim.pipeline.messages import Parts
+from raysim.replication.method import Rounds
 
 T = TypeVar("T")
 
@@ -101,11 +102,18 @@ class Channel:
         return {other: data.cpu().numpy().tobytes() for other, data in arriving.items()}
 
 
-def check_alike(group: dist.ProcessGroup, verb: str, error: str | None, settings: Mapping[str, Any]) -> None:
-    """Raise the same ValueError on every rank of a group if one has an `error`, or if their `settings` differ.
+def build_alike(group: dist.ProcessGroup, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
+    """Return the result of `build`, which every rank of a group calls.
 
-    `verb`: the work that all ranks must do alike. A setting is named in the sentence with its values, unless it is a mapping.
+    Raises the same ValueError on every rank if `build` raises one on any rank, or if their `settings` differ. `verb`: the work that
+    all ranks must do alike. A setting is named in the sentence with its values, unless it is a mapping.
     """
+    built: list[T] = []
+    error = None
+    try:
+        built.append(build())
+    except ValueError as refusal:
+        error = str(refusal)
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, (error, dict(settings)), group=group)
     for first_error, _ in gathered:
@@ -119,37 +127,23 @@ def check_alike(group: dist.ProcessGroup, verb: str, error: str | None, settings
                 raise ValueError(
                     f"All ranks must {verb} alike, but {field} on rank {rank} is {shown[0]}, and on rank 0 {shown[1]}."
                 )
-
-
-def build_alike(group: dist.ProcessGroup, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
-    """Return the result of `build`, which every rank of a group calls; raises the same ValueError on every rank.
-
-    Arguments as of `check_alike`, whose errors are raised too.
-    """
-    built: list[T] = []
-    error = None
-    try:
-        built.append(build())
-    except ValueError as refusal:
-        error = str(refusal)
-    check_alike(group, verb, error, settings)
     return built[0]
 
 
-def replica_group(size: int, num_rounds: int, stage: int = 0) -> Group:
-    """Return the group of all ranks as the replicas of a stage."""
-    return Group(tuple((rank, stage) for rank in range(size)), num_rounds)
+def run_rounds(
+    rounds: Rounds[Any], channel: Channel, table: CodecTable, name: Hashable, *, stage: int, num_values: int
+) -> MemberRounds:
+    """Run all rounds of a method over a channel, and return them with their result.
 
-
-def run_rounds(exchange: MemberRounds, channel: Channel, name: Hashable) -> Any:
-    """Run all rounds of an exchange over a channel and return its result.
-
-    `name`: of the averaged tensors. Raises ReplicaError if the method fails on any rank.
+    `name`: of the averaged tensors, `num_values` in all. `stage`: of these, in the records. Raises ReplicaError if the method fails
+    on any rank.
     """
-    others = exchange.group.others(exchange.member)
+    group = Group(tuple((rank, stage) for rank in range(channel.size)))
+    exchange = MemberRounds(group, channel.rank, rounds, table, num_values=num_values)
+    others = group.others(channel.rank)
     received: list[Parts] = []
     while True:
-        slot = (name, exchange.num_rounds)
+        slot = (name, exchange.account.num_rounds)
         try:
             everyone, *each = exchange.advance(received)
         except Exception as error:
@@ -157,7 +151,7 @@ def run_rounds(exchange: MemberRounds, channel: Channel, name: Hashable) -> Any:
             channel.swap(slot, dict.fromkeys(others, sentence.encode()), failed=True)
             raise ReplicaError(sentence) from error
         if exchange.over:
-            return exchange.result
+            return exchange
         packed = _packed(everyone)
         arrived = channel.swap(
             slot, {other: packed + _packed(message) for other, message in zip(others, each, strict=True)}

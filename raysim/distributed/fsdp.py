@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from raysim.codecs.message import CodecTable
 from raysim.compressors import Compressor, Context, State
-from raysim.distributed.exchange import Channel, build_alike, replica_group, run_rounds
-from raysim.pipeline.groups import MemberRounds
+from raysim.distributed.exchange import Channel, build_alike, run_rounds
 from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
@@ -120,10 +119,9 @@ class _ReduceScatter:
         if self.channel is None:
             self.channel = Channel(group, input_tensor.device)
         table = CodecTable(self.compressor.entries(), names=[_NAME])
-        members = replica_group(self.channel.size, 1, stage=self.index)
         rounds = self._rounds(input_tensor, self.channel)
-        exchange = MemberRounds(members, self.channel.rank, rounds, table, max_values=output_tensor.numel())
-        total = run_rounds(exchange, self.channel, self.index)
+        numel = output_tensor.numel()
+        total = run_rounds(rounds, self.channel, table, self.index, stage=self.index, num_values=numel).result
         output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
         self.step += 1
 

@@ -13,25 +13,27 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.autograd.function import once_differentiable
 
+from raysim.codecs.message import Message
 from raysim.compressors import Context
 from raysim.distributed.exchange import build_alike
 from raysim.distributed.frames import Frame, FrameError, frame_words, read_frame, setting_of, write_frame
-from raysim.nn.boundary import DIRECTIONS, BoundaryModule
-from raysim.nn.link import parse_methods
+from raysim.nn.boundary import BoundaryModule, crossing
+from raysim.nn.link import by_boundary, check_notations, parse_methods
+from raysim.pipeline.link import DIRECTIONS
 
 _EVALUATION = 0xFFFFFFFF  # in place of the number of a message
 
 
 class _PacketSide(BoundaryModule):
-    """One side of a boundary, with the size of its frames."""
+    """One side of a boundary, with the size of its frames; `settings` as of `BoundaryModule`."""
 
     held: ClassVar[tuple[tuple[str, bool], ...]]
     """The links of this side: direction, and whether it sends."""
@@ -43,43 +45,36 @@ class _PacketSide(BoundaryModule):
         backward: str = "Identity",
         *,
         dtype: torch.dtype = torch.float32,
-        boundary: int = 0,
-        num_microbatches: int = 1,
-        seed: int = 0,
-        replica: int = 0,
-        measure_every_steps: int = 10,
+        **settings: int,
     ) -> None:
         methods = parse_methods(forward, backward)
-        super().__init__(
-            methods,
-            self.held,
-            boundary=boundary,
-            num_microbatches=num_microbatches,
-            seed=seed,
-            replica=replica,
-            measure_every_steps=measure_every_steps,
-        )
+        super().__init__(methods, self.held, **settings)
         self.shape = tuple(shape)
         self.dtype = dtype
         self.words = max(
             frame_words(field, method, self.shape, dtype) for field, method in zip(DIRECTIONS, methods, strict=True)
         )
-        self._setting = setting_of(methods, boundary, num_microbatches, seed, self.shape, dtype)
+        self._setting = setting_of(methods, self.boundary, self.num_microbatches, self.seed, self.shape, dtype)
         self._rehearsed = False  # whether the last tensor was one of torch's rehearsal, without a packet
-
-    @property
-    def number(self) -> int:
-        """Return the number of the next message in training."""
-        return self.step * self.num_microbatches + self.microbatch
 
     def message_bytes(self) -> int:
         return 4 * self.words
 
-    def pack(self, message: Any, number: int, device: torch.device) -> Tensor:
+    def number(self, context: Context) -> int:
+        """Return the number of a message in training."""
+        return context.step * self.num_microbatches + context.microbatch
+
+    def send(self, context: Context, x: Tensor) -> Tensor:
+        """Return the frame of an activation or a gradient in training."""
+        with self.links[context.direction, True].on(x.device) as link:
+            message = link.send(x, context, measure=self.measures())
+        return self.pack(message, self.number(context), x.device)
+
+    def pack(self, message: Message, number: int, device: torch.device) -> Tensor:
         """Return the frame of a message."""
         return write_frame(Frame(message, self._setting, number), self.words, device)
 
-    def unpack(self, tensor: Tensor, number: int) -> Any:
+    def unpack(self, tensor: Tensor, number: int) -> Message:
         """Return the message in a frame.
 
         Raises FrameError if it is not the awaited one, or if the compressors of the two sides differ.
@@ -105,7 +100,7 @@ class SendPacket(_PacketSide):
     held = (("forward", True), ("backward", False))
 
     _before: dict[int, Tensor]  # the memory before the first microbatch of a step
-    _graph: weakref.ref[_Token] | None = None  # of the last message
+    _graph: weakref.ref[partial[Tensor]] | None = None  # lives as long as the graph of the last message
     _answered = True  # whether its gradient has come
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -116,41 +111,31 @@ class SendPacket(_PacketSide):
                 f"The activation at boundary {self.boundary} must have the stated shape {self.shape} and {self.dtype}, but has "
                 f"{tuple(x.shape)} and {x.dtype}."
             )
-        link = self.links["forward", True]
-        link.device = x.device
         if not self.training or not torch.is_grad_enabled():
-            with torch.autocast(x.device.type, enabled=False):
+            with self.links["forward", True].on(x.device) as link:
                 message = link.send_evaluation(x, "on", self.evaluation_key())
             return self.pack(message, _EVALUATION, x.device)
         self._forget_rehearsal()
         self.settle()
         if self.microbatch == 0:
-            self._before = dict(link.state)
-        token = _Token()
-        self._graph, self._answered, self._rehearsed = weakref.ref(token), False, False
-        x = (
-            x if x.requires_grad else x.detach().requires_grad_()
-        )  # frozen stages too: the graph says that this is no rehearsal
-        frame: Tensor = _Sending.apply(x, self, self.context("forward", _rows(x)), token)  # type: ignore[no-untyped-call]
+            self._before = dict(self.links["forward", True].state)
+        context = self.context(x.shape)
+        receive = partial(self.receive, context)
+        self._graph, self._answered, self._rehearsed = weakref.ref(receive), False, False
+        # frozen stages need a gradient too: the graph says that this is no rehearsal
+        trained = x if x.requires_grad else x.detach().requires_grad_()
+        frame = crossing(trained, partial(self.send, context), receive)
         self.microbatch += 1
         return frame
 
-    def send(self, x: Tensor, context: Context) -> Tensor:
-        """Return the frame of an activation in training."""
-        with torch.autocast(x.device.type, enabled=False):
-            message = self.links["forward", True].send(x, context, measure=self.measures())
-        return self.pack(message, self.number, x.device)
-
-    def receive(self, frame: Tensor, context: Context, number: int) -> Tensor:
+    def receive(self, context: Context, frame: Tensor) -> Tensor:
         """Return the gradient in a frame; zeros in a rehearsal, for which torch hands in ones."""
-        link = self.links["backward", False]
-        link.device = frame.device
         if bool((frame == 1).all()):
             self._rehearsed = True
             return torch.zeros(self.shape, dtype=self.dtype, device=frame.device)
-        message = self.unpack(frame, number)
+        message = self.unpack(frame, self.number(context))
         self._answered = True
-        with torch.autocast(frame.device.type, enabled=False):
+        with self.links["backward", False].on(frame.device) as link:
             return link.receive(message, self.of_gradient(context))
 
     def _forget_rehearsal(self) -> None:
@@ -172,81 +157,33 @@ class ReceivePacket(_PacketSide):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, frame: Tensor) -> Tensor:
         """Return the activation in a frame; raises FrameError if another packet is in it."""
-        link = self.links["forward", False]
-        link.device = frame.device
+        device, words = frame.device, frame.shape
         trains = self.training and torch.is_grad_enabled()
         if trains:
             self.settle()
-        number = self.number if trains else _EVALUATION
         try:
-            message = self.unpack(frame, number)
+            message = self.unpack(frame, self.step * self.num_microbatches + self.microbatch if trains else _EVALUATION)
         except FrameError:
             if self._rehearsed or frame.dtype != torch.float32:
                 raise
             self._rehearsed = True
-            activation: Tensor = _Rehearsal.apply(frame, self.shape, self.dtype)  # type: ignore[no-untyped-call]
-            return activation
+            return crossing(
+                frame,
+                lambda _: torch.zeros(self.shape, dtype=self.dtype, device=device),
+                lambda gradient: torch.ones(words, device=gradient.device),
+            )
         self._rehearsed = False
-        if not trains:
-            with torch.autocast(frame.device.type, enabled=False):
+        with self.links["forward", False].on(device) as link:
+            if not trains:
                 return link.receive_evaluation(message)
-        context = self.context("forward", self.shape[0] if self.shape else 1)
-        activation = _Receiving.apply(frame, self, message, context, number)  # type: ignore[no-untyped-call]
+            context = self.context(self.shape)
+            activation = crossing(
+                frame,
+                lambda _: link.receive(message, context),
+                lambda gradient: self.send(self.of_gradient(context), gradient),
+            )
         self.microbatch += 1
         return activation
-
-    def receive(self, message: Any, context: Context, device: torch.device) -> Tensor:
-        """Return the activation of a message."""
-        with torch.autocast(device.type, enabled=False):
-            return self.links["forward", False].receive(message, context)
-
-    def send(self, gradient: Tensor, context: Context, number: int) -> Tensor:
-        """Return the frame of a gradient, under the number of its activation."""
-        link = self.links["backward", True]
-        link.device = gradient.device
-        with torch.autocast(gradient.device.type, enabled=False):
-            message = link.send(gradient, self.of_gradient(context), measure=self.measures())
-        return self.pack(message, number, gradient.device)
-
-
-class _Token:
-    """Lives as long as the graph of a message."""
-
-
-class _Sending(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, end: SendPacket, context: Context, token: _Token) -> Tensor:
-        ctx.end, ctx.context, ctx.token, ctx.number = end, context, token, end.number
-        return end.send(x.detach(), context)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, frame: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.end.receive(frame, ctx.context, ctx.number), None, None, None
-
-
-class _Receiving(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, frame: Tensor, end: ReceivePacket, message: Any, context: Context, number: int) -> Tensor:
-        ctx.end, ctx.context, ctx.number = end, context, number
-        return end.receive(message, context, frame.device)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return ctx.end.send(gradient, ctx.context, ctx.number), None, None, None, None
-
-
-class _Rehearsal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, frame: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        ctx.words = frame.shape
-        return torch.zeros(shape, dtype=dtype, device=frame.device)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return torch.ones(ctx.words, device=gradient.device), None, None
 
 
 def compress_stages(
@@ -281,60 +218,34 @@ def compress_stages(
     """
     held = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
     last = len(shapes)
-    notations = {
-        field: [text] * last if isinstance(text, str) else list(text)
-        for field, text in zip(DIRECTIONS, (forward, backward), strict=True)
-    }
-    common = {"dtype": dtype, "num_microbatches": num_microbatches, "seed": seed}
+    notations = by_boundary(forward, backward, last)
+    common: dict[str, Any] = {"num_microbatches": num_microbatches, "dtype": dtype, "seed": seed}
 
     def side(kind: type[SendPacket] | type[ReceivePacket], boundary: int) -> nn.Module:
         texts = [notations[field][boundary] for field in DIRECTIONS]
-        return kind(shapes[boundary], *texts, boundary=boundary, replica=replica, **common)  # type: ignore[arg-type]
+        return kind(shapes[boundary], *texts, boundary=boundary, replica=replica, **common)
 
     def build() -> dict[int, nn.Module]:
-        _check_stages(held, notations, last)
-        return {index: _with_sides(index, stage, last, side) for index, stage in held.items()}
+        check_notations(notations, last, "boundary")
+        built: dict[int, nn.Module] = {}
+        for index, stage in held.items():
+            if not 0 <= index <= last:
+                raise ValueError(
+                    f"`stages` must have indices from 0 to {last}, as `shapes` has {last} boundaries, but got {index}."
+                )
+            before = [("receive", side(ReceivePacket, index - 1))] if index > 0 else []
+            behind = [("send", side(SendPacket, index))] if index < last else []
+            built[index] = nn.Sequential(OrderedDict([*before, ("stage", stage), *behind]))
+        return built
 
     if group is None and not dist.is_initialized():
         return build()
-    settings: dict[str, Any] = {f"`{field}`": texts for field, texts in notations.items()}
-    settings["`shapes`"] = [tuple(shape) for shape in shapes]
-    settings |= {f"`{name}`": common[name] for name in ("num_microbatches", "dtype", "seed")}
-    settings["`dtype`"] = str(dtype)
+    settings: dict[str, Any] = {
+        **notations,
+        "shapes": [tuple(shape) for shape in shapes],
+        **common,
+        "dtype": str(dtype),
+    }
     everyone = group or dist.group.WORLD
     assert everyone is not None
-    return build_alike(everyone, "compress stages", build, settings)
-
-
-def _with_sides(
-    index: int,
-    stage: nn.Module,
-    last: int,
-    side: Callable[[type[SendPacket] | type[ReceivePacket], int], nn.Module],
-) -> nn.Module:
-    """Return a stage between its sides of the boundaries."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    if index > 0:
-        parts["receive"] = side(ReceivePacket, index - 1)
-    parts["stage"] = stage
-    if index < last:
-        parts["send"] = side(SendPacket, index)
-    return nn.Sequential(parts)
-
-
-def _check_stages(stages: Iterable[int], notations: Mapping[str, Sequence[str]], last: int) -> None:
-    """Raise ValueError if the numbers of stages and notations do not fit `last` boundaries."""
-    for field, given in notations.items():
-        if len(given) != last:
-            raise ValueError(
-                f"`{field}` must be one notation or a list with one per boundary ({last}), but got {len(given)}."
-            )
-    for index in stages:
-        if not 0 <= index <= last:
-            raise ValueError(
-                f"`stages` must have indices from 0 to {last}, as `shapes` has {last} boundaries, but got {index}."
-            )
-
-
-def _rows(x: Tensor) -> int:
-    return len(x) if x.dim() else 1
+    return build_alike(everyone, "compress stages", build, {f"`{name}`": value for name, value in settings.items()})

@@ -19,10 +19,9 @@ from raysim.limits import process_memory
 from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
 from raysim.network.exchanges import more_than_dense
 from raysim.pipeline.groups import (
-    CONTROL_VALUES,
     TIED_TABLE,
     Group,
-    MemberRounds,
+    GroupAccount,
     chunk_bytes,
     exchange_period,
     exchange_together,
@@ -133,11 +132,11 @@ def _averaged(
     count = config.num_replicas
     group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
     table = method.table(shapes)
-    max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
+    num_values = sum(math.prod(shape) for shape in shapes.values())
     memories: list[Memory] = [
         method.begin({name: torch.zeros(shape) for name, shape in shapes.items()}) for _ in range(count)
     ]
-    last: list[list[MemberRounds]] = []
+    last: list[list[GroupAccount]] = []
     exchanging = (step for step in itertools.count() if method.part(LATE + step) == part)
     for step in itertools.islice(exchanging, AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
@@ -159,12 +158,11 @@ def _averaged(
                 parameters=gradients,
             )
             rounds.append(method.average(gradients, memories[replica], context))
-        exchanges = exchange_together(group, rounds, table, max_values=max_values)
+        exchanges = exchange_together(group, rounds, table, num_values=num_values)
         memories = [one.result.memory for one in exchanges]
-        last = [*last[-1:], exchanges]
+        last = [*last[-1:], [one.account for one in exchanges]]
     coded_bytes = statistics.fmean(max(one.coded_bytes for one in step) for step in last)
     codec_s = statistics.fmean(max(one.codec_s for one in step) for step in last)
-    num_values = sum(math.prod(shape) for shape in shapes.values())
     return ReplicaCost(
         stage=stage,
         method=repr(method),

@@ -9,8 +9,7 @@
 [['forward', 'TopK(0.25)', 1, 128], ['backward', 'Quantize(8)', 1, 128]]
 """
 
-from raysim.nn.link import CompressedLink, end_step, report
-from raysim.nn.samples import samples
-from raysim.nn.sequential import insert_links
+from raysim.nn.boundary import samples
+from raysim.nn.link import CompressedLink, end_step, insert_links, report
 
 __all__ = ["CompressedLink", "end_step", "insert_links", "report", "samples"]

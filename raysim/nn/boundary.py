@@ -1,24 +1,74 @@
-"""The base of the modules at a boundary: links with their memories, steps, keys, totals and checkpoints."""
+"""The base of the modules at a boundary: links with their memories, samples, steps, keys, totals and checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from raysim.compressors import Compressor, Context
-from raysim.nn.samples import current, of_microbatch
-from raysim.pipeline.link import Link, LinkAccount
+from raysim.pipeline.link import DIRECTIONS, Link, LinkAccount
 from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DIRECTIONS = ("forward", "backward")
-COLUMNS = ["packets", "wire_bytes", "dense_bytes", "factor", "fidelity", "encode_s", "decode_s"]
+
+class Samples(NamedTuple):
+    """The ids of a batch's samples, and the epoch in which they are visited."""
+
+    ids: tuple[int, ...]
+    epoch: int
+
+    def of_microbatch(self, num_rows: int, microbatch: int, num_microbatches: int) -> Samples:
+        """Return the samples of a microbatch of `num_rows`; these are of one microbatch or of the whole step.
+
+        Raises ValueError if the numbers do not match.
+        """
+        if self is UNKNOWN or len(self.ids) == num_rows:
+            return self
+        if len(self.ids) == num_rows * num_microbatches:
+            return self._replace(ids=self.ids[microbatch * num_rows : (microbatch + 1) * num_rows])
+        raise ValueError(f"`samples` must name each row of a microbatch ({num_rows}), but names {len(self.ids)}.")
+
+
+class _Unknown(tuple[int, ...]):
+    """Unknown sample ids; reading them raises an error that says how to give them."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError(
+            "A memory for each sample needs the ids of the samples: call the model in `with raysim.nn.samples(ids):`."
+        )
+
+
+UNKNOWN = Samples(_Unknown(), 0)
+current_samples: ContextVar[Samples] = ContextVar("samples", default=UNKNOWN)
+"""The samples of the enclosing `samples` block."""
+
+
+@contextmanager
+def samples(ids: Iterable[int] | Tensor, *, epoch: int = 0) -> Iterator[None]:
+    """Give the sample ids of model calls inside the block, one for each row of a microbatch or of a whole step.
+
+    `AQSGD` and every method with `key='sample'` keep their memory under these ids. `epoch` counts from 0; `AQSGD` sends its
+    first epochs dense.
+
+    >>> with samples([4, 7], epoch=1):
+    ...     current_samples.get()
+    Samples(ids=(4, 7), epoch=1)
+    """
+    values = ids.tolist() if isinstance(ids, Tensor) else ids
+    token = current_samples.set(Samples(tuple(int(value) for value in values), epoch))
+    try:
+        yield
+    finally:
+        current_samples.reset(token)
 
 
 class BoundaryModule(nn.Module):
@@ -33,11 +83,11 @@ class BoundaryModule(nn.Module):
         methods: tuple[Compressor, Compressor],
         ends: Iterable[tuple[str, bool]],
         *,
-        boundary: int,
-        num_microbatches: int,
-        seed: int,
-        replica: int,
-        measure_every_steps: int,
+        boundary: int = 0,
+        num_microbatches: int = 1,
+        seed: int = 0,
+        replica: int = 0,
+        measure_every_steps: int = 10,
     ) -> None:
         super().__init__()
         if num_microbatches < 1:
@@ -52,12 +102,10 @@ class BoundaryModule(nn.Module):
         self.microbatch = 0
         self._evaluations = 0
         self.links = {
-            (direction, sender): Link(
-                methods[DIRECTIONS.index(direction)], boundary, direction, sender=sender, device=torch.device("cpu")
-            )
+            (direction, sender): Link(methods[DIRECTIONS.index(direction)], boundary, direction, sender=sender)
             for direction, sender in ends
         }
-        self._totals = {direction: Total() for direction in DIRECTIONS}
+        self._totals = {end: LinkAccount(boundary, *end) for end in self.links}
 
     def extra_repr(self) -> str:
         forward, backward = self.methods
@@ -69,9 +117,8 @@ class BoundaryModule(nn.Module):
         Happens by itself after `num_microbatches` calls; needed only after a step of fewer.
         """
         if self.microbatch:
-            for (direction, sender), link in self.links.items():
-                counts = sender or (direction, True) not in self.links
-                self._totals[direction].add(link.end_step(measure=self.measures()), counts=counts)
+            for end, link in self.links.items():
+                self._totals[end].add(link.end_step())
             self.step += 1
             self.microbatch = 0
 
@@ -93,26 +140,38 @@ class BoundaryModule(nn.Module):
         import pandas as pd
 
         self.settle()
-        rows = [
-            {
-                "boundary": self.boundary,
-                "direction": direction,
-                "codec": repr(method),
-                **self._totals[direction].row(self.message_bytes()),
-            }
-            for direction, method in zip(DIRECTIONS, self.methods, strict=True)
-        ]
-        return pd.DataFrame(rows, columns=["boundary", "direction", "codec", *COLUMNS])
+        rows = []
+        for direction, method in zip(DIRECTIONS, self.methods, strict=True):
+            sender, receiver = (self._totals.get((direction, sends)) for sends in (True, False))
+            total = sender or receiver
+            assert total is not None
+            fixed = self.message_bytes()
+            wire_bytes = total.wire_bytes if fixed is None else total.packets * fixed
+            rows.append(
+                {
+                    "boundary": self.boundary,
+                    "direction": direction,
+                    "codec": repr(method),
+                    "packets": total.packets,
+                    "wire_bytes": wire_bytes,
+                    "dense_bytes": total.dense_bytes,
+                    "factor": total.dense_bytes / wire_bytes if wire_bytes else None,
+                    "fidelity": total.fidelity,
+                    "encode_s": sender.codec_s if sender else 0.0,
+                    "decode_s": receiver.codec_s if receiver else 0.0,
+                }
+            )
+        return pd.DataFrame(rows)
 
     def message_bytes(self) -> int | None:
         """Return the wire bytes of every message if all have one size, else None."""
         return None
 
-    def context(self, direction: str, num_rows: int) -> Context:
-        """Return the context of the current message, which holds `num_rows` samples."""
-        samples = of_microbatch(current(), num_rows, self.microbatch, self.num_microbatches)
+    def context(self, shape: Sequence[int]) -> Context:
+        """Return the context of the present activation, of a shape whose first dimension is samples."""
+        samples = current_samples.get().of_microbatch(shape[0] if shape else 1, self.microbatch, self.num_microbatches)
         return Context(
-            direction=direction,
+            direction="forward",
             boundary=self.boundary,
             step=self.step,
             epoch=samples.epoch,
@@ -121,12 +180,15 @@ class BoundaryModule(nn.Module):
             replica=self.replica,
             num_stages=2,
             num_microbatches=self.num_microbatches,
-            key=self._key(direction, self.step, self.microbatch),
+            key=self._key("forward", self.step, self.microbatch),
         )
 
     def of_gradient(self, context: Context) -> Context:
         """Return the context of an activation's gradient."""
         return context._replace(direction="backward", key=self._key("backward", context.step, context.microbatch))
+
+    def _key(self, direction: str, step: int, microbatch: int) -> int:
+        return derive_key(self.seed, self.replica, self.boundary, direction, step, microbatch)
 
     def evaluation_key(self) -> int:
         """Return the key of the next message in evaluation."""
@@ -149,55 +211,26 @@ class BoundaryModule(nn.Module):
         for end, link in self.links.items():
             link.load(unpack_state(state["memories"][_name(*end)], link.device))
 
-    def _key(self, direction: str, step: int, microbatch: int) -> int:
-        return derive_key(self.seed, self.replica, self.boundary, direction, step, microbatch)
-
-
-class Total:
-    """Totals of one direction over all steps, from the accounts of its two ends."""
-
-    def __init__(self) -> None:
-        self.packets = 0
-        self.wire_bytes = 0
-        self.dense_bytes = 0
-        self.encode_s = 0.0
-        self.decode_s = 0.0
-        self._sent_norm2 = 0.0  # over the measured steps
-        self._error_norm2 = 0.0
-
-    def add(self, step: LinkAccount, *, counts: bool) -> None:
-        """Add the account of one end in a step, with its messages if this end `counts` them."""
-        if step.sender:
-            self.encode_s += step.codec_s
-        else:
-            self.decode_s += step.codec_s
-        if not counts:
-            return
-        self.packets += step.packets
-        self.wire_bytes += step.wire_bytes
-        self.dense_bytes += step.dense_bytes
-        self._sent_norm2 += step.sent_norm2 or 0.0
-        self._error_norm2 += step.error_norm2 or 0.0
-
-    def row(self, message_bytes: int | None = None) -> dict[str, Any]:
-        """Return the totals by `COLUMNS`; quotients of nothing are None. `message_bytes`: of every message, if all have one size."""
-        wire_bytes = self.wire_bytes if message_bytes is None else self.packets * message_bytes
-        return {
-            "packets": self.packets,
-            "wire_bytes": wire_bytes,
-            "dense_bytes": self.dense_bytes,
-            "factor": self.dense_bytes / wire_bytes if wire_bytes else None,
-            "fidelity": 1 - self._error_norm2 / self._sent_norm2 if self._sent_norm2 else None,
-            "encode_s": self.encode_s,
-            "decode_s": self.decode_s,
-        }
-
 
 def _name(direction: str, sender: bool) -> str:
     return f"{direction}.{'sender' if sender else 'receiver'}"
 
 
-def own_memory(y: Tensor, *others: Tensor) -> Tensor:
-    """Return `y`, or a copy of it if it shares memory with another tensor."""
-    address = y.untyped_storage().data_ptr()
-    return y.clone() if any(address == other.untyped_storage().data_ptr() for other in others) else y
+def crossing(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `forward` of a tensor, whose gradient goes through `backward`; neither tensor is kept in between."""
+    y: Tensor = _Crossing.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Crossing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.through = backward
+        return forward(x.detach())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.through(gradient), None, None

@@ -1,17 +1,19 @@
-"""CompressedLink: a compressed boundary inside a model, in one process and without Ray."""
+"""Compressed boundaries inside a model, in one process and without Ray."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from raysim.codecs.codec import Support
 from raysim.compressors import Compressor, Context, parse, share_indices
-from raysim.nn.boundary import DIRECTIONS, BoundaryModule, own_memory
-from raysim.pipeline.link import EVALUATION_MODES
+from raysim.nn.boundary import BoundaryModule, crossing
+from raysim.pipeline.link import DIRECTIONS, EVALUATION_MODES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,9 +53,8 @@ class CompressedLink(BoundaryModule):
         replica: int = 0,
         measure_every_steps: int = 10,
     ) -> None:
-        methods = parse_methods(forward, backward, shared_indices=shared_indices)
         super().__init__(
-            methods,
+            parse_methods(forward, backward, shared_indices=shared_indices),
             [(direction, sender) for direction in DIRECTIONS for sender in (True, False)],
             boundary=boundary,
             num_microbatches=num_microbatches,
@@ -74,21 +75,22 @@ class CompressedLink(BoundaryModule):
         if not self.training or not torch.is_grad_enabled():
             return self._evaluate(x)
         self.settle()
-        context = self.context("forward", len(x) if x.dim() else 1)
-        received: Tensor = _Transfer.apply(x, self, context)  # type: ignore[no-untyped-call]
+        context = self.context(x.shape)
+        received = crossing(
+            x, partial(self._cross, context), lambda gradient: self._cross(self.of_gradient(context), gradient)
+        )
         self.microbatch += 1
         return received
 
-    def cross(self, direction: str, x: Tensor, context: Context) -> Tensor:
-        """Send a tensor in a direction and return the received one, in its own memory."""
-        sender, receiver = self.links[direction, True], self.links[direction, False]
-        sender.device = receiver.device = x.device
-        with torch.autocast(x.device.type, enabled=False):
+    def _cross(self, context: Context, x: Tensor) -> Tensor:
+        """Send a tensor and return the received one, in its own memory."""
+        direction = context.direction
+        with self.links[direction, True].on(x.device) as sender, self.links[direction, False].on(x.device) as receiver:
             message = sender.send(x, context, measure=self.measures())
             y = receiver.receive(message, context)
         if self.shared_indices and direction == "forward":
             self._supports[context.microbatch] = self.methods[0].codec.support(sender.unpack(message), x.device)
-        return own_memory(y, x)
+        return _own_memory(y, x)
 
     def of_gradient(self, context: Context) -> Context:
         support = self._supports.pop(context.microbatch) if self.shared_indices else None
@@ -98,24 +100,14 @@ class CompressedLink(BoundaryModule):
         if self.evaluation not in EVALUATION_MODES:
             raise ValueError(f"`evaluation` must be one of {', '.join(EVALUATION_MODES)}, but got {self.evaluation!r}.")
         self.settle()
-        sender, receiver = self.links["forward", True], self.links["forward", False]
-        receiver.device = x.device
-        message = sender.send_evaluation(x, self.evaluation, self.evaluation_key())
-        return own_memory(receiver.receive_evaluation(message), x)
+        with self.links["forward", True].on(x.device) as sender, self.links["forward", False].on(x.device) as receiver:
+            message = sender.send_evaluation(x, self.evaluation, self.evaluation_key())
+            return _own_memory(receiver.receive_evaluation(message), x)
 
 
-class _Transfer(torch.autograd.Function):
-    """Sends an activation forward and its gradient backward; keeps neither in between."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, link: CompressedLink, context: Context) -> Tensor:
-        ctx.link, ctx.context = link, context
-        return link.cross("forward", x.detach(), context)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.link.cross("backward", gradient, ctx.link.of_gradient(ctx.context)), None, None
+def _own_memory(y: Tensor, x: Tensor) -> Tensor:
+    """Return `y`, or a copy of it if it shares memory with `x`."""
+    return y.clone() if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else y
 
 
 def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) -> tuple[Compressor, Compressor]:
@@ -133,6 +125,74 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
     if not shared_indices:
         return methods
     return methods[0], share_indices(*methods)
+
+
+def insert_links(
+    model: nn.Sequential,
+    cuts: Sequence[str],
+    *,
+    forward: str | Sequence[str] = "Identity",
+    backward: str | Sequence[str] = "Identity",
+    num_microbatches: int = 1,
+    shared_indices: bool = False,
+    seed: int = 0,
+) -> nn.Sequential:
+    """Return a Sequential of the same layers, under the same names, with a `CompressedLink` after each layer named in `cuts`.
+
+    `forward` and `backward` are one notation for all links, or a list with one for each. The links are named `link0`,
+    `link1`, ... With the cuts, seed and microbatches of a run of `raysim.train` they send the same bits.
+
+    Raises ValueError if a cut is not a layer of the model, or is its last one.
+
+    >>> model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), second=nn.Linear(4, 2)))
+    >>> list(dict(insert_links(model, ["first"], forward="TopK(0.5)").named_children()))
+    ['first', 'link0', 'second']
+    """
+    layers = dict(model.named_children())
+    _check_cuts(list(layers), cuts)
+    notations = by_boundary(forward, backward, len(cuts))
+    check_notations(notations, len(cuts), "cut")
+    linked: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, layer in layers.items():
+        linked[name] = layer
+        if name in cuts:
+            boundary = list(cuts).index(name)
+            linked[f"link{boundary}"] = CompressedLink(
+                *(notations[field][boundary] for field in DIRECTIONS),
+                boundary=boundary,
+                num_microbatches=num_microbatches,
+                shared_indices=shared_indices,
+                seed=seed,
+            )
+    return nn.Sequential(linked)
+
+
+def _check_cuts(names: Sequence[str], cuts: Sequence[str]) -> None:
+    """Raise ValueError unless `cuts` are names of layers, in their order, each once and none the last."""
+    for cut in cuts:
+        if cut not in names:
+            raise ValueError(f"`cuts` must name layers of the model ({', '.join(names)}), but got {cut!r}.")
+    if not cuts or list(cuts) != sorted(set(cuts), key=list(names).index) or cuts[-1] == names[-1]:
+        raise ValueError(
+            f"`cuts` must name layers in the model's order, each once and none the last, but got {', '.join(cuts) or 'none'}."
+        )
+
+
+def by_boundary(
+    forward: str | Sequence[str], backward: str | Sequence[str], num_boundaries: int
+) -> dict[str, list[str]]:
+    """Return the notations of each direction, by boundary; one for all is repeated."""
+    given = zip(DIRECTIONS, (forward, backward), strict=True)
+    return {field: [value] * num_boundaries if isinstance(value, str) else list(value) for field, value in given}
+
+
+def check_notations(notations: Mapping[str, Sequence[str]], num_boundaries: int, unit: str) -> None:
+    """Raise ValueError unless each direction has a notation for each boundary, which the sentence calls a `unit`."""
+    for field, given in notations.items():
+        if len(given) != num_boundaries:
+            raise ValueError(
+                f"`{field}` must be one notation or a list with one per {unit} ({num_boundaries}), but got {len(given)}."
+            )
 
 
 def links_of(model: nn.Module) -> list[CompressedLink]:

@@ -13,10 +13,10 @@ from torch import Tensor
 from raysim.codecs import NonFiniteError
 from raysim.codecs import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
-from raysim.pipeline.groups import CONTROL_VALUES, TIED_TABLE, Group, GroupAccount, MemberRounds, ring_bytes, takes_part
+from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, takes_part
+from raysim.pipeline.local import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
 from raysim.pipeline.plan import Plan, averaged_shapes
-from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
 from raysim.replication.method import (
     Averaged,
@@ -34,13 +34,12 @@ from raysim.replication.method import (
 class Averaging:
     """Takes part in the groups of one worker's stages, and holds the memories of its replica methods."""
 
-    def __init__(self, plan: Plan, replica: int, stages: Mapping[int, Stage], device: torch.device) -> None:
-        self.plan = plan
-        self.replica = replica
-        self.stages = stages
-        self.device = device
+    def __init__(self, local: LocalStages) -> None:
+        self.local = local
+        self.plan = local.plan
+        self.stages = local.stages
         self._memories: dict[int, Memory] = {
-            stage: plan.replica_methods[stage].begin(self._parameters(stage)) for stage in stages
+            stage: self.plan.replica_methods[stage].begin(self._parameters(stage)) for stage in self.stages
         }
         self._begin()
 
@@ -63,7 +62,7 @@ class Averaging:
                 (i, member)
                 for i, group in enumerate(groups)
                 for member, (replica, stage) in enumerate(group.members)
-                if replica == self.replica and stage in self.stages
+                if replica == self.local.replica and stage in self.stages
             ]
             exchanges: dict[tuple[int, int], MemberRounds] = {}
             rounds = {i: self.plan.rounds_in(step, groups[i]) for i, _ in own}
@@ -137,7 +136,7 @@ class Averaging:
         """
         for stage in self._memories:
             memory = under(f"{stage}.", tensors) or self.plan.replica_methods[stage].begin(self._parameters(stage))
-            self._memories[stage] = {name: x.to(self.device, copy=True) for name, x in memory.items()}
+            self._memories[stage] = {name: x.to(self.local.device, copy=True) for name, x in memory.items()}
         self._begin()
 
     def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> MemberRounds:
@@ -147,13 +146,13 @@ class Averaging:
         if group.tied is not None:
             tied = module.get_parameter(plan.tied_name(group.tied, index))
             flat = None if tied.grad is None else tied.grad.reshape(-1)
-            total = sum_over_members("sum", flat, member, len(group.members), self.device)
-            return MemberRounds(group, member, total, TIED_TABLE, max_values=tied.numel(), stages=self.stages)
+            total = sum_over_members("sum", flat, member, len(group.members), self.local.device)
+            return MemberRounds(group, member, total, TIED_TABLE, num_values=tied.numel(), stages=self.stages)
         shapes = averaged_shapes(index, module, plan.config, plan.tied)
         table = plan.replica_method(index, step).table(shapes)
-        max_values = max(CONTROL_VALUES, sum(math.prod(shape) for shape in shapes.values()))
+        num_values = sum(math.prod(shape) for shape in shapes.values())
         rounds = self._rounds(index, step, step_s)
-        return MemberRounds(group, member, rounds, table, max_values=max_values, stages=self.stages)
+        return MemberRounds(group, member, rounds, table, num_values=num_values, stages=self.stages)
 
     def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds[Averaged]:
         """Return the generator of a stage's replica method."""
@@ -162,7 +161,7 @@ class Averaging:
         parameters = self._parameters(index)
         gradients = parameters if method.after_update else self._gradients(index)
         context = ReplicaContext(
-            replica=self.replica,
+            replica=self.local.replica,
             num_replicas=plan.num_replicas,
             step=step,
             epoch=step // plan.steps_per_epoch,
@@ -202,29 +201,15 @@ class Averaging:
         if group.tied is None:
             averaged: Averaged = exchange.result
             self._averaged[index] = averaged
+            exchange.account.decisions = tuple(averaged.decisions)
             for name, gradient in averaged.gradients.items():
                 parameter = module.get_parameter(name)
                 parameter.grad = gradient.view_as(parameter)
-            num_values = sum(x.numel() for x in self._parameters(index).values())
-        else:
+        elif exchange.result is not None:
             parameter = module.get_parameter(self.plan.tied_name(group.tied, index))
-            num_values = parameter.numel()
-            if exchange.result is not None:
-                shared = self.plan.num_replicas if self.plan.config.fused_embedding else 1
-                parameter.grad = (exchange.result / shared if shared > 1 else exchange.result).view_as(parameter)
-        self._accounts.append(
-            GroupAccount(
-                stage=index,
-                tied=group.tied is not None,
-                packets=exchange.packets,
-                transfers=tuple(exchange.transfers),
-                dense_bytes=ring_bytes(num_values, len(group.members)),
-                num_rounds=exchange.num_rounds,
-                codec_s=exchange.codec_s,
-                coded_bytes=exchange.coded_bytes,
-                decisions=tuple(self._averaged[index].decisions) if group.tied is None else (),
-            )
-        )
+            shared = self.plan.num_replicas if self.plan.config.fused_embedding else 1
+            parameter.grad = (exchange.result / shared if shared > 1 else exchange.result).view_as(parameter)
+        self._accounts.append(exchange.account)
 
 
 def warm(plan: Plan) -> None:

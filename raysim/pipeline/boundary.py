@@ -13,11 +13,11 @@ from raysim.codecs.bundle import bundle, unbundle
 from raysim.codecs.codec import DTYPES, Support
 from raysim.codecs.message import Message, wire_bytes
 from raysim.compressors import Context
-from raysim.pipeline.device import DeviceClock, Moment
+from raysim.pipeline.device import DeviceClock
 from raysim.pipeline.errors import DivergedError
-from raysim.pipeline.link import Link, LinkAccount
+from raysim.pipeline.link import DIRECTIONS, CodedMessage, Link, LinkAccount
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import SentMessage, StepFeedback
+from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import pack_state, under, unpack_state
 from raysim.schedules.actions import Action, phase
 from raysim.values import UNNAMED, Value, join, sent_bytes, split
@@ -38,17 +38,15 @@ class Boundary:
         index: int,
         stage: int,
         device: torch.device,
-        clock: DeviceClock | None = None,
+        clock: DeviceClock,
     ) -> None:
         self.plan = plan
         self.replica = replica
         self.index = index
         self.device = device
-        self.clock = clock or DeviceClock(device)
+        self.clock = clock
         self._tensors = plan.boundaries[index]
-        directions = ("forward", "backward")
-        earlier = stage == index
-        self.sends, self.receives = directions if earlier else directions[::-1]
+        self.sends, self.receives = DIRECTIONS if stage == index else DIRECTIONS[::-1]
         # in the largest message: of an evaluation, or of a step that also uses the parameters of the step before
         microbatches = 2 * plan.config.batch_size // plan.config.microbatch_size
         by_direction = {
@@ -62,11 +60,11 @@ class Boundary:
                     max_values=microbatches * math.prod(shape),
                     tensor=name,
                     dense_before=plan.config.compress_from,
-                    clock=self.clock,
+                    clock=clock,
                 )
                 for name, shape in self._tensors.shapes.items()
             }
-            for i, direction in enumerate(directions)
+            for i, direction in enumerate(DIRECTIONS)
         }
         self.outgoing, self.incoming = by_direction[self.sends], by_direction[self.receives]
         self.links = [link for links in by_direction.values() for link in links.values()]
@@ -78,8 +76,7 @@ class Boundary:
             for i, action in enumerate(row)
             if action[:2] in self._sending.values()
         }
-        self.last_sent = SentMessage()
-        self.begin()
+        self.last_sent = CodedMessage()
 
     def begin(self) -> None:
         """Begin a step: forget the positions and accounts of a step that ended or broke off."""
@@ -88,7 +85,7 @@ class Boundary:
             name: LinkAccount(self.index, "forward", self.sends == "forward", tensor=name, exact=True)
             for name in self._tensors.exact_bytes
         }
-        self._exact_coded: list[tuple[Moment, Moment]] = []
+        self._exact_coded: list[CodedMessage] = []
 
     def warm(self) -> None:
         """Compile the GPU kernels for the shapes of messages, before a step is timed."""
@@ -119,9 +116,9 @@ class Boundary:
         middle = self.clock.mark() if exact else start
         message = bundle(messages, exact)
         end = self.clock.mark()
-        beside = self._account(self.outgoing, message, messages, exact, (middle, end))
-        dense_bytes = beside + sum(link.last_dense_bytes for link in self.outgoing.values())
-        self.last_sent = SentMessage(start, end, wire_bytes(message), dense_bytes)
+        beside = self._account(self.outgoing, message, messages, exact, CodedMessage(middle, end))
+        dense_bytes = beside + sum(link.messages[-1].dense_bytes for link in self.outgoing.values())
+        self.last_sent = CodedMessage(start, end, wire_bytes(message), dense_bytes)
         self._keep_supports(self.outgoing, step, microbatch, messages)
         return message
 
@@ -134,7 +131,7 @@ class Boundary:
             name: self.incoming[name].receive(inner, self._context(self.incoming[name], step, microbatch))
             for name, inner in messages.items()
         }
-        self._account(self.incoming, message, messages, exact, (start, middle))
+        self._account(self.incoming, message, messages, exact, CodedMessage(start, middle))
         self._keep_supports(self.incoming, step, microbatch, messages)
         return join(floats, exact)
 
@@ -171,9 +168,7 @@ class Boundary:
         ]
         exact = list(self._exact_accounts.values())
         if exact:  # they are packed together, so the first account has the time of all
-            codec_s = sum(DeviceClock.between(*moments) for moments in self._exact_coded)
-            exact[0] = exact[0]._replace(codec_s=codec_s)
-        self.begin()
+            exact[0].codec_s = sum(coded.codec_s for coded in self._exact_coded)
         return [*accounts, *exact]
 
     def state(self) -> dict[str, Tensor]:
@@ -186,8 +181,7 @@ class Boundary:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the memories of both sides' `state`, and forget everything of a step that broke off."""
-        self.begin()
+        """Load the memories of both sides' `state`, and forget the messages of a step that broke off."""
         for link in self.links:
             held = under(_prefix(link), tensors)
             link.load(unpack_state(held, self.device) if link.sender or link.compressor.two_ended else {})
@@ -243,19 +237,18 @@ class Boundary:
         message: Message,
         messages: Mapping[str, Message],
         exact: Mapping[str, Tensor],
-        coded_exact: tuple[Moment, Moment],
+        coded_exact: CodedMessage,
     ) -> int:
         """Account the header and the exact tensors of a message; return their bytes."""
         sizes = {name: sent_bytes(x) for name, x in exact.items()}
         header_bytes = wire_bytes(message) - sum(map(wire_bytes, messages.values())) - sum(sizes.values())
-        next(iter(links.values())).add_header(header_bytes)
+        accounts = [(next(iter(links.values())).account, header_bytes)]
         for name, size in sizes.items():
-            account = self._exact_accounts[name]
-            self._exact_accounts[name] = account._replace(
-                packets=account.packets + 1,
-                wire_bytes=account.wire_bytes + size,
-                dense_bytes=account.dense_bytes + size,
-            )
+            self._exact_accounts[name].packets += 1
+            accounts.append((self._exact_accounts[name], size))
+        for account, size in accounts:
+            account.wire_bytes += size
+            account.dense_bytes += size
         if exact:
             self._exact_coded.append(coded_exact)
         return header_bytes + sum(sizes.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from raysim.network.collectives import DIRECTIONS, Transfer
 from raysim.pipeline.messages import Parts
 from raysim.replication.method import Packets, ReplicaMethod, Round, RoundDriver, Rounds
 
-CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
+_CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
 
 
@@ -26,17 +27,17 @@ class Group(NamedTuple):
     """Members that exchange packets in rounds: owners of the parameter `tied`, or, if None, replicas of a stage."""
 
     members: tuple[tuple[int, int], ...]  # (replica, stage)
-    num_rounds: int
+    num_rounds: int = 0  # at most, if a plan holds the group
     tied: int | None = None  # index in `Plan.tied`
 
     @property
     def direction(self) -> str:
-        """Return the records' name for the kind of exchange."""
+        """The records' name for the kind of exchange."""
         return DIRECTIONS[self.tied is not None]
 
     @property
     def stage(self) -> int:
-        """Return the first member's stage, the group's name in the records."""
+        """The first member's stage, the group's name in the records."""
         return self.members[0][1]
 
     def others(self, member: int) -> list[int]:
@@ -44,22 +45,23 @@ class Group(NamedTuple):
         return [other for other in range(len(self.members)) if other != member]
 
 
-class GroupAccount(NamedTuple):
+@dataclass(slots=True)
+class GroupAccount:
     """Totals of one member of a group in one step."""
 
     stage: int
     tied: bool
-    packets: int
-    transfers: tuple[Transfer, ...]  # to other workers, by round and receiver
     dense_bytes: int  # of an uncompressed all-reduce of the same gradients
-    num_rounds: int
-    codec_s: float
-    coded_bytes: int  # the work of its codecs, see `raysim.codecs.codec`
+    packets: int = 0
+    transfers: list[Transfer] = field(default_factory=list)  # to other workers, by round and receiver
+    num_rounds: int = 0
+    codec_s: float = 0.0
+    coded_bytes: int = 0  # the work of its codecs, see `raysim.codecs.codec`
     decisions: tuple[Decision, ...] = ()
 
     @property
     def wire_bytes(self) -> int:
-        """Return the bytes of all transfers."""
+        """The bytes of all transfers."""
         return int(sum(transfer.wire_bytes for transfer in self.transfers))
 
 
@@ -113,10 +115,10 @@ def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
 
 
 class MemberRounds:
-    """One member's rounds in one step, packed into messages; counts the transfers to other workers.
+    """One member's rounds in one step, packed into messages, and the account of its transfers to other workers.
 
-    `table`: the group's codecs and names, for packing. `max_values`: of the largest packet; larger ones are refused. `stages`: of
-    this worker, to which transfers are not counted.
+    `table`: the group's codecs and names, for packing. `num_values`: of the member's tensors; larger packets are refused, but for
+    those of a few numbers on which methods agree. `stages`: of this worker, to which transfers are not counted.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class MemberRounds:
         rounds: Rounds[Any],
         table: CodecTable,
         *,
-        max_values: int,
+        num_values: int,
         stages: Container[int] = (),
     ) -> None:
         self._far = [
@@ -136,14 +138,11 @@ class MemberRounds:
         ]
         self.group = group
         self.member = member
-        self.packets = 0
-        self.transfers: list[Transfer] = []
-        self.num_rounds = 0
-        self.codec_s = 0.0
-        self.coded_bytes = 0
+        dense_bytes = ring_bytes(num_values, len(group.members))
+        self.account = GroupAccount(group.members[member][1], group.tied is not None, dense_bytes)
         self._driver = RoundDriver(rounds)
         self._table = table
-        self._max_values = max_values
+        self._max_values = max(_CONTROL_VALUES, num_values)
         self._sent: Round | None = None
 
     def advance(self, received: Sequence[Parts]) -> list[Message | None]:
@@ -152,30 +151,27 @@ class MemberRounds:
         `received`: a pair from each other member in order, its message to this member and its message to everyone; empty in the
         first round. A finished method sends nothing.
         """
-        others = self.group.others(self.member)
+        others, account = self.group.others(self.member), self.account
         start, work = time.perf_counter(), work_bytes()
         self._sent = self._driver.advance(None if self._sent is None else self._gather(received))
-        self.coded_bytes += work_bytes() - work
+        account.coded_bytes += work_bytes() - work
         if self._sent is None:
-            self.codec_s += time.perf_counter() - start
+            account.codec_s += time.perf_counter() - start
             return [None] * (1 + len(others))
         everyone = self._pack(self._sent.everyone)
         each = {other: self._pack(self._sent.each.get(other, {})) for other in others}
-        self.codec_s += time.perf_counter() - start
+        account.codec_s += time.perf_counter() - start
         for other in self._far:
-            self.packets += len(self._sent.everyone) + len(self._sent.each.get(other, {}))
+            account.packets += len(self._sent.everyone) + len(self._sent.each.get(other, {}))
             sent = [message for message in (everyone, each[other]) if message is not None]
             if sent:
                 ends = (*self.group.members[self.member], *self.group.members[other])
                 size = sum(wire_bytes(message) for message in sent)
-                self.transfers.append(Transfer(self.group.direction, self.group.stage, self.num_rounds, *ends, size))
-        self.num_rounds += 1
+                account.transfers.append(
+                    Transfer(self.group.direction, self.group.stage, account.num_rounds, *ends, size)
+                )
+        account.num_rounds += 1
         return [everyone, *each.values()]
-
-    @property
-    def wire_bytes(self) -> int:
-        """Return the bytes of all transfers so far."""
-        return int(sum(transfer.wire_bytes for transfer in self.transfers))
 
     @property
     def over(self) -> bool:
@@ -208,10 +204,10 @@ class MemberRounds:
 
 
 def exchange_together(
-    group: Group, rounds: Sequence[Rounds[Any]], table: CodecTable, *, max_values: int
+    group: Group, rounds: Sequence[Rounds[Any]], table: CodecTable, *, num_values: int
 ) -> list[MemberRounds]:
     """Run the rounds of all members of a group in one process; arguments as for `MemberRounds`."""
-    exchanges = [MemberRounds(group, member, each, table, max_values=max_values) for member, each in enumerate(rounds)]
+    exchanges = [MemberRounds(group, member, each, table, num_values=num_values) for member, each in enumerate(rounds)]
     sent = [exchange.advance(()) for exchange in exchanges]
     while not exchanges[0].over:
         received = [

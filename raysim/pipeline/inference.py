@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.codecs import NonFiniteError, derive_key
+from raysim.codecs.bundle import bundle, unbundle
 from raysim.codecs.message import Message
-from raysim.pipeline.boundary import Boundary
 from raysim.pipeline.errors import DivergedError, StageError
-from raysim.pipeline.generation import generate
+from raysim.pipeline.local import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
-from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import Evaluated, Failure
-from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, unpack_tensors
 from raysim.values import Value, only
-from raysim.workloads.splits import Data, Split
+from raysim.workloads.losses import IGNORED
 
 
 class Inference:
-    """Evaluates the stages of one worker, with its own or mean parameters and a choice of BatchNorm statistics.
+    """Evaluates the stages of one worker, with its own or mean parameters and a choice of BatchNorm statistics."""
 
-    `data`: of the workers with the first or the last stage.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        replica: int,
-        stages: Mapping[int, Stage],
-        boundaries: Mapping[tuple[int, int], Boundary],
-        data: Data | None,
-        device: torch.device,
-    ) -> None:
-        self._plan = plan
-        self._replica = replica
-        self._stages = stages
-        self._boundaries = boundaries
-        self._data = data
-        self._device = device
+    def __init__(self, local: LocalStages) -> None:
+        self._local = local
+        self._plan = local.plan
+        self._stages = local.stages
         self._own: dict[int, dict[str, Tensor]] = {}  # parameters by stage, while a mean is evaluated
-        self._statistics = {index: BatchNormStatistics(stage.module) for index, stage in stages.items()}
+        self._statistics = {index: BatchNormStatistics(stage.module) for index, stage in self._stages.items()}
 
     def run(
         self, step: int, split: str, batches: Sequence[int], mode: str, each: bool = False
@@ -63,13 +46,12 @@ class Inference:
                 for batch in batches:
                     message = None
                     if not stage.first:
-                        (message,) = yield Receive(self._plan.worker(self._replica, index - 1), (index - 1, batch))
+                        (message,) = yield Receive(self._local.worker(index - 1), (index - 1, batch))
                     outcome = self._infer(step, index, split, batch, mode, message, each)
                     if isinstance(outcome, Evaluated):
                         evaluated.append(outcome)
                     else:
-                        target = self._plan.worker(self._replica, index + 1)
-                        yield Send((OutgoingMessage(target, (index, batch), outcome),))
+                        yield Send((OutgoingMessage(self._local.worker(index + 1), (index, batch), outcome),))
             if split == "test" and self._plan.task.generates:
                 evaluated += yield from self._generate(step, batches, mode)
         except (DivergedError, StageError) as error:
@@ -81,11 +63,11 @@ class Inference:
     ) -> Message | Evaluated:
         """Return the message of a stage's activation, or, after the last stage, the sums over the batch."""
         ids, seed = self._plan.evaluation_ids(split, batch), self._plan.config.seed
-        x = message if message is not None else self._split(split).inputs(ids, 0, seed, False)
+        x = message if message is not None else self._local.split(split).inputs(ids, 0, seed, False)
         outcome = self._forward(step, index, mode, derive_key(seed, "evaluation", index, split, batch), x)
         if not isinstance(outcome, Tensor):
             return outcome
-        targets = self._split(split).targets(ids).to(self._device)
+        targets = self._local.split(split).targets(ids).to(self._local.device)
         task = self._plan.task
         scores = task.each(outcome, targets) if each else None
         return Evaluated(len(targets), task.sums(outcome, targets), () if scores is None else (scores,))
@@ -95,32 +77,61 @@ class Inference:
 
         `x`: the message of the stage before, or at the first stage the data. `key`: of the link's random draws.
         """
-        stage = self._stages[index]
+        stage, boundaries = self._stages[index], self._local.boundaries
         received: Value = (
-            x.to(self._device) if isinstance(x, Tensor) else self._boundaries[index - 1, index].receive_evaluation(x)
+            x.to(self._local.device) if isinstance(x, Tensor) else boundaries[index - 1, index].receive_evaluation(x)
         )
         y = stage.infer(received, self._statistics[index].estimated)
         if stage.last:
             return only(y)
         try:
-            return self._boundaries[index, index].send_evaluation(y, mode, key)
+            return boundaries[index, index].send_evaluation(y, mode, key)
         except NonFiniteError:
             where = f"activation at boundary {index}, forward"
             raise DivergedError(step, f"evaluation with compression {mode}", where) from None
 
     def _generate(self, step: int, batches: Sequence[int], mode: str) -> Turns[list[Evaluated]]:
-        """Generate the answers of test batches, over links in an evaluation mode."""
+        """Generate the answers of test batches greedily; the worker of the last stage returns the sums over each batch.
 
-        def forward(index: int, batch: int, position: int, x: Message | Tensor) -> Message | Tensor:
-            key = derive_key(self._plan.config.seed, "generation", index, batch, position)
-            return self._forward(step, index, mode, key, x)
-
-        test = None if self._data is None else self._data.test
-        return generate(self._plan, self._replica, tuple(self._stages), test, batches, forward)
-
-    def _split(self, name: str) -> Split:
-        assert self._data is not None, "only workers with the first or the last stage hold data"
-        return self._data.train if name == "train" else self._data.test
+        For each token the whole text so far goes through all stages, and the last stage returns the token of the greatest score to
+        the first. Positions that do not count keep the token of the data.
+        """
+        plan, worker, last = self._plan, self._local.worker, self._plan.num_stages - 1
+        ids = {batch: plan.evaluation_ids("test", batch) for batch in batches}
+        targets, texts = {}, {}
+        if {0, last} & self._stages.keys():
+            test = self._local.split("test")
+            targets = {batch: test.targets(ids[batch]) for batch in batches}
+            texts = {batch: test.inputs(ids[batch], 0, plan.config.seed, False).clone() for batch in batches}
+        generated = {batch: each.clone() for batch, each in targets.items()}
+        for position in range(*plan.answer):
+            for index in self._stages:
+                for batch in batches:
+                    x: Message | Tensor | None
+                    if index > 0:
+                        (x,) = yield Receive(worker(index - 1), ("generating", index - 1, batch, position))
+                    else:
+                        if position > plan.answer[0]:
+                            (message,) = yield Receive(worker(last), ("generated", batch, position))
+                            assert message is not None
+                            counted = targets[batch][:, position - 1] != IGNORED
+                            tokens = unbundle(message, len(counted))[1]["tokens"]
+                            texts[batch][counted, position] = tokens[counted]
+                        x = texts[batch][:, : position + 1]
+                    assert x is not None
+                    draws = derive_key(plan.config.seed, "generation", index, batch, position)
+                    outcome = self._forward(step, index, mode, draws, x)
+                    if not isinstance(outcome, Tensor):
+                        key = ("generating", index, batch, position)
+                        yield Send((OutgoingMessage(worker(index + 1), key, outcome),))
+                        continue
+                    tokens = generated[batch][:, position] = outcome[:, -1].argmax(dim=-1).cpu()
+                    if position + 1 < plan.answer[1]:
+                        message = bundle({}, {"tokens": tokens})
+                        yield Send((OutgoingMessage(worker(0), ("generated", batch, position + 1), message),))
+        if last not in self._stages:
+            return []
+        return [Evaluated(0, plan.task.generated_sums(generated[batch], targets[batch])) for batch in batches]
 
     def take_mean(self, *replicas: np.ndarray) -> None:
         """Replace the parameters by the mean over all replicas; without arguments, restore the replica's own."""

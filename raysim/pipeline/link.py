@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,11 +17,14 @@ from raysim.compressors import Compressor, Context, Decision, State
 from raysim.pipeline.device import DeviceClock, Moment
 from raysim.values import UNNAMED
 
+DIRECTIONS = ("forward", "backward")
 EVALUATION_MODES = ("off", "on", "on_direct")
+CPU = torch.device("cpu")
 
 
-class LinkAccount(NamedTuple):
-    """Totals of one end of a link in one step; squared norms are sums over the measured packets."""
+@dataclass(slots=True)
+class LinkAccount:
+    """Totals of one end of a link, in one step unless added up; squared norms are sums over the measured packets."""
 
     boundary: int
     direction: str
@@ -36,6 +42,38 @@ class LinkAccount(NamedTuple):
     tensor: str = UNNAMED  # its name, if several tensors cross the boundary
     exact: bool = False  # whether it holds integers or booleans, which are never compressed
 
+    @property
+    def fidelity(self) -> float | None:
+        """1 - the squared norm of the errors over that of the tensors; None if it was not measured."""
+        return 1 - self.error_norm2 / self.sent_norm2 if self.sent_norm2 and self.error_norm2 is not None else None
+
+    def add(self, other: LinkAccount) -> None:
+        """Add the messages, bytes, seconds and norms of another step."""
+        self.packets += other.packets
+        self.wire_bytes += other.wire_bytes
+        self.dense_bytes += other.dense_bytes
+        self.codec_s += other.codec_s
+        self.add_norms(other.sent_norm2 or 0.0, other.received_norm2 or 0.0, other.error_norm2 or 0.0)
+
+    def add_norms(self, sent: float, received: float, error: float) -> None:
+        self.sent_norm2 = (self.sent_norm2 or 0.0) + sent
+        self.received_norm2 = (self.received_norm2 or 0.0) + received
+        self.error_norm2 = (self.error_norm2 or 0.0) + error
+
+
+class CodedMessage(NamedTuple):
+    """Start and end of a message's encoding or decoding, and its bytes with and without compression."""
+
+    start: Moment = 0.0
+    end: Moment = 0.0
+    wire_bytes: int = 0
+    dense_bytes: int = 0
+
+    @property
+    def codec_s(self) -> float:
+        """Seconds of the codec; waits until the GPU has finished."""
+        return DeviceClock.between(self.start, self.end)
+
 
 class Link:
     """The sending or receiving end of a tensor's activations ("forward") or gradients ("backward") at one boundary.
@@ -52,7 +90,7 @@ class Link:
         direction: str,
         *,
         sender: bool,
-        device: torch.device,
+        device: torch.device = CPU,
         max_values: int = 1 << 32,
         tensor: str = UNNAMED,
         dense_before: int = 0,
@@ -66,28 +104,28 @@ class Link:
         self.boundary = boundary
         self.direction = direction
         self.sender = sender
-        self.state: State = {}
-        self.clock = clock or DeviceClock(device)
-        self._shares_clock = clock is not None
         self.device = device
-        self.last_coded: tuple[Moment, Moment] = (0.0, 0.0)  # start and end of the codec, for the last message
-        self.last_wire_bytes = 0
-        self.last_dense_bytes = 0
-        self._coded: list[tuple[Moment, Moment]] = []  # the same for all messages of the step
+        self.clock = clock or DeviceClock(device)
+        self.load({})
+
+    def load(self, state: State) -> None:
+        """Load a state, and forget everything of a step that broke off."""
+        self.state = state
         self._pending: list[State] = []
         self._last_context: Context | None = None  # of the last sent message
-        self._account = self._empty_account()
+        self._begin()
 
-    @property
-    def device(self) -> torch.device:
-        """The device on which messages are decoded; a link with its own clock gets a new one for a new device."""
-        return self._device
+    def _begin(self) -> None:
+        self.account = LinkAccount(self.boundary, self.direction, self.sender, tensor=self.tensor)  # of this step
+        self.messages: list[CodedMessage] = []  # of this step
 
-    @device.setter
-    def device(self, device: torch.device) -> None:
-        self._device = device
-        if not self._shares_clock and device != self.clock.device:
-            self.clock = DeviceClock(device)
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[Self]:
+        """Work on a device of the user's own training, outside of its autocast; the link's own clock follows."""
+        if device != self.device:
+            self.device, self.clock = device, DeviceClock(device)
+        with torch.autocast(device.type, enabled=False):
+            yield self
 
     def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
         """Return the message of a tensor and update the memory; with `measure`, also measure the error at the receiver.
@@ -98,12 +136,13 @@ class Link:
         dense = context.step < self.dense_before
         packet, changes = (Identity().encode(x), {}) if dense else self.compressor.encode(x, self.state, context)
         message = self.table.pack(packet)
-        self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
+        self._count(message, x, start, work)
         if dense:
             return message
         if measure and not self.compressor.exact:
             received, _ = self.compressor.decode(packet, self.state, context, self.device)
-            self._measure(x.detach().double(), received.double())
+            arrived, sent = received.double(), x.detach().double()
+            self.account.add_norms(*(float(each.square().sum()) for each in (sent, arrived, sent - arrived)))
         self._commit(changes)
         self._last_context = context
         return message
@@ -120,21 +159,24 @@ class Link:
             x = packet.decode(self.device)
         else:
             x, changes = self.compressor.decode(packet, self.state, context, self.device)
-        self._add(wire_bytes(message), x.nbytes, start, work_bytes() - work)
+        self._count(message, x, start, work)
         self._commit(changes)
         return x
 
-    def add_header(self, num_bytes: int) -> None:
-        """Count the header of the bundle around the message, with and without compression."""
-        account = self._account
-        self._account = account._replace(
-            wire_bytes=account.wire_bytes + num_bytes, dense_bytes=account.dense_bytes + num_bytes
-        )
+    def _count(self, message: Message, x: Tensor, start: Moment, work: int) -> None:
+        """Count a message that was coded from `start` on, after `work` bytes of other messages."""
+        coded = CodedMessage(start, self.clock.mark(), wire_bytes(message), x.nbytes)
+        self.messages.append(coded)
+        self.account.packets += 1
+        self.account.wire_bytes += coded.wire_bytes
+        self.account.dense_bytes += coded.dense_bytes
+        self.account.coded_bytes += work_bytes() - work
 
-    @property
-    def last_codec_s(self) -> float:
-        """The codec's seconds for the last message; waits until the GPU has finished."""
-        return DeviceClock.between(*self.last_coded)
+    def _commit(self, changes: State) -> None:
+        if self.compressor.commits_at == "step":
+            self._pending.append(changes)
+        else:
+            self.compressor.commit(self.state, changes)
 
     def unpack(self, message: Message) -> Packet:
         """Return the packet of a message; raises ValueError if it is malformed."""
@@ -150,14 +192,6 @@ class Link:
         """Return the tensor of a message of `send_evaluation`."""
         return self.unpack(message).decode(self.device)
 
-    def load(self, state: State) -> None:
-        """Load a state, and forget everything of a step that broke off."""
-        self.state = state
-        self._pending.clear()
-        self._coded.clear()
-        self._last_context = None
-        self._account = self._empty_account()
-
     def end_step(
         self,
         *,
@@ -172,6 +206,7 @@ class Link:
         Waits until the GPU has finished. `step_s`, `floor`, `sensitivity`: of the step before, see `Context`. `batch_size`: over all
         replicas.
         """
+        account = self.account
         for changes in self._pending:
             self.compressor.commit(self.state, changes)
         self._pending.clear()
@@ -182,41 +217,10 @@ class Link:
             self._last_context = None
             changes, decisions = self.compressor.end_step(self.state, context)
             self.compressor.commit(self.state, changes)
-            self._account = self._account._replace(decisions=tuple(decisions))
-        codec_s = sum(DeviceClock.between(*moments) for moments in self._coded)
-        self._coded.clear()
-        account, self._account = self._account._replace(codec_s=codec_s), self._empty_account()
+            account.decisions = tuple(decisions)
+        account.codec_s = sum(message.codec_s for message in self.messages)
         if measure and self.sender and self.state:
-            account = account._replace(
-                memory_norm2=sum(float(row.double().square().sum()) for key, row in self.state.items() if key >= 0)
-            )
+            norms = (float(row.double().square().sum()) for key, row in self.state.items() if key >= 0)
+            account.memory_norm2 = sum(norms)
+        self._begin()
         return account
-
-    def _commit(self, changes: State) -> None:
-        if self.compressor.commits_at == "step":
-            self._pending.append(changes)
-        else:
-            self.compressor.commit(self.state, changes)
-
-    def _add(self, num_bytes: int, dense_bytes: int, start: Moment, work: int) -> None:
-        self.last_coded = start, self.clock.mark()
-        self._coded.append(self.last_coded)
-        self.last_wire_bytes, self.last_dense_bytes = num_bytes, dense_bytes
-        account = self._account
-        self._account = account._replace(
-            packets=account.packets + 1,
-            wire_bytes=account.wire_bytes + num_bytes,
-            dense_bytes=account.dense_bytes + dense_bytes,
-            coded_bytes=account.coded_bytes + work,
-        )
-
-    def _measure(self, sent: Tensor, received: Tensor) -> None:
-        account = self._account
-        self._account = account._replace(
-            sent_norm2=(account.sent_norm2 or 0.0) + float(sent.square().sum()),
-            received_norm2=(account.received_norm2 or 0.0) + float(received.square().sum()),
-            error_norm2=(account.error_norm2 or 0.0) + float((sent - received).square().sum()),
-        )
-
-    def _empty_account(self) -> LinkAccount:
-        return LinkAccount(self.boundary, self.direction, self.sender, tensor=self.tensor)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import named
-from raysim.pipeline.generation import check_generation
 from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.plan import FROM_SCRATCH, Origin, Plan, averaged_shapes, tied_owners
@@ -21,7 +21,9 @@ from raysim.values import UNNAMED, BoundaryTensors
 from raysim.workloads.data import Data, DataShape, load_data
 from raysim.workloads.metrics import check_metrics
 from raysim.workloads.models import build_model
+from raysim.workloads.options import reason_of
 from raysim.workloads.partition import Partition, partition
+from raysim.workloads.splits import Split
 from raysim.workloads.task import Task, answer_span, make_task
 
 
@@ -144,6 +146,31 @@ def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> Non
                     f"`{field}.{name}` must be Identity or be left out, since `{name}` holds integers or booleans, which are sent "
                     f"as they are, but got {compressor!r}."
                 )
+
+
+def check_generation(stages: Sequence[nn.Module], test: Split, start: int, num_tokens: int) -> None:
+    """Raise ConfigError if a model does not take a text that ends at the position `start`, from which its answer is generated."""
+    ids = torch.zeros(1, dtype=torch.int64).numpy()
+    value = test.inputs(ids, 0, 0, False)[:, : start + 1]
+    wanted = (1, start + 1)
+    try:
+        with torch.no_grad():
+            for stage in stages:
+                value = stage.eval()(value)
+        found = tuple(value.shape)
+    except Exception as error:
+        raise ConfigError(
+            f"`metrics` = 'exact_match' needs a model for texts of any length, but `model` failed on {start + 1} of "
+            f"{test.inputs(ids, 0, 0, False).shape[1]} tokens: {reason_of(error)}."
+        ) from error
+    finally:
+        for stage in stages:
+            stage.train()
+    if found[:2] != wanted or found[2:] < (num_tokens,):
+        raise ConfigError(
+            f"`metrics` = 'exact_match' needs scores of the shape {(*wanted, num_tokens)} for {start + 1} tokens, but `model` returned "
+            f"{found}."
+        )
 
 
 def check_plan(plan: Plan, parts: Partition) -> None:

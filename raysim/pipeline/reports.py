@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from raysim.pipeline.device import DeviceClock, Moment
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.groups import GroupAccount
-from raysim.pipeline.link import LinkAccount
+from raysim.pipeline.link import CodedMessage, LinkAccount
 from raysim.schedules.actions import Action
 from raysim.values import UNNAMED
 from raysim.workloads.task import SampleScores
@@ -65,15 +65,6 @@ class Evaluated(NamedTuple):
         return Evaluated(self.samples + other.samples, sums, self.each + other.each)
 
 
-class SentMessage(NamedTuple):
-    """Start and end of a message's encoding, and its bytes with and without compression."""
-
-    start: Moment = 0.0
-    end: Moment = 0.0
-    wire_bytes: int = 0
-    dense_bytes: int = 0
-
-
 class TimedAction(NamedTuple):
     """An action of a profiled step, with moments that can be read after the step."""
 
@@ -83,7 +74,7 @@ class TimedAction(NamedTuple):
     computed: Moment
     end: Moment
     cpu_s: float
-    sent: SentMessage
+    sent: CodedMessage
     work: str | None
 
     def record(self, clock: DeviceClock) -> ActionRecord:

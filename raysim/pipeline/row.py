@@ -3,60 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message
 from raysim.codecs.transfers import Flight, to_device
 from raysim.pipeline.boundary import Boundary
-from raysim.pipeline.device import DeviceClock, cpu_seconds
+from raysim.pipeline.device import cpu_seconds
 from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.link import CodedMessage
+from raysim.pipeline.local import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
-from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import ActionRecord, SentMessage, TimedAction
-from raysim.pipeline.stage import Stage
+from raysim.pipeline.reports import ActionRecord, TimedAction
 from raysim.pipeline.updates import Updates
-from raysim.schedules.actions import Action, Row, dependency, sends
+from raysim.schedules.actions import Action, dependency, sends
 from raysim.values import Value, only
 from raysim.workloads.metrics import count
-from raysim.workloads.splits import Data
 
 
 class RowExecution:
-    """Executes the actions of one worker's row.
+    """Executes the actions of one worker's row. On a GPU, packets leave the device while it computes."""
 
-    `boundaries`: the worker's sides, by boundary and stage. `data`: of the workers with the first or the last stage. On a GPU,
-    packets leave the device while it computes.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        replica: int,
-        row: Row,
-        stages: Mapping[int, Stage],
-        boundaries: Mapping[tuple[int, int], Boundary],
-        updates: Updates,
-        data: Data | None,
-        device: torch.device,
-        clock: DeviceClock,
-    ) -> None:
-        self.plan = plan
-        self.replica = replica
-        self.row = row
-        self.stages = stages
-        self.boundaries = boundaries
+    def __init__(self, local: LocalStages, updates: Updates) -> None:
+        self.local = local
+        self.plan = local.plan
+        self.row = local.plan.rows[local.row]
+        self.clock = local.clock
         self.updates = updates
-        self.data = data
-        self.clock = clock
-        self.device = device
         self.flight = Flight()
-        self.overlaps = self.flight.takes(self.device)
-        self._split_backwards = {action._replace(op="B") for action in row if action.op == "W"}
+        self.overlaps = self.flight.takes(local.device)
+        self._split_backwards = {action._replace(op="B") for action in self.row if action.op == "W"}
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -97,7 +76,7 @@ class RowExecution:
         source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
             yield from self._deliver()  # before this worker waits, so that no other waits for its packets
-            (message,) = yield Receive(self.plan.worker(self.replica, source.stage), tuple(source))
+            (message,) = yield Receive(self.local.worker(source.stage), tuple(source))
         profiled, threads = self.plan.profiles(self.step), self.plan.config.threads_per_stage
         where = f"stage {action.stage}, {action}, step {self.step}"
         with self._blamed(where), self.flight.open():
@@ -112,13 +91,13 @@ class RowExecution:
             if boundary is not None:
                 assert y is not None
                 sent = boundary.send(y, self.step, action.microbatch)
-                target = self.plan.worker(self.replica, action.stage + (1 if action.op == "F" else -1))
+                target = self.local.worker(action.stage + (1 if action.op == "F" else -1))
                 self._outgoing.append((action, OutgoingMessage(target, tuple(action), sent)))
             elif action.op == "F":
                 self._keep_loss(action, y)
             end = self.clock.mark()
         if profiled:
-            last = boundary.last_sent if boundary is not None else SentMessage()
+            last = boundary.last_sent if boundary is not None else CodedMessage()
             work = self._other_work(action.stage)
             self._timed.append(TimedAction(action, start, decoded, computed, end, cpu_s, last, work))
         if not self.overlaps:
@@ -155,32 +134,31 @@ class RowExecution:
             return "twin"
         if self.plan.config.weights.updates_each_microbatch:
             return "update"
-        return "sensitivity" if self.plan.needs_sensitivity(self.replica, stage - 1) else None
+        return "sensitivity" if self.plan.needs_sensitivity(self.local.replica, stage - 1) else None
 
     def _outgoing_boundary(self, action: Action) -> Boundary | None:
         """Return the boundary over which an action sends its result, None if it sends nothing."""
         if not sends(action, self.plan.num_stages):
             return None
-        return self.boundaries[action.stage if action.op == "F" else action.stage - 1, action.stage]
+        return self.local.boundaries[action.stage if action.op == "F" else action.stage - 1, action.stage]
 
     def _input(self, action: Action, message: Message | None) -> Value | None:
         """Return the input of an action: a received value, or data; None if the stage holds its input already."""
         if message is not None:
             index = action.stage - 1 if action.op == "F" else action.stage
-            return self.boundaries[index, action.stage].receive(message, self.step, action.microbatch)
+            return self.local.boundaries[index, action.stage].receive(message, self.step, action.microbatch)
         if action.op != "F":
             return None
-        assert self.data is not None, "the worker of the first stage holds data"
-        epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.replica)
-        return to_device(self.data.train.inputs(ids, epoch, self.plan.config.seed, True), self.device)
+        epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.local.replica)
+        return to_device(self.local.split("train").inputs(ids, epoch, self.plan.config.seed, True), self.local.device)
 
     def _compute(self, action: Action, x: Value | None) -> Value | None:
         """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
-        stage, microbatch = self.stages[action.stage], action.microbatch
+        stage, microbatch = self.local.stages[action.stage], action.microbatch
         if action.op == "F":
             assert x is not None
             # numbered as in one pipeline of all replicas' microbatches
-            number = self.replica * self.plan.config.num_microbatches + microbatch
+            number = self.local.replica * self.plan.config.num_microbatches + microbatch
             key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, number)
             if stage.last and self.plan.task.has_ignored and stage.divisor is None:
                 stage.divisor = self._divisor()
@@ -209,13 +187,11 @@ class RowExecution:
         self._device_losses.clear()
 
     def _targets(self, microbatch: int) -> Tensor:
-        assert self.data is not None, "the worker of the last stage holds data"
-        ids = self.plan.microbatch(self.step, microbatch, self.replica)[1]
-        return to_device(self.data.train.targets(ids), self.device)
+        ids = self.plan.microbatch(self.step, microbatch, self.local.replica)[1]
+        return to_device(self.local.split("train").targets(ids), self.local.device)
 
     def _divisor(self) -> float:
         """Return the mean number of targets that count in a microbatch of this step, over all replicas."""
-        assert self.data is not None, "the worker of the last stage holds data"
         ids = self.plan.batch(self.step)
         microbatches = self.plan.num_replicas * self.plan.config.num_microbatches
-        return max(count(self.data.train.targets(ids)), 1) / microbatches
+        return max(count(self.local.split("train").targets(ids)), 1) / microbatches

@@ -6,37 +6,49 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
+from raysim.codecs.message import Message
 from raysim.config import OptimizerConfig
 from raysim.pipeline.averaging import Averaging
 from raysim.pipeline.device import DeviceClock, Moment, cpu_seconds
 from raysim.pipeline.errors import DivergedError
-from raysim.pipeline.plan import Plan
-from raysim.pipeline.stage import Stage
+from raysim.pipeline.local import LocalStages
+from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
+from raysim.pipeline.stage import Snapshot
 
 
 class Updates:
     """Updates the stages of one worker, once a step or after each microbatch."""
 
-    def __init__(
-        self, plan: Plan, replica: int, stages: Mapping[int, Stage], averaging: Averaging, clock: DeviceClock
-    ) -> None:
-        self.plan = plan
-        self.replica = replica
-        self.stages = stages
+    def __init__(self, local: LocalStages, averaging: Averaging) -> None:
+        self.local = local
+        self.plan = local.plan
+        self.stages = local.stages
         self.averaging = averaging
-        self.clock = clock
         self._spans: list[tuple[Moment, Moment]] = []
         self._cpu_s = 0.0
 
-    def end_step(self, step: int, norms: Sequence[Mapping[int, float]]) -> float | None:
+    def begin(self) -> None:
+        """Begin a step."""
+
+    def end_run(self, step: int) -> Turns[dict[int, float]]:
+        """Return the squared norms of the gradients of the stages that `end_step` needs of all workers."""
+        yield from ()  # without a message to another worker
+        if self.plan.config.optimizer.clip_norm is None:
+            return {}
+        return {index: self.squared_norm(index) for index in self.stages}
+
+    def end_step(self, step: int, norms: Sequence[Mapping[int, float]]) -> Turns[float | None]:
         """Update all stages; return the norm of the replica's gradients if they are clipped.
 
         `norms`: the squared norms of all stages of each replica. Does nothing if stages update after each microbatch. Raises
         DivergedError if a norm is not finite.
         """
+        yield from ()  # without a message to another worker
         if self.plan.config.weights.updates_each_microbatch:
             return None
-        norm, squared = None, norms[self.replica]
+        norm, squared = None, norms[self.local.replica]
         if self.plan.config.optimizer.clip_norm is not None:
             norm = finite_norm(step, [squared[stage] for stage in sorted(squared)])  # whichever workers own them
         self.update(step, norm, squared if self.plan.config.weights.clips_by_stage else {})
@@ -44,15 +56,16 @@ class Updates:
 
     def update(self, step: int, norm: float | None, squared: Mapping[int, float] = MappingProxyType({})) -> None:
         """Update all stages, with gradients clipped by `norm`, or by their own norms if these are given by stage, `squared`."""
-        start, cpu_s = self.clock.mark(), cpu_seconds(self.plan.config.threads_per_stage)
+        clock, threads = self.local.clock, self.plan.config.threads_per_stage
+        start, cpu_s = clock.mark(), cpu_seconds(threads)
         for index, stage in self.stages.items():
             if self.plan.needs_previous_gradients(step + 1):
                 stage.keep_parameters()
             stage.place(self.averaging.parameters(index))
             own = math.sqrt(squared[index]) if index in squared else norm
             self._update(step, index, own, self.averaging.with_momentum(index))
-        self._cpu_s += cpu_seconds(self.plan.config.threads_per_stage) - cpu_s
-        self._spans.append((start, self.clock.mark()))
+        self._cpu_s += cpu_seconds(threads) - cpu_s
+        self._spans.append((start, clock.mark()))
 
     def take_seconds(self) -> float:
         """Return the seconds of the step's updates: CPU seconds a thread, on a GPU seconds as they passed."""
@@ -77,11 +90,70 @@ class Updates:
 
     def _update(self, step: int, index: int, norm: float | None, with_momentum: frozenset[str] = frozenset()) -> None:
         """Step the optimiser of a stage, with gradients clipped by `norm`."""
-        config, stage = self.plan.config.optimizer, self.stages[index]
-        scale = 1.0 if norm is None else clipping_scale(config, norm)
-        rate = self.plan.learning_rate(step)
-        rate = self.plan.config.weights.rate(rate, stage.versions.longest, step)
+        config, stage = self.plan.config, self.stages[index]
+        scale = 1.0 if norm is None else clipping_scale(config.optimizer, norm)
+        rate = config.weights.rate(self.plan.learning_rate(step), stage.versions.longest, step)
         stage.update(rate, scale, with_momentum)
+
+
+class ValidatedUpdates(Updates):
+    """Updates that do not wait for the norms of other workers, and are amended if these ask for it: post-validation.
+
+    Qi et al. 2023, arXiv:2401.10241, section 4. The squared norms of stages travel from the first worker of a replica to the last
+    and back. A rollback restores copies, where the paper's inverts the optimiser's step, so that the weights have the bits of a
+    synchronous step.
+    """
+
+    def begin(self) -> None:
+        self._squared: dict[int, float] = {}  # of the stages of this worker and those before it
+        self._snapshots: dict[int, Snapshot] = {}  # of stages that updated early
+
+    def end_run(self, step: int) -> Turns[dict[int, float]]:
+        """Pass the norms of this and earlier workers on, and update the stages unless these norms ask for an amendment."""
+        row = self.local.row
+        if row > 0:
+            self._squared = yield from self._receive(row - 1)
+        self._squared |= {index: self.squared_norm(index) for index in self.stages}
+        if row < len(self.plan.rows) - 1:
+            yield self._send(row + 1)
+        norm = math.sqrt(math.fsum(self._squared.values()))
+        if math.isfinite(norm) and clipping_scale(self.plan.config.optimizer, norm) == 1.0:
+            self._snapshots = {index: stage.snapshot() for index, stage in self.stages.items()}
+            self.update(step, None)
+        return {}
+
+    def end_step(self, step: int, norms: Sequence[Mapping[int, float]]) -> Turns[float | None]:
+        """Return the norm of all stages' gradients once the stages are updated by it; raises DivergedError if it is not finite."""
+        row = self.local.row
+        if row < len(self.plan.rows) - 1:
+            self._squared = yield from self._receive(row + 1)
+        if row > 0:
+            yield self._send(row - 1)
+        squared = [self._squared[stage] for stage in sorted(self._squared)]
+        finite = all(map(math.isfinite, squared))
+        if self._snapshots and not (
+            finite and clipping_scale(self.plan.config.optimizer, math.sqrt(sum(squared))) == 1.0
+        ):
+            for index, stage in self.stages.items():
+                stage.restore(self._snapshots[index])
+            self._snapshots = {}
+        norm = finite_norm(step, squared)
+        if not self._snapshots:
+            self.update(step, norm)
+        return norm
+
+    def _send(self, row: int) -> Send:
+        """Return the request to send the known norms to another row of this replica."""
+        message: Message = (b"", np.array(list(self._squared.items()), np.float64).reshape(-1).view(np.uint8))
+        target = self.local.replica * len(self.plan.rows) + row
+        return Send((OutgoingMessage(target, ("norms", self.local.row), message),))
+
+    def _receive(self, row: int) -> Turns[dict[int, float]]:
+        """Return the norms known to another row of this replica."""
+        (message,) = yield Receive(self.local.replica * len(self.plan.rows) + row, ("norms", row))
+        assert message is not None
+        _, *arrays = message
+        return {int(stage): float(squared) for stage, squared in arrays[0].view(np.float64).reshape(-1, 2)}
 
 
 def clipping_scale(config: OptimizerConfig, norm: float) -> float:

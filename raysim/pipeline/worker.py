@@ -12,19 +12,17 @@ from torch import Tensor, nn
 
 from raysim.codecs.transfers import synchronize
 from raysim.pipeline.averaging import Averaging, warm
-from raysim.pipeline.boundary import Boundary
-from raysim.pipeline.device import DeviceClock, DeviceFacts, facts_of
+from raysim.pipeline.device import DeviceFacts, facts_of
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.inference import Inference
+from raysim.pipeline.local import LocalStages
 from raysim.pipeline.messages import Turns
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import Evaluated, Failure, StepFeedback, StepReport
 from raysim.pipeline.row import RowExecution
 from raysim.pipeline.sensitivity import Sensitivity
-from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import pack_tensors, under, unpack_tensors
-from raysim.pipeline.updates import Updates
-from raysim.pipeline.validation import Validation
+from raysim.pipeline.updates import Updates, ValidatedUpdates
 from raysim.workloads.splits import Data
 
 
@@ -46,56 +44,25 @@ class Worker:
         self.plan = plan
         self.timeout_s = plan.config.timeout_s
         self.index = index
-        self.replica, place = divmod(index, len(plan.rows))
         self.device = torch.device(device)
-        self.stages = {stage: self._stage(stage, module) for stage, module in modules.items()}
+        self.local = LocalStages(plan, index, modules, data, self.device)
+        self.stages, self.boundaries = self.local.stages, self.local.boundaries
         self._sensitivities = {
             s - 1: Sensitivity(stage.module)
             for s, stage in self.stages.items()
-            if plan.needs_sensitivity(self.replica, s - 1)
+            if plan.needs_sensitivity(self.local.replica, s - 1)
         }
         warm(plan)  # before a step is timed
-        self.averaging = Averaging(plan, self.replica, self.stages, self.device)
-        self.clock = DeviceClock(self.device)
-        self.updates = Updates(plan, self.replica, self.stages, self.averaging, self.clock)
-        self.validation = Validation(plan, self.replica, place, self.updates) if plan.validates else None
-        self.boundaries = {
-            (index, stage): Boundary(plan, self.replica, index, stage, self.device, self.clock)
-            for index in range(plan.num_stages - 1)
-            for stage in (index, index + 1)
-            if stage in self.stages
-        }
-        self.row = RowExecution(
-            plan,
-            self.replica,
-            plan.rows[place],
-            self.stages,
-            self.boundaries,
-            self.updates,
-            data,
-            self.device,
-            self.clock,
-        )
+        self.averaging = Averaging(self.local)
+        self.updates = (ValidatedUpdates if plan.validates else Updates)(self.local, self.averaging)
+        self.row = RowExecution(self.local, self.updates)
         if self.row.overlaps:
             for boundary in self.boundaries.values():
                 boundary.warm()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # of the warming, or of an earlier worker of this process
-        self.inference = Inference(plan, self.replica, self.stages, self.boundaries, data, self.device)
+        self.inference = Inference(self.local)
         self._begin(0)
-
-    def _stage(self, index: int, module: nn.Module) -> Stage:
-        plan = self.plan
-        return Stage(
-            module,
-            plan.config,
-            self.device,
-            first=index == 0,
-            last=index == plan.num_stages - 1,
-            loss=plan.task.loss,
-            elementwise=plan.elementwise[index],
-            delays=plan.weight_delays[index],
-        )
 
     def _begin(self, step: int) -> None:
         self.step = step
@@ -104,8 +71,7 @@ class Worker:
         for boundary in self.boundaries.values():
             boundary.begin()
         self.row.begin(step)
-        if self.validation is not None:
-            self.validation.begin()
+        self.updates.begin()
         self._has_run = False
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():
@@ -125,14 +91,11 @@ class Worker:
             taken = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
             self._measured = {boundary: value for boundary, value in taken.items() if value is not None}
             yield from self.averaging.run(step, step_s)
-            if self.validation is not None:
-                yield from self.validation.update_early(step)
+            norms = yield from self.updates.end_run(step)
         except (DivergedError, StageError) as error:
             return Failure(self.row.action, error)
         self._has_run = True
-        if self.plan.config.optimizer.clip_norm is None or self.validation is not None:
-            return {}
-        return {index: self.updates.squared_norm(index) for index in self.stages}
+        return norms
 
     def update(
         self, step: int, feedback: StepFeedback, norms: Sequence[Mapping[int, float]]
@@ -146,10 +109,7 @@ class Worker:
         if not self._has_run:
             raise StageError(f"worker {self.index} was told to update in step {step} before the step was run")
         try:
-            if self.validation is not None:
-                norm: float | None = yield from self.validation.validate(step)
-            else:
-                norm = self.updates.end_step(step, norms)
+            norm = yield from self.updates.end_step(step, norms)
             yield from self.averaging.run(step, feedback.step_s, after_update=True)
         except (DivergedError, StageError) as error:
             return Failure(None, error)
@@ -160,7 +120,7 @@ class Worker:
         synchronize(self.device)
         links = [account for each in self.boundaries.values() for account in each.end_step(step, feedback)]
         report = StepReport(
-            self.replica,
+            self.local.replica,
             self.row.losses(),
             links,
             groups,

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,15 +17,8 @@ from raysim.codecs import NonFiniteError
 from raysim.nn.link import CompressedLink
 from raysim.units import format_bytes
 
-
-class Stateful(Protocol):
-    """An optimiser, a learning-rate schedule, a gradient scaler: anything with a state that can be loaded."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Load the state."""
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 
 class Branch(NamedTuple):
@@ -76,7 +69,7 @@ class Snapshot:
             module.training = mode
         for optimizer, (slots, groups) in self._optimizers:
             optimizer.state.clear()
-            optimizer.state.update({parameter: _copied(own) for parameter, own in slots.items()})
+            optimizer.state.update({parameter: copy.deepcopy(own) for parameter, own in slots.items()})
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.update(copy.deepcopy(options))
         for other, entries in self._others:
@@ -163,8 +156,4 @@ def _linked(cuts: Sequence[nn.Module], candidate: str, num_microbatches: int, se
 def _slots(optimizer: torch.optim.Optimizer) -> tuple[dict[Tensor, dict[str, Any]], list[dict[str, Any]]]:
     """Return copies of an optimiser's state by parameter, and of the options of its groups."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {parameter: _copied(own) for parameter, own in optimizer.state.items()}, copy.deepcopy(groups)
-
-
-def _copied(own: dict[str, Any]) -> dict[str, Any]:
-    return {key: x.clone() if isinstance(x, Tensor) else copy.deepcopy(x) for key, x in own.items()}
+    return {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}, copy.deepcopy(groups)

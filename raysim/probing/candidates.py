@@ -1,24 +1,99 @@
-"""Candidates of a probe: compression that is tried on tensors of a training, beside it."""
+"""Candidates of a probe, tried on tensors of a training beside it, and their figures: by step, and in a folder for each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raysim.compressors import Context
-from raysim.distributed.exchange import Channel, replica_group, run_rounds
-from raysim.nn.boundary import DIRECTIONS
+from raysim.distributed.exchange import Channel, run_rounds
 from raysim.nn.link import parse_methods
-from raysim.pipeline.groups import CONTROL_VALUES, MemberRounds, ring_bytes
-from raysim.pipeline.link import Link, LinkAccount
-from raysim.probing.sample import Measured, Sent
+from raysim.pipeline.groups import MemberRounds
+from raysim.pipeline.link import DIRECTIONS, Link
+from raysim.probing.stopwatch import Seconds
+from raysim.records import SCHEMA_VERSION, Recorder
 from raysim.replication import parse_replica_method
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod
+from raysim.replication.method import Gradients, Memory, ReplicaContext, ReplicaMethod
 
 DENSE = "Identity"
+
+
+class Sent(NamedTuple):
+    """The measured figures of one message of a candidate."""
+
+    encode_s: float
+    decode_s: float
+    wire_bytes: int
+    dense_bytes: int
+
+
+class Measured(NamedTuple):
+    """The figures of one candidate in one step."""
+
+    messages: Mapping[tuple[int, str, int, int], Sent] = {}
+    """By replica, direction, boundary and microbatch."""
+    links: Sequence[Mapping[str, Any]] = ()
+    """Rows of `links`, without the step."""
+    transfers: Sequence[Mapping[str, Any]] = ()
+    """Rows of `collectives`, without the step."""
+
+
+class Sample(NamedTuple):
+    """The figures of one step."""
+
+    seconds: Mapping[tuple[int, int, str, int], Seconds]
+    """Of the compute, by replica, stage, "F", "B" or "W", and microbatch."""
+    measured: Sequence[Measured]
+    """Of every candidate."""
+
+
+Samples = Mapping[int, Sample]
+"""By step of the training."""
+
+
+def together(parts: Iterable[Samples]) -> list[Sample]:
+    """Return the steps of which every part has a sample, each put together from all parts."""
+    every = list(parts)
+    steps = set.intersection(*(set(part) for part in every))
+    return [_joined([part[step] for part in every]) for step in sorted(steps)]
+
+
+def joined(parts: Sequence[Measured]) -> Measured:
+    """Return the figures of one candidate that were measured in several places."""
+    return Measured(
+        {key: sent for one in parts for key, sent in one.messages.items()},
+        [row for one in parts for row in one.links],
+        [row for one in parts for row in one.transfers],
+    )
+
+
+def has_halves(samples: Iterable[Sample]) -> bool:
+    """Return whether some backward was timed in two parts, of inputs and of weights."""
+    return any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
+
+
+def in_parts(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
+    """Return a sample in which the backwards of `halves`, stages and microbatches, alone are in two parts.
+
+    The seconds of both parts of the others are added.
+    """
+    seconds: dict[tuple[int, int, str, int], Seconds] = {}
+    for (replica, stage, op, microbatch), spent in sample.seconds.items():
+        whole = op == "W" and (stage, microbatch) not in halves
+        key = (replica, stage, "B" if whole else op, microbatch)
+        seconds[key] = seconds.get(key, Seconds()).plus(spent)
+    return sample._replace(seconds=seconds)
+
+
+def _joined(parts: Sequence[Sample]) -> Sample:
+    seconds = {key: spent for part in parts for key, spent in part.seconds.items()}
+    return Sample(seconds, [joined(each) for each in zip(*(part.measured for part in parts), strict=True)])
 
 
 class LinkCandidate:
@@ -28,47 +103,40 @@ class LinkCandidate:
         self.methods = dict(zip(DIRECTIONS, parse_methods(notation, notation), strict=True))
         self.replica = replica
         self._ends = {
-            (direction, boundary): tuple(
-                Link(self.methods[direction], boundary, direction, sender=sender, device=torch.device("cpu"))
-                for sender in (True, False)
-            )
+            (direction, boundary): [Link(self.methods[direction], boundary, direction, sender=s) for s in (True, False)]
             for direction, boundary in links
         }
         self._messages: dict[tuple[int, str, int, int], Sent] = {}
 
     def send(self, x: Tensor, context: Context) -> None:
         """Encode and decode one message; raises NonFiniteError if the tensor holds NaN or infinity."""
-        sender, receiver = self._ends[context.direction, context.boundary]
-        sender.device = receiver.device = x.device
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            message = sender.send(x, context, measure=True)
-            receiver.receive(message, context)
-        times = sender.last_codec_s, receiver.last_codec_s
+        here, there = self._ends[context.direction, context.boundary]
+        with torch.no_grad(), here.on(x.device) as sender, there.on(x.device) as receiver:
+            receiver.receive(sender.send(x, context, measure=True), context)
         key = (self.replica, context.direction, context.boundary, context.microbatch)
-        self._messages[key] = Sent(*times, sender.last_wire_bytes, sender.last_dense_bytes)
+        sent = sender.messages[-1]
+        self._messages[key] = Sent(sent.codec_s, receiver.messages[-1].codec_s, sent.wire_bytes, sent.dense_bytes)
 
     def end_step(self) -> Measured:
         """Move the memories on, and return the figures of the step."""
-        accounts = [(ends[0].end_step(measure=True), ends[1].end_step()) for ends in self._ends.values()]
+        accounts = [[end.end_step() for end in ends] for ends in self._ends.values()]
+        rows = [
+            {
+                "replica": self.replica,
+                "boundary": sender.boundary,
+                "direction": sender.direction,
+                "codec": repr(self.methods[sender.direction]),
+                "packets": sender.packets,
+                "wire_bytes": sender.wire_bytes,
+                "dense_bytes": sender.dense_bytes,
+                "fidelity": 1.0 if self.methods[sender.direction].exact else sender.fidelity,
+                "encode_s": sender.codec_s,
+                "decode_s": receiver.codec_s,
+            }
+            for sender, receiver in accounts
+        ]
         messages, self._messages = self._messages, {}
-        return Measured(messages, [self._row(*pair) for pair in accounts])
-
-    def _row(self, sender: LinkAccount, receiver: LinkAccount) -> dict[str, Any]:
-        method = self.methods[sender.direction]
-        known = sender.sent_norm2 and sender.error_norm2 is not None
-        fidelity = 1 - (sender.error_norm2 or 0.0) / sender.sent_norm2 if known and sender.sent_norm2 else None
-        return {
-            "replica": self.replica,
-            "boundary": sender.boundary,
-            "direction": sender.direction,
-            "codec": repr(method),
-            "packets": sender.packets,
-            "wire_bytes": sender.wire_bytes,
-            "dense_bytes": sender.dense_bytes,
-            "fidelity": 1.0 if method.exact else fidelity,
-            "encode_s": sender.codec_s,
-            "decode_s": receiver.codec_s,
-        }
+        return Measured(messages, rows)
 
 
 class GradientCandidate:
@@ -77,47 +145,42 @@ class GradientCandidate:
     def __init__(self, notation: str) -> None:
         self.method = parse_replica_method(notation)
         self._memories: dict[int, Memory] = {}  # by stage
-        self._links: list[dict[str, Any]] = []
-        self._transfers: list[dict[str, Any]] = []
 
-    def begin_step(self) -> None:
-        """Forget the figures of a step that broke off."""
-        self._links, self._transfers = [], []
+    def average(
+        self, gradients: Mapping[int, Gradients], channel: Channel, context: ReplicaContext
+    ) -> dict[int, MemberRounds]:
+        """Return the rounds of each stage's average of its gradients, once they are over.
 
-    def average(self, gradients: Gradients, channel: Channel, context: ReplicaContext) -> Gradients:
-        """Return the average of a stage's gradients, and keep its figures.
-
-        Raises ReplicaError on all ranks if it fails on one.
+        Raises ReplicaError on all ranks if one fails.
         """
-        stage = context.stage
-        count = sum(gradient.numel() for gradient in gradients.values())
-        group = replica_group(channel.size, self.method.num_rounds(channel.size), stage)
-        rounds = self.method.average(gradients, self._memories.get(stage, {}), context)
-        table = self.method.table(gradients)
-        exchange = MemberRounds(group, channel.rank, rounds, table, max_values=max(CONTROL_VALUES, count))
-        averaged: Averaged = run_rounds(exchange, channel, (repr(self.method), stage))
-        self._memories[stage] = averaged.memory
-        self._links.append(
+        averaged = {}
+        for stage in sorted(gradients):
+            rounds = self.method.average(gradients[stage], self._memories.get(stage, {}), context._replace(stage=stage))
+            count = sum(gradient.numel() for gradient in gradients[stage].values())
+            table, name = self.method.table(gradients[stage]), (repr(self.method), stage)
+            averaged[stage] = run_rounds(rounds, channel, table, name, stage=stage, num_values=count)
+            self._memories[stage] = averaged[stage].result.memory
+        return averaged
+
+    def measured(self, averaged: Mapping[int, MemberRounds], fidelities: Mapping[int, float]) -> Measured:
+        """Return the figures of `average`; `fidelities` are of each stage's average beside the dense mean."""
+        rows = [
             {
-                "replica": channel.rank,
+                "replica": exchange.member,
                 "stage": stage,
                 "direction": "replica_gradient",
                 "codec": repr(self.method),
-                "rounds": exchange.num_rounds,
-                "packets": exchange.packets,
-                "wire_bytes": exchange.wire_bytes,
-                "dense_bytes": ring_bytes(count, channel.size),
-                "encode_s": exchange.codec_s,
+                "rounds": exchange.account.num_rounds,
+                "packets": exchange.account.packets,
+                "wire_bytes": exchange.account.wire_bytes,
+                "dense_bytes": exchange.account.dense_bytes,
+                "encode_s": exchange.account.codec_s,
+                "fidelity": fidelities[stage],
             }
-        )
-        self._transfers += [transfer._asdict() for transfer in exchange.transfers]
-        return averaged.gradients
-
-    def end_step(self, fidelities: Mapping[int, float]) -> Measured:
-        """Return the figures of the step; `fidelities` are of each stage's average beside the dense mean."""
-        return Measured(
-            links=[{**row, "fidelity": fidelities[row["stage"]]} for row in self._links], transfers=self._transfers
-        )
+            for stage, exchange in averaged.items()
+        ]
+        transfers = [transfer._asdict() for each in averaged.values() for transfer in each.account.transfers]
+        return Measured(links=rows, transfers=transfers)
 
 
 def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> None:
@@ -130,3 +193,77 @@ def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], n
         method.check(shapes, num_replicas, None)
     except ValueError as refused:
         raise ValueError(f"`gradients`: {refused}") from None
+
+
+def write_candidate(folder: Path, facts: Mapping[str, Any], samples: Sequence[Sample], i: int) -> None:
+    """Write the samples of candidate `i` as a run would have recorded them; `facts` are of `run.parquet`."""
+    recorder = Recorder(folder)
+    recorder.open()
+    wire = dense = 0
+    for step, sample in enumerate(samples):
+        measured = sample.measured[i]
+        actions = _actions(sample, measured)
+        sent = [sum(int(row[name]) for row in measured.links) for name in ("wire_bytes", "dense_bytes")]
+        for row in actions:
+            recorder.add("actions", {"step": step, **row})
+        for table, rows in (("links", measured.links), ("collectives", measured.transfers)):
+            for one in rows:
+                recorder.add(table, {"step": step, **one})
+        seconds = actions[-1]["end_s"]
+        recorder.add(
+            "steps", {"step": step, "epoch": 0, "seconds": seconds, "wire_bytes": sent[0], "dense_bytes": sent[1]}
+        )
+        wire, dense = wire + sent[0], dense + sent[1]
+    row = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": f"probe-{folder.name}",
+        "name": "probe",
+        "probe": True,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **facts,
+        "steps": len(samples),
+        "steps_done": len(samples),
+        "wire_bytes": wire,
+        "dense_bytes": dense,
+        **{name: version(name) for name in ("raysim", "torch")},
+        "status": "finished",
+        "start_s": 0.0,
+    }
+    recorder.write_run(row)
+    recorder.compact()
+    recorder.drop_parts()
+    recorder.close()
+
+
+def _actions(sample: Sample, measured: Measured) -> list[dict[str, Any]]:
+    """Return the rows of `actions`, one after another, as one process would have them."""
+    rows, now = [], 0.0
+    for (replica, stage, op, microbatch), spent in sample.seconds.items():
+        here, before = (
+            (("forward", stage), ("forward", stage - 1))
+            if op == "F"
+            else (("backward", stage - 1), ("backward", stage))
+        )
+        alone = op == "W"  # sends and receives nothing
+        sent = None if alone else measured.messages.get((replica, *here, microbatch))
+        received = None if alone else measured.messages.get((replica, *before, microbatch))
+        encode_s, decode_s = sent.encode_s if sent else 0.0, received.decode_s if received else 0.0
+        end = now + decode_s + spent.wall + encode_s
+        rows.append(
+            {
+                "replica": replica,
+                "stage": stage,
+                "op": op,
+                "microbatch": microbatch,
+                "start_s": now,
+                "end_s": end,
+                "decode_s": decode_s,
+                "compute_wall_s": spent.wall,
+                "compute_cpu_s": spent.cpu,
+                "encode_s": encode_s,
+                "wire_bytes": sent.wire_bytes if sent else 0,
+                "dense_bytes": sent.dense_bytes if sent else 0,
+            }
+        )
+        now = end
+    return rows

@@ -6,10 +6,9 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +16,26 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from raysim.distributed.exchange import Channel, build_alike
-from raysim.nn.boundary import DIRECTIONS
-from raysim.probing.branching import Branch, Stateful, branches
-from raysim.probing.candidates import DENSE, GradientCandidate, LinkCandidate, check_gradients
-from raysim.probing.sample import Sample, has_halves, in_parts, together, write_candidate
+from raysim.pipeline.link import DIRECTIONS
+from raysim.probing.branching import Branch, branches
+from raysim.probing.candidates import (
+    DENSE,
+    GradientCandidate,
+    LinkCandidate,
+    Sample,
+    check_gradients,
+    has_halves,
+    in_parts,
+    together,
+    write_candidate,
+)
 from raysim.probing.station import GradientStation, Sampling, Station
-from raysim.probing.stopwatch import PipelineStage
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import Custom, parse_schedule
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+    from torch.distributed.pipelining import PipelineStage
 
 
 class Job(NamedTuple):
@@ -53,13 +64,11 @@ class Probe:
         cuts: Sequence[nn.Module] = (),
     ) -> None:
         self.folder = sampling.out
-        self._stations, self._settings, self._job, self._sampling, self._group = (
-            stations,
-            settings,
-            job,
-            sampling,
-            group,
-        )
+        self._stations = stations
+        self._settings = settings
+        self._job = job
+        self._sampling = sampling
+        self._group = group
         self._cuts = cuts
         self._began = 0.0
         self._ended: float | None = None
@@ -89,10 +98,10 @@ class Probe:
                 stacklevel=2,
             )
         samples = self._as_scheduled(samples)
-        for place, setting in enumerate(self._settings):
+        for i, setting in enumerate(self._settings):
             texts = [text for text in (setting["forward"], setting["replica_gradient"]) if text != DENSE] or [DENSE]
-            name = f"{place}-{re.sub(r'[^A-Za-z0-9.]+', '-', ' '.join(texts)).strip('-')}"
-            write_candidate(self.folder / name[:200], self._facts(setting), samples, place)
+            name = f"{i}-{re.sub(r'[^A-Za-z0-9.]+', '-', ' '.join(texts)).strip('-')}"
+            write_candidate(self.folder / name[:200], self._facts(setting), samples, i)
 
     def _as_scheduled(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with backwards in as many parts as in the schedule under which they are priced."""
@@ -150,13 +159,14 @@ class Probe:
         station.overhead_s += time.perf_counter() - began
         return taken
 
-    def _gathered(self, mine: list[Any]) -> list[list[Any]]:
+    def _gathered(self, own: list[Any]) -> list[list[Any]]:
         """Return the lists of all ranks at the first rank of the group, and nothing at the others."""
         if self._group is None:
-            return [mine]
-        told: list[Any] | None = [None] * dist.get_world_size(self._group) if dist.get_rank(self._group) == 0 else None
-        dist.gather_object(mine, told, dist.get_global_rank(self._group, 0), group=self._group)
-        return told or []
+            return [own]
+        first = dist.get_rank(self._group) == 0
+        everyone: list[Any] | None = [None] * dist.get_world_size(self._group) if first else None
+        dist.gather_object(own, everyone, dist.get_global_rank(self._group, 0), group=self._group)
+        return everyone or []
 
     def _facts(self, setting: Mapping[str, str]) -> dict[str, Any]:
         job, sampling = self._job, self._sampling
@@ -216,37 +226,28 @@ def probe(
     """
     sampling = Sampling(Path(out), steps, every, num_microbatches, schedule, seed)
     if isinstance(model, DistributedDataParallel):
-        return probe_replicas(model.module, cuts, candidates, gradients, model.process_group, sampling)
+        return probe_module(model.module, cuts, candidates, gradients, sampling, model.process_group)
     if not isinstance(model, nn.Module):
         stages = list(model) if isinstance(model, Sequence) else [model]
         return _probe_stages(stages, candidates, sampling, others=[*cuts, *gradients])
     if gradients:
         raise ValueError("`gradients` must be left out, but for a model in DistributedDataParallel.")
-    return probe_cuts(model, cuts, candidates, sampling)
+    return probe_module(model, cuts, candidates, (), sampling)
 
 
-def probe_cuts(model: nn.Module, cuts: Sequence[str], candidates: Sequence[str], sampling: Sampling) -> Probe:
-    """Return the probe of a module in one process, at named cuts."""
-    if not cuts:
-        raise ValueError("`cuts` must name at least one module of the model, but got none.")
-    modules = _modules(model, cuts)
-    sampling.check(len(cuts) + 1)
-    tried = _link_candidates(candidates, len(cuts))
-    station = Station(model, modules, tried, sampling, num_stages=len(cuts) + 1)
-    return Probe([station], _of_links(tried), Job(type(model).__name__, cuts, _device(model)), sampling, cuts=modules)
-
-
-def probe_replicas(
+def probe_module(
     model: nn.Module,
     cuts: Sequence[str],
     candidates: Sequence[str],
     gradients: Sequence[str],
-    group: dist.ProcessGroup,
     sampling: Sampling,
+    group: dist.ProcessGroup | None = None,
 ) -> Probe:
-    """Return the probe of a model that is replicated on all ranks of a group: of its gradients, and of its links at `cuts`."""
+    """Return the probe of a module: of its links at `cuts`, and, if it is replicated on all ranks of a `group`, of its gradients."""
 
     def build() -> Probe:
+        if group is None and not cuts:
+            raise ValueError("`cuts` must name at least one module of the model, but got none.")
         if candidates and not cuts:
             raise ValueError(
                 "`cuts` must name at least one module of the model where `candidates` are given, but got none."
@@ -255,19 +256,26 @@ def probe_replicas(
             raise ValueError("`gradients` must name at least one replica method, but got none.")
         modules = _modules(model, cuts)
         sampling.check(len(cuts) + 1)
+        links = [(direction, boundary) for boundary in range(len(cuts)) for direction in DIRECTIONS]
+        if group is None:
+            tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
+            station = Station(model, modules, tried, sampling, num_stages=len(cuts) + 1)
+            job = Job(type(model).__name__, cuts, _device(model))
+            return Probe([station], _settings_of(tried), job, sampling, cuts=modules)
         channel = Channel(group, torch.device(_device(model)))
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-        links = _link_candidates(candidates, len(cuts), channel.rank)
+        tried = [LinkCandidate(text, links, channel.rank) for text in _with_dense(candidates)]
         methods = [GradientCandidate(text) for text in _with_dense(gradients)]
-        for one in methods:
-            check_gradients(one.method, shapes, channel.size)
-        settings = [{**link, "replica_gradient": repr(one.method)} for link in _of_links(links) for one in methods]
+        for candidate in methods:
+            check_gradients(candidate.method, shapes, channel.size)
         job = Job(type(model).__name__, cuts, _device(model), channel.size)
-        station = GradientStation(model, modules, links, methods, sampling, channel)
-        return Probe([station], settings, job, sampling, group)
+        replica = GradientStation(model, modules, tried, methods, sampling, channel)
+        return Probe([replica], _settings_of(tried, methods), job, sampling, group)
 
-    told = {"`cuts`": list(cuts), "`candidates`": list(candidates), "`gradients`": list(gradients), **_told(sampling)}
-    return build_alike(group, "probe", build, told)
+    if group is None:
+        return build()
+    given = {"`cuts`": list(cuts), "`candidates`": list(candidates), "`gradients`": list(gradients)}
+    return build_alike(group, "probe", build, {**given, **_facts_of(sampling)})
 
 
 def _modules(model: nn.Module, cuts: Sequence[str]) -> list[nn.Module]:
@@ -277,12 +285,6 @@ def _modules(model: nn.Module, cuts: Sequence[str]) -> list[nn.Module]:
         if not cut or cut not in known:
             raise ValueError(f"`cuts` must name modules of the model, as in `model.named_modules()`, but got {cut!r}.")
     return [known[cut] for cut in cuts]
-
-
-def _link_candidates(notations: Sequence[str], num_cuts: int, replica: int = 0) -> list[LinkCandidate]:
-    """Return the candidates at all boundaries of a replica, after the dense one."""
-    links = [(direction, boundary) for boundary in range(num_cuts) for direction in DIRECTIONS]
-    return [LinkCandidate(text, links, replica) for text in _with_dense(notations)]
 
 
 def _probe_stages(
@@ -311,13 +313,14 @@ def _probe_stages(
             stations.append(Station(stage.submod, [], tried, sampling, first=index, num_stages=num_stages, stage=stage))
         cuts = [f"stage {boundary}" for boundary in range(num_stages - 1)]
         job = Job(type(stages[0].submod).__name__, cuts, _device(stages[0].submod))
-        return Probe(stations, _of_links(tried), job, sampling, group)
+        return Probe(stations, _settings_of(tried), job, sampling, group)
 
-    return build_alike(group, "probe", build, {"`candidates`": list(candidates), **_told(sampling)})
+    return build_alike(group, "probe", build, {"`candidates`": list(candidates), **_facts_of(sampling)})
 
 
-def _told(sampling: Sampling) -> dict[str, Any]:
-    return {f"`{name}`": value for name, value in vars(replace(sampling, out=Path())).items() if name != "out"}
+def _facts_of(sampling: Sampling) -> dict[str, Any]:
+    """Return the fields on which all ranks must agree, as sentences name them."""
+    return {f"`{name}`": value for name, value in vars(sampling).items() if name != "out"}
 
 
 def _with_dense(notations: Iterable[str]) -> list[str]:
@@ -325,10 +328,12 @@ def _with_dense(notations: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([DENSE, *notations]))
 
 
-def _of_links(candidates: Sequence[LinkCandidate]) -> list[dict[str, str]]:
+def _settings_of(links: Sequence[LinkCandidate], methods: Sequence[GradientCandidate] = ()) -> list[dict[str, str]]:
+    """Return the settings of a run for each candidate of the links with each replica method."""
     return [
-        {**{direction: repr(method) for direction, method in one.methods.items()}, "replica_gradient": DENSE}
-        for one in candidates
+        {**{direction: repr(method) for direction, method in link.methods.items()}, "replica_gradient": averaging}
+        for link in links
+        for averaging in [repr(each.method) for each in methods] or [DENSE]
     ]
 
 

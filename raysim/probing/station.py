@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from torch.utils.hooks import RemovableHandle
 from raysim.codecs import NonFiniteError, warm
 from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, ReplicaError
-from raysim.nn.samples import UNKNOWN, Samples, current, of_microbatch
-from raysim.probing.candidates import GradientCandidate, LinkCandidate
-from raysim.probing.sample import Measured, Sample, joined
-from raysim.probing.stopwatch import PipelineStage, Seconds, Stopwatch
+from raysim.nn.boundary import UNKNOWN, Samples, current_samples
+from raysim.pipeline.groups import MemberRounds
+from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, Sample, joined
+from raysim.probing.stopwatch import Seconds, Stopwatch
 from raysim.random import derive_key
 from raysim.replication.method import ReplicaContext
 from raysim.schedules.families import parse_schedule
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,13 @@ class Station:
         """Compile the kernels of the candidates, and put the hooks on."""
         warm({method.codec for candidate in self.candidates for method in candidate.methods.values()})
         self._watch = Stopwatch(
-            self.module, self._cuts, self, first=self._first, num_stages=self._num_stages, stage=self._stage
+            self.module,
+            self._cuts,
+            self._begin_forward,
+            self._leaving,
+            first=self._first,
+            num_stages=self._num_stages,
+            stage=self._stage,
         )
 
     def close(self, *, ends: bool) -> None:
@@ -118,7 +127,7 @@ class Station:
         finally:
             self.open()
 
-    def forward(self) -> int | None:
+    def _begin_forward(self) -> int | None:
         if not self.module.training or not torch.is_grad_enabled():
             return None
         if self._watch.backwards >= self.sampling.num_microbatches:
@@ -127,21 +136,21 @@ class Station:
         self._forwards += 1
         if not self._sampled or number >= self.sampling.num_microbatches:
             return None
-        self._named[number] = current()
+        self._named[number] = current_samples.get()
         return number
 
-    def leaving(self, direction: str, boundary: int, microbatch: int, x: Tensor) -> None:
+    def _leaving(self, direction: str, boundary: int, microbatch: int, x: Tensor) -> None:
         with self._aside():
             self.num_rows = len(x) if x.dim() else 1
             named = self._named.get(microbatch, UNKNOWN)
-            found = of_microbatch(named, self.num_rows, microbatch, self.sampling.num_microbatches)
+            samples = named.of_microbatch(self.num_rows, microbatch, self.sampling.num_microbatches)
             context = Context(
                 direction=direction,
                 boundary=boundary,
                 step=self._taken,
-                epoch=found.epoch,
+                epoch=samples.epoch,
                 microbatch=microbatch,
-                sample_ids=found.ids,
+                sample_ids=samples.ids,
                 replica=self.replica,
                 num_stages=self._num_stages,
                 num_microbatches=self.sampling.num_microbatches,
@@ -226,33 +235,16 @@ class GradientStation(Station):
 
     def measured(self, *, whole: bool) -> list[Measured] | None:
         links = super().measured(whole=whole and not self._spoiled)
-        found, self._gradients = self._gradients, {}
-        told: list[Any] = [None] * self._channel.size
-        dist.all_gather_object(told, (links is not None, self._parts), group=self._channel.group)
-        if links is None or not all(well for well, _ in told):  # then no rank keeps the step
+        local, self._gradients = self._gradients, {}
+        everyone: list[Any] = [None] * self._channel.size
+        dist.all_gather_object(everyone, (links is not None, self._parts), group=self._channel.group)
+        if links is None or not all(kept for kept, _ in everyone):  # then no rank keeps the step
             return None
-        self._parts = told[0][1]
+        self._parts = everyone[0][1]
         stages: dict[int, dict[str, Tensor]] = {}
         for name, parameter in self._parameters.items():
-            gradient = found.get(name, torch.zeros_like(parameter))
+            gradient = local.get(name, torch.zeros_like(parameter))
             stages.setdefault(self._parts.get(name, 0), {})[name] = gradient
-        for method in self._methods:
-            method.begin_step()
-        try:
-            with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
-                averages = [self._averaged(method, stages) for method in self._methods]
-        except ReplicaError:  # at all ranks alike: the training goes on, and so does the probe
-            return None
-        fidelities = [
-            {stage: _fidelity(average[stage], averages[0][stage]) for stage in stages} for average in averages
-        ]
-        averaged = [method.end_step(each) for method, each in zip(self._methods, fidelities, strict=True)]
-        return [joined([link, each]) for link in links for each in averaged]
-
-    def _averaged(
-        self, method: GradientCandidate, stages: Mapping[int, dict[str, Tensor]]
-    ) -> dict[int, Mapping[str, Tensor]]:
-        """Return the average of the gradients of each stage."""
         context = ReplicaContext(
             replica=self._channel.rank,
             num_replicas=self._channel.size,
@@ -262,10 +254,16 @@ class GradientStation(Station):
             seed=self.sampling.seed,
             num_stages=self._num_stages,
         )
-        return {
-            stage: method.average(stages[stage], self._channel, context._replace(stage=stage))
-            for stage in sorted(stages)
-        }
+        try:
+            with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
+                averages = [method.average(stages, self._channel, context) for method in self._methods]
+        except ReplicaError:  # at all ranks alike: the training goes on, and so does the probe
+            return None
+        measured = []
+        for method, average in zip(self._methods, averages, strict=True):
+            fidelities = {stage: _fidelity(average[stage], averages[0][stage]) for stage in stages}
+            measured.append(method.measured(average, fidelities))
+        return [joined([link, each]) for link in links for each in measured]
 
     def _keeper(self, name: str) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:
@@ -280,8 +278,9 @@ class GradientStation(Station):
         return keep
 
 
-def _fidelity(average: Mapping[str, Tensor], mean: Mapping[str, Tensor]) -> float:
+def _fidelity(average: MemberRounds, dense: MemberRounds) -> float:
     """Return 1 - the squared norm of the error of an average over that of the dense mean."""
-    error2 = sum(float((average[name].double() - x.double()).square().sum()) for name, x in mean.items())
+    values, mean = average.result.gradients, dense.result.gradients
+    error2 = sum(float((values[name].double() - x.double()).square().sum()) for name, x in mean.items())
     norm2 = sum(float(x.double().square().sum()) for x in mean.values())
     return 1 - error2 / norm2 if norm2 else 1.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 
 class Seconds(NamedTuple):
@@ -25,28 +27,11 @@ class Seconds(NamedTuple):
         return Seconds(self.wall + other.wall, self.cpu + other.cpu)
 
 
-class Listener(Protocol):
-    """Decides which microbatches are watched, and looks at the tensors that leave a part."""
-
-    def forward(self) -> int | None:
-        """Return the number of the microbatch whose forward begins, None if it is not watched."""
-
-    def leaving(self, direction: str, boundary: int, microbatch: int, x: Tensor) -> None:
-        """Look at an activation ("forward") or gradient ("backward") that crosses a boundary."""
-
-
-class PipelineStage(Protocol):
-    """A stage of `torch.distributed.pipelining`."""
-
-    submod: nn.Module
-    stage_index: int
-    num_stages: int
-    group: dist.ProcessGroup | None
-    backward_weight_one_chunk: Callable[..., None]
-
-
 class Stopwatch:
     """Times the forward and backward of every part of a module, and shows the tensors that leave a part.
+
+    `begin`: returns the number of the microbatch whose forward begins, None if it is not watched. `leaving`: is shown each
+    activation ("forward") or gradient ("backward") that crosses a boundary, after the direction, boundary and microbatch.
 
     The parts are the stages `first` to `first + len(cuts)` of `num_stages`. Where they are not all, the module's input and output
     cross boundaries too. `backwards` counts the microbatches whose gradients were accumulated; `part` is the stage that the
@@ -60,7 +45,8 @@ class Stopwatch:
         self,
         module: nn.Module,
         cuts: Sequence[nn.Module],
-        listener: Listener,
+        begin: Callable[[], int | None],
+        leaving: Callable[[str, int, int, Tensor], None],
         *,
         first: int = 0,
         num_stages: int,
@@ -69,7 +55,7 @@ class Stopwatch:
         self.seconds: dict[tuple[int, str, int], Seconds] = {}  # of a stage, "F", "B" or "W", and a microbatch
         self.backwards = 0
         self.part = first + len(cuts)
-        self._listener = listener
+        self._begin_forward, self._leaving = begin, leaving
         self._first, self._last, self._num_stages = first, first + len(cuts), num_stages
         self._watched: int | None = None  # the microbatch whose forward runs
         self._backward: int | None = None  # the microbatch whose backward runs
@@ -80,7 +66,7 @@ class Stopwatch:
         self._device = trained[0].device if trained else torch.device("cpu")
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(self._begin),
-            *(cut.register_forward_hook(self._crossing(first + place)) for place, cut in enumerate(cuts)),
+            *(cut.register_forward_hook(self._crossing(first + i)) for i, cut in enumerate(cuts)),
             module.register_forward_hook(self._end),
             *(p.register_post_accumulate_grad_hook(self._accumulated) for p in trained),  # type: ignore[no-untyped-call]
         ]
@@ -101,7 +87,7 @@ class Stopwatch:
         self._began = self._began.plus(spent)
 
     def _begin(self, module: nn.Module, args: Any) -> None:
-        self._watched = self._listener.forward()
+        self._watched = self._begin_forward()
         self._backward, self._awaited = None, False
         if self._watched is None:
             return
@@ -115,7 +101,7 @@ class Stopwatch:
                 return
             self._add(boundary, "F", self._watched)
             x = tensor_of(output)
-            self._listener.leaving("forward", boundary, self._watched, x.detach())
+            self._leaving("forward", boundary, self._watched, x.detach())
             self._await_gradient(x, boundary, self._watched)
             self._mark()
 
@@ -128,7 +114,7 @@ class Stopwatch:
             handle.remove()  # torch's pipelines receive into the same tensor again
             self.part = boundary
             self._add(boundary + 1, "B", microbatch)
-            self._listener.leaving("backward", boundary, microbatch, gradient.detach())
+            self._leaving("backward", boundary, microbatch, gradient.detach())
             self._mark()
 
         if x.requires_grad:
@@ -139,7 +125,7 @@ class Stopwatch:
         if microbatch is not None:
             self._add(self._last, "F", microbatch)
             if self._last < self._num_stages - 1:
-                self._listener.leaving("forward", self._last, microbatch, tensor_of(output).detach())
+                self._leaving("forward", self._last, microbatch, tensor_of(output).detach())
 
         fresh = [True]  # until the first of the results gets its gradient
 

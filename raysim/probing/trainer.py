@@ -10,7 +10,7 @@ from torch import distributed as dist
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from raysim.probing.probes import Probe, probe_cuts, probe_replicas
+from raysim.probing.probes import Probe, probe_module
 from raysim.probing.station import Sampling
 
 
@@ -44,16 +44,12 @@ class ProbeCallback(TrainerCallback):
         """Put the probe around the model."""
         model: nn.Module = kwargs["model"]
         sampling = Sampling(**self._sampling, num_microbatches=args.gradient_accumulation_steps)  # type: ignore[arg-type]
-        if not self._gradients:
-            if not state.is_world_process_zero:
-                return  # replicas have the same links
-            self.probe = probe_cuts(model, self._cuts, self._candidates, sampling)
-        elif dist.is_initialized() and dist.group.WORLD is not None:
-            self.probe = probe_replicas(
-                model, self._cuts, self._candidates, self._gradients, dist.group.WORLD, sampling
-            )
-        else:
+        if self._gradients and not dist.is_initialized():
             raise ValueError("`gradients` must be left out for a training in one process, which has no replicas.")
+        if not self._gradients and not state.is_world_process_zero:
+            return  # replicas have the same links
+        group = dist.group.WORLD if self._gradients else None
+        self.probe = probe_module(model, self._cuts, self._candidates, self._gradients, sampling, group)
         self.probe.__enter__()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

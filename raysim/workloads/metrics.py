@@ -73,7 +73,7 @@ class Accuracy:
 class ExactMatch:
     """The share of samples whose greedily generated answer is right in every token.
 
-    An evaluation generates the answers, see `raysim.pipeline.generation`; the first `given` targets and those of -100 are given.
+    An evaluation generates the answers, see `raysim.pipeline.inference`; the first `given` targets and those of -100 are given.
     """
 
     given: int = 0

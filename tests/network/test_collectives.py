@@ -68,9 +68,9 @@ def transfers_of(
         ]
         members = tuple((replica, 0) for replica in range(num_replicas))
         group = Group(members, method.num_rounds(num_replicas))
-        exchanges = exchange_together(group, rounds, method.table(shapes), max_values=MANY)
+        exchanges = exchange_together(group, rounds, method.table(shapes), num_values=MANY)
         memories = [one.result.memory for one in exchanges]
-    return as_transfers(transfer for one in exchanges for transfer in one.transfers)
+    return as_transfers(transfer for one in exchanges for transfer in one.account.transfers)
 
 
 # Closed forms.
@@ -346,11 +346,11 @@ def test_messages_add_up_to_the_bytes_that_each_replica_sends(variant: Variant) 
         rounds = [method.average(*each) for each in zip(given, memories[1], contexts, strict=True)]
         members = tuple((replica, 0) for replica in range(count))
         group = Group(members, method.num_rounds(count))
-        exchanges = exchange_together(group, rounds, method.table(SHAPES), max_values=MANY)
-        assert [sum(transfer.wire_bytes for transfer in one.transfers) for one in exchanges] == sent
+        exchanges = exchange_together(group, rounds, method.table(SHAPES), num_values=MANY)
+        assert [sum(transfer.wire_bytes for transfer in one.account.transfers) for one in exchanges] == sent
         for me, one in enumerate(exchanges):
-            assert all(transfer.source_replica == me != transfer.target_replica for transfer in one.transfers)
-            assert all(transfer.round < one.num_rounds for transfer in one.transfers)
+            assert all(transfer.source_replica == me != transfer.target_replica for transfer in one.account.transfers)
+            assert all(transfer.round < one.account.num_rounds for transfer in one.account.transfers)
         memories = [[one.memory for one in results], [one.result.memory for one in exchanges]]
         before = given
 

@@ -144,7 +144,7 @@ class Event:
 def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr("raysim.pipeline.worker.DeviceClock", lambda device: DeviceClock(torch.device("cuda")))
+    monkeypatch.setattr("raysim.pipeline.local.DeviceClock", lambda device: DeviceClock(torch.device("cuda")))
     monkeypatch.setattr("raysim.pipeline.worker.synchronize", lambda device: setattr(Event, "come", Event.recorded))
     engine = start(small(**COMPRESSED, profile_every_steps=1))
     actions = [action for step in range(2) for report in engine.step(step) for action in report.actions]
@@ -161,13 +161,8 @@ def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
 def test_a_link_that_was_moved_to_a_gpu_is_timed_by_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    here, there = torch.device("cpu"), torch.device("cuda")
-    shared = DeviceClock(here)
-    own, of_worker = (
-        Link(parse("TopK(0.1)"), 0, "forward", sender=True, device=here, clock=watch) for watch in (None, shared)
-    )
-    own.device = of_worker.device = there
-    assert isinstance(own.clock.mark(), Event)
-    assert of_worker.clock is shared
-    own.device = here
-    assert isinstance(own.clock.mark(), float)
+    link = Link(parse("TopK(0.1)"), 0, "forward", sender=True)
+    with link.on(torch.device("cuda")):
+        assert isinstance(link.clock.mark(), Event)
+    with link.on(torch.device("cpu")):
+        assert isinstance(link.clock.mark(), float)

@@ -12,6 +12,7 @@ from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import unpack_tensors
+from raysim.pipeline.updates import Updates
 
 STEPS = 3
 RUNS: dict[str, dict[str, Any]] = {
@@ -111,7 +112,7 @@ def test_a_rollback_restores_every_optimiser(small, restored, optimizer):
 
 def test_without_clipping_there_is_nothing_to_validate(small, restored):
     engine = start(small(weights="PostValidated"))
-    assert all(worker.validation is None for worker in engine.workers)
+    assert all(type(worker.updates) is Updates for worker in engine.workers)
     check_equal(trained(small(weights="PostValidated")), trained(small()))
     assert not restored
 
