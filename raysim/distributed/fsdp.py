@@ -70,7 +70,6 @@ class ShardedGradients:
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that this rank has sent."""
         return sum(reduction.channel.sent_bytes for reduction in self._reductions if reduction.channel is not None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,7 +101,6 @@ class _ReduceScatter:
         self.channel: Channel | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for gradients."""
         return torch.empty(tuple(size), dtype=dtype, device=device)
 
     def __call__(

@@ -61,7 +61,6 @@ class _PacketSide(BoundaryModule):
         return 4 * self.words
 
     def number(self, context: Context) -> int:
-        """Return the number of a message in training."""
         return context.step * self.num_microbatches + context.microbatch
 
     def send(self, context: Context, x: Tensor) -> Tensor:
@@ -71,7 +70,6 @@ class _PacketSide(BoundaryModule):
         return self.pack(message, self.number(context), x.device)
 
     def pack(self, message: Message, number: int, device: torch.device) -> Tensor:
-        """Return the frame of a message."""
         return write_frame(Frame(message, self._setting, number), self.words, device)
 
     def unpack(self, tensor: Tensor, number: int) -> Message:

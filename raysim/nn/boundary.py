@@ -191,7 +191,6 @@ class BoundaryModule(nn.Module):
         return derive_key(self.seed, self.replica, self.boundary, direction, step, microbatch)
 
     def evaluation_key(self) -> int:
-        """Return the key of the next message in evaluation."""
         self._evaluations += 1
         return derive_key(self.seed, "evaluation", self.boundary, self._evaluations)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -24,7 +23,6 @@ from raysim.replication.method import (
     Memory,
     ReplicaContext,
     ReplicaMethod,
-    Rounds,
     agreed,
     average_together,
     sum_over_members,
@@ -110,7 +108,6 @@ class Averaging:
         return self._averaged[stage].parameters if stage in self._averaged else {}
 
     def agreed(self, stage: int) -> Gradients:
-        """Return a stage's parameters for evaluation."""
         return agreed(dict(self.stages[stage].parameters()), self._memories[stage])
 
     def end_step(self) -> list[GroupAccount]:
@@ -148,18 +145,7 @@ class Averaging:
             flat = None if tied.grad is None else tied.grad.reshape(-1)
             total = sum_over_members("sum", flat, member, len(group.members), self.local.device)
             return MemberRounds(group, member, total, TIED_TABLE, num_values=tied.numel(), stages=self.stages)
-        shapes = averaged_shapes(index, module, plan.config, plan.tied)
-        table = plan.replica_method(index, step).table(shapes)
-        num_values = sum(math.prod(shape) for shape in shapes.values())
-        rounds = self._rounds(index, step, step_s)
-        return MemberRounds(group, member, rounds, table, num_values=num_values, stages=self.stages)
-
-    def _rounds(self, index: int, step: int, step_s: float | None) -> Rounds[Averaged]:
-        """Return the generator of a stage's replica method."""
-        config, plan = self.plan.config, self.plan
-        method = plan.replica_method(index, step)
-        parameters = self._parameters(index)
-        gradients = parameters if method.after_update else self._gradients(index)
+        method, config, parameters = plan.replica_method(index, step), plan.config, self._parameters(index)
         context = ReplicaContext(
             replica=self.local.replica,
             num_replicas=plan.num_replicas,
@@ -176,7 +162,10 @@ class Averaging:
             parameters=parameters if method.decentralized else None,
             previous=self.stages[index].previous_gradients(),
         )
-        return method.average(gradients, self._memories[index], context)
+        gradients = parameters if method.after_update else self._gradients(index)
+        rounds = method.average(gradients, self._memories[index], context)
+        num_values = sum(x.numel() for x in parameters.values())
+        return MemberRounds(group, member, rounds, method.table(parameters), num_values=num_values, stages=self.stages)
 
     def _parameters(self, index: int) -> Gradients:
         """Return a stage's parameters that its replicas average, or whose gradients they average, detached."""
@@ -215,7 +204,7 @@ class Averaging:
 def warm(plan: Plan) -> None:
     """Compile the kernels of a run's codecs and replica methods, or load them from disk."""
     if plan.compresses:
-        warm_codecs(plan.codecs)
+        warm_codecs({method.codec for method in plan.methods})
     for method in dict.fromkeys(plan.replica_methods):
         if method.compresses and takes_part(method, plan.num_replicas):
             _rehearse(method)

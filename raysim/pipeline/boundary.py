@@ -17,7 +17,7 @@ from raysim.pipeline.device import DeviceClock
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.link import DIRECTIONS, CodedMessage, Link, LinkAccount
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import StepFeedback
+from raysim.pipeline.reports import StepFeedback, link_name
 from raysim.pipeline.state import pack_state, under, unpack_state
 from raysim.schedules.actions import Action, phase
 from raysim.values import UNNAMED, Value, join, sent_bytes, split
@@ -160,8 +160,8 @@ class Boundary:
             link.end_step(
                 measure=self.plan.measures(step),
                 step_s=feedback.step_s,
-                floor=feedback.floor(self.replica, self.index, link.direction, link.tensor),
-                sensitivity=feedback.sensitivity(self.replica, self.index, link.direction),
+                floor=feedback.floors.get(link_name(self.replica, self.index, link.direction, link.tensor)),
+                sensitivity=feedback.sensitivities.get(link_name(self.replica, self.index, link.direction)),
                 batch_size=self.plan.config.batch_size,
             )
             for link in self.links

@@ -41,7 +41,6 @@ class Group(NamedTuple):
         return self.members[0][1]
 
     def others(self, member: int) -> list[int]:
-        """Return all members but one, in order."""
         return [other for other in range(len(self.members)) if other != member]
 
 
@@ -61,7 +60,6 @@ class GroupAccount:
 
     @property
     def wire_bytes(self) -> int:
-        """The bytes of all transfers."""
         return int(sum(transfer.wire_bytes for transfer in self.transfers))
 
 

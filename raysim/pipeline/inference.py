@@ -173,7 +173,6 @@ class BatchNormStatistics:
         self.estimated = []
 
     def restore(self) -> None:
-        """Put the statistics of training back."""
         for layer, (momentum, buffers) in zip(self._layers, self._of_training, strict=True):
             layer.momentum = momentum
             for name, buffer in layer.named_buffers():

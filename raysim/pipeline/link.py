@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple, Self
 
 import torch
@@ -75,37 +75,23 @@ class CodedMessage(NamedTuple):
         return DeviceClock.between(self.start, self.end)
 
 
+@dataclass(eq=False)
 class Link:
-    """The sending or receiving end of a tensor's activations ("forward") or gradients ("backward") at one boundary.
+    """The sending or receiving end of a tensor's activations ("forward") or gradients ("backward") at one boundary."""
 
-    `max_values`: of the largest message; larger ones are refused. `tensor`: its name, if several tensors cross the boundary, see
-    `raysim.values`. `dense_before`: the step before which tensors are sent as they are. `clock`: of the worker; by default the link has
-    its own.
-    """
+    compressor: Compressor
+    boundary: int
+    direction: str
+    _: KW_ONLY
+    sender: bool
+    device: torch.device = CPU
+    max_values: int = 1 << 32  # of the largest message; larger ones are refused
+    tensor: str = UNNAMED  # its name, if several tensors cross the boundary, see `raysim.values`
+    dense_before: int = 0  # the step before which tensors are sent as they are
+    clock: DeviceClock = field(default_factory=lambda: DeviceClock(CPU))  # of the worker, or the link's own
 
-    def __init__(
-        self,
-        compressor: Compressor,
-        boundary: int,
-        direction: str,
-        *,
-        sender: bool,
-        device: torch.device = CPU,
-        max_values: int = 1 << 32,
-        tensor: str = UNNAMED,
-        dense_before: int = 0,
-        clock: DeviceClock | None = None,
-    ) -> None:
-        self.compressor = compressor
-        self.table = compressor.table
-        self.max_values = max_values
-        self.tensor = tensor
-        self.dense_before = dense_before
-        self.boundary = boundary
-        self.direction = direction
-        self.sender = sender
-        self.device = device
-        self.clock = clock or DeviceClock(device)
+    def __post_init__(self) -> None:
+        self.table = self.compressor.table
         self.load({})
 
     def load(self, state: State) -> None:

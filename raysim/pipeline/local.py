@@ -50,7 +50,6 @@ class LocalStages:
         }
 
     def worker(self, stage: int) -> int:
-        """Return the worker of a stage of the same replica."""
         return self.plan.worker(self.replica, stage)
 
     def split(self, name: str) -> Split:

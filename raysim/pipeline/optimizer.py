@@ -27,16 +27,13 @@ class Together:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all parts."""
         return [group for part in self._parts for group in part.param_groups]
 
     def step(self) -> None:
-        """Step every part."""
         for part in self._parts:
             part.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients."""
         for part in self._parts:
             part.zero_grad(set_to_none=set_to_none)
 
@@ -45,7 +42,6 @@ class Together:
         return {"state": {self._first(p) + i: x for p, part in enumerate(self._parts) for i, x in _slots(part).items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the slots of `state_dict`."""
         for i, part in enumerate(self._parts):
             first, end = self._first(i), self._first(i + 1)
             slots = {index - first: x for index, x in state_dict["state"].items() if first <= index < end}

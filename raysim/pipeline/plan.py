@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from raysim.codecs import Codec
 from raysim.compressors import Compressor
 from raysim.config import RunConfig
 from raysim.config.boundaries import Pairs, of_tensor
@@ -75,12 +74,10 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
         return len(self.boundaries) + 1
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas."""
         return self.config.num_replicas
 
     @cached_property
@@ -147,7 +144,6 @@ class Plan:
 
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:
-        """The replica method of each stage."""
         return self.config.replica_methods()
 
     def needs_previous_gradients(self, step: int) -> bool:
@@ -216,7 +212,6 @@ class Plan:
         return 0 if method.part(step) is None else method.num_rounds(self.num_replicas)
 
     def tied_name(self, i: int, stage: int) -> str:
-        """Return the name of tied parameter `i` in a stage."""
         return dict(self.tied[i])[stage]
 
     @property
@@ -256,7 +251,6 @@ class Plan:
         return self.config.seed if self.origin.model_seed is None else self.origin.model_seed
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of a step."""
         return learning_rate(self.config.optimizer, step, self.steps_per_epoch, self.rate_steps)
 
     def microbatch(self, step: int, microbatch: int, replica: int = 0) -> tuple[int, np.ndarray]:
@@ -281,18 +275,11 @@ class Plan:
 
     @property
     def num_test_batches(self) -> int:
-        """Batches of an evaluation."""
         return math.ceil(self.num_test_samples / self.config.batch_size)
 
     @property
     def compresses(self) -> bool:
-        """True if any link compresses."""
         return any(not method.exact for method in self.methods)
-
-    @property
-    def codecs(self) -> list[Codec]:
-        """The codecs of all links, each once."""
-        return list(dict.fromkeys(method.codec for method in self.methods))
 
     def profiles(self, step: int) -> bool:
         """Return whether a step's actions are recorded; the middle one of each period, away from evaluations."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.plan import FROM_SCRATCH, Origin, Plan, averaged_shapes, tied_owners
 from raysim.pipeline.stage import Constrained
 from raysim.pipeline.stage_memory import stage_memories
-from raysim.schedules import Row
 from raysim.values import UNNAMED, BoundaryTensors
 from raysim.workloads.data import Data, DataShape, load_data
 from raysim.workloads.metrics import check_metrics
@@ -92,6 +91,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
         check_generation(parts.stages, data.test, answer[0], data.shape.num_classes)
     schedule = config.executed_schedule
     rows = tuple(schedule.rows(config.stages, config.num_microbatches))
+    two_parts = any(action.op == "W" for row in rows for action in row)  # backwards for inputs and for weights
     plan = Plan(
         config=config,
         task=task,
@@ -104,7 +104,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
         elementwise=find_elementwise(parts.stages, tied_owners(parts)),
         memories=stage_memories(config, parts, len(data.train)),
         flops_forward=tuple(parts.flops_forward),
-        weight_shares=parts.weight_shares(DTYPES[config.dtype]) if _in_two_parts(rows) else (),
+        weight_shares=parts.weight_shares(DTYPES[config.dtype]) if two_parts else (),
         rows=rows,
         owners=tuple(schedule.workers(config.stages)),
         origin=origin,
@@ -112,11 +112,6 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
     )
     check_plan(plan, parts)
     return Workload(plan, parts.stages, data)
-
-
-def _in_two_parts(rows: Iterable[Row]) -> bool:
-    """Return whether backwards for inputs and for weights are separate actions."""
-    return any(action.op == "W" for row in rows for action in row)
 
 
 def task_of(config: RunConfig, shape: DataShape) -> Task:
@@ -136,12 +131,12 @@ def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> Non
             here = list(boundaries) if i is None else [boundaries[i]]
             where = "a boundary" if i is None else f"boundary {i}"
             crossing = dict.fromkeys(
-                known for one in here for known in (*one.shapes, *one.exact_bytes) if known != UNNAMED
+                known for tensors in here for known in (*tensors.shapes, *tensors.exact_bytes) if known != UNNAMED
             )
             if name not in crossing:
                 held = ", ".join(crossing) or "one without a name"
                 raise ConfigError(f"`{field}` must name tensors that cross {where} ({held}), but got {name!r}.")
-            if any(name in one.exact_bytes for one in here) and not compressor.exact:
+            if any(name in tensors.exact_bytes for tensors in here) and not compressor.exact:
                 raise ConfigError(
                     f"`{field}.{name}` must be Identity or be left out, since `{name}` holds integers or booleans, which are sent "
                     f"as they are, but got {compressor!r}."
@@ -198,7 +193,6 @@ def _check_steps(plan: Plan) -> None:
 
 
 def _check_trained(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError if no parameter would be trained."""
     parameters = [parameter for module in parts.stages for parameter in module.parameters()]
     if not any(parameter.requires_grad for parameter in parameters):
         raise ConfigError(
@@ -208,7 +202,6 @@ def _check_trained(plan: Plan, parts: Partition) -> None:
 
 
 def _check_muon(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError if no parameter is one for Muon."""
     names = [(stage, name) for stage, module in enumerate(parts.stages) for name, _ in module.named_parameters()]
     if plan.config.optimizer.name == "muon" and all(name in plan.elementwise[stage] for stage, name in names):
         raise ConfigError(

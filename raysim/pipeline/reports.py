@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raysim.pipeline.device import DeviceClock, Moment
 from raysim.pipeline.errors import DivergedError, StageError
@@ -60,7 +60,6 @@ class Evaluated(NamedTuple):
     """Of the samples of each batch in their order, if they were asked for."""
 
     def plus(self, other: Evaluated) -> Evaluated:
-        """Return the sums over the samples of both."""
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums else other.sums
         return Evaluated(self.samples + other.samples, sums, self.each + other.each)
 
@@ -78,7 +77,6 @@ class TimedAction(NamedTuple):
     work: str | None
 
     def record(self, clock: DeviceClock) -> ActionRecord:
-        """Return the record of the action."""
         moments = (self.start, self.decoded, self.computed, self.end, self.sent.start, self.sent.end)
         start, decoded, computed, end, code, coded = map(clock.seconds, moments)
         times = (start, end, decoded - start, computed - decoded, self.cpu_s, coded - code)
@@ -91,23 +89,6 @@ class StepFeedback(NamedTuple):
     step_s: float | None = None  # seconds of the step, by the clock
     floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
     sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors of its messages, by `link_name`
-
-    def floor(self, replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> float | None:
-        """Return the fidelity that a link must keep, None if it has no budget yet."""
-        return self.floors.get(link_name(replica, boundary, direction, tensor))
-
-    def sensitivity(self, replica: int, boundary: int, direction: str) -> float | None:
-        """Return the sensitivity measured by the receiving stage, None if there is none."""
-        return self.sensitivities.get(link_name(replica, boundary, direction))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the input of `from_json`."""
-        return self._asdict()
-
-    @classmethod
-    def from_json(cls, entries: Mapping[str, Any]) -> StepFeedback:
-        """Return the feedback held by a checkpoint."""
-        return cls(**entries)
 
 
 def link_name(replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> str:

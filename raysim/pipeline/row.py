@@ -39,7 +39,6 @@ class RowExecution:
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Begin a step."""
         self.step = step
         self.action: Action | None = None  # that is being executed
         self._outgoing: list[tuple[Action, OutgoingMessage]] = []
@@ -64,7 +63,6 @@ class RowExecution:
             self.flight.settle()
 
     def losses(self) -> list[float]:
-        """Return the losses of the step, by microbatch."""
         return [self._losses[microbatch] for microbatch in sorted(self._losses)]
 
     def action_records(self) -> list[ActionRecord]:
@@ -72,7 +70,6 @@ class RowExecution:
         return [timed.record(self.clock) for timed in self._timed]
 
     def _execute(self, action: Action) -> Turns[None]:
-        """Receive the message that an action needs, compute, and send the result."""
         source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
             yield from self._deliver()  # before this worker waits, so that no other waits for its packets
@@ -94,7 +91,12 @@ class RowExecution:
                 target = self.local.worker(action.stage + (1 if action.op == "F" else -1))
                 self._outgoing.append((action, OutgoingMessage(target, tuple(action), sent)))
             elif action.op == "F":
-                self._keep_loss(action, y)
+                assert y is not None
+                self._device_losses[action] = only(y).view(-1)[
+                    0
+                ]  # in a twin step, the loss with the present parameters
+                if not self.overlaps:
+                    self._read_losses()
             end = self.clock.mark()
         if profiled:
             last = boundary.last_sent if boundary is not None else CodedMessage()
@@ -162,7 +164,11 @@ class RowExecution:
             key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, number)
             if stage.last and self.plan.task.has_ignored and stage.divisor is None:
                 stage.divisor = self._divisor()
-            return stage.forward(microbatch, x, key, self._targets(microbatch) if stage.last else None)
+            targets = None
+            if stage.last:
+                ids = self.plan.microbatch(self.step, microbatch, self.local.replica)[1]
+                targets = to_device(self.local.split("train").targets(ids), self.local.device)
+            return stage.forward(microbatch, x, key, targets)
         if action.op == "W":
             stage.backward_weights(microbatch)
             return None
@@ -170,12 +176,6 @@ class RowExecution:
         if self.plan.config.weights.updates_each_microbatch:
             self.updates.end_microbatch(self.step, action.stage)
         return y
-
-    def _keep_loss(self, action: Action, loss: Value | None) -> None:
-        assert loss is not None
-        self._device_losses[action] = only(loss).view(-1)[0]  # in a twin step, the loss with the present parameters
-        if not self.overlaps:
-            self._read_losses()
 
     def _read_losses(self) -> None:
         """Read the computed losses; raises DivergedError if one is NaN or infinity."""
@@ -185,10 +185,6 @@ class RowExecution:
                 raise DivergedError(self.step, str(action), "loss")
             self._losses[action.microbatch] = loss
         self._device_losses.clear()
-
-    def _targets(self, microbatch: int) -> Tensor:
-        ids = self.plan.microbatch(self.step, microbatch, self.local.replica)[1]
-        return to_device(self.local.split("train").targets(ids), self.local.device)
 
     def _divisor(self) -> float:
         """Return the mean number of targets that count in a microbatch of this step, over all replicas."""

@@ -58,7 +58,6 @@ class Sensitivity:
         return quotient if 0 < quotient < math.inf else None
 
     def clear(self) -> None:
-        """Drop the measurements."""
         self._received = None
         self._passed, self._readings = [], []
 

@@ -172,7 +172,6 @@ class Stage:
                 parameter.register_hook(lambda gradient: gradient / scale)  # type: ignore[no-untyped-call]
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the accumulated gradients by parameter name."""
         return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
 
     def parameters(self) -> list[tuple[str, Tensor]]:
@@ -180,7 +179,6 @@ class Stage:
         return [(name, parameter.detach()) for name, parameter in self.module.named_parameters()]
 
     def place(self, parameters: Mapping[str, Tensor]) -> None:
-        """Replace the values of the named parameters."""
         for name, values in parameters.items():
             self.module.get_parameter(name).data.copy_(values)
 
@@ -224,19 +222,17 @@ class Stage:
         self, optimizer: torch.optim.Optimizer | Together, learning_rate: float, without_momentum: list[nn.Parameter]
     ) -> None:
         """Step the optimiser, and its rule without momentum on the parameters `without_momentum`."""
+        gradients = [parameter.grad for parameter in without_momentum]
+        for parameter in without_momentum:
+            parameter.grad = None
+        self._step(optimizer, learning_rate)
         if without_momentum:
-            gradients = [parameter.grad for parameter in without_momentum]
-            config = self.config.optimizer.model_copy(update={"momentum": None, "learning_rate": learning_rate})
-            for parameter in without_momentum:
-                parameter.grad = None
-            self._step(optimizer, learning_rate)
             for parameter, gradient in zip(without_momentum, gradients, strict=True):
                 parameter.grad = gradient
+            config = self.config.optimizer.model_copy(update={"momentum": None, "learning_rate": learning_rate})
             plain = make_optimizer(config, ((str(i), parameter) for i, parameter in enumerate(without_momentum)))
             assert plain is not None
             self._step(plain, learning_rate)
-        else:
-            self._step(optimizer, learning_rate)
         for part in self._constrained:
             part.constrain()
 
@@ -253,7 +249,6 @@ class Stage:
         return Snapshot({name: x.clone() for name, x in self.parameters()}, slots, self.gradients())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take back an update by the snapshot before it."""
         self.place(snapshot.parameters)
         if self.optimizer is not None:
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": snapshot.slots})

@@ -38,8 +38,8 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     two_parts = any(action.op == "W" for row in rows for action in row)
     footprints = parts.footprints(two_parts=two_parts, dtype=DTYPES[config.dtype])
     needs = [
-        _needs(config, stage, module, one, copies)
-        for stage, (module, one) in enumerate(zip(parts.stages, footprints, strict=True))
+        _needs(config, stage, module, footprint, copies)
+        for stage, (module, footprint) in enumerate(zip(parts.stages, footprints, strict=True))
     ]
     worst = worst_moment(rows, needs)
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
@@ -50,13 +50,20 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     for stage, module in enumerate(parts.stages):
         in_flight, waiting, workspace = worst[stage]
         weights = copies * sum(parameter.nbytes for parameter in module.parameters())
-        trained, slots = needs[stage].gradients, _optimizer_bytes(config, module, elementwise[stage])
+        trained = needs[stage].gradients
+        slots = 4 * sum(  # of float32
+            slot_values(config.optimizer, parameter.shape, elementwise=name in elementwise[stage])
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        )
+        validates = policy.validates and config.optimizer.clip_norm is not None
+        snapshot = trained + slots if validates else 0  # that post-validation keeps until an update is validated
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(
             StageMemory(
                 stage,
                 weights_bytes=weights + buffers + footprints[stage].constants,
-                versions_bytes=trained * policy.num_copies(delays[stage]) + _snapshot_bytes(config, trained, slots),
+                versions_bytes=trained * policy.num_copies(delays[stage]) + snapshot,
                 gradients_bytes=trained,
                 optimizer_bytes=slots,
                 saved_bytes=needs[stage].saved,
@@ -73,26 +80,28 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     return tuple(memories)
 
 
-def _needs(config: RunConfig, stage: int, module: nn.Module, one: Footprint, copies: int) -> Needs:
+def _needs(config: RunConfig, stage: int, module: nn.Module, footprint: Footprint, copies: int) -> Needs:
     """Return the bytes of a microbatch at a stage, of which everything is computed twice with two `copies`."""
-    saved, kept = one.saved, max(one.waiting - one.saved, 0)
-    backward, weights, first = one.backward, one.weights, one.first
+    saved, kept = footprint.saved, max(footprint.waiting - footprint.saved, 0)
+    backward, weights, first = footprint.backward, footprint.weights, footprint.first
     if config.recompute:
-        again = one.forward + one.gradient  # the forward runs again in the backward, beside the gradient that arrived
+        again = (
+            footprint.forward + footprint.gradient
+        )  # the forward runs again in the backward, beside the gradient that arrived
         state = module.state_dict()
-        saved = one.received + sum(x.nbytes for name, x in module.named_buffers() if name in state)
+        saved = footprint.received + sum(x.nbytes for name, x in module.named_buffers() if name in state)
         if not weights:
             backward, first = max(backward, again), max(first, again)
         elif stage == 0:  # computes nothing before W
-            kept = one.gradient
+            kept = footprint.gradient
             backward, weights, first = saved + kept, max(weights, again), max(first, again)
         else:
-            kept, backward = max(one.waiting - saved, 0), max(backward, again)
+            kept, backward = max(footprint.waiting - saved, 0), max(backward, again)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     gradients = sum(parameter.nbytes for parameter in trained)
     clips = config.optimizer.clip_norm is not None
     update = _SQUARED_BYTES * max((parameter.numel() for parameter in trained), default=0) if clips else 0
-    needs = Needs(saved, kept, one.forward, backward, weights, first, gradients)
+    needs = Needs(saved, kept, footprint.forward, backward, weights, first, gradients)
     return Needs(*(copies * each for each in needs))._replace(update=update)
 
 
@@ -140,20 +149,6 @@ def _message_bytes(config: RunConfig, parts: Partition, copies: int) -> list[lis
         for boundary in parts.boundaries
     ]
     return [sizes[max(stage - 1, 0) : stage + 1] for stage in range(len(parts.stages))]
-
-
-def _optimizer_bytes(config: RunConfig, module: nn.Module, elementwise: frozenset[str]) -> int:
-    """Return the bytes of the optimiser's float32 slots for a stage."""
-    return 4 * sum(
-        slot_values(config.optimizer, parameter.shape, elementwise=name in elementwise)
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    )
-
-
-def _snapshot_bytes(config: RunConfig, trained: int, slots: int) -> int:
-    """Return the bytes of a stage's copies that post-validation keeps until an update is validated."""
-    return trained + slots if config.weights.validates and config.optimizer.clip_norm is not None else 0
 
 
 def check_devices(

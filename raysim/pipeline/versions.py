@@ -47,7 +47,6 @@ class Versions:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step."""
         self._updates = 0  # of this step
 
     @property

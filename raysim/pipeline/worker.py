@@ -137,7 +137,6 @@ class Worker:
     def infer(
         self, split: str, batches: Sequence[int], mode: str, each: bool = False
     ) -> Turns[list[Evaluated] | Failure]:
-        """Evaluate batches of a split on the stages of this worker, with links in an evaluation mode; see `Inference.run`."""
         return self.inference.run(self.step, split, batches, mode, each)
 
     def parameters(self) -> np.ndarray:
@@ -147,11 +146,9 @@ class Worker:
         )
 
     def take_mean(self, *replicas: np.ndarray) -> None:
-        """Evaluate the mean of the `parameters` of all replicas from now on; without arguments, this replica's own again."""
         self.inference.take_mean(*replicas)
 
     def batchnorm(self, change: str) -> None:
-        """Change the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones of training."""
         self.inference.batchnorm(change)
 
     # Checkpoints.
@@ -199,7 +196,6 @@ class Worker:
                 torch.set_num_threads(before)
 
     def device_facts(self) -> DeviceFacts | None:
-        """Return the facts of this worker's GPU, None on a CPU."""
         return facts_of(self.device)
 
     def device_peak_bytes(self) -> int:

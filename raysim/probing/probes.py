@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,21 +30,13 @@ from raysim.probing.candidates import (
     write_candidate,
 )
 from raysim.probing.station import GradientStation, Sampling, Station
+from raysim.probing.stopwatch import Stopwatch
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import Custom, parse_schedule
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
     from torch.distributed.pipelining import PipelineStage
-
-
-class Job(NamedTuple):
-    """The facts of a probed training that its records need."""
-
-    model: str
-    cuts: Sequence[str]
-    device: str
-    num_replicas: int = 1
 
 
 class Probe:
@@ -58,18 +50,16 @@ class Probe:
         self,
         stations: Sequence[Station],
         settings: Sequence[Mapping[str, str]],
-        job: Job,
+        cuts: Sequence[str],
         sampling: Sampling,
         group: dist.ProcessGroup | None = None,
-        cuts: Sequence[nn.Module] = (),
     ) -> None:
         self.folder = sampling.out
         self._stations = stations
         self._settings = settings
-        self._job = job
+        self._cuts = cuts
         self._sampling = sampling
         self._group = group
-        self._cuts = cuts
         self._began = 0.0
         self._ended: float | None = None
 
@@ -105,7 +95,7 @@ class Probe:
 
     def _as_scheduled(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with backwards in as many parts as in the schedule under which they are priced."""
-        halves = self._sampling.halves(len(self._job.cuts) + 1)
+        halves = self._sampling.halves(len(self._cuts) + 1)
         if halves and samples and not has_halves(samples):
             warnings.warn(
                 f"`schedule` = {self._sampling.schedule} computes the gradients of weights apart, but this pipeline did not: their "
@@ -147,7 +137,7 @@ class Probe:
         with station.paused():
             taken = branches(
                 station.module,
-                self._cuts,
+                station.watch.cuts,
                 candidates,
                 train_step,
                 batches,
@@ -169,20 +159,20 @@ class Probe:
         return everyone or []
 
     def _facts(self, setting: Mapping[str, str]) -> dict[str, Any]:
-        job, sampling = self._job, self._sampling
-        rows = max(station.num_rows for station in self._stations)
-        num_stages, schedule = len(job.cuts) + 1, parse_schedule(sampling.schedule)
+        sampling, station = self._sampling, self._stations[0]
+        rows = max(each.num_rows for each in self._stations)
+        num_stages, schedule = len(self._cuts) + 1, parse_schedule(sampling.schedule)
         custom = isinstance(schedule, Custom)
         return {
             "probe_every": sampling.every,
             "probe_overhead": self.overhead,
-            "model": job.model,
+            "model": type(station.module).__name__,
             "data": "own",
             "num_stages": num_stages,
-            "cuts": list(job.cuts),
+            "cuts": list(self._cuts),
             "num_microbatches": sampling.num_microbatches,
-            "num_replicas": job.num_replicas,
-            "batch_size": rows * sampling.num_microbatches * job.num_replicas,
+            "num_replicas": station.num_replicas,
+            "batch_size": rows * sampling.num_microbatches * station.num_replicas,
             "schedule": sampling.schedule,
             "schedule_rows": rows_to_csv(schedule.rows(num_stages, sampling.num_microbatches)) if custom else None,
             **setting,
@@ -190,7 +180,7 @@ class Probe:
             "seed": sampling.seed,
             "profile_every_steps": 1,
             "threads_per_stage": torch.get_num_threads(),
-            "device_kind": job.device,
+            "device_kind": next(station.module.parameters()).device.type,
             "engine": "inline",
             "seconds": time.perf_counter() - self._began,
         }
@@ -256,21 +246,19 @@ def probe_module(
             raise ValueError("`gradients` must name at least one replica method, but got none.")
         modules = _modules(model, cuts)
         sampling.check(len(cuts) + 1)
+        channel = None if group is None else Channel(group, next(model.parameters()).device)
         links = [(direction, boundary) for boundary in range(len(cuts)) for direction in DIRECTIONS]
-        if group is None:
-            tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
-            station = Station(model, modules, tried, sampling, num_stages=len(cuts) + 1)
-            job = Job(type(model).__name__, cuts, _device(model))
-            return Probe([station], _settings_of(tried), job, sampling, cuts=modules)
-        channel = Channel(group, torch.device(_device(model)))
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-        tried = [LinkCandidate(text, links, channel.rank) for text in _with_dense(candidates)]
+        replica = 0 if channel is None else channel.rank
+        tried = [LinkCandidate(text, links, replica) for text in _with_dense(candidates)]
+        watch = Stopwatch(model, modules, num_stages=len(cuts) + 1)
+        if channel is None:
+            return Probe([Station(watch, tried, sampling)], _settings_of(tried), cuts, sampling)
         methods = [GradientCandidate(text) for text in _with_dense(gradients)]
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         for candidate in methods:
             check_gradients(candidate.method, shapes, channel.size)
-        job = Job(type(model).__name__, cuts, _device(model), channel.size)
-        replica = GradientStation(model, modules, tried, methods, sampling, channel)
-        return Probe([replica], _settings_of(tried, methods), job, sampling, group)
+        station = GradientStation(watch, tried, methods, sampling, channel)
+        return Probe([station], _settings_of(tried, methods), cuts, sampling, group)
 
     if group is None:
         return build()
@@ -310,10 +298,10 @@ def _probe_stages(
                 )
             links = [("forward", index)] * (index < num_stages - 1) + [("backward", index - 1)] * (index > 0)
             tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
-            stations.append(Station(stage.submod, [], tried, sampling, first=index, num_stages=num_stages, stage=stage))
+            watch = Stopwatch(stage.submod, first=index, num_stages=num_stages, stage=stage)
+            stations.append(Station(watch, tried, sampling))
         cuts = [f"stage {boundary}" for boundary in range(num_stages - 1)]
-        job = Job(type(stages[0].submod).__name__, cuts, _device(stages[0].submod))
-        return Probe(stations, _settings_of(tried), job, sampling, group)
+        return Probe(stations, _settings_of(tried), cuts, sampling, group)
 
     return build_alike(group, "probe", build, {"`candidates`": list(candidates), **_facts_of(sampling)})
 
@@ -335,7 +323,3 @@ def _settings_of(links: Sequence[LinkCandidate], methods: Sequence[GradientCandi
         for link in links
         for averaging in [repr(each.method) for each in methods] or [DENSE]
     ]
-
-
-def _device(model: nn.Module) -> str:
-    return next(model.parameters()).device.type

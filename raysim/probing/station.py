@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 from torch.utils.hooks import RemovableHandle
 
@@ -24,9 +24,6 @@ from raysim.probing.stopwatch import Seconds, Stopwatch
 from raysim.random import derive_key
 from raysim.replication.method import ReplicaContext
 from raysim.schedules.families import parse_schedule
-
-if TYPE_CHECKING:
-    from torch.distributed.pipelining import PipelineStage
 
 
 @dataclass(frozen=True)
@@ -66,33 +63,25 @@ class Station:
     """A module that is watched: it says which microbatches are sampled, and keeps the samples.
 
     A step ends with the first forward after `num_microbatches` backwards, or with `end_step`. A step is dropped where forwards
-    and backwards are not as many, or a tensor held NaN or infinity. `stage` is the one of torch's pipelines that has the module:
-    they rehearse before their first step, so that step is passed over.
+    and backwards are not as many, or a tensor held NaN or infinity. Torch's pipelines rehearse before their first step, so that step
+    is passed over.
     """
 
+    num_replicas = 1
+
     def __init__(
-        self,
-        module: nn.Module,
-        cuts: Sequence[nn.Module],
-        candidates: Sequence[LinkCandidate],
-        sampling: Sampling,
-        *,
-        first: int = 0,
-        num_stages: int,
-        replica: int = 0,
-        stage: PipelineStage | None = None,
+        self, watch: Stopwatch, candidates: Sequence[LinkCandidate], sampling: Sampling, replica: int = 0
     ) -> None:
-        self.module = module
+        self.watch = watch
+        self.module = watch.module
         self.candidates = candidates
         self.sampling = sampling
         self.replica = replica
         self.num_rows = 0  # of a microbatch
         self.samples: dict[int, Sample] = {}
         self.overhead_s = 0.0
-        self._cuts, self._first, self._num_stages = cuts, first, num_stages
         self._step = 0  # of the training
-        self._stage = stage
-        self._first_step = int(stage is not None)
+        self._first_step = int(watch.stage is not None)
         self._taken = 0  # steps that were begun to be sampled
         self._forwards = 0  # of the step
         self._spoiled = False
@@ -101,19 +90,11 @@ class Station:
     def open(self) -> None:
         """Compile the kernels of the candidates, and put the hooks on."""
         warm({method.codec for candidate in self.candidates for method in candidate.methods.values()})
-        self._watch = Stopwatch(
-            self.module,
-            self._cuts,
-            self._begin_forward,
-            self._leaving,
-            first=self._first,
-            num_stages=self._num_stages,
-            stage=self._stage,
-        )
+        self.watch.open(self._begin_forward, self._leaving)
 
     def close(self, *, ends: bool) -> None:
         """Take the hooks off; `ends`: the last step too is kept if it is whole."""
-        self._watch.remove()
+        self.watch.remove()
         if ends:
             self.end_step()
 
@@ -121,7 +102,7 @@ class Station:
     def paused(self) -> Iterator[None]:
         """End the step at hand, and take the hooks off within the context."""
         self.end_step()
-        self._watch.remove()
+        self.watch.remove()
         try:
             yield
         finally:
@@ -130,7 +111,7 @@ class Station:
     def _begin_forward(self) -> int | None:
         if not self.module.training or not torch.is_grad_enabled():
             return None
-        if self._watch.backwards >= self.sampling.num_microbatches:
+        if self.watch.backwards >= self.sampling.num_microbatches:
             self.end_step()
         number = self._forwards
         self._forwards += 1
@@ -152,7 +133,7 @@ class Station:
                 microbatch=microbatch,
                 sample_ids=samples.ids,
                 replica=self.replica,
-                num_stages=self._num_stages,
+                num_stages=self.watch.num_stages,
                 num_microbatches=self.sampling.num_microbatches,
                 key=derive_key(self.sampling.seed, self.replica, boundary, direction, self._taken, microbatch),
             )
@@ -167,14 +148,14 @@ class Station:
         if self._sampled and self._forwards:
             count = self.sampling.num_microbatches
             with self._aside():
-                measured = self.measured(whole=self._forwards == count == self._watch.backwards)
+                measured = self.measured(whole=self._forwards == count == self.watch.backwards)
             if measured is not None and not self._spoiled:
-                seconds = {(self.replica, *key): spent for key, spent in self._watch.seconds.items()}
+                seconds = {(self.replica, *key): spent for key, spent in self.watch.seconds.items()}
                 self.samples[self._step] = Sample(seconds, measured)
             self._taken += 1
         self._step += 1
-        self._forwards = self._watch.backwards = 0
-        self._watch.seconds = {}
+        self._forwards = self.watch.backwards = 0
+        self.watch.seconds = {}
         self._spoiled = False
         self._named.clear()
 
@@ -194,7 +175,7 @@ class Station:
         start = Seconds(time.perf_counter(), time.process_time())
         yield
         spent = Seconds(time.perf_counter() - start.wall, time.process_time() - start.cpu)
-        self._watch.skip(spent)
+        self.watch.skip(spent)
         self.overhead_s += spent.wall
 
 
@@ -207,14 +188,14 @@ class GradientStation(Station):
 
     def __init__(
         self,
-        module: nn.Module,
-        cuts: Sequence[nn.Module],
+        watch: Stopwatch,
         links: Sequence[LinkCandidate],
         methods: Sequence[GradientCandidate],
         sampling: Sampling,
         channel: Channel,
     ) -> None:
-        super().__init__(module, cuts, links, sampling, num_stages=len(cuts) + 1, replica=channel.rank)
+        super().__init__(watch, links, sampling, channel.rank)
+        self.num_replicas = channel.size
         self._gradients: dict[str, Tensor] = {}  # of this rank alone, summed over the microbatches of the step
         self._parts: dict[str, int] = {}  # stages of parameters
         self._methods, self._channel = methods, channel
@@ -252,7 +233,7 @@ class GradientStation(Station):
             epoch=0,
             steps_per_epoch=max(1, self._taken + 1),
             seed=self.sampling.seed,
-            num_stages=self._num_stages,
+            num_stages=self.watch.num_stages,
         )
         try:
             with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
@@ -269,7 +250,7 @@ class GradientStation(Station):
         def keep(gradient: Tensor) -> None:
             if self._sampled:
                 with self._aside():
-                    self._parts.setdefault(name, self._watch.part)
+                    self._parts.setdefault(name, self.watch.part)
                     if name in self._gradients:
                         self._gradients[name] += gradient.detach()
                     else:

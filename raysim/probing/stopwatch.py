@@ -23,15 +23,11 @@ class Seconds(NamedTuple):
     cpu: float = 0.0
 
     def plus(self, other: Seconds) -> Seconds:
-        """Return the sum of both."""
         return Seconds(self.wall + other.wall, self.cpu + other.cpu)
 
 
 class Stopwatch:
     """Times the forward and backward of every part of a module, and shows the tensors that leave a part.
-
-    `begin`: returns the number of the microbatch whose forward begins, None if it is not watched. `leaving`: is shown each
-    activation ("forward") or gradient ("backward") that crosses a boundary, after the direction, boundary and microbatch.
 
     The parts are the stages `first` to `first + len(cuts)` of `num_stages`. Where they are not all, the module's input and output
     cross boundaries too. `backwards` counts the microbatches whose gradients were accumulated; `part` is the stage that the
@@ -44,43 +40,49 @@ class Stopwatch:
     def __init__(
         self,
         module: nn.Module,
-        cuts: Sequence[nn.Module],
-        begin: Callable[[], int | None],
-        leaving: Callable[[str, int, int, Tensor], None],
+        cuts: Sequence[nn.Module] = (),
         *,
         first: int = 0,
         num_stages: int,
         stage: PipelineStage | None = None,
     ) -> None:
+        self.module = module
+        self.cuts = cuts
+        self.num_stages = num_stages
+        self.stage = stage
+        self._first, self._last = first, first + len(cuts)
+
+    def open(self, begin: Callable[[], int | None], leaving: Callable[[str, int, int, Tensor], None]) -> None:
+        """Put the hooks on.
+
+        `begin` returns the number of the microbatch whose forward begins, None if it is not watched. `leaving` is given each
+        activation ("forward") or gradient ("backward") that crosses a boundary, after the direction, boundary and microbatch.
+        """
+        self._begin_forward, self._leaving = begin, leaving
         self.seconds: dict[tuple[int, str, int], Seconds] = {}  # of a stage, "F", "B" or "W", and a microbatch
         self.backwards = 0
-        self.part = first + len(cuts)
-        self._begin_forward, self._leaving = begin, leaving
-        self._first, self._last, self._num_stages = first, first + len(cuts), num_stages
+        self.part = self._last
         self._watched: int | None = None  # the microbatch whose forward runs
         self._backward: int | None = None  # the microbatch whose backward runs
         self._awaited = False  # whether a backward has begun that has not accumulated a gradient yet
         self._apart = False  # whether gradients of weights are computed apart
         self._began = Seconds()
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._device = trained[0].device if trained else torch.device("cpu")
         self._handles: list[RemovableHandle] = [
-            module.register_forward_pre_hook(self._begin),
-            *(cut.register_forward_hook(self._crossing(first + i)) for i, cut in enumerate(cuts)),
-            module.register_forward_hook(self._end),
+            self.module.register_forward_pre_hook(self._begin),
+            *(cut.register_forward_hook(self._crossing(self._first + i)) for i, cut in enumerate(self.cuts)),
+            self.module.register_forward_hook(self._end),
             *(p.register_post_accumulate_grad_hook(self._accumulated) for p in trained),  # type: ignore[no-untyped-call]
         ]
-
-        self._stage = stage
-        if stage is not None:
-            stage.backward_weight_one_chunk = self._timed(stage.backward_weight_one_chunk)
+        if self.stage is not None:
+            self.stage.backward_weight_one_chunk = self._timed(self.stage.backward_weight_one_chunk)  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Take all hooks off."""
         for handle in self._handles:
             handle.remove()
-        if self._stage is not None:
-            del self._stage.backward_weight_one_chunk  # the one of its class is seen again
+        if self.stage is not None:
+            del self.stage.backward_weight_one_chunk  # the one of its class is seen again
 
     def skip(self, spent: Seconds) -> None:
         """Leave seconds that have just passed out of the part that runs."""
@@ -124,7 +126,7 @@ class Stopwatch:
         microbatch = self._watched
         if microbatch is not None:
             self._add(self._last, "F", microbatch)
-            if self._last < self._num_stages - 1:
+            if self._last < self.num_stages - 1:
                 self._leaving("forward", self._last, microbatch, tensor_of(output).detach())
 
         fresh = [True]  # until the first of the results gets its gradient
@@ -186,7 +188,6 @@ class Stopwatch:
         self._began = self._now()
 
     def _add(self, stage: int, op: str, microbatch: int) -> None:
-        """Add the seconds since the last mark to an action."""
         now, key = self._now(), (stage, op, microbatch)
         spent = Seconds(now.wall - self._began.wall, now.cpu - self._began.cpu)
         self.seconds[key] = self.seconds.get(key, Seconds()).plus(spent)

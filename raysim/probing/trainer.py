@@ -41,7 +41,6 @@ class ProbeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Put the probe around the model."""
         model: nn.Module = kwargs["model"]
         sampling = Sampling(**self._sampling, num_microbatches=args.gradient_accumulation_steps)  # type: ignore[arg-type]
         if self._gradients and not dist.is_initialized():
@@ -53,14 +52,12 @@ class ProbeCallback(TrainerCallback):
         self.probe.__enter__()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """End the probe's step with the optimiser's."""
         if self.probe is not None:
             self.probe.end_step()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Write the records."""
         if self.probe is not None:
             self.probe.__exit__(None, None, None)
             self.probe = None
