@@ -64,9 +64,7 @@ class Plan:
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
     memories: tuple[StageMemory, ...]
     flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
-    weight_shares: tuple[
-        float, ...
-    ]  # by stage: weight gradients' share of a backward; empty if backwards are in one part
+    weight_shares: tuple[float, ...]  # by stage: weight gradients' share of a backward; empty if it is in one part
     rows: tuple[Row, ...]  # the actions of each worker of a replica, in order
     owners: tuple[int, ...]  # the worker of each stage within a replica
     origin: Origin = FROM_SCRATCH
@@ -93,11 +91,8 @@ class Plan:
     @cached_property
     def methods(self) -> list[Compressor]:
         """The compressors of all links, each once."""
-        return list(
-            dict.fromkeys(
-                method for links in self.compressors for pairs in links for ends in pairs.values() for method in ends
-            )
-        )
+        pairs = [pair for links in self.compressors for boundary in links for pair in boundary.values()]
+        return list(dict.fromkeys(method for pair in pairs for method in pair))
 
     @cached_property
     def evaluated(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -18,7 +19,7 @@ from raysim.pipeline.versions import Versions
 from raysim.values import UNNAMED, Value, join, only, split
 from raysim.weights import Weights
 from raysim.workloads.losses import Loss
-from raysim.workloads.two_part_backward import Caught, input_gradients, run_branches
+from raysim.workloads.two_part_backward import input_gradients, run_branches
 
 
 @runtime_checkable
@@ -88,8 +89,7 @@ class Stage:
         self.twin = False  # whether microbatches go through with the parameters of the step before, too
         self._previous: dict[str, Tensor] = {}  # these
         self._saved: dict[int, _Saved] = {}
-        self._caught: dict[int, list[Caught]] = {}  # between the two parts of a backward
-        self._arrived: dict[int, Value | None] = {}  # the same on the first stage
+        self._second_parts: dict[int, Callable[[], object]] = {}  # of backwards whose first part is done
 
     def forward(self, microbatch: int, value: Value, key: int, targets: Tensor | None = None) -> Value:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
@@ -135,18 +135,16 @@ class Stage:
         The first stage, whose input has no gradient, computes nothing yet.
         """
         if self.first:
-            self._arrived[microbatch] = gradient
+            self._second_parts[microbatch] = partial(self.backward, microbatch, gradient)
             return None
         inputs, outputs, gradients = self._output(microbatch, gradient)
-        of_inputs, self._caught[microbatch] = input_gradients(outputs, gradients, list(inputs.values()))
+        of_inputs, caught = input_gradients(outputs, gradients, list(inputs.values()))
+        self._second_parts[microbatch] = partial(run_branches, caught)
         return _of_inputs(inputs, of_inputs)
 
     def backward_weights(self, microbatch: int) -> None:
         """Add a microbatch's gradients to the parameters', after its `backward_input`."""
-        if self.first:
-            self.backward(microbatch, self._arrived.pop(microbatch))
-        else:
-            run_branches(self._caught.pop(microbatch))
+        self._second_parts.pop(microbatch)()
 
     def _output(self, microbatch: int, gradient: Value | None) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
         """Return a microbatch's inputs, its outputs that have a graph, and the gradients of these."""
@@ -280,8 +278,8 @@ class Stage:
             x.requires_grad_(self.module.get_parameter(name).requires_grad)
         self._unscale(self._previous.values())
         self.versions.load(under("versions.", tensors), self.device)
-        for kept in (self._saved, self._caught, self._arrived):
-            kept.clear()
+        self._saved.clear()
+        self._second_parts.clear()
 
     def infer(self, value: Value, updated: Iterable[nn.Module] = ()) -> Value:
         """Return the activation, or the last stage's logits, in evaluation mode and without gradients.
@@ -303,9 +301,8 @@ class Stage:
         if not self.twin:
             return self._compute_with(x, key, targets, tensors)
         present, past = (x, x) if self.first else only(x).chunk(2)
-        buffers = {
-            name: buffer.clone() for name, buffer in self.module.named_buffers()
-        }  # the present pass updates statistics
+        # the present pass updates statistics
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         both = (
             self._compute_with(present, key, targets, tensors),
             self._compute_with(past, key, targets, {**self._previous, **buffers}),
@@ -315,9 +312,8 @@ class Stage:
 
     def _compute_with(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Value:
         """Return the activation or the loss, of the module with `tensors` in the place of its own."""
-        torch.default_generator.manual_seed(
-            key
-        )  # counter-based: no random state to keep, whatever the order of actions
+        # counter-based: no random state to keep, whatever the order of actions
+        torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
         y = self._call(x, tensors)

@@ -41,9 +41,8 @@ class Versions:
         self._prepare = prepare
         self._memory: Memory = {}
         self._read_by_backward: Weights = {}
-        self._kept = deque(
-            [self._newest({}, 0.0)]
-        )  # versions, the newest last; each by delay, or at 0 if none is predicted
+        # versions, the newest last; each by delay, or at 0 if none is predicted
+        self._kept = deque([self._newest({}, 0.0)])
         self.begin()
 
     def begin(self) -> None:
