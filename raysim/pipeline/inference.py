@@ -135,15 +135,14 @@ class Inference:
 
     def take_mean(self, *replicas: np.ndarray) -> None:
         """Replace the parameters by the mean over all replicas; without arguments, restore the replica's own."""
-        if replicas:
-            self._own = {s: {name: x.clone() for name, x in stage.parameters()} for s, stage in self._stages.items()}
-            loaded = [unpack_tensors(part) for part in replicas]
+        loaded = [unpack_tensors(part) for part in replicas]
         for index, stage in self._stages.items():
-            if replicas:
-                names = [name for name, _ in stage.parameters()]
-                stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in loaded]) for name in names})
-            else:
+            if not replicas:
                 stage.place(self._own.pop(index))
+                continue
+            self._own[index] = {name: x.clone() for name, x in stage.parameters()}
+            names = self._own[index]
+            stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in loaded]) for name in names})
 
     def batchnorm(self, change: str) -> None:
         """Change the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones of training."""

@@ -152,7 +152,7 @@ def check_generation(stages: Sequence[nn.Module], test: Split, start: int, num_t
         with torch.no_grad():
             for stage in stages:
                 value = stage.eval()(value)
-        found = tuple(value.shape)
+        shape = tuple(value.shape)
     except Exception as error:
         raise ConfigError(
             f"`metrics` = 'exact_match' needs a model for texts of any length, but `model` failed on {start + 1} of "
@@ -161,10 +161,10 @@ def check_generation(stages: Sequence[nn.Module], test: Split, start: int, num_t
     finally:
         for stage in stages:
             stage.train()
-    if found[:2] != wanted or found[2:] < (num_tokens,):
+    if shape[:2] != wanted or shape[2:] < (num_tokens,):
         raise ConfigError(
             f"`metrics` = 'exact_match' needs scores of the shape {(*wanted, num_tokens)} for {start + 1} tokens, but `model` returned "
-            f"{found}."
+            f"{shape}."
         )
 
 

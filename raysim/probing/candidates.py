@@ -53,29 +53,19 @@ class Sample(NamedTuple):
     """Of every candidate."""
 
 
-Samples = Mapping[int, Sample]
-"""By step of the training."""
-
-
-def together(parts: Iterable[Samples]) -> list[Sample]:
-    """Return the steps of which every part has a sample, each put together from all parts."""
-    every = list(parts)
-    steps = set.intersection(*(set(part) for part in every))
-    return [_joined([part[step] for part in every]) for step in sorted(steps)]
+def together(parts: Sequence[Mapping[int, Sample]]) -> list[Sample]:
+    """Return the steps of the training of which every part has a sample, each put together from all parts."""
+    steps = set.intersection(*(set(part) for part in parts))
+    return [_joined([part[step] for part in parts]) for step in sorted(steps)]
 
 
 def joined(parts: Sequence[Measured]) -> Measured:
     """Return the figures of one candidate that were measured in several places."""
     return Measured(
-        {key: sent for one in parts for key, sent in one.messages.items()},
-        [row for one in parts for row in one.links],
-        [row for one in parts for row in one.transfers],
+        {key: sent for part in parts for key, sent in part.messages.items()},
+        [row for part in parts for row in part.links],
+        [row for part in parts for row in part.transfers],
     )
-
-
-def has_halves(samples: Iterable[Sample]) -> bool:
-    """Return whether some backward was timed in two parts, of inputs and of weights."""
-    return any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
 
 
 def in_parts(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
@@ -204,17 +194,16 @@ def write_candidate(folder: Path, facts: Mapping[str, Any], samples: Sequence[Sa
         measured = sample.measured[i]
         actions = _actions(sample, measured)
         sent = [sum(int(row[name]) for row in measured.links) for name in ("wire_bytes", "dense_bytes")]
-        for row in actions:
-            recorder.add("actions", {"step": step, **row})
-        for table, rows in (("links", measured.links), ("collectives", measured.transfers)):
-            for one in rows:
-                recorder.add(table, {"step": step, **one})
+        tables = {"actions": actions, "links": measured.links, "collectives": measured.transfers}
+        for table, rows in tables.items():
+            for row in rows:
+                recorder.add(table, {"step": step, **row})
         seconds = actions[-1]["end_s"]
         recorder.add(
             "steps", {"step": step, "epoch": 0, "seconds": seconds, "wire_bytes": sent[0], "dense_bytes": sent[1]}
         )
         wire, dense = wire + sent[0], dense + sent[1]
-    row = {
+    run = {
         "schema_version": SCHEMA_VERSION,
         "run_id": f"probe-{folder.name}",
         "name": "probe",
@@ -229,7 +218,7 @@ def write_candidate(folder: Path, facts: Mapping[str, Any], samples: Sequence[Sa
         "status": "finished",
         "start_s": 0.0,
     }
-    recorder.write_run(row)
+    recorder.write_run(run)
     recorder.compact()
     recorder.drop_parts()
     recorder.close()

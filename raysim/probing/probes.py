@@ -24,7 +24,6 @@ from raysim.probing.candidates import (
     LinkCandidate,
     Sample,
     check_gradients,
-    has_halves,
     in_parts,
     together,
     write_candidate,
@@ -96,7 +95,8 @@ class Probe:
     def _as_scheduled(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with backwards in as many parts as in the schedule under which they are priced."""
         halves = self._sampling.halves(len(self._cuts) + 1)
-        if halves and samples and not has_halves(samples):
+        timed_apart = any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
+        if halves and samples and not timed_apart:
             warnings.warn(
                 f"`schedule` = {self._sampling.schedule} computes the gradients of weights apart, but this pipeline did not: their "
                 "seconds are counted in the backward before them.",
