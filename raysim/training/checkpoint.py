@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
     def signals(self) -> StepFeedback:
         """Return the signals of the step before, which adaptive methods have yet to see; raises CheckpointError."""
         written = self.manifest().get("signals")
-        return StepFeedback.from_json(written) if written else StepFeedback()
+        return StepFeedback(**written) if written else StepFeedback()
 
     def parts(self) -> list[np.ndarray]:
         """Return the state, one part a worker; raises CheckpointError if a file is missing or not as written."""
@@ -105,7 +105,7 @@ def write_checkpoint(
         manifest = {
             "format": FORMAT,
             "step": step,
-            "signals": signals and signals.as_json(),
+            "signals": signals and signals._asdict(),
             "records": dict(records or {}),
             "files": files,
         }
