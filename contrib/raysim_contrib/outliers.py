@@ -11,8 +11,14 @@ import numpy as np
 from raysim.codecs import Cast
 from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, nest, nested_names
 from raysim.codecs.groups import channel_axis
-from raysim.codecs.positions import INDEX_ARRAYS, decode_positions, encode_positions, smallest_form
-from raysim.codecs.selection import kept_of, select_topk
+from raysim.codecs.positions import (
+    INDEX_ARRAYS,
+    decode_positions,
+    encode_positions,
+    kept_of,
+    select_topk,
+    smallest_form,
+)
 from raysim.notation import check_real
 from raysim.on_demand import torch
 

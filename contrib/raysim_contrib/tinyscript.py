@@ -12,8 +12,8 @@ import numpy as np
 from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.draws import uniform
+from raysim.codecs.fitted import bucket_of
 from raysim.codecs.groups import total
-from raysim.codecs.nonuniform import bucket_of
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 

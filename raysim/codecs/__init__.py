@@ -7,19 +7,15 @@ line in `CODECS`; the tests of laws then require a variant of it. Rarely used co
 
 from collections.abc import Iterable
 
-from raysim.codecs.bounded import ErrorBounded
 from raysim.codecs.codec import DTYPES, Codec, NonFiniteError, Packet, check_finite, to_bytes, to_tensor
-from raysim.codecs.floats import MX, Cast, Identity
-from raysim.codecs.lossless import Entropy
+from raysim.codecs.fitted import ErrorBounded, NonUniform
+from raysim.codecs.floats import MX, Cast, Identity, Natural
 from raysim.codecs.lowrank import LowRank
-from raysim.codecs.nonuniform import NonUniform
 from raysim.codecs.quantize import QSGD, FixedPoint, Quantize
-from raysim.codecs.randomk import RandomK
-from raysim.codecs.signs import Mean, OneBit, Sign
+from raysim.codecs.signs import Mean, OneBit, Sign, TernGrad
+from raysim.codecs.sparse import RandomK, TopK
 from raysim.codecs.threshold import EstimatedTopK, Nonzero, Threshold
-from raysim.codecs.topk import TopK
-from raysim.codecs.transform import Hadamard
-from raysim.codecs.unbiased import Natural, TernGrad
+from raysim.codecs.wrappers import Entropy, Hadamard
 from raysim.on_demand import torch
 from raysim.random import derive_key
 

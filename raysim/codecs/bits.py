@@ -5,15 +5,10 @@ Everything runs on the tensor's own device, so that only packed bytes cross to t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from raysim.codecs import kernels
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def packed_bytes(count: int, width: int) -> int:
@@ -25,7 +20,7 @@ def packed_bytes(count: int, width: int) -> int:
     return (count * width + 7) // 8
 
 
-def pack_bits(flags: Tensor) -> Tensor:
+def pack_bits(flags: torch.Tensor) -> torch.Tensor:
     """Return the bitmap of a flat bool tensor, uint8."""
     if kernels.gpu_serves(flags.device, flags.numel()):
         return pack(flags.view(torch.uint8), 1)
@@ -36,7 +31,7 @@ def pack_bits(flags: Tensor) -> Tensor:
     return (rows * weights).sum(dim=1, dtype=torch.uint8)
 
 
-def unpack_bits(packed: Tensor, count: int) -> Tensor:
+def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
     """Return the first `count` bits of a bitmap, as bool; inverse of `pack_bits`."""
     if kernels.gpu_serves(packed.device, count):
         return unpack_bytes(packed, count, 1).bool()
@@ -46,7 +41,7 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
     return ((packed[:, None] >> shifts) & 1).view(-1)[:count].bool()
 
 
-def pack(values: Tensor, width: int) -> Tensor:
+def pack(values: torch.Tensor, width: int) -> torch.Tensor:
     """Pack flat non-negative integers, each below 2**width, into a uint8 stream; `width` is 0 to 32.
 
     >>> pack(torch.tensor([5, 2, 7]), 3)
@@ -56,9 +51,8 @@ def pack(values: Tensor, width: int) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=values.device)
     if width == 8:
         return values.to(torch.uint8)
-    backend = kernels.backend("fields", values)
-    if backend:
-        packed: Tensor = backend.pack(values, width)
+    if kernel := kernels.find("packing.pack", values):
+        packed: torch.Tensor = kernel(values, width)
         return packed
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=values.device)
@@ -70,7 +64,7 @@ def pack(values: Tensor, width: int) -> Tensor:
     return ((words[:, None] >> shifts) & 255).to(torch.uint8).view(-1)[: packed_bytes(len(values), width)]
 
 
-def unpack(packed: Tensor, count: int, width: int) -> Tensor:
+def unpack(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
     """Return `count` integers as int64; inverse of `pack`.
 
     >>> unpack(torch.tensor([171, 128], dtype=torch.uint8), 3, 3)
@@ -79,15 +73,14 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     return unpack_bytes(packed, count, width).long()
 
 
-def unpack_bytes(packed: Tensor, count: int, width: int) -> Tensor:
+def unpack_bytes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
     """Return `count` integers as uint8, or as int64 if they have more than 8 bits; inverse of `pack`."""
     if width == 0:
         return torch.zeros(count, dtype=torch.uint8, device=packed.device)
     if width == 8:
         return packed
-    backend = kernels.backend_on("fields", packed.device, count)
-    if backend:
-        values: Tensor = backend.unpack(packed, count, width)
+    if kernel := kernels.find_on("packing.unpack", packed.device, count):
+        values: torch.Tensor = kernel(packed, count, width)
         return values
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=packed.device)
@@ -100,6 +93,6 @@ def unpack_bytes(packed: Tensor, count: int, width: int) -> Tensor:
     return ((words[:, None] >> shifts) & ((1 << width) - 1)).view(-1)[:count].to(torch.uint8)
 
 
-def _padded(x: Tensor, multiple: int) -> Tensor:
+def _padded(x: torch.Tensor, multiple: int) -> torch.Tensor:
     missing = -len(x) % multiple
     return torch.nn.functional.pad(x, (0, missing)) if missing else x

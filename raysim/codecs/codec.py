@@ -8,17 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from raysim.codecs import kernels, transfers
 from raysim.notation import Notation
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class _Dtypes(Mapping[str, "torch.dtype"]):
@@ -75,7 +71,7 @@ class NonFiniteError(ValueError):
 class Support(NamedTuple):
     """The positions sent in a sparse packet: flat, increasing in each row, shape (rows, kept), for a tensor of `shape`."""
 
-    positions: Tensor
+    positions: torch.Tensor
     shape: tuple[int, ...]
 
 
@@ -110,7 +106,7 @@ class Packet(NamedTuple):
         """Bytes of the encoded tensor, in its own dtype."""
         return self.numel * DTYPES[self.dtype].itemsize
 
-    def decode(self, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the tensor, of `shape` and `dtype`; it may be a read-only view of the packet's memory.
 
         Raises ValueError, before any memory is allocated, if arrays do not fit the shape or each other, or the shape has more than
@@ -144,7 +140,7 @@ class Packet(NamedTuple):
         """Return the array `name`, written by `integer_bytes`, as an integer; raises ValueError if it is anything else."""
         return int(self.bytes_of(name, 8).copy().view(np.int64)[0])
 
-    def floats_of(self, name: str, count: int, device: torch.device | str = "cpu") -> Tensor:
+    def floats_of(self, name: str, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the array `name` as `count` finite float32, in float64; raises ValueError if it is anything else."""
         values = to_tensor(self.bytes_of(name, 4 * count), torch.float32, device)
         if not torch.isfinite(values).all():
@@ -169,8 +165,8 @@ class Codec(Notation, ABC):
 
     @property
     def random(self) -> bool:
-        """True if `encode` draws random numbers, and so needs a key."""
-        return False
+        """True if `encode` draws random numbers, and so needs a key: by default, if a codec among the settings does."""
+        return any(codec.random for codec in self._inner())
 
     @property
     def linear(self) -> bool:
@@ -214,10 +210,13 @@ class Codec(Notation, ABC):
     @property
     def fixed_size(self) -> bool:
         """True if the bytes of a packet follow from shape and dtype alone; False if they depend on the values."""
-        inner = (getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]  # all codecs are dataclasses
-        return not self.size_varies and all(codec.fixed_size for codec in inner if isinstance(codec, Codec))
+        return not self.size_varies and all(codec.fixed_size for codec in self._inner())
 
-    def encode(self, x: Tensor, key: Key | None = None) -> Packet:
+    def _inner(self) -> Iterator[Codec]:
+        """Yield the codecs among the settings."""
+        return (value for value in vars(self).values() if isinstance(value, Codec))
+
+    def encode(self, x: torch.Tensor, key: Key | None = None) -> Packet:
         """Return the packet of `x`, which is left untouched.
 
         Raises NonFiniteError if `x` holds NaN or infinity, ValueError if a random codec gets no key.
@@ -229,8 +228,8 @@ class Codec(Notation, ABC):
         return Packet(self, self._encode(x.detach(), key), tuple(x.shape), dtype)
 
     def encode_with_residual(
-        self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
-    ) -> tuple[Packet, Tensor]:
+        self, x: torch.Tensor, dtype: torch.dtype, key: Key | None = None, memory: torch.Tensor | None = None
+    ) -> tuple[Packet, torch.Tensor]:
         """Return the packet of `x` in `dtype`, and the residual x - decode(packet) in the dtype of `x`.
 
         Overwrites `x`: the residual may use its memory. With `memory`, float32 of the same shape, x + memory is sent,
@@ -248,7 +247,7 @@ class Codec(Notation, ABC):
         """Return the names of all arrays that a packet may hold, in the order of messages."""
 
     @abstractmethod
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         """Return the arrays for `x`, a tensor of a dtype that links carry; raises NonFiniteError."""
 
     def _check(self, shape: tuple[int, ...], key: Key | None) -> None:
@@ -257,7 +256,7 @@ class Codec(Notation, ABC):
             raise ValueError(f"{self!r} draws random numbers: `encode` needs a key.")
 
     @abstractmethod
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the tensor of a packet of this codec; see `Packet.decode`."""
 
 
@@ -267,7 +266,7 @@ def check_codec(field: str, value: object) -> None:
         raise ValueError(f"`{field}` must be a codec, but got {value!r}.")
 
 
-def nest(name: str, packet: Packet) -> Mapping[str, np.ndarray]:
+def nest(name: str, packet: Packet) -> dict[str, np.ndarray]:
     """Return the arrays of a packet under `name.*`, to be carried inside another packet."""
     return {f"{name}.{key}": array for key, array in packet.arrays.items()}
 
@@ -277,7 +276,7 @@ def nested_names(name: str, codec: Codec) -> tuple[str, ...]:
     return tuple(f"{name}.{key}" for key in codec.array_names())
 
 
-def dtype_name(x: Tensor) -> str:
+def dtype_name(x: torch.Tensor) -> str:
     """Return the name of the dtype of `x`; raises ValueError if links cannot carry it."""
     name = str(x.dtype).removeprefix("torch.")
     if name not in DTYPES:
@@ -285,7 +284,7 @@ def dtype_name(x: Tensor) -> str:
     return name
 
 
-def to_bytes(x: Tensor) -> np.ndarray:
+def to_bytes(x: torch.Tensor) -> np.ndarray:
     """Return the bytes of a tensor as a flat uint8 array, a view if `x` is contiguous and in host memory.
 
     Bytes of a tensor on a GPU are valid once the open flight has landed, see `raysim.codecs.transfers`.
@@ -295,7 +294,7 @@ def to_bytes(x: Tensor) -> np.ndarray:
     return transfers.to_host(x.detach().contiguous().reshape(-1).view(torch.uint8)).numpy()
 
 
-def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return a flat tensor over the bytes of `data`: on the CPU a view, read-only if `data` is."""
     if data.size == 0:  # an empty byte array cannot be viewed as a wider dtype
         return torch.empty(0, dtype=dtype, device=device)
@@ -308,7 +307,7 @@ def integer_bytes(number: int) -> np.ndarray:
     return np.array([number], dtype=np.int64).view(np.uint8)
 
 
-def check_finite(x: Tensor) -> None:
+def check_finite(x: torch.Tensor) -> None:
     """Raise NonFiniteError if `x` holds NaN or infinity; one pass and no copy."""
     if not x.numel():
         return
@@ -319,12 +318,12 @@ def check_finite(x: Tensor) -> None:
         raise error
 
 
-def cast_float64(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_float64(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return float64 `x` in `dtype`, saturating; 16-bit types are rounded via float32, as the kernels do."""
     return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype)
 
 
-def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_saturating(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return `x` in `dtype`, rounded to nearest even; values beyond its range saturate, so finite values stay finite."""
     limit = torch.finfo(dtype).max
     narrower = x.numel() and limit < torch.finfo(x.dtype).max

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from raysim.codecs import kernels
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit constants: torch has no shift on uint64.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -18,12 +13,11 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
-def bits64(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+def bits64(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return `count` random int64: the SplitMix64 stream whose state starts at `key`."""
-    backend = kernels.backend_on("random", device)
-    if backend:
+    if fill := kernels.find_on("words.fill_bits", device):
         filled = np.empty(count, np.uint64)
-        backend.fill_bits(np.uint64(key % 2**64), filled)
+        fill(np.uint64(key % 2**64), filled)
         return torch.from_numpy(filled.view(np.int64))
     z = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_GAMMA).add_(key)
     z = (z ^ _shift(z, 30)).mul_(_MIX_1)
@@ -31,26 +25,24 @@ def bits64(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def uniform(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+def uniform(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return `count` float64 in [0, 1), of 53 random bits each."""
-    backend = kernels.backend_on("random", device)
-    if backend:
+    if fill := kernels.find_on("words.fill_uniform", device):
         filled = np.empty(count)
-        backend.fill_uniform(np.uint64(key % 2**64), filled)
+        fill(np.uint64(key % 2**64), filled)
         return torch.from_numpy(filled)
     return _shift(bits64(key, count, device), 11).to(torch.float64).mul_(2.0**-53)
 
 
-def ranks(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+def ranks(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return `count` random float32, none of them negative: their bit patterns are the lowest 30 bits of `bits64`."""
-    backend = kernels.backend_on("random", device)
-    if backend:
+    if fill := kernels.find_on("words.fill_ranks", device):
         filled = np.empty(count, np.int32)
-        backend.fill_ranks(np.uint64(key % 2**64), filled)
+        fill(np.uint64(key % 2**64), filled)
         return torch.from_numpy(filled).view(torch.float32)
     return (bits64(key, count, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
 
 
-def _shift(z: Tensor, n: int) -> Tensor:
+def _shift(z: torch.Tensor, n: int) -> torch.Tensor:
     """Return the logical right shift, which does not repeat the sign bit."""
     return (z >> n) & ((1 << (64 - n)) - 1)

@@ -1,21 +1,18 @@
-"""Codecs that send every value in a floating-point format: Identity, Cast, and MX with its shared exponents."""
+"""Codecs that send every value in a floating-point format: Identity, Cast, MX with its shared exponents, Natural without fractions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
+from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack_bytes
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.draws import bits64
 from raysim.codecs.groups import layout_of
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _BIAS = 127  # of the shared exponents (E8M0)
 # exponent of the greatest power of two of each element format
@@ -42,11 +39,11 @@ class Identity(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("values",)
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         return {"values": to_bytes(x)}
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         data = packet.bytes_of("values", packet.dense_bytes)
         return to_tensor(data, DTYPES[packet.dtype], device).view(packet.shape)
 
@@ -69,17 +66,17 @@ class Cast(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("values",)
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         return {"values": to_bytes(cast_saturating(x, DTYPES[self.target]))}
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         dtype = DTYPES[self.target]
         data = packet.bytes_of("values", packet.numel * dtype.itemsize)
         return cast_saturating(to_tensor(data, dtype, device), DTYPES[packet.dtype]).view(packet.shape)
 
 
-def power_of_two(exponents: Tensor) -> Tensor:
+def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
     """Return the exact powers of two of whole exponents, limited to -1022..1023, float64. (`ldexp` computes in float32.)
 
     >>> power_of_two(torch.tensor([-149, 0, 3]))
@@ -111,7 +108,7 @@ class MX(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("codes", "exponents")
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         layout = layout_of(tuple(x.shape), "block", self.block)
         if not layout.numel:
@@ -130,13 +127,13 @@ class MX(Codec):
             codes += magnitudes >= border
         return arrays | {"codes": to_bytes(pack(codes | (scaled < 0).to(torch.uint8) << 3, 4))}
 
-    def _elements(self) -> Tensor:
+    def _elements(self) -> torch.Tensor:
         """Return the value of every code, float32."""
         if self.element == "e2m1":
             return torch.tensor([*_E2M1, *(-value for value in _E2M1)])
         return torch.arange(256, dtype=torch.uint8).view(_float8(self.element)).float()
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         layout = layout_of(packet.shape, "block", self.block)
         width = 4 if self.element == "e2m1" else 8
         data = to_tensor(packet.bytes_of("codes", packed_bytes(layout.numel, width)), torch.uint8, device)
@@ -152,3 +149,42 @@ class MX(Codec):
 
 def _float8(element: str) -> torch.dtype:
     return torch.float8_e4m3fn if element == "e4m3" else torch.float8_e5m2
+
+
+@dataclass(frozen=True, repr=False)
+class Natural(Codec):
+    """Stochastically rounds every magnitude to a neighbouring power of two (natural compression, Horvath et al. 2019, 1905.10988).
+
+    |x| in [2^a, 2^(a+1)) is rounded up with probability |x|/2^a - 1, so the mean is x; the variance is at most
+    ||x||^2/8. 9 bits per value: sign and exponent. Magnitudes below 2^-126 become 0 or 2^-126, and magnitudes above
+    2^127 become 2^127.
+
+    >>> Natural().encode(torch.tensor([1.0, -0.5, 0.0]), key=1).decode()
+    tensor([ 1.0000, -0.5000,  0.0000])
+    """
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    def relative_variance(self, numel: int) -> float:
+        return 0.125
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("signs", "exponents")
+
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        pattern = cast_saturating(x, torch.float32).contiguous().view(-1).view(torch.int32)
+        draws = (bits64(key or 0, x.numel(), x.device) & 0x7FFFFF).to(torch.int32)
+        # adding a random fraction to the fraction carries into the exponent with the right probability
+        exponents = (draws.add_(pattern & 0x7FFFFFFF) >> 23).clamp_(max=254)
+        return {"signs": to_bytes(pack_bits(pattern < 0)), "exponents": to_bytes(exponents.to(torch.uint8))}
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
+        flags = to_tensor(packet.bytes_of("signs", packed_bytes(packet.numel, 1)), torch.uint8, device)
+        exponents = to_tensor(packet.bytes_of("exponents", packet.numel), torch.uint8, device).int()
+        if (exponents == 255).any():
+            raise ValueError(f"A packet of {self!r} holds exponents out of bounds.")
+        values = (exponents << 23 | unpack_bytes(flags, packet.numel, 1).int() << 31).view(torch.float32)
+        return cast_saturating(values, DTYPES[packet.dtype]).view(packet.shape)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from raysim.codecs import kernels
 from raysim.notation import check_integer
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PER = ("tensor", "sample", "channel", "row", "block")
 BLOCK = 4096  # the default size of a block
@@ -34,11 +31,11 @@ class Layout(NamedTuple):
     groups: int
     inner: int
 
-    def spread(self, per_group: Tensor) -> Tensor:
+    def spread(self, per_group: torch.Tensor) -> torch.Tensor:
         """Return one value per group, in a shape that broadcasts with `view`."""
         return per_group.view(1, -1, 1)
 
-    def view(self, x: Tensor) -> Tensor:
+    def view(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x` as (outer, groups, inner); a shorter last block is padded with its last value."""
         flat = x.reshape(-1)
         missing = -self.numel % max(1, self.groups * self.inner)
@@ -46,7 +43,7 @@ class Layout(NamedTuple):
             flat = torch.cat([flat, flat[-1:].expand(missing)])
         return flat.view(self.numel and -1, self.groups, self.inner)
 
-    def flat(self, viewed: Tensor) -> Tensor:
+    def flat(self, viewed: torch.Tensor) -> torch.Tensor:
         """Return the flat tensor of a view; the inverse of `view`."""
         return viewed.reshape(-1)[: self.numel]
 
@@ -87,7 +84,7 @@ def layout_of(shape: tuple[int, ...], per: str, block: int) -> Layout:
     return Layout(numel, shape[axis], math.prod(shape[axis + 1 :]))
 
 
-def group_sizes(layout: Layout, device: torch.device) -> Tensor:
+def group_sizes(layout: Layout, device: torch.device) -> torch.Tensor:
     """Return the number of values of each group, float64; only the last block may have fewer."""
     sizes = torch.full(
         (layout.groups,), float(layout.numel // max(1, layout.groups)), dtype=torch.float64, device=device
@@ -99,7 +96,7 @@ def group_sizes(layout: Layout, device: torch.device) -> Tensor:
 
 
 _SUMMED = 4096  # values that are added up by halves
-_TERMS: dict[str, Callable[[Tensor], Tensor]] = {
+_TERMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda values: values,
     "magnitudes": lambda values: values.abs(),
     "squares": lambda values: values.square(),
@@ -109,7 +106,7 @@ _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tensor:
+def group_sums(x: torch.Tensor, layout: Layout, of: str, center: float = 0.0) -> torch.Tensor:
     """Return for each group of `layout` the float64 sum of a term of x - center; `_TERMS` lists the terms.
 
     The difference is rounded to float32, so that kernel and reference have the same terms. Sums do not depend on the
@@ -121,9 +118,8 @@ def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tenso
     """
     if not layout.numel:
         return torch.zeros(layout.groups, dtype=torch.float64, device=x.device)
-    backend = kernels.backend("sums", x) if layout.inner > 1 else None
-    if backend:
-        sums: Tensor = backend.group_sums(x, layout, list(_TERMS).index(of), center)
+    if layout.inner > 1 and (kernel := kernels.find("linear.group_sums", x)):
+        sums: torch.Tensor = kernel(x, layout, list(_TERMS).index(of), center)
         return sums
     values = x.reshape(-1).double()
     values = _TERMS[of]((values - center).float().double() if center else values)
@@ -139,6 +135,6 @@ def group_sums(x: Tensor, layout: Layout, of: str, center: float = 0.0) -> Tenso
     return torch.from_numpy(np.add.accumulate(ordered, axis=1)[:, -1].copy()).to(x.device)
 
 
-def total(x: Tensor, of: str, center: float = 0.0) -> float:
+def total(x: torch.Tensor, of: str, center: float = 0.0) -> float:
     """Return the sum of a term over all values of `x`, as `group_sums` does."""
     return float(group_sums(x, layout_of((x.numel(),), "tensor", 0), of, center))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,14 +28,11 @@ from raysim.codecs.draws import uniform
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _LANES = 16
 _LEAST = 1e-12  # share of a column's norm below which its remainder is rounding
 
 
-def orthonormal(columns: Tensor) -> Tensor:
+def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """Return columns with the span of `columns` (number, rows, rank), orthogonal and of norm 1, float64.
 
     By Gram and Schmidt, each column against all before it, twice. A column in the span of earlier columns becomes zero.
@@ -48,9 +44,8 @@ def orthonormal(columns: Tensor) -> Tensor:
     turned = columns.detach().double().transpose(1, 2).clone(memory_format=torch.contiguous_format)
     if not turned.numel():
         return turned.transpose(1, 2)
-    backend = kernels.backend_on("lowrank", turned.device)
-    if backend:
-        backend.orthonormalise(turned.numpy(), _LEAST)
+    if orthonormalise := kernels.find_on("linear.orthonormalise", turned.device):
+        orthonormalise(turned.numpy(), _LEAST)
         return turned.transpose(1, 2)
     for k in range(turned.shape[1]):
         column = turned[:, k]
@@ -126,11 +121,11 @@ class LowRank(Codec):
     def _by_channel(self, shape: tuple[int, ...]) -> bool:
         return self.per == "tensor" and len(shape) > 3
 
-    def start(self, key: Key, columns: int, rank: int, device: torch.device | str = "cpu") -> Tensor:
+    def start(self, key: Key, columns: int, rank: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the Q of a key, (1, columns, rank) in float64: uniform in -1..1, which finds a span as well as normal values do."""
         return uniform(key, columns * rank, device).view(1, rank, columns).mul_(2).sub_(1).transpose(1, 2)
 
-    def encode_from(self, x: Tensor, start: Tensor) -> tuple[Packet, Tensor]:
+    def encode_from(self, x: torch.Tensor, start: torch.Tensor) -> tuple[Packet, torch.Tensor]:
         """Return the packet of `x` with Q = `start`, (number or 1, columns, rank) float64, and the M^T P that is sent.
 
         Raises NonFiniteError if `x` holds NaN or infinity. For tensors whose `matrices` are not None.
@@ -147,14 +142,14 @@ class LowRank(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("values", "left", "right")
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         matrices = self.matrices(tuple(x.shape))
         if matrices is None:
             check_finite(x)
             return {"values": to_bytes(x)}
         return self.encode_from(x, self.start(key or 0, *matrices[2:], x.device))[0].arrays
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         matrices, dtype = self.matrices(packet.shape), DTYPES[packet.dtype]
         if matrices is None:
             return to_tensor(packet.bytes_of("values", packet.dense_bytes), dtype, device).view(packet.shape)
@@ -168,26 +163,22 @@ class LowRank(Codec):
         return x.view(packet.shape)
 
 
-def _times(m: Tensor, start: Tensor) -> Tensor:
+def _times(m: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     """Return M Q, (number, rows, rank) float64."""
-    backend = kernels.backend("lowrank", m)
-    if backend:
+    if times := kernels.find("linear.times", m):
         out = np.empty((len(m), start.shape[2], m.shape[1]))
-        backend.times(m.contiguous().float().numpy(), start.transpose(1, 2).contiguous().numpy(), out)
+        times(m.contiguous().float().numpy(), start.transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out).transpose(1, 2)
     if m.device.type != "cpu":
         return m.double() @ start
     return torch.stack([_dot(m.double(), start[:, None, :, k]) for k in range(start.shape[2])], dim=2)
 
 
-def _transposed_times(m: Tensor, left: Tensor) -> Tensor:
+def _transposed_times(m: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
     """Return the transpose of M times P, (number, columns, rank) float64."""
-    backend = kernels.backend("lowrank", m)
-    if backend:
+    if times := kernels.find("linear.transposed_times", m):
         out = np.empty((len(m), left.shape[2], m.shape[2]))
-        backend.transposed_times(
-            m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out
-        )
+        times(m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out).transpose(1, 2)
     if m.device.type != "cpu":
         return m.double().transpose(1, 2) @ left.double()
@@ -195,13 +186,13 @@ def _transposed_times(m: Tensor, left: Tensor) -> Tensor:
     return torch.stack([_added_up(part) for part in parts], dim=2)
 
 
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return P R^T, (number, rows, columns): float32, and float64 if `dtype` is."""
-    backend = kernels.backend_on("lowrank", left.device) if dtype != torch.float64 else None
-    if backend:
+    expand = kernels.find_on("linear.expand", left.device) if dtype != torch.float64 else None
+    if expand:
         shape = (len(left), left.shape[1], right.shape[1])
         out = kernels.empty(math.prod(shape), np.float32).reshape(shape)
-        backend.expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
+        expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out)
     if left.device.type != "cpu":
         total = left @ right.transpose(1, 2)
@@ -212,12 +203,12 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return total if dtype == torch.float64 else cast_saturating(total, torch.float32)
 
 
-def _norm(columns: Tensor) -> Tensor:
+def _norm(columns: torch.Tensor) -> torch.Tensor:
     squares = _dot(columns, columns).cpu().numpy()
     return torch.from_numpy(np.sqrt(squares)).to(columns.device)  # torch's own is at times off by the last bit
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the sums of a * b over the last axis, float64, in the order that this module states."""
     products = a * b
     count = products.shape[-1]
@@ -231,6 +222,6 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return sums[..., 0] + 0.0
 
 
-def _added_up(x: Tensor) -> Tensor:
+def _added_up(x: torch.Tensor) -> torch.Tensor:
     """Return the sum over axis 1, one after the other."""
     return torch.from_numpy(np.add.accumulate(x.cpu().numpy(), axis=1)[:, -1] + 0.0).to(x.device)

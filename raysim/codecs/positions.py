@@ -1,4 +1,4 @@
-"""The positions of a sparse tensor: coding of sorted integers below a known bound, and tensors filled at them.
+"""The positions of a sparse tensor: chosen by magnitude, coded as sorted integers below a known bound, and filled with values.
 
 `bitmap`      one bit a value of the whole tensor
 `elias_fano`  low bits packed, high bits in unary (Elias 1974, Fano 1971): about 2 + log2(total/kept) bits a position,
@@ -8,20 +8,100 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import NamedTuple
 
 import numpy as np
 
-from raysim.codecs import kernels
+from raysim.codecs import kernels, transfers
 from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
-from raysim.codecs.codec import Packet, to_bytes, to_tensor
+from raysim.codecs.codec import NonFiniteError, Packet, to_bytes, to_tensor
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMS = ("bitmap", "elias_fano", "int32")
 INDEX_ARRAYS = ("bitmap", "int32", "low", "high")  # of any form
+
+_Selected = tuple["torch.Tensor", "torch.Tensor"]  # flat increasing positions, and the values there
+
+
+def kept_of(density: float, count: int) -> int:
+    """Return how many of `count` values a density keeps, as in Rudakov et al.: rounded up, at least one.
+
+    >>> kept_of(0.1, 65536), kept_of(0.07, 100), kept_of(0.5, 1)
+    (6554, 7, 1)
+    """
+    return min(count, max(1, math.ceil(density * count - 1e-6)))
+
+
+def select_topk(x: torch.Tensor, kept: int) -> torch.Tensor:
+    """Return the flat positions of the `kept` greatest magnitudes of each row of (rows, length), increasing.
+
+    Of equal magnitudes the lower index is kept. Raises NonFiniteError on NaN or infinity.
+    """
+    return select_with_values(x, kept)[0]
+
+
+def select_with_values(x: torch.Tensor, kept: int) -> _Selected:
+    """Return the flat positions of `select_topk`, and the values there."""
+    x = x.contiguous()
+    if not x.numel() or not kept:
+        return torch.empty(0, dtype=torch.int64, device=x.device), torch.empty(0, dtype=x.dtype, device=x.device)
+    if select := kernels.find("select.select_rows", x):
+        selected: _Selected = select(x, kept, _not_finite())
+        return selected
+    magnitudes = x.abs()
+    greatest = magnitudes.topk(kept, dim=1, sorted=False).values
+    if not torch.isfinite(greatest).all():  # NaN and infinity rank above all numbers
+        raise _not_finite()
+    threshold = greatest.amin(dim=1, keepdim=True)
+    above, ties = magnitudes > threshold, magnitudes == threshold
+    left = kept - above.sum(dim=1, keepdim=True)
+    positions = (above | ties & (ties.cumsum(dim=1) <= left)).view(-1).nonzero().view(-1)
+    return positions, x.view(-1)[positions]
+
+
+def add_and_select(
+    x: torch.Tensor, memory: torch.Tensor, kept: int, clear: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return x + memory, float32 (rows, length), and the result of `select_with_values` on it; for tensors with a kernel.
+
+    With `clear` the selected values are set to zero in the sum.
+    """
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.find("select.add_and_select", x)(
+        x.contiguous(), memory.contiguous(), kept, clear, _not_finite()
+    )
+    return result
+
+
+def _not_finite() -> NonFiniteError:
+    return NonFiniteError("A tensor to select from holds NaN or infinity.")
+
+
+def select_at_least(x: torch.Tensor, floor: float) -> _Selected:
+    """Return increasing positions and values of flat `x`: magnitudes of at least `floor`, or non-zero values if `floor` is 0.
+
+    NaN and infinity are included.
+    """
+    if select := kernels.find("select.select_at_least", x):
+        selected: _Selected = select(x, _pattern(floor, x.dtype))
+        return selected
+    positions = _reaches(x, floor).nonzero().view(-1)
+    return positions, x[positions]
+
+
+def count_at_least(x: torch.Tensor, floor: float) -> int:
+    """Return the number of values that `select_at_least` selects."""
+    count = kernels.find("select.count_at_least", x)
+    return int(count(x, _pattern(floor, x.dtype)) if count else _reaches(x, floor).sum())
+
+
+def _reaches(x: torch.Tensor, floor: float) -> torch.Tensor:
+    return (x.abs() >= floor) & (x != 0) | ~torch.isfinite(x)
+
+
+def _pattern(floor: float, dtype: torch.dtype) -> int:
+    """Return the bit pattern of a magnitude, at least the smallest above zero; patterns of positive numbers have their order."""
+    return max(1, int(kernels.bits_of(torch.tensor([floor]).to(dtype))[0]))
 
 
 def index_bytes(form: str, kept: int, total: int) -> int:
@@ -49,57 +129,66 @@ def elias_fano_sizes(kept: int, total: int) -> tuple[int, int]:
     return width, kept + ((total - 1) >> width) if kept else 0
 
 
-def encode_positions(positions: Tensor, total: int, form: str) -> dict[str, np.ndarray]:
+def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str, np.ndarray]:
     """Return the arrays that hold `positions`: strictly increasing int64 below `total`."""
     if form == "int32":
         if total > 2**31:
             raise ValueError(f"`index='int32'` counts to {2**31}, but got a tensor of {total} values. Use 'auto'.")
         return {"int32": to_bytes(positions.to(torch.int32))}
-    backend = kernels.backend_on("positions", positions.device, total)
-    if backend:
-        arrays: dict[str, np.ndarray] = backend.encode(positions, total, form)
-        return arrays
     if form == "bitmap":
-        return {"bitmap": to_bytes(pack_bits(_flags(positions, total)))}
+        return {"bitmap": to_bytes(_set_bits(positions, total))}
     width, length = elias_fano_sizes(len(positions), total)
-    ones = (positions >> width) + torch.arange(len(positions), device=positions.device)
     low = pack(positions & ((1 << width) - 1), width)
-    return {"low": to_bytes(low), "high": to_bytes(pack_bits(_flags(ones, length)))}
+    return {"low": to_bytes(low), "high": to_bytes(_set_bits(positions, length, width))}
 
 
-def _flags(ones: Tensor, length: int) -> Tensor:
-    return torch.zeros(length, dtype=torch.bool, device=ones.device).index_fill_(0, ones, True)
+def _set_bits(positions: torch.Tensor, length: int, width: int | None = None) -> torch.Tensor:
+    """Return a bitmap of `length` bits with those of `positions` set; with `width` those of (position >> width) + index."""
+    if set_bits := kernels.find_on("packing.set_bits", positions.device, length):
+        bitmap: torch.Tensor = set_bits(positions, length, width)
+        return bitmap
+    if width is not None:
+        positions = (positions >> width) + torch.arange(len(positions), device=positions.device)
+    return pack_bits(torch.zeros(length, dtype=torch.bool, device=positions.device).index_fill_(0, positions, True))
 
 
-def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cpu") -> Tensor:
+class Marks(NamedTuple):
+    """The bits in a packet that say where its values go, a set bit for each: a bitmap, or Elias and Fano's."""
+
+    bits: np.ndarray
+    length: int  # bits
+    low: np.ndarray = np.empty(0, np.uint8)
+    width: int | None = None  # of a position's low bits; None for a bitmap
+
+    @classmethod
+    def of(cls, packet: Packet, kept: int) -> Marks:
+        """Return those of a packet; raises ValueError if its arrays do not fit `kept` positions."""
+        if "bitmap" in packet.arrays:
+            return cls(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)), packet.numel)
+        width, length = elias_fano_sizes(kept, packet.numel)
+        low = packet.bytes_of("low", packed_bytes(kept, width))
+        return cls(packet.bytes_of("high", packed_bytes(length, 1)), length, low, width)
+
+
+def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return the `kept` positions of a packet, strictly increasing int64; raises ValueError if they are anything else."""
     total = packet.numel
-    if "int32" not in packet.arrays and kernels.gpu_serves(device, total):
-        decoded: Tensor = kernels.backend_on("positions", device, total).decode(packet, kept, device)
-        return decoded
-    if "bitmap" in packet.arrays:
-        bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(total, 1)), torch.uint8, device)
-        positions = unpack_bits(bitmap, total).nonzero().view(-1)
-    elif "int32" in packet.arrays:
+    if "int32" in packet.arrays:
         positions = to_tensor(packet.bytes_of("int32", 4 * kept), torch.int32, device).long()
     else:
-        low_bits, high_bits, width, length = elias_fano(packet, kept)
-        low, high = (to_tensor(part, torch.uint8, device) for part in (low_bits, high_bits))
-        ones = unpack_bits(high, length).nonzero().view(-1)
-        if len(ones) != kept:
-            raise misplaced(packet, kept)
-        positions = (ones - torch.arange(kept, device=device) << width) | unpack(low, kept, width)
+        marks = Marks.of(packet, kept)
+        bits, low = (to_tensor(part, torch.uint8, device) for part in (marks.bits, marks.low))
+        if positions_of := kernels.find_on("packing.positions_of", device, total):  # on a GPU
+            positions, bad = positions_of(bits, marks.length, kept, total, low, marks.width)
+            transfers.check(bad, misplaced(packet, kept))
+            return positions
+        positions = unpack_bits(bits, marks.length).nonzero().view(-1)
+        if marks.width is not None and len(positions) == kept:
+            positions = (positions - torch.arange(kept, device=device) << marks.width) | unpack(low, kept, marks.width)
     increasing = bool((positions[1:] > positions[:-1]).all()) if kept > 1 else True
     if len(positions) != kept or not increasing or (kept and not 0 <= int(positions[0]) <= int(positions[-1]) < total):
         raise misplaced(packet, kept)
     return positions
-
-
-def elias_fano(packet: Packet, kept: int) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Return the bytes of the low bits, the bytes of the high bits, and the result of `elias_fano_sizes`."""
-    width, length = elias_fano_sizes(kept, packet.numel)
-    low, high = packet.bytes_of("low", packed_bytes(kept, width)), packet.bytes_of("high", packed_bytes(length, 1))
-    return low, high, width, length
 
 
 def misplaced(packet: Packet, kept: int) -> ValueError:
@@ -109,31 +198,29 @@ def misplaced(packet: Packet, kept: int) -> ValueError:
     )
 
 
-def expand(packet: Packet, values: Tensor) -> Tensor:
+def expand(packet: Packet, values: torch.Tensor) -> torch.Tensor:
     """Return the flat tensor of a packet: `values` at the positions it sends, zeros elsewhere; raises ValueError if they do not fit."""
-    backend = kernels.backend("positions", values) if "int32" not in packet.arrays else None
-    if backend:
-        x: Tensor = backend.expand(packet, values.contiguous())
+    if "int32" not in packet.arrays and (kernel := kernels.find("packing.expand", values)):
+        x: torch.Tensor = kernel(packet, values.contiguous())
         return x
     return scatter(decode_positions(packet, len(values), values.device), values, packet.numel)
 
 
-def scatter(positions: Tensor, values: Tensor, numel: int) -> Tensor:
+def scatter(positions: torch.Tensor, values: torch.Tensor, numel: int) -> torch.Tensor:
     """Return a flat tensor of zeros with `values` at distinct `positions`.
 
     On a GPU, an error about damaged positions may still be pending; even so, nothing is written outside the tensor.
     """
-    backend = kernels.backend("positions", values)
-    if backend:
-        filled: Tensor = backend.scatter(positions, values.contiguous(), numel)
+    if fill := kernels.find("packing.scatter", values):
+        filled: torch.Tensor = fill(positions, values.contiguous(), numel)
         return filled
     x = torch.zeros(numel, dtype=values.dtype, device=values.device)
     return x.index_copy_(0, positions, values)
 
 
-def subtract(x: Tensor, positions: Tensor, values: Tensor) -> None:
+def subtract(x: torch.Tensor, positions: torch.Tensor, values: torch.Tensor) -> None:
     """Subtract `values` from flat float32 `x` at distinct `positions`, in place."""
-    if kernels.serve(x):
-        kernels.backend("positions", x).subtract(positions.numpy(), kernels.opened(values.numpy()), x.numpy())
+    if kernel := kernels.find("packing.subtract", x):
+        kernel(positions, values, x)
     else:
         x.index_copy_(0, positions, x[positions] - values)

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,7 @@ from raysim.codecs.groups import PER, Layout, check_block, group_sums, layout_of
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Ends = tuple["Tensor", "Tensor"]  # the least and the greatest value of each group, float32
+Ends = tuple["torch.Tensor", "torch.Tensor"]  # the least and the greatest value of each group, float32
 
 
 class Levels(NamedTuple):
@@ -66,7 +63,7 @@ class UniformCodec(Codec):
     def levels(self) -> Levels:
         """The codes, and the level of each."""
 
-    def _ends(self, x: Tensor, layout: Layout) -> Ends | None:
+    def _ends(self, x: torch.Tensor, layout: Layout) -> Ends | None:
         """Return the ends of each group's range, of a class with `own_ends`; else they are its least and greatest value."""
         return None
 
@@ -82,13 +79,13 @@ class UniformCodec(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("codes", "high") if self.levels.absmax else ("codes", "high", "low")
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         return self._arrays(x.contiguous(), key)
 
     def encode_with_residual(
-        self, x: Tensor, dtype: torch.dtype, key: Key | None = None, memory: Tensor | None = None
-    ) -> tuple[Packet, Tensor]:
-        fused = x.dtype == dtype == torch.float32 and x.numel() and kernels.backend("uniform", x) is not None
+        self, x: torch.Tensor, dtype: torch.dtype, key: Key | None = None, memory: torch.Tensor | None = None
+    ) -> tuple[Packet, torch.Tensor]:
+        fused = x.dtype == dtype == torch.float32 and x.numel() and kernels.find("uniform.quantize", x) is not None
         if not fused:
             return super().encode_with_residual(x, dtype, key, memory)
         self._check(tuple(x.shape), key)
@@ -101,26 +98,24 @@ class UniformCodec(Codec):
         return packet, residual
 
     def _arrays(
-        self, x: Tensor, key: Key | None, memory: Tensor | None = None, residual: Tensor | None = None
+        self, x: torch.Tensor, key: Key | None, memory: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> dict[str, np.ndarray]:
         """Return the arrays of `x`, or of x + `memory`; the kernel writes the coding error to `residual`."""
         layout = layout_of(tuple(x.shape), self.per, self.block)
-        backend = kernels.backend("uniform", x) if layout.numel else None
-        quantize = _quantize if backend is None else backend.quantize
+        quantize = (kernels.find("uniform.quantize", x) if layout.numel else None) or _quantize
         draw = (key or 0) if self.random else None
         ends = self._ends(x, layout)
         codes, low, high = quantize(x, layout, self.levels, draw, self._not_finite, ends, memory, residual)
         return {"codes": codes, "high": high} | ({} if self.levels.absmax else {"low": low})
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         layout, levels, dtype = layout_of(packet.shape, self.per, self.block), self.levels, DTYPES[packet.dtype]
         codes = packet.bytes_of("codes", packed_bytes(packet.numel, self.bits))
         high = packet.bytes_of("high", 4 * layout.groups)
         low = high if levels.absmax else packet.bytes_of("low", 4 * layout.groups)
         served = layout.numel and dtype != torch.float64
-        backend = kernels.backend_on("uniform", device, layout.numel) if served else None
-        dequantize = _dequantize if backend is None else backend.dequantize
-        x: Tensor = dequantize(codes, low, high, layout, levels, dtype, device, self._out_of_bounds)
+        dequantize = (kernels.find_on("uniform.dequantize", device, layout.numel) if served else None) or _dequantize
+        x: torch.Tensor = dequantize(codes, low, high, layout, levels, dtype, device, self._out_of_bounds)
         return x.view(packet.shape)
 
     def _not_finite(self) -> NonFiniteError:
@@ -233,7 +228,7 @@ class QSGD(UniformCodec):
         length, steps = min(self.block, numel), self.levels.steps
         return min(length / steps**2, math.sqrt(length) / steps)
 
-    def _ends(self, x: Tensor, layout: Layout) -> Ends | None:
+    def _ends(self, x: torch.Tensor, layout: Layout) -> Ends | None:
         if not layout.numel:
             return None
         _, greatest = _ranges(x, layout, absmax=True)
@@ -249,14 +244,14 @@ class QSGD(UniformCodec):
 
 
 def _quantize(
-    x: Tensor,
+    x: torch.Tensor,
     layout: Layout,
     levels: Levels,
     key: Key | None,
     error: Callable[[], Exception],
     ends: Ends | None = None,
-    memory: Tensor | None = None,
-    residual: Tensor | None = None,
+    memory: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the packed codes, and the ends of each group's range as they are sent; a key rounds at random.
 
@@ -284,7 +279,7 @@ def _dequantize(
     dtype: torch.dtype,
     device: torch.device | str,
     error: Callable[[], Exception],
-) -> Tensor:
+) -> torch.Tensor:
     """Return the flat values of packed codes."""
     least, greatest = (to_tensor(end, torch.float32, device) for end in (low, high))
     center, span = _center_and_span(least, greatest, levels)
@@ -298,7 +293,7 @@ def _dequantize(
     return cast_saturating(values if dtype == torch.float64 else values.float(), dtype)
 
 
-def _ranges(x: Tensor, layout: Layout, absmax: bool) -> Ends:
+def _ranges(x: torch.Tensor, layout: Layout, absmax: bool) -> Ends:
     """Return the least and greatest value of each group (absmax: -a and a); NaN and infinity pass through."""
     if not layout.numel:
         return torch.empty(0, device=x.device), torch.empty(0, device=x.device)
@@ -310,12 +305,12 @@ def _ranges(x: Tensor, layout: Layout, absmax: bool) -> Ends:
     return low + 0.0, high + 0.0  # of the two zeros always the positive one
 
 
-def _center_and_span(low: Tensor, high: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
+def _center_and_span(low: torch.Tensor, high: torch.Tensor, levels: Levels) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the center of each group's range and its span up to the greatest value, float64."""
     low, high = low.double(), high.double()
     return (torch.zeros_like(high), high) if levels.absmax else (low, high - low)
 
 
-def _steps(span: Tensor, levels: Levels) -> Tensor:
+def _steps(span: torch.Tensor, levels: Levels) -> torch.Tensor:
     """Return the number of steps as a tensor: torch multiplies by the reciprocal of a plain number."""
     return torch.full_like(span, levels.steps)

@@ -1,9 +1,9 @@
-"""Codecs of at most one bit per value: the sign, decoded to a mean magnitude."""
+"""Codecs of at most two bits a value: its sign, two or three levels of its group, or only the mean."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,21 +11,19 @@ from raysim.codecs import kernels
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.groups import BLOCK, PER, Layout, check_block, group_sizes, group_sums, layout_of, total
-from raysim.codecs.quantize import Levels
-from raysim.notation import check_choice, check_flag
+from raysim.codecs.quantize import Levels, Quantize
+from raysim.notation import check_choice, check_flag, check_real
 from raysim.on_demand import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-
-def _two_levels(packet: Packet, layout: Layout, low: Tensor, high: Tensor) -> Tensor:
+def _two_levels(packet: Packet, layout: Layout, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """Return the tensor whose values are `low` or `high` of their group (float64), as the bitmap `signs` says."""
     data = packet.bytes_of("signs", packed_bytes(packet.numel, 1))
     dtype = DTYPES[packet.dtype]
-    if layout.numel and dtype != torch.float64 and kernels.serves(low.device):
+    expand = kernels.find_on("uniform.expand", low.device)
+    if layout.numel and dtype != torch.float64 and expand:
         levels = Levels(bits=1, steps=1, middle=0, last=1)
-        x: Tensor = kernels.backend_on("uniform", "cpu").expand(data, layout, levels, low.numpy(), (high - low).numpy())
+        x: torch.Tensor = expand(data, layout, levels, low.numpy(), (high - low).numpy())
         return cast_saturating(x, dtype).view(packet.shape)
     signs = layout.view(unpack_bits(to_tensor(data, torch.uint8, low.device), packet.numel)).double()
     values = signs.mul_(layout.spread(high - low)).add_(layout.spread(low))
@@ -60,7 +58,7 @@ class Sign(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("signs", "scales") if self.scaled else ("signs",)
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         signs = {"signs": to_bytes(pack_bits(x.reshape(-1) >= 0))}
         if not self.scaled:
@@ -69,7 +67,7 @@ class Sign(Codec):
         means = group_sums(x, layout, "magnitudes") / group_sizes(layout, x.device)
         return signs | {"scales": to_bytes(means.float())}
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         layout = layout_of(packet.shape, self.per, self.block)
         if self.scaled:
             scales = packet.floats_of("scales", layout.groups, device)
@@ -98,7 +96,7 @@ class OneBit(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("signs", "low", "high")
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         layout = layout_of(tuple(x.shape), self.per, self.block)
         counts = group_sums(x, layout, "count")
@@ -111,10 +109,59 @@ class OneBit(Codec):
             "high": to_bytes(high.float() + 0.0),
         }
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         layout = layout_of(packet.shape, self.per, self.block)
         low = packet.floats_of("low", layout.groups, device)
         return _two_levels(packet, layout, low, packet.floats_of("high", layout.groups, device))
+
+
+_TERNARY = Quantize(2, range="absmax", rounding="stochastic")
+
+
+@dataclass(frozen=True, repr=False)
+class TernGrad(Codec):
+    """Stochastically rounds every value to -s, 0 or s, s the greatest magnitude after clipping (Wen et al. 2017,
+    1705.07878): floor(x/s + u) s, u uniform in [0, 1).
+
+    Values are clipped to `clip` standard deviations of the tensor first (None: not at all; a constant tensor never). Unbiased
+    for the clipped tensor, with variance s ||x||_1 - ||x||^2. 2 bits a value, and s in float32.
+
+    >>> TernGrad(clip=None).encode(torch.tensor([2.0, 0.0, -2.0]), key=1).decode()
+    tensor([ 2.,  0., -2.])
+    """
+
+    clip: float | None = 2.5
+
+    def __post_init__(self) -> None:
+        if self.clip is not None:
+            self._coerce(clip=check_real("clip", self.clip, 0, 1e6, open_low=True))
+
+    @property
+    def random(self) -> bool:
+        return True
+
+    def relative_variance(self, numel: int) -> float | None:
+        # the variance is s ||x||_1 - ||x||^2 with s the greatest magnitude
+        return math.sqrt(numel) - 1 if self.clip is None else None
+
+    def clipped(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` clipped, the tensor for which the codec is unbiased."""
+        if self.clip is None or not x.numel():
+            return x
+        mean = total(x, "sum") / x.numel()
+        spread = math.sqrt(total(x, "squares", mean) / x.numel())
+        limit = self.clip * spread
+        return x.clamp(-limit, limit) if 0 < limit < torch.finfo(x.dtype).max else x
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "high")
+
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        return _TERNARY.encode(self.clipped(x), key).arrays
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
+        return packet._replace(codec=_TERNARY).decode(device)
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,13 +175,13 @@ class Mean(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("mean",)
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         if not x.numel():
             return {"mean": np.empty(0, np.uint8)}
         mean = total(x, "sum") / x.numel() + 0.0  # of the two zeros the positive one
         return {"mean": to_bytes(cast_saturating(torch.tensor([mean], dtype=torch.float64), torch.float32))}
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         mean = packet.floats_of("mean", 1 if packet.numel else 0, device)
         return cast_saturating(mean, DTYPES[packet.dtype]).expand(packet.numel).reshape(packet.shape)

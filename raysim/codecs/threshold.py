@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,13 +13,19 @@ from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, i
 from raysim.codecs.draws import bits64
 from raysim.codecs.floats import Identity
 from raysim.codecs.groups import total
-from raysim.codecs.positions import INDEX_ARRAYS, encode_positions, expand, smallest_form
-from raysim.codecs.selection import count_at_least, kept_of, select_at_least, select_topk
+from raysim.codecs.positions import (
+    INDEX_ARRAYS,
+    count_at_least,
+    encode_positions,
+    expand,
+    kept_of,
+    select_at_least,
+    select_topk,
+    select_with_values,
+    smallest_form,
+)
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Counted(Codec):
@@ -29,20 +35,17 @@ class Counted(Codec):
 
     values: Codec
 
-    @property
-    def random(self) -> bool:
-        return self.values.random
-
     def array_names(self) -> tuple[str, ...]:
         return (*nested_names("values", self.values), "count", *INDEX_ARRAYS)
 
-    def arrays_of(self, positions: Tensor, kept: Tensor, numel: int, key: Key | None) -> dict[str, np.ndarray]:
+    def arrays_of(
+        self, positions: torch.Tensor, kept: torch.Tensor, numel: int, key: Key | None
+    ) -> dict[str, np.ndarray]:
         """Return the arrays of a packet with the values `kept` at flat increasing `positions` of a tensor of `numel` values."""
-        arrays = dict(nest("values", self.values.encode(kept, key)))
-        arrays["count"] = integer_bytes(len(positions))
+        arrays = nest("values", self.values.encode(kept, key)) | {"count": integer_bytes(len(positions))}
         return arrays | encode_positions(positions, numel, smallest_form(len(positions), numel))
 
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         kept = packet.integer_of("count")
         if not 0 <= kept <= packet.numel:
             raise ValueError(f"A packet of {self!r} holds {kept} of {packet.numel} values.")
@@ -66,7 +69,7 @@ class Nonzero(Counted):
     def __post_init__(self) -> None:
         check_codec("values", self.values)
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         positions, kept = select_at_least(x.contiguous().view(-1), 0.0)  # NaN is not zero: `values` finds it
         return self.arrays_of(positions, kept, x.numel(), key)
 
@@ -87,13 +90,12 @@ class Threshold(Counted):
         self._coerce(threshold=check_real("threshold", self.threshold, 0, 3e38, open_low=True))
         check_codec("values", self.values)
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         flat = x.contiguous().view(-1)
         positions, kept = select_at_least(flat, self.threshold)
         if not len(positions) and x.numel():
-            positions = select_topk(flat.view(1, -1), 1)
-            kept = flat[positions]
+            positions, kept = select_with_values(flat.view(1, -1), 1)
         return self.arrays_of(positions, kept, x.numel(), key)
 
 
@@ -126,18 +128,18 @@ class EstimatedTopK(Counted):
 
     @property
     def random(self) -> bool:
-        return self.policy == "sampled" or self.values.random
+        return self.policy == "sampled" or super().random
 
     @property
     def kept_share(self) -> float:
         return self.density
 
-    def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         flat = x.contiguous().view(-1)
         positions, kept = self.select(flat, key)
         return self.arrays_of(positions, kept, len(flat), key)
 
-    def select(self, x: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
+    def select(self, x: torch.Tensor, key: Key | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the increasing positions and the values that are kept of flat `x`."""
         if not x.numel():
             return torch.empty(0, dtype=torch.int64), x
@@ -152,14 +154,11 @@ class EstimatedTopK(Counted):
         tau, most = find[self.policy](x, wanted, key or 0)
         positions, kept = select_at_least(x, tau)
         if len(positions) > most:
-            chosen = select_topk(kept.view(1, -1), most)
-            positions, kept = positions[chosen], kept[chosen]
-        if not len(positions):
-            positions = select_topk(x.view(1, -1), 1)
-            kept = x[positions]
-        return positions, kept
+            chosen, kept = select_with_values(kept.view(1, -1), most)
+            positions = positions[chosen]
+        return (positions, kept) if len(positions) else select_with_values(x.view(1, -1), 1)
 
-    def _sampled(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
+    def _sampled(self, x: torch.Tensor, wanted: int, key: Key) -> tuple[float, int]:
         size = min(len(x), max(4096, len(x) // 100))
         drawn = x if size == len(x) else x[(bits64(key, size, x.device) & (2**62 - 1)) % len(x)]
         rank = max(1, round(size * wanted / len(x)))
@@ -170,7 +169,7 @@ class EstimatedTopK(Counted):
             tau *= 0.8
         return tau, wanted if count_at_least(x, tau) > 1.3 * wanted else len(x)
 
-    def _bisect(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
+    def _bisect(self, x: torch.Tensor, wanted: int, key: Key) -> tuple[float, int]:
         mean, greatest = total(x, "magnitudes") / len(x), float(torch.stack(torch.aminmax(x)).abs().amax())
         low, high, tau = 0.0, 1.0, mean
         for _ in range(20):
@@ -182,7 +181,7 @@ class EstimatedTopK(Counted):
             low, high = (low, share) if passing < wanted else (share, high)
         return tau, 2 * wanted
 
-    def _gaussian(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
+    def _gaussian(self, x: torch.Tensor, wanted: int, key: Key) -> tuple[float, int]:
         deviation = math.sqrt(max(0.0, total(x, "squares") / len(x) - (total(x, "sum") / len(x)) ** 2))
         tau = deviation * NormalDist().inv_cdf(1 - min(self.density, 1 - 1e-9) / 2)
         for _ in range(3):
@@ -192,5 +191,5 @@ class EstimatedTopK(Counted):
             tau *= 0.5 if passing < wanted else 1.5
         return tau, len(x)
 
-    def _exponential(self, x: Tensor, wanted: int, key: Key) -> tuple[float, int]:
+    def _exponential(self, x: torch.Tensor, wanted: int, key: Key) -> tuple[float, int]:
         return -total(x, "magnitudes") / len(x) * math.log(self.density), len(x)

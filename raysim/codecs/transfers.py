@@ -10,12 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _state = threading.local()
 _waits = [0]
@@ -36,7 +32,7 @@ class Flight:
     def __init__(self) -> None:
         self._streams: dict[str, torch.cuda.Stream] = {}  # by direction, so that packets pass each other
         self._bytes_pending = False
-        self._flags: list[tuple[Tensor, Exception]] = []
+        self._flags: list[tuple[torch.Tensor, Exception]] = []
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Flight]:
@@ -52,12 +48,12 @@ class Flight:
         """Return whether copies from and to the device are asynchronous."""
         return torch.device(device).type == "cuda"
 
-    def down(self, x: Tensor) -> Tensor:
+    def down(self, x: torch.Tensor) -> torch.Tensor:
         """Return host memory to which the bytes of contiguous `x` are being copied."""
         self._bytes_pending = True
         return self._copied(x)
 
-    def up(self, host: Tensor, device: torch.device | str) -> Tensor:
+    def up(self, host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
         """Return the bytes of `host` on the device, for work queued from now on; the copy may still be in progress."""
         pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
         stream, reader = self._stream("up", torch.device(device)), torch.cuda.current_stream(device)
@@ -68,7 +64,7 @@ class Flight:
         x.record_stream(reader)
         return x
 
-    def check(self, bad: Tensor, error: Exception) -> None:
+    def check(self, bad: torch.Tensor, error: Exception) -> None:
         """Raise `error` on landing if the flag is set by then."""
         self._flags.append((self._copied(bad), error))
 
@@ -87,7 +83,7 @@ class Flight:
             if flag.any():
                 raise error
 
-    def _copied(self, x: Tensor) -> Tensor:
+    def _copied(self, x: torch.Tensor) -> torch.Tensor:
         host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
         stream = self._stream("down", x.device)
         stream.wait_stream(torch.cuda.current_stream(x.device))
@@ -119,7 +115,7 @@ def land() -> None:
         flight.land()
 
 
-def to_host(x: Tensor) -> Tensor:
+def to_host(x: torch.Tensor) -> torch.Tensor:
     """Return contiguous `x` in host memory: filled when the open flight lands, or at once if none is open."""
     flight = current()
     if flight is not None and flight.takes(x.device):
@@ -128,7 +124,7 @@ def to_host(x: Tensor) -> Tensor:
     return x.cpu()
 
 
-def to_device(host: Tensor, device: torch.device | str) -> Tensor:
+def to_device(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """Return a tensor of host memory on the device; the host waits for the copy if no flight is open."""
     flight = current()
     if flight is not None and flight.takes(device):
@@ -137,7 +133,7 @@ def to_device(host: Tensor, device: torch.device | str) -> Tensor:
     return host.to(device)
 
 
-def integer(x: Tensor) -> int:
+def integer(x: torch.Tensor) -> int:
     """Return the integer in a tensor of one value; the host waits for it."""
     _waits[0] += x.is_cuda
     return int(x)
@@ -150,7 +146,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def check(bad: Tensor, error: Exception) -> None:
+def check(bad: torch.Tensor, error: Exception) -> None:
     """Raise `error` if `flag`, a tensor, is not zero: when the open flight lands, or at once if none is open."""
     flight = current()
     if flight is not None and flight.takes(bad.device):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from raysim.codecs import Codec, ErrorBounded, Identity, Packet
 from raysim.codecs.message import wire_bytes
 from raysim.compressors.compressor import Compressor, Context, Decision, State
 from raysim.notation import check_real
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TALLY = -1  # key of the method's own state, which no message has
 _COARSEST = 1e30  # the largest bound of ErrorBounded
@@ -65,7 +62,7 @@ class ACGC(Compressor):
         e = math.sqrt(max(0.0, 3 * self.budget * sensitivity / (2 * values)))
         return e if 0 < e <= _COARSEST else None
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         tally = _read(state)
         packet = _codec(tally).encode(x.detach(), context.key)
         sent = tally._replace(
@@ -103,7 +100,7 @@ class _Tally(NamedTuple):
     wire_bytes: float = 0.0
     dense_bytes: float = 0.0
 
-    def tensor(self) -> Tensor:
+    def tensor(self) -> torch.Tensor:
         """Return the fields as a float64 tensor."""
         return torch.tensor(self, dtype=torch.float64)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Codec, Packet
 from raysim.codecs.codec import DTYPES, Support, check_codec, check_finite
@@ -18,11 +18,8 @@ from raysim.codecs.message import CodecTable, Entry
 from raysim.notation import Notation
 from raysim.on_demand import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 State: TypeAlias = (
-    "dict[int, Tensor]"  # memories of messages have keys of at least 0, a method's own state has keys below
+    "dict[int, torch.Tensor]"  # memories of messages have keys of at least 0, a method's own state has keys below
 )
 KEYS = ("slot", "sample", "link")
 
@@ -125,7 +122,7 @@ class Compressor(Notation, ABC):
         return self.codec.encode(torch.zeros(shape, dtype=DTYPES[dtype]), key=0).array_bytes
 
     @abstractmethod
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         """Return the packet of `x` and the changed rows of the sender's state; `state` itself is not modified.
 
         Raises NonFiniteError if the tensor to encode holds NaN or infinity.
@@ -133,7 +130,7 @@ class Compressor(Notation, ABC):
 
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[torch.Tensor, State]:
         """Return the receiver's tensor and the changed rows of its state; `state` itself is not modified."""
         return packet.decode(device), {}
 
@@ -197,7 +194,7 @@ class Plain(Compressor):
     def exact(self) -> bool:
         return self.codec.copies
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         return self.codec.encode(x, context.key), {}
 
 
@@ -206,12 +203,12 @@ def memory_keys(key: str, context: Context) -> list[int]:
     return {"slot": [context.microbatch], "link": [0]}.get(key) or list(context.sample_ids)
 
 
-def as_rows(x: Tensor, key: str) -> Tensor:
+def as_rows(x: torch.Tensor, key: str) -> torch.Tensor:
     """Return `x` with one row per memory key: its samples, or the whole message as the only row."""
     return x if key == "sample" else x[None]
 
 
-def recall(state: State, key: str, context: Context, x: Tensor) -> Tensor:
+def recall(state: State, key: str, context: Context, x: torch.Tensor) -> torch.Tensor:
     """Return the memory of the message `x` under `key`, float32 in the shape of `x`; zeros if there is none."""
     keys, rows = memory_keys(key, context), as_rows(x, key)
     if len(keys) == 1 and keys[0] in state:
@@ -223,7 +220,7 @@ def recall(state: State, key: str, context: Context, x: Tensor) -> Tensor:
     return memory.view(x.shape)
 
 
-def remember(key: str, context: Context, x: Tensor, dtype: torch.dtype | None = None) -> State:
+def remember(key: str, context: Context, x: torch.Tensor, dtype: torch.dtype | None = None) -> State:
     """Return the changes that store `x` under `key`, each row in its own memory, in `dtype` or float32."""
     dtype = dtype or torch.float32
     keys, rows = memory_keys(key, context), as_rows(x, key)
@@ -242,7 +239,7 @@ class AtSupport(Compressor):
 
     codec: Codec
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert context.support is not None, "the forward packet of this microbatch was not seen"
         check_finite(x)  # even if nothing is sent
         positions = context.support.positions.to(x.device)
@@ -250,7 +247,7 @@ class AtSupport(Compressor):
 
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[torch.Tensor, State]:
         assert context.support is not None, "the forward packet of this microbatch was not sent"
         positions, shape = context.support
         if packet.shape != tuple(positions.shape):

@@ -16,14 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from raysim.notation import check_real
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 POLICIES = ("exponential", "geometric")
 PROMOTE = ("evaluated", "listing", "passing")
@@ -111,7 +107,7 @@ class Controller:
 
     # In a checkpoint.
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the state as int64 and float64; infinity, not NaN, marks unmeasured values, so that states compare equal."""
         whole = [self.minimum, self.candidate, self.frozen, self.steps, self.used, *self.counts]
         real = [self.used_gain, *self.agreed, *self.averages, *self.speeds, *self.sums]
@@ -119,7 +115,7 @@ class Controller:
         return torch.tensor(whole, dtype=torch.int64), seen
 
     @classmethod
-    def from_tensors(cls, whole: Tensor, real: Tensor) -> Controller:
+    def from_tensors(cls, whole: torch.Tensor, real: torch.Tensor) -> Controller:
         """Return the state of `tensors`."""
         minimum, candidate, frozen, steps, used, *counts = (int(value) for value in whole.tolist())
         used_gain, *values = (math.nan if value == math.inf else value for value in real.tolist())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from raysim.compressors.compressor import (
 from raysim.compressors.feedback import Residual
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,14 +50,14 @@ class LinkEF21(Residual):
     notation: ClassVar[str] = "EF21"
     two_ended: ClassVar[bool] = True
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         reference = recall(state, self.key, context, x.detach())
         packet = self.codec.encode((x.detach() - reference).to(x.dtype), context.key)
         return packet, remember(self.key, context, reference + packet.decode(x.device))
 
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[torch.Tensor, State]:
         delta = packet.decode(device)
         reference = recall(state, self.key, context, delta) + delta
         return reference.to(delta.dtype), remember(self.key, context, reference)
@@ -118,7 +115,7 @@ class AQSGD(Compressor):
         mixed = (*nested_names("dense", self._dense), *nested_names("delta", self.codec), "first")
         return Entry(self.codec, mixed), Entry.of(self.codec), Entry.of(self._dense)  # the last two in evaluations
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         keys, rows = memory_keys(self.key, context), as_rows(x.detach(), self.key)
         first = self._first_visits(state, keys, context).to(x.device)
         row_shape = tuple(x.shape[1:])
@@ -136,7 +133,7 @@ class AQSGD(Compressor):
 
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[torch.Tensor, State]:
         keys = memory_keys(self.key, context)
         row_shape = packet.shape[1:]
         dtype = DTYPES[self.dtype]
@@ -177,12 +174,12 @@ class AQSGD(Compressor):
     def _dense(self) -> Codec:
         return Identity() if self.dtype == "float32" else Cast(self.dtype)
 
-    def _first_visits(self, state: State, keys: list[int], context: Context) -> Tensor:
+    def _first_visits(self, state: State, keys: list[int], context: Context) -> torch.Tensor:
         if context.epoch < self.warmup:
             return torch.ones(len(keys), dtype=torch.bool)
         return torch.tensor([key not in state and self.first == "dense" for key in keys], dtype=torch.bool)
 
-    def _marked_first(self, packet: Packet, num_rows: int, device: torch.device | str) -> Tensor:
+    def _marked_first(self, packet: Packet, num_rows: int, device: torch.device | str) -> torch.Tensor:
         """Return which rows are first visits: by a bitmap if there are both kinds, else by the kind that is there."""
         if "first" in packet.arrays:
             bitmap = packet.bytes_of("first", packed_bytes(num_rows, 1))

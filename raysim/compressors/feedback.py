@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from raysim.codecs import Codec, Nonzero, Packet, TopK
 from raysim.codecs.codec import check_codec
 from raysim.codecs.draws import uniform
 from raysim.codecs.message import Entry
-from raysim.codecs.selection import kept_of, select_topk
+from raysim.codecs.positions import kept_of, select_topk
 from raysim.compressors.compressor import (
     KEYS,
     Compressor,
@@ -22,9 +22,6 @@ from raysim.compressors.compressor import (
 from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
 from raysim.random import derive_key
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +72,7 @@ class ErrorFeedback(Residual):
 
     carries_support: ClassVar[bool] = True
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         memory = recall(state, self.key, context, x.detach())
         packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, memory)
         return packet, remember(self.key, context, left)
@@ -92,7 +89,7 @@ class NoiseFeedback(Residual):
     NoiseFeedback(TopK(0.1), key='sample')
     """
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         withheld = recall(state, self.key, context, x.detach())
         drawn = uniform(derive_key(context.key, "noise"), x.numel(), x.device).sub_(0.5).view(x.shape)
         scale = withheld.double().norm() / drawn.norm() if x.numel() else 0.0
@@ -129,7 +126,7 @@ class MixedErrorFeedback(Residual):
         assert isinstance(self.codec, TopK)
         return (*super().entries(), Entry.of(Nonzero(self.codec.values)))
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert isinstance(self.codec, TopK)
         residual = recall(state, self.key, context, x.detach())
         num_rows = 1 if self.codec.per == "tensor" or x.ndim == 0 else len(x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
@@ -21,9 +21,6 @@ from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller,
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 WHOLE, REAL, TALLY = -1, -2, -3  # keys of the controller's own state, which no message has
 _LADDERS = {
@@ -150,7 +147,7 @@ class LinkGraVAC(Compressor):
     def entries(self) -> tuple[Entry, ...]:
         return tuple(Entry.of(codec) for codec in self.levels)
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         controller, tally = self._read(state)
         fed = x.detach()
         if self.memory is not None:
@@ -287,7 +284,7 @@ class _Tally:
     def __post_init__(self) -> None:
         self.level = int(self.level)
 
-    def tensor(self) -> Tensor:
+    def tensor(self) -> torch.Tensor:
         """Return the sums as a float64 tensor."""
         return torch.tensor([float(getattr(self, field.name)) for field in fields(self)], dtype=torch.float64)
 

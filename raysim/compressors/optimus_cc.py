@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet
 from raysim.codecs.lowrank import orthonormal
@@ -14,10 +14,6 @@ from raysim.compressors.compressor import Compressor, Context, Decision, Plain, 
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 RESIDUAL = 1 << 62  # key of the residual; slots and samples, keys of the compressor inside, are smaller
 
@@ -60,7 +56,7 @@ class LazyErrorPropagation(Compressor):
     def entries(self) -> tuple[Entry, ...]:
         return self.inner.entries()
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         if isinstance(self.inner, Plain):
             kept = self._kept(x, state)
             packet, changes = _feedback(self.inner).encode(x, {} if kept is None else {0: kept}, context)
@@ -70,12 +66,12 @@ class LazyErrorPropagation(Compressor):
         received, _ = self.inner.decode(packet, _without(state), context, x.device)
         return packet, {**changes, RESIDUAL: wanted - received}
 
-    def wanted(self, x: Tensor, state: State) -> Tensor:
+    def wanted(self, x: torch.Tensor, state: State) -> torch.Tensor:
         """Return the sum of the message and the residual, in float32."""
         kept = self._kept(x, state)
         return x.detach().float() + (0.0 if kept is None else kept.to(x.device))
 
-    def _kept(self, x: Tensor, state: State) -> Tensor | None:
+    def _kept(self, x: torch.Tensor, state: State) -> torch.Tensor | None:
         kept = state.get(RESIDUAL)
         return kept if kept is not None and kept.shape == x.shape else None
 
@@ -142,7 +138,7 @@ class Epilogue(Compressor):
         """Return whether the schedule sends this message in its cool-down."""
         return context.phase == "cooldown"
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         if self.compresses(context):
             return self.inner.encode(x, state, context)
         if not (self.flush and isinstance(self.inner, LazyErrorPropagation) and RESIDUAL in state):
@@ -153,7 +149,7 @@ class Epilogue(Compressor):
 
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[torch.Tensor, State]:
         if self.compresses(context):
             return self.inner.decode(packet, state, context, device)
         return packet.decode(device), {}
@@ -214,7 +210,7 @@ class WarmStart(Compressor):
         if not isinstance(self.codec, LowRank):
             raise ValueError(f"`codec` must be a LowRank, whose Q is kept, but got {self.codec!r}.")
 
-    def encode(self, x: Tensor, state: State, context: Context) -> tuple[Packet, State]:
+    def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         matrices = self.codec.matrices(tuple(x.shape))
         if matrices is None or context.key is None:
             return self.codec.encode(x, context.key), {}

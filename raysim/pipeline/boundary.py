@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from raysim.codecs import NonFiniteError, derive_key, transfers
-from raysim.codecs.bundle import bundle, unbundle
 from raysim.codecs.codec import DTYPES, Support
-from raysim.codecs.message import Message, wire_bytes
+from raysim.codecs.message import Message, bundle, unbundle, wire_bytes
 from raysim.compressors import Context
 from raysim.pipeline.device import DeviceClock
 from raysim.pipeline.errors import DivergedError

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.codecs import NonFiniteError, derive_key
-from raysim.codecs.bundle import bundle, unbundle
-from raysim.codecs.message import Message
+from raysim.codecs.message import Message, bundle, unbundle
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.local import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns

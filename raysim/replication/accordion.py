@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from raysim.codecs import Codec, Identity, LowRank
 from raysim.codecs.lowrank import check_rank
 from raysim.codecs.message import Entry
-from raysim.codecs.selection import kept_of
+from raysim.codecs.positions import kept_of
 from raysim.compressors.compressor import Decision
 from raysim.compressors.feedback import ErrorFeedback
 from raysim.notation import check_integer, check_real

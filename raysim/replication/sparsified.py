@@ -11,8 +11,7 @@ from raysim.codecs import Codec, EstimatedTopK, Identity, Mean, Nonzero, Packet,
 from raysim.codecs.codec import check_codec, count_work, dtype_name, nest
 from raysim.codecs.groups import total
 from raysim.codecs.message import Entry
-from raysim.codecs.positions import encode_positions, smallest_form
-from raysim.codecs.selection import kept_of, select_topk, select_with_values
+from raysim.codecs.positions import encode_positions, kept_of, select_topk, select_with_values, smallest_form
 from raysim.notation import check_choice, check_flag, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, check_scope, flatten, gather_mean, key_of, remembered, unflatten

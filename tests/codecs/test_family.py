@@ -36,7 +36,7 @@ from raysim.codecs import (
 )
 from raysim.codecs.groups import group_sums, layout_of
 from raysim.codecs.lowrank import orthonormal
-from raysim.codecs.transform import hadamard
+from raysim.codecs.wrappers import hadamard
 
 # Fixed point and blocks
 

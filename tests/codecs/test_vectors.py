@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from raysim.codecs import CODECS, Codec, Quantize, TopK
 from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
-from raysim.codecs.positions import FORMS, decode_positions, encode_positions, index_bytes, smallest_form
-from raysim.codecs.selection import kept_of, select_topk
+from raysim.codecs.positions import (
+    FORMS,
+    decode_positions,
+    encode_positions,
+    index_bytes,
+    kept_of,
+    select_topk,
+    smallest_form,
+)
 from raysim.notation import parse
 
 

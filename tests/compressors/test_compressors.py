@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from raysim.codecs import Identity, NonFiniteError, Quantize, TopK
-from raysim.codecs.selection import kept_of
+from raysim.codecs.positions import kept_of
 from raysim.compressors import (
     AQSGD,
     COMPRESSORS,

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from raysim import train
 from raysim.codecs import TopK
-from raysim.codecs.bundle import bundle, unbundle
-from raysim.codecs.message import CodecTable, Entry, wire_bytes
+from raysim.codecs.message import CodecTable, Entry, bundle, unbundle, wire_bytes
 from raysim.config import ConfigError
 from raysim.forecast.forecast import forecast
 from raysim.values import EXACT, UNNAMED, join, sent_bytes, split

@@ -11,7 +11,7 @@ from codec_variants import normal
 from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, dense_mean, gradients
 
 from raysim.codecs import QSGD, Mean, Natural, Quantize, RandomK, TernGrad, TopK
-from raysim.codecs.selection import select_topk
+from raysim.codecs.positions import select_topk
 from raysim.replication import parse_replica_method
 from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
 from raysim.replication.method import average_together

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from raysim.codecs.groups import layout_of
-from raysim.codecs.kernels.triton import fields, hadamard, positions, select, uniform
+from raysim.codecs.kernels.triton import linear, packing, select, uniform
 from raysim.codecs.quantize import Levels
 
 TYPES = {
@@ -46,7 +46,7 @@ def compile_only(kernel, programs, *arguments, **constants):
         print(kernel.__name__, capability, f"fused={fused} flushed={flushed} shared_bytes={built.metadata.shared}")
 
 
-for module in (fields, hadamard, positions, select, uniform):
+for module in (linear, packing, select, uniform):
     module.launch = compile_only  # type: ignore[attr-defined]
 
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -69,16 +69,16 @@ for per in ("tensor", "row", "channel"):
     flat, held = torch.zeros(24_000), torch.zeros(24_000)
     uniform.quantize(flat, layout, Levels(4, 15, 0, 15), None, lambda: ERROR, memory=held, residual=torch.zeros(24_000))
 for width in (*range(1, 9), 11, 20, 32):
-    packed = fields.pack(torch.zeros(1000, dtype=torch.int64), width)
-    fields.pack(torch.zeros(1000, dtype=torch.uint8), min(8, width))
-    fields.unpack(packed, 1000, width)
+    packed = packing.pack(torch.zeros(1000, dtype=torch.int64), width)
+    packing.pack(torch.zeros(1000, dtype=torch.uint8), min(8, width))
+    packing.unpack(packed, 1000, width)
 places, values = torch.arange(100), torch.zeros(100)
-positions.set_bits(places, 5000)
+packing.set_bits(places, 5000)
 for width in (None, 0, 3, 12):
-    marked = positions.set_bits(places, 5000, width)
-    positions.positions_of(marked, 5000, 100, 5000, marked, width)
+    marked = packing.set_bits(places, 5000, width)
+    packing.positions_of(marked, 5000, 100, 5000, marked, width)
 for dtype in (torch.float32, torch.float16):
-    positions.expand_bitmap(marked, values.to(dtype), 5000)
-    positions.scatter(places, values.to(dtype), 5000)
+    packing.expand_bitmap(marked, values.to(dtype), 5000)
+    packing.scatter(places, values.to(dtype), 5000)
 for tile in (2, 32, 4096):
-    hadamard.turn(torch.zeros(10_000), tile, 1.0, 1.0, 10_000)
+    linear.turn(torch.zeros(10_000), tile, 1.0, 1.0, 10_000)

@@ -1,8 +1,8 @@
 """The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
-A module of kernels, such as `uniform`, exists in numba, for tensors in host memory, and in the package `triton`, for tensors on GPUs,
-with the same functions; `backend` returns the one for a tensor. Codecs have a torch reference beside each call, for float64 and for
-whatever no kernel serves, which kernels equal bit for bit. Numba is imported when a kernel is first needed, and compiled kernels
+A kernel such as `uniform.quantize` exists in numba, for tensors in host memory, and many do in the package `triton`, for tensors on
+GPUs, by the same name and with the same arguments; `find` returns the one for a tensor. Codecs have a torch reference beside each
+call, for float64 and for whatever no kernel serves, which kernels equal bit for bit. Numba is imported when a kernel is first needed, and compiled kernels
 are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split between as many threads as torch
 may use, with the same result.
 """
@@ -19,15 +19,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from raysim.on_demand import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -45,32 +42,27 @@ _MOST = 2**31 - 2**20  # values of a tensor on a GPU: its kernels count in 32 bi
 _OLDEST = (7, 0)  # compute capability that Triton compiles for
 
 
-_NUMBA = frozenset({"fields", "hadamard", "lowrank", "positions", "random", "select", "sums", "uniform"})
-_TRITON = frozenset({"fields", "hadamard", "positions", "select", "uniform"})
+_TRITON = ("linear", "packing", "select", "uniform")  # modules
 
 
-def backend(name: str, x: Tensor) -> Any:
-    """Return the module of kernels `name` that works on `x`, or None if only the torch reference does."""
-    return None if x.dtype == torch.float64 else backend_on(name, x.device, x.numel())
+def find(name: str, x: torch.Tensor) -> Any:
+    """Return the kernel `module.function` that works on `x`, or None if only the torch reference does."""
+    return None if x.dtype == torch.float64 else find_on(name, x.device, x.numel())
 
 
-def backend_on(name: str, device: torch.device | str, count: int = 0) -> Any:
-    """Return the module of kernels `name` for tensors of `count` values on `device`, None if there is none."""
-    if name in _NUMBA and serves(device):
-        return _module(name)
-    if name in _TRITON and gpu_serves(device, count):
-        return _module(f"triton.{name}")
+def find_on(name: str, device: torch.device | str, count: int = 0) -> Any:
+    """Return the kernel `module.function` for tensors of `count` values on `device`, None if there is none."""
+    if serves(device):
+        return _kernel(name)
+    if name.partition(".")[0] in _TRITON and gpu_serves(device, count):
+        return _kernel(f"triton.{name}")
     return None
 
 
 @functools.cache
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{name}")
-
-
-def serve(x: Tensor) -> bool:
-    """Return whether numba's kernels work on `x`."""
-    return x.dtype != torch.float64 and serves(x.device)
+def _kernel(name: str) -> Any:
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), function, None)
 
 
 def serves(device: torch.device | str) -> bool:
@@ -132,7 +124,7 @@ def _has_triton() -> bool:
     return True
 
 
-def bits_of(x: Tensor) -> np.ndarray:
+def bits_of(x: torch.Tensor) -> np.ndarray:
     """Return the bit patterns of a contiguous tensor as a flat array of signed integers of its width, over its memory."""
     return x.view(torch.int16 if x.dtype.itemsize == 2 else torch.int32).view(-1).numpy()
 
@@ -160,7 +152,7 @@ def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
         return _unheld(count, dtype)
 
 
-def empty_like(x: Tensor) -> Tensor:
+def empty_like(x: torch.Tensor) -> torch.Tensor:
     """Return memory for float32 in the shape of `x`, on its device: in host memory as `empty` does."""
     if x.device.type != "cpu":
         return torch.empty_like(x, dtype=torch.float32)
@@ -200,9 +192,9 @@ def in_parts(work: Callable[[int, int], T], count: int, multiple: int) -> list[T
     return list(_pools[threads].map(work, *zip(*parts, strict=True)))
 
 
-def added(memory: Tensor, x: Tensor) -> Tensor:
+def added(memory: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return memory + x as float32 in memory of its own."""
-    if not serve(memory) or memory.dtype != torch.float32 or memory.shape != x.shape:
+    if not serves(memory.device) or memory.dtype != torch.float32 or memory.shape != x.shape:
         return (memory.float() + x.detach()).float()
     return torch.add(memory, x.detach(), out=empty_like(memory))
 

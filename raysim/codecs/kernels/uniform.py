@@ -17,8 +17,8 @@ from numba import njit
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.codec import cast_saturating
 from raysim.codecs.kernels import empty, in_parts, opened
-from raysim.codecs.kernels.fields import BLOCK, copy, pack_block, unpack_block
-from raysim.codecs.kernels.random import GAMMA, uniform_at
+from raysim.codecs.kernels.packing import BLOCK, copy, pack_block, unpack_block
+from raysim.codecs.kernels.words import GAMMA, uniform_at
 
 _SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
 _31 = np.int32(31)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raysim.codecs.kernels.triton.launch import blocks, flag, launch, power_of_two
+from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
 from raysim.codecs.transfers import check, integer
 
 _SHORT = 4096  # values of a row that one program holds

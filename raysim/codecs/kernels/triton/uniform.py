@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raysim.codecs.codec import to_bytes, to_tensor
 from raysim.codecs.groups import Layout
-from raysim.codecs.kernels.triton.launch import blocks, flag, launch, power_of_two
+from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
 from raysim.codecs.quantize import Ends, Levels
 from raysim.codecs.transfers import check
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raysim.codecs.kernels.triton.launch import blocks, launch
+from raysim.codecs.kernels.triton import blocks, launch
 
 _VALUES = 4096  # of a program
 

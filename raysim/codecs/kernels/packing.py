@@ -1,7 +1,9 @@
-"""Packing of small integers in numba: fields most significant bit first, one stream; see `raysim.codecs.bits`.
+"""Packing of integers in numba: fields most significant bit first, and positions as set bits, see `raysim.codecs.bits` and
+`raysim.codecs.positions`.
 
 Eight codes make one 64-bit word by three merges of neighbours, which works on many words at once if there are vector
-registers; the words are then written over one another, since each holds `bits` bytes.
+registers; the words are then written over one another, since each holds `bits` bytes. Decoders of positions check what they
+read, so that a damaged packet is refused and nothing is written out of bounds.
 """
 
 # mypy: ignore-errors
@@ -13,8 +15,10 @@ import numpy as np
 import torch
 from numba import njit
 
-from raysim.codecs.kernels import opened
-from raysim.codecs.kernels.words import load_word, store_word
+from raysim.codecs.bits import packed_bytes
+from raysim.codecs.kernels import bits_of, empty, opened
+from raysim.codecs.kernels.words import leading_zeros, load_word, ones, reversed_bits, store_word, trailing_zeros
+from raysim.codecs.positions import Marks, misplaced
 
 BLOCK = 4096  # codes; a multiple of 64, so that every block but the last ends on whole words
 
@@ -25,6 +29,8 @@ _64 = np.uint64(64)
 _BYTES = np.uint64(0x00FF00FF00FF00FF)
 _PAIRS = np.uint64(0x0000FFFF0000FFFF)
 _QUADS = np.uint64(0x00000000FFFFFFFF)
+_TOP = np.uint64(1 << 63)
+_PIECE = 4096  # values that are cleared at a time
 
 
 def pack(values, width):
@@ -160,3 +166,146 @@ def _unpack_wide(packed, bits, values):
             num_held += 8
         num_held -= bits
         values[i] = np.int64((held >> np.uint64(num_held)) & mask)
+
+
+def set_bits(positions, length, width):
+    """Return a bitmap of `length` bits with those of `positions` set; with `width` those of (position >> width) + index."""
+    bitmap = np.zeros(packed_bytes(length, 1), np.uint8)
+    _set_bits(positions.numpy(), width or 0, int(width is not None), bitmap)
+    return torch.from_numpy(bitmap)
+
+
+def expand(packet, values):
+    """Return the flat tensor with `values` at the positions of a packet, zeros elsewhere."""
+    values_bits, marks = opened(bits_of(values)), Marks.of(packet, len(values))
+    out, bits = empty(packet.numel, values_bits.dtype), opened(marks.bits)
+    if marks.width is None:
+        fits = _count_bits(bits, marks.length) == len(values)
+        if fits:
+            _expand_bitmap(bits, values_bits, out)
+    else:
+        padded = np.empty(len(marks.low) + 8, np.uint8)
+        padded[: len(marks.low)] = marks.low
+        fits = _expand_elias_fano(padded, bits, marks.length, marks.width, values_bits, out)
+    if not fits:
+        raise misplaced(packet, len(values))
+    return torch.from_numpy(out).view(values.dtype)
+
+
+def scatter(positions, values, total):
+    """Return `total` zeros with every value at its position."""
+    bits = bits_of(values)
+    out = empty(total, bits.dtype)
+    out.fill(0)
+    _scatter(positions.numpy(), opened(bits), out)
+    return torch.from_numpy(out).view(values.dtype)
+
+
+def subtract(positions, values, out):
+    """Subtract every value at its position from `out`."""
+    _subtract(positions.numpy(), opened(values.numpy()), out.numpy())
+
+
+@njit(cache=True, nogil=True)
+def _set_bits(positions, width, step, bitmap):
+    """Set the bits (position >> width) + step * index of `bitmap`, which is zero."""
+    for i in range(len(positions)):
+        bit = (positions[i] >> width) + step * i
+        bitmap[bit >> 3] |= np.uint8(128 >> (bit & 7))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _word(bits, index, length):
+    """Return the bits from 64 * index on, the first the most significant, zeros beyond `length`."""
+    start = 8 * index
+    if 8 * start + 64 <= length:
+        return load_word(bits, start)
+    word = np.uint64(0)
+    for i in range(start, start + 8):
+        word = (word << _8) | np.uint64(bits[i] if i < len(bits) else 0)
+    return word & ~((np.uint64(1) << np.uint64(8 * start + 64 - length)) - np.uint64(1))
+
+
+@njit(cache=True, nogil=True)
+def _count_bits(bitmap, length):
+    """Return how many of the first `length` bits are set."""
+    written = np.int64(0)
+    for block in range((length + 63) // 64):
+        written += np.int64(ones(_word(bitmap, block, length)))
+    return written
+
+
+@njit(cache=True, nogil=True)
+def _expand_bitmap(bitmap, values, out):
+    """Write to `out` the values in order at set bits, and zero elsewhere; there are as many values as set bits."""
+    written = 0
+    for block in range((len(out) + 63) // 64):
+        word = _word(bitmap, block, len(out))
+        part = out[64 * block : 64 * block + 64]
+        if not ~word:
+            for i in range(64):
+                part[i] = values[written + i]
+            written += 64
+            continue
+        for i in range(len(part)):
+            part[i] = 0
+        while word:
+            bit_index = leading_zeros(word)
+            part[np.int64(bit_index)] = values[written]
+            written += 1
+            word &= ~(_TOP >> bit_index)
+
+
+@njit(cache=True, nogil=True)
+def _clear(out):
+    for i in range(len(out)):
+        out[i] = 0
+
+
+@njit(cache=True, nogil=True)
+def _expand_elias_fano(low, high, length, width, values, out):
+    """Write every value to its position in `out`, and zero elsewhere; return whether the positions are right.
+
+    `out` is cleared a piece at a time, just before values go there. Eight bytes follow the low bits in `low`, of any content.
+    """
+    total = len(out)
+    cleared = 0
+    written = 0
+    last = np.int64(-1)
+    for block in range((length + 63) // 64):
+        word = _word(high, block, length)
+        if written + np.int64(ones(word)) > len(values):
+            return False
+        word = reversed_bits(word)
+        while word:
+            position = 64 * block + np.int64(trailing_zeros(word)) - written
+            word &= word - np.uint64(1)
+            if width:
+                bit = written * width
+                field = (load_word(low, bit >> 3) << np.uint64(bit & 7)) >> np.uint64(64 - width)
+                position = (position << width) | np.int64(field)
+            if position <= last or position >= total:
+                return False
+            last = position
+            while position >= cleared:
+                _clear(out[cleared : min(cleared + _PIECE, total)])
+                cleared += _PIECE
+            out[np.uint64(position)] = values[written]
+            written += 1
+    if cleared < total:
+        _clear(out[cleared:])
+    return written == len(values)
+
+
+@njit(cache=True, nogil=True)
+def _scatter(positions, values, out):
+    """Write every value to its position."""
+    for i in range(len(positions)):
+        out[positions[i]] = values[i]
+
+
+@njit(cache=True, nogil=True)
+def _subtract(positions, values, out):
+    """Subtract every value at its position."""
+    for i in range(len(positions)):
+        out[positions[i]] -= values[i]

@@ -1,7 +1,8 @@
-"""Products with thin matrices and orthonormal columns in numba, in float64 and in the order of `raysim.codecs.lowrank`.
+"""Sums over groups, the Walsh-Hadamard transform, and products with thin matrices in numba, all in float64.
 
-Inner loops take several terms at once and add them one after the other: no sum changes, and partial sums are loaded and stored
-less often.
+Sums have the order of the references: `raysim.codecs.groups.group_sums`, `raysim.codecs.wrappers.hadamard` and `raysim.codecs.lowrank`.
+Inner loops of products take several terms at once and add them one after the other: no sum changes, and partial sums are loaded and
+stored less often.
 """
 
 # mypy: ignore-errors
@@ -12,21 +13,132 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from numba import njit
 
-LANES = 16  # partial sums of a dot product
+from raysim.codecs.kernels import empty, opened
+
+_BLOCK = 4096  # values whose halves are added up
+_LANES = 16  # partial sums of a dot product; tiles that are turned together, which fills vector registers from the first butterfly on
 _COLUMNS = 1024  # taken at a time: what one row's worth of them needs stays in the first cache
 _GREATEST = 3.4028234663852886e38
 
 
 @njit(cache=True, nogil=True)
+def _fold(low, high):
+    for i in range(len(low)):
+        low[i] += high[i]
+
+
+@njit(cache=True, nogil=True)
+def _load_terms(x, term, center, block):
+    if term == 0:
+        for i in range(len(x)):
+            block[i] = np.float64(np.float32(np.float64(x[i]) - center))
+    elif term == 1:
+        for i in range(len(x)):
+            block[i] = abs(np.float64(np.float32(np.float64(x[i]) - center)))
+    elif term == 2:
+        for i in range(len(x)):
+            value = np.float64(np.float32(np.float64(x[i]) - center))
+            block[i] = value * value
+    elif term == 3:
+        for i in range(len(x)):
+            block[i] = x[i] if x[i] > 0 else 0.0
+    elif term == 4:
+        for i in range(len(x)):
+            block[i] = x[i] if x[i] < 0 else 0.0
+    else:
+        for i in range(len(x)):
+            block[i] = 1.0 if x[i] >= 0 else 0.0
+
+
+def group_sums(x, layout, term, center):
+    """Return the sums over the groups of `layout` of the term of that index in `raysim.codecs.groups`, a float64 tensor."""
+    sums = np.zeros(layout.groups)
+    _add_up(x.contiguous().float().view(-1).numpy(), layout.groups, layout.inner, term, center, sums)
+    return torch.from_numpy(sums)
+
+
+@njit(cache=True, nogil=True)
+def _add_up(x, groups, inner, term, center, sums):
+    """Add to `sums` over each group the term of that number in `raysim.codecs.groups`."""
+    block = np.empty(_BLOCK, np.float64)
+    width = 1
+    while width < min(inner, _BLOCK):
+        width *= 2
+    for segment in range((len(x) + inner - 1) // inner):
+        run = x[segment * inner : (segment + 1) * inner]
+        for start in range(0, inner, width):
+            part = run[start : start + width]
+            _load_terms(part, term, center, block)
+            block[len(part) : width] = 0
+            half = width
+            while half > 1:
+                half //= 2
+                _fold(block[:half], block[half : 2 * half])
+            sums[segment % groups] += block[0]
+
+
+def turn(x, tile, factor, limit, count):
+    """Return `count` float32: the tiles of flat `x`, filled up with zeros, times the matrix and `factor`, within `limit`."""
+    out = empty(count, np.float32)
+    _turn(opened(x.float().numpy()), tile, factor, limit, out)
+    return torch.from_numpy(out)
+
+
+@njit(cache=True, nogil=True)
+def _cross(left, right):
+    for i in range(len(left)):
+        total, difference = left[i] + right[i], left[i] - right[i]
+        left[i] = total
+        right[i] = difference
+
+
+@njit(cache=True, nogil=True)
+def _load_tiles(x, tile, part):
+    """Write tiles side by side: value i of tile j to i * _LANES + j, zeros beyond the end of x."""
+    part[:] = 0
+    for lane in range((len(x) + tile - 1) // tile):
+        values, lanes = x[lane * tile : (lane + 1) * tile], part[lane:]
+        for i in range(len(values)):
+            lanes[i * _LANES] = values[i]
+
+
+@njit(cache=True, nogil=True)
+def _store_tiles(part, tile, factor, limit, out):
+    for lane in range((len(out) + tile - 1) // tile):
+        values, lanes = out[lane * tile : (lane + 1) * tile], part[lane:]
+        for i in range(len(values)):
+            values[i] = np.float32(min(max(lanes[i * _LANES] * factor, -limit), limit))
+
+
+@njit(cache=True, nogil=True)
+def _turn(x, tile, factor, limit, out):
+    """Write every `tile` consecutive values times Sylvester's matrix and `factor`, by way of float64 and within +-`limit`.
+
+    Zeros lie beyond x.
+    """
+    part = np.empty(tile * _LANES, np.float64)
+    for start in range(0, len(out), tile * _LANES):
+        _load_tiles(x[start : start + tile * _LANES], tile, part)
+        half = 1
+        while half < tile:
+            for pair in range(0, tile, 2 * half):
+                first, middle, last = pair * _LANES, (pair + half) * _LANES, (pair + 2 * half) * _LANES
+                _cross(part[first:middle], part[middle:last])
+            half *= 2
+        _store_tiles(part, tile, factor, limit, out[start : start + tile * _LANES])
+
+
+@njit(cache=True, nogil=True)
 def _dot(a, b, sums):
-    """Return the sum of a[i] * b[i]: lane i % LANES in order, then the lanes by halves; `sums` is scratch of LANES.
+    """Return the sum of a[i] * b[i]: lane i % _LANES in order, then the lanes by halves; `sums` is scratch of _LANES.
 
     Indices are unsigned: numba vectorises only if it can see that they are not negative.
     """
     sums[:] = 0
-    n, count = np.uint64(LANES), np.uint64(len(a))
+    n, count = np.uint64(_LANES), np.uint64(len(a))
     i = np.uint64(0)
     while i + n + n + n + n <= count:
         for lane in range(n):
@@ -51,7 +163,7 @@ def _dot(a, b, sums):
 @njit(cache=True, nogil=True)
 def times(matrices, starts, out):
     """Write M Q of each matrix (number, rows, columns), Q given as (number or 1, rank, columns), to (number, rank, rows)."""
-    sums = np.empty(LANES)
+    sums = np.empty(_LANES)
     for number in range(len(matrices)):
         start = starts[number % len(starts)]
         for row in range(matrices.shape[1]):
@@ -126,7 +238,7 @@ def orthonormalise(columns, least):
 
     One that is left with `least` of its norm or less becomes zero.
     """
-    sums = np.empty(LANES)
+    sums = np.empty(_LANES)
     for number in range(len(columns)):
         for k in range(columns.shape[1]):
             column = columns[number, k]

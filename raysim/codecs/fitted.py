@@ -1,0 +1,232 @@
+"""Quantisation fitted to the tensor: NonUniform fits the levels, ErrorBounded the bits to a bound on the error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
+from raysim.codecs.codec import (
+    DTYPES,
+    Codec,
+    Key,
+    Packet,
+    cast_float64,
+    cast_saturating,
+    check_finite,
+    to_bytes,
+    to_tensor,
+)
+from raysim.codecs.groups import Layout, layout_of, total
+from raysim.notation import check_choice, check_integer, check_real
+from raysim.on_demand import torch
+
+_SAMPLE = 1 << 14  # values that the levels are fitted to
+_SWEEPS = 30
+_FEW = 31  # borders that are faster compared one by one than searched
+
+
+@dataclass(frozen=True, repr=False)
+class NonUniform(Codec):
+    """Rounds to one of 2**bits levels fitted to the tensor, which are sent in float32.
+
+    `fit="lloyd"` (Lloyd 1957, Max 1960): rounds to the nearest level. Levels start at the quantiles of an evenly spaced
+    sample of 16,384 values and are refined in 30 iterations. The level nearest to zero is set to zero, so zeros are
+    exact; minimum and maximum are not.
+
+    The others divide the values into 2**bits buckets and send each bucket's mean, with 8 bits as hivemind does:
+    "quantile" into buckets of equal counts, by the quantiles of such a sample; "deviation" into buckets of equal width,
+    within three standard deviations of the mean.
+
+    >>> NonUniform(2).encode(torch.tensor([0.0, 1.0, 1.0, -7.0, 100.0, 1.0])).decode()
+    tensor([  0.,   1.,   1.,  -7., 100.,   1.])
+    >>> NonUniform(1, fit="quantile").encode(torch.tensor([1.0, 2.0, 5.0, 7.0])).decode()
+    tensor([1.5000, 1.5000, 6.0000, 6.0000])
+    """
+
+    bits: int
+    fit: str = "lloyd"
+
+    def __post_init__(self) -> None:
+        self._coerce(bits=check_integer("bits", self.bits, 1, 8))
+        check_choice("fit", self.fit, ["lloyd", "quantile", "deviation"])
+
+    def _borders(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the borders between buckets, increasing, float32; of a fit by buckets."""
+        count = 1 << self.bits
+        if self.fit == "quantile":
+            sample = np.sort(x[:: max(1, -(-x.numel() // _SAMPLE))].double().cpu().numpy())
+            last = sample[np.maximum(np.arange(1, count) * len(sample) // count - 1, 0)]  # of each bucket
+            return cast_saturating(torch.from_numpy(last), torch.float32)
+        mean = total(x, "sum") / x.numel()
+        step = 6 * math.sqrt(total(x, "squares", mean) / max(1, x.numel() - 1)) / count
+        return cast_saturating(
+            mean + (torch.arange(1, count, dtype=torch.float64) - count / 2 - 0.5) * step, torch.float32
+        )
+
+    def _fitted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the levels, increasing, float32."""
+        step = max(1, -(-x.numel() // _SAMPLE))
+        sample = np.sort(x[::step].double().cpu().numpy())
+        sums = np.concatenate([[0.0], np.add.accumulate(sample)])
+        count = 1 << self.bits
+        distinct = np.unique(sample)
+        levels = distinct[
+            np.linspace(0, len(distinct) - 1, count).round().astype(np.int64)
+        ]  # of the distinct values, so that a heap of zeros does not take all levels
+        for _ in range(_SWEEPS):
+            ends = np.searchsorted(sample, (levels[1:] + levels[:-1]) / 2)
+            first, last = np.concatenate([[0], ends]), np.concatenate([ends, [len(sample)]])
+            sizes = last - first
+            levels = np.where(sizes > 0, (sums[last] - sums[first]) / np.maximum(sizes, 1), levels)
+        levels[np.abs(levels).argmin()] = 0.0
+        return cast_saturating(torch.from_numpy(np.sort(levels)), torch.float32)
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("codes", "levels")
+
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        if not x.numel():
+            return {"codes": np.empty(0, np.uint8), "levels": np.empty(0, np.uint8)}
+        flat = x.reshape(-1)
+        if self.fit == "lloyd":
+            levels = self._fitted(flat).to(x.device)
+            borders = ((levels[1:].double() + levels[:-1].double()) / 2).to(levels.dtype)
+        else:
+            borders = self._borders(flat).to(x.device)
+        borders += 0.0  # of the two zeros the positive one
+        codes = bucket_of(flat.to(borders.dtype), borders)
+        if self.fit != "lloyd":
+            levels = self._means(flat, codes)
+        return {"codes": to_bytes(pack(codes, self.bits)), "levels": to_bytes(levels)}
+
+    def _means(self, x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """Return the mean of the values of each code, float32; zero if there are none."""
+        count = 1 << self.bits
+        buckets = codes.cpu().numpy()
+        sums = np.bincount(buckets, x.double().cpu().numpy(), count)  # adds one value after the other
+        means = sums / np.maximum(np.bincount(buckets, minlength=count), 1)
+        return cast_saturating(torch.from_numpy(means), torch.float32)
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
+        data = to_tensor(packet.bytes_of("codes", packed_bytes(packet.numel, self.bits)), torch.uint8, device)
+        levels = packet.floats_of("levels", (1 << self.bits) if packet.numel else 0, device)
+        if not packet.numel:
+            return torch.empty(packet.shape, dtype=DTYPES[packet.dtype], device=device)
+        codes = unpack_bytes(data, packet.numel, self.bits)
+        return cast_saturating(levels, DTYPES[packet.dtype])[codes.int()].view(packet.shape)
+
+
+def bucket_of(x: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
+    """Return for each value of flat `x` the number of `borders` below it, uint8; `borders` are sorted and at most 255."""
+    if len(borders) > _FEW:
+        return torch.bucketize(x, borders).to(torch.uint8)
+    codes = torch.zeros(len(x), dtype=torch.uint8, device=x.device)
+    above = torch.empty(len(x), dtype=torch.bool, device=x.device)
+    for border in borders.tolist():
+        codes += torch.gt(x, border, out=above).view(torch.uint8)
+    return codes
+
+
+_BLOCK = 128  # values that share an offset and a width
+_LIMIT = 1 << 30  # of codes; a block that exceeds it is sent as it is
+_RAW = 255  # the width of such a block
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorBounded(Codec):
+    """Rounds x to a multiple of 2e, so that no value is off by more than e: the bound of SZ (2016) with a block packing.
+
+    e is `bound` itself (`relative="absolute"`), or a share of the tensor's "range" or of its "rms". Each block of 128
+    codes is sent as its minimum and the differences from it, in as few bits as the largest needs; a block with codes
+    above 2^30 is sent uncompressed.
+
+    >>> packet = ErrorBounded(0.1).encode(torch.linspace(0, 1, 6))
+    >>> packet.decode(), packet.array_bytes
+    (tensor([0.0000, 0.2000, 0.4000, 0.6000, 0.8000, 1.0000]), 57)
+    """
+
+    size_varies: ClassVar[bool] = True
+
+    bound: float
+    relative: str = "absolute"
+
+    def __post_init__(self) -> None:
+        self._coerce(bound=check_real("bound", self.bound, 0, 1e30, open_low=True))
+        check_choice("relative", self.relative, ["absolute", "range", "rms"])
+
+    def _limit(self, x: torch.Tensor, layout: Layout) -> float:
+        """Return e."""
+        if self.relative == "absolute" or not layout.numel:
+            return self.bound
+        if self.relative == "range":
+            return self.bound * (float(x.amax()) - float(x.amin()))
+        return self.bound * math.sqrt(total(x, "squares") / layout.numel)
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("step", "widths", "offsets", "raw", "codes")
+
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        layout = layout_of(tuple(x.shape), "block", _BLOCK)
+        step = np.array([2 * self._limit(x, layout)], dtype=np.float64).astype(np.float32)
+        arrays = {"step": step.view(np.uint8)}
+        if not layout.numel:
+            return arrays
+        # a bound below the precision of float32 would send more than the value itself
+        scale = 1 / float(step[0]) if 0 < step[0] < math.inf else None
+        blocks = layout.view(x).view(layout.groups, _BLOCK)
+        codes = torch.full_like(blocks, math.inf).double() if scale is None else blocks.double().mul(scale).round_()
+        raw = ~(codes.abs() <= _LIMIT).all(dim=1)
+        codes = torch.where(raw[:, None], 0.0, codes).long()
+        offsets = codes.amin(dim=1)
+        spans = codes.amax(dim=1) - offsets
+        widths = torch.where(raw, _RAW, torch.frexp(spans.double()).exponent)
+        arrays["widths"] = to_bytes(widths.to(torch.uint8))
+        arrays["offsets"] = to_bytes(offsets[~raw].to(torch.int32))
+        arrays["raw"] = to_bytes(blocks[raw])
+        packed = [
+            pack((codes - offsets[:, None])[widths == width].view(-1), int(width)) for width in self._used(widths)
+        ]
+        arrays["codes"] = to_bytes(torch.cat(packed)) if packed else np.empty(0, np.uint8)
+        return arrays
+
+    def _used(self, widths: torch.Tensor) -> list[int]:
+        """Return the widths in use, narrow ones first: codes of one width are packed together."""
+        return [int(width) for width in np.unique(widths.cpu().numpy()) if 0 < width != _RAW]
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
+        layout = layout_of(packet.shape, "block", _BLOCK)
+        dtype = DTYPES[packet.dtype]
+        step = float(packet.bytes_of("step", 4).copy().view(np.float32)[0])
+        if not layout.numel:
+            return torch.empty(packet.shape, dtype=dtype, device=device)
+        sent_widths = packet.bytes_of("widths", layout.groups)
+        raw_blocks = sent_widths == _RAW
+        if (sent_widths[~raw_blocks] > 31).any() or not (0 <= step < math.inf):
+            raise ValueError(f"A packet of {self!r} holds widths or a step out of bounds.")
+        kept = layout.groups - int(raw_blocks.sum())
+        held = to_tensor(packet.bytes_of("raw", (layout.groups - kept) * _BLOCK * dtype.itemsize), dtype, device)
+        if not torch.isfinite(held).all():
+            raise ValueError(f"A packet of {self!r} holds values that are not finite.")
+        sent_offsets = packet.bytes_of("offsets", 4 * kept)
+        sizes = sent_widths[~raw_blocks].astype(np.int64) * (_BLOCK // 8)
+        sent_codes = packet.bytes_of("codes", int(sizes.sum()))
+        widths = to_tensor(sent_widths, torch.uint8, device).long()
+        raw = widths == _RAW
+        values = torch.empty(layout.groups, _BLOCK, dtype=torch.float64, device=device)
+        codes = torch.zeros(layout.groups, _BLOCK, dtype=torch.int64, device=device)
+        data_left = to_tensor(sent_codes, torch.uint8, device)
+        for width in self._used(widths):
+            count = int((widths == width).sum()) * _BLOCK
+            size = packed_bytes(count, width)
+            codes[widths == width] = unpack(data_left[:size], count, width).view(-1, _BLOCK)
+            data_left = data_left[size:]
+        from_least = to_tensor(sent_offsets, torch.int32, device)[:, None].double()
+        values[~raw] = (codes[~raw].double() + from_least) * step
+        values[raw] = held.view(-1, _BLOCK).double()
+        return cast_float64(layout.flat(values), dtype).view(packet.shape)
