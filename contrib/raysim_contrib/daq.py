@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.codecs import Identity, Quantize
-from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
+from raysim.codecs.bits import pack
 from raysim.codecs.codec import (
     DTYPES,
     Codec,
@@ -20,7 +20,6 @@ from raysim.codecs.codec import (
     nest,
     nested_names,
     to_bytes,
-    to_tensor,
 )
 from raysim.codecs.groups import Layout, channel_axis, group_sums
 from raysim.notation import check_integer
@@ -93,7 +92,7 @@ class DAQ(Codec):
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         shape, dtype = packet.shape, DTYPES[packet.dtype]
         samples, channels = self._groups(shape)
-        data = packet.bytes_of("codes", packed_bytes(packet.numel, self.bits))
+        codes = packet.fields_of("codes", packet.numel, self.bits, device)
         means = packet.floats_of("means", samples * channels if packet.numel else 0, device)
         if not packet.numel:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -103,8 +102,7 @@ class DAQ(Codec):
             raise ValueError(f"A packet of {self!r} holds deviations that are not finite.")
         groups, size = samples * channels, packet.numel // (samples * channels)
         center, step = self._grid(means, deviations)
-        codes = unpack_bytes(to_tensor(data, torch.uint8, device), packet.numel, self.bits).view(groups, size)
-        values = codes.double().mul_(step[:, None]).add_(center[:, None])
+        values = codes.view(groups, size).double().mul_(step[:, None]).add_(center[:, None])
         values = cast_float64(values.view(-1), dtype)
         if len(shape) <= 2:
             return values.view(shape)

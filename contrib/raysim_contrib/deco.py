@@ -10,7 +10,7 @@ from typing import NamedTuple
 from raysim.codecs import Codec, Identity, TopK
 from raysim.codecs.codec import check_codec
 from raysim.codecs.message import Entry
-from raysim.compressors.feedback import ErrorFeedback
+from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.gathered import Gathered

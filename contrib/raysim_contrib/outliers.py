@@ -50,10 +50,6 @@ class Outliers(Codec):
         check_codec("codec", self.codec)
         check_codec("kept", self.kept)
 
-    @property
-    def random(self) -> bool:
-        return self.codec.random or self.kept.random
-
     def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the axis of channels, the number of channels, and the number sent by `kept`."""
         axis = channel_axis(shape)
@@ -67,13 +63,13 @@ class Outliers(Codec):
         axis, channels, count = self._split(shape)
         x = x.reshape(shape).contiguous()
         if not count:
-            return dict(nest("others", self.codec.encode(x, key)))
+            return nest("others", self.codec.encode(x, key))
         planes = x.reshape(math.prod(shape[:axis]), channels, -1)
         magnitudes = torch.maximum(planes.amax((0, 2)), -planes.amin((0, 2)))
         check_finite(magnitudes)
         chosen = select_topk(magnitudes.view(1, -1), count)
         others = x.index_select(axis, _complement(chosen, channels))
-        arrays = dict(nest("kept", self.kept.encode(x.index_select(axis, chosen), key)))
+        arrays = nest("kept", self.kept.encode(x.index_select(axis, chosen), key))
         arrays |= nest("others", self.codec.encode(others, key))
         return arrays | encode_positions(chosen, channels, smallest_form(count, channels))
 

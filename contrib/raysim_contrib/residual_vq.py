@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from raysim.codecs import Codec, Packet, derive_key
-from raysim.codecs.bits import pack, packed_bytes, unpack
+from raysim.codecs.bits import pack, packed_bytes
 from raysim.codecs.codec import (
     DTYPES,
     Key,
@@ -201,8 +201,7 @@ class VectorCodes(Codec):
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
         vectors = math.ceil(packet.numel / self.dim)
-        sent = to_tensor(packet.bytes_of("codes", packed_bytes(self.rounds * vectors, self.bits)), torch.uint8, device)
-        codes = unpack(sent, self.rounds * vectors, self.bits).long().view(self.rounds, vectors)
+        codes = packet.fields_of("codes", self.rounds * vectors, self.bits, device).long().view(self.rounds, vectors)
         scales = packet.floats_of("scales", self.rounds, device)
         books = self.books.to(device)
         if "books" in packet.arrays:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
+from raysim.codecs.bits import pack
 from raysim.codecs.codec import (
     DTYPES,
     Codec,
@@ -167,16 +167,11 @@ class TAHQuant(Codec):
         if not tokens:
             return torch.empty(packet.shape, dtype=dtype, device=device)
         count = tokens * per_token
-
-        def field(name: str, number: int, bits: int) -> Tensor:
-            data = to_tensor(packet.bytes_of(name, packed_bytes(number, bits)), torch.uint8, device)
-            return unpack_bytes(data, number, bits) if bits <= 8 else unpack(data, number, bits)
-
         exponent = int(packet.bytes_of("exponent", 2).copy().view(np.int16)[0])
         ranked = count if self.allocate == "tile" else tokens
-        wide = (field("wide", ranked, 1) > 0).repeat_interleave(count // ranked)
-        turned = field("turned", count, 1) > 0
-        pivots = field("pivots", count, self._pivot_bits).long()
+        wide = (packet.fields_of("wide", ranked, 1, device) > 0).repeat_interleave(count // ranked)
+        turned = packet.fields_of("turned", count, 1, device) > 0
+        pivots = packet.fields_of("pivots", count, self._pivot_bits, device).long()
         low, scale = (
             to_tensor(packet.bytes_of(name, 2 * count), torch.float16, device).double() for name in ("low", "scale")
         )
@@ -184,8 +179,8 @@ class TAHQuant(Codec):
             raise ValueError(f"A packet of {self!r} holds a scale or a least value that is not finite.")
         num_wide = int(wide.sum())
         codes = torch.empty(count, self.tile, dtype=torch.uint8, device=device)
-        codes[wide] = field("high_codes", num_wide * self.tile, _HIGH).view(-1, self.tile)
-        codes[~wide] = field("low_codes", (count - num_wide) * self.tile, _LOW).view(-1, self.tile)
+        codes[wide] = packet.fields_of("high_codes", num_wide * self.tile, _HIGH, device).view(-1, self.tile)
+        codes[~wide] = packet.fields_of("low_codes", (count - num_wide) * self.tile, _LOW, device).view(-1, self.tile)
         tiles = codes.double() * scale[:, None] + low[:, None]
         back = _swapped(hadamard(tiles) / math.sqrt(self.tile), pivots)
         tiles = torch.where(turned[:, None], back, tiles)

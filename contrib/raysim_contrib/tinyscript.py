@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.codecs.bits import pack, packed_bytes, unpack_bytes
-from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
+from raysim.codecs.bits import pack
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes
 from raysim.codecs.draws import uniform
 from raysim.codecs.fitted import bucket_of
 from raysim.codecs.groups import total
@@ -101,7 +101,7 @@ class TinyScript(Codec):
         return {"codes": to_bytes(pack(codes.to(torch.uint8), self.bits)), "fit": fit.view(np.uint8)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> Tensor:
-        data = to_tensor(packet.bytes_of("codes", packed_bytes(packet.numel, self.bits)), torch.uint8, device)
+        codes = packet.fields_of("codes", packet.numel, self.bits, device)
         fit = packet.floats_of("fit", 3 if packet.numel else 0, "cpu")
         dtype = DTYPES[packet.dtype]
         if not packet.numel:
@@ -110,7 +110,6 @@ class TinyScript(Codec):
             raise ValueError(f"A packet of {self!r} holds a distribution with scales that are not positive.")
         levels = self._levels_of(fit.float().numpy()).double().to(device)
         table = torch.cat([levels, 0.0 - levels])
-        codes = unpack_bytes(data, packet.numel, self.bits)
         return cast_saturating(table[codes.long()], dtype).view(packet.shape)
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from raysim.codecs import kernels, transfers
+from raysim.codecs.bits import packed_bytes, unpack_bytes
 from raysim.notation import Notation
 from raysim.on_demand import torch
 
@@ -135,6 +136,12 @@ class Packet(NamedTuple):
                 f"A packet of {self.codec!r} for shape {self.shape} needs {num_bytes} bytes of `{name}`, but got {held}."
             )
         return array.reshape(-1).view(np.uint8)
+
+    def fields_of(self, name: str, count: int, width: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return the array `name` unpacked: `count` integers of `width` bits; raises ValueError unless it has their bytes."""
+        return unpack_bytes(
+            to_tensor(self.bytes_of(name, packed_bytes(count, width)), torch.uint8, device), count, width
+        )
 
     def integer_of(self, name: str) -> int:
         """Return the array `name`, written by `integer_bytes`, as an integer; raises ValueError if it is anything else."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from raysim.codecs.bits import pack, packed_bytes, unpack, unpack_bytes
+from raysim.codecs.bits import pack, packed_bytes, unpack
 from raysim.codecs.codec import (
     DTYPES,
     Codec,
@@ -113,11 +113,8 @@ class NonUniform(Codec):
         return cast_saturating(torch.from_numpy(means), torch.float32)
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
-        data = to_tensor(packet.bytes_of("codes", packed_bytes(packet.numel, self.bits)), torch.uint8, device)
+        codes = packet.fields_of("codes", packet.numel, self.bits, device)
         levels = packet.floats_of("levels", (1 << self.bits) if packet.numel else 0, device)
-        if not packet.numel:
-            return torch.empty(packet.shape, dtype=DTYPES[packet.dtype], device=device)
-        codes = unpack_bytes(data, packet.numel, self.bits)
         return cast_saturating(levels, DTYPES[packet.dtype])[codes.int()].view(packet.shape)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack_bytes
+from raysim.codecs.bits import pack, pack_bits
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
 from raysim.codecs.draws import bits64
 from raysim.codecs.groups import layout_of
@@ -136,10 +136,9 @@ class MX(Codec):
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         layout = layout_of(packet.shape, "block", self.block)
         width = 4 if self.element == "e2m1" else 8
-        data = to_tensor(packet.bytes_of("codes", packed_bytes(layout.numel, width)), torch.uint8, device)
-        shared, dtype = packet.bytes_of("exponents", layout.groups), DTYPES[packet.dtype]
-        codes, table = unpack_bytes(data, layout.numel, width), self._elements()
-        exponents = to_tensor(shared, torch.uint8, device).int() - _BIAS
+        codes, table = packet.fields_of("codes", layout.numel, width, device), self._elements()
+        exponents = packet.fields_of("exponents", layout.groups, 8, device).int() - _BIAS
+        dtype = DTYPES[packet.dtype]
         wide = layout.view(table.to(device)[codes.long()]).double() * layout.spread(power_of_two(exponents))
         values = layout.flat(wide) if dtype == torch.float64 else cast_saturating(layout.flat(wide), torch.float32)
         if layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all():  # no encoder makes such codes
@@ -182,9 +181,9 @@ class Natural(Codec):
         return {"signs": to_bytes(pack_bits(pattern < 0)), "exponents": to_bytes(exponents.to(torch.uint8))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
-        flags = to_tensor(packet.bytes_of("signs", packed_bytes(packet.numel, 1)), torch.uint8, device)
-        exponents = to_tensor(packet.bytes_of("exponents", packet.numel), torch.uint8, device).int()
+        signs = packet.fields_of("signs", packet.numel, 1, device).int()
+        exponents = packet.fields_of("exponents", packet.numel, 8, device).int()
         if (exponents == 255).any():
             raise ValueError(f"A packet of {self!r} holds exponents out of bounds.")
-        values = (exponents << 23 | unpack_bytes(flags, packet.numel, 1).int() << 31).view(torch.float32)
+        values = (exponents << 23 | signs << 31).view(torch.float32)
         return cast_saturating(values, DTYPES[packet.dtype]).view(packet.shape)

@@ -180,10 +180,7 @@ def _transposed_times(m: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         out = np.empty((len(m), left.shape[2], m.shape[2]))
         times(m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out).transpose(1, 2)
-    if m.device.type != "cpu":
-        return m.double().transpose(1, 2) @ left.double()
-    parts = (m.double() * left[:, :, k, None].double() for k in range(left.shape[2]))
-    return torch.stack([_added_up(part) for part in parts], dim=2)
+    return _in_order(m.double().transpose(1, 2), left.double())
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -194,13 +191,18 @@ def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> tor
         out = kernels.empty(math.prod(shape), np.float32).reshape(shape)
         expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out)
-    if left.device.type != "cpu":
-        total = left @ right.transpose(1, 2)
-    else:
-        total = torch.zeros(len(left), left.shape[1], right.shape[1], dtype=torch.float64)
-        for k in range(left.shape[2]):
-            total += left[:, :, k, None] * right[:, None, :, k]
+    total = _in_order(left, right.transpose(1, 2))
     return total if dtype == torch.float64 else cast_saturating(total, torch.float32)
+
+
+def _in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a @ b, float64, on the CPU with the terms of a sum added one after the other."""
+    if a.device.type != "cpu":
+        return a @ b
+    total = torch.zeros(len(a), a.shape[1], b.shape[2], dtype=torch.float64)
+    for k in range(a.shape[2]):
+        total += a[:, :, k, None] * b[:, k, None, :]
+    return total
 
 
 def _norm(columns: torch.Tensor) -> torch.Tensor:
@@ -214,14 +216,9 @@ def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     count = products.shape[-1]
     padded = torch.nn.functional.pad(products, (0, -count % _LANES))
     lanes = padded.view(*padded.shape[:-1], -1, _LANES).movedim(-2, 1)
-    sums = _added_up(lanes)
+    sums = torch.from_numpy(np.add.accumulate(lanes.cpu().numpy(), axis=1)[:, -1] + 0.0).to(a.device)
     width = _LANES
     while width > 1:
         width //= 2
         sums = sums[..., :width] + sums[..., width:]
     return sums[..., 0] + 0.0
-
-
-def _added_up(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum over axis 1, one after the other."""
-    return torch.from_numpy(np.add.accumulate(x.cpu().numpy(), axis=1)[:, -1] + 0.0).to(x.device)

@@ -135,6 +135,9 @@ def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str
         if total > 2**31:
             raise ValueError(f"`index='int32'` counts to {2**31}, but got a tensor of {total} values. Use 'auto'.")
         return {"int32": to_bytes(positions.to(torch.int32))}
+    if kernel := kernels.find_on("packing.encode", positions.device, total):  # on the CPU
+        arrays: dict[str, np.ndarray] = kernel(positions, total, form)
+        return arrays
     if form == "bitmap":
         return {"bitmap": to_bytes(_set_bits(positions, total))}
     width, length = elias_fano_sizes(len(positions), total)

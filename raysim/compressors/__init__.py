@@ -3,9 +3,8 @@
 from raysim.codecs import CODECS, Codec
 from raysim.compressors.acgc import ACGC
 from raysim.compressors.compressor import AtSupport, Compressor, Context, Decision, Plain, State, share_indices
-from raysim.compressors.delta import AQSGD, LinkEF21
-from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, NoiseFeedback
 from raysim.compressors.gravac import LinkGraVAC
+from raysim.compressors.memory import AQSGD, ErrorFeedback, LinkEF21, MixedErrorFeedback, NoiseFeedback
 from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation, WarmStart
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation

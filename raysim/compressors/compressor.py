@@ -21,7 +21,6 @@ from raysim.on_demand import torch
 State: TypeAlias = (
     "dict[int, torch.Tensor]"  # memories of messages have keys of at least 0, a method's own state has keys below
 )
-KEYS = ("slot", "sample", "link")
 
 
 class Context(NamedTuple):
@@ -196,37 +195,6 @@ class Plain(Compressor):
 
     def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         return self.codec.encode(x, context.key), {}
-
-
-def memory_keys(key: str, context: Context) -> list[int]:
-    """Return the memory keys of one message: its microbatch slot, the single key of a link, or one key per sample."""
-    return {"slot": [context.microbatch], "link": [0]}.get(key) or list(context.sample_ids)
-
-
-def as_rows(x: torch.Tensor, key: str) -> torch.Tensor:
-    """Return `x` with one row per memory key: its samples, or the whole message as the only row."""
-    return x if key == "sample" else x[None]
-
-
-def recall(state: State, key: str, context: Context, x: torch.Tensor) -> torch.Tensor:
-    """Return the memory of the message `x` under `key`, float32 in the shape of `x`; zeros if there is none."""
-    keys, rows = memory_keys(key, context), as_rows(x, key)
-    if len(keys) == 1 and keys[0] in state:
-        return state[keys[0]].to(x.device, torch.float32).view(x.shape)
-    memory = torch.zeros_like(rows, dtype=torch.float32)
-    for row, row_key in zip(memory, keys, strict=True):
-        if row_key in state:
-            row.copy_(state[row_key])
-    return memory.view(x.shape)
-
-
-def remember(key: str, context: Context, x: torch.Tensor, dtype: torch.dtype | None = None) -> State:
-    """Return the changes that store `x` under `key`, each row in its own memory, in `dtype` or float32."""
-    dtype = dtype or torch.float32
-    keys, rows = memory_keys(key, context), as_rows(x, key)
-    if len(keys) == 1:
-        return {keys[0]: rows[0].to(dtype)}
-    return {row_key: row.to(dtype, copy=True) for row_key, row in zip(keys, rows, strict=True)}
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,18 +7,9 @@ from typing import ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
-from raysim.compressors.compressor import (
-    KEYS,
-    Compressor,
-    Context,
-    Decision,
-    Offer,
-    State,
-    recall,
-    remember,
-)
+from raysim.compressors.compressor import Compressor, Context, Decision, Offer, State
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
-from raysim.compressors.feedback import ErrorFeedback
+from raysim.compressors.memory import KEYS, ErrorFeedback, recall, remember
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
 

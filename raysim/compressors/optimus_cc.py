@@ -11,7 +11,7 @@ from raysim.codecs import Codec, Identity, LowRank, Packet
 from raysim.codecs.lowrank import orthonormal
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Compressor, Context, Decision, Plain, State
-from raysim.compressors.feedback import ErrorFeedback
+from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
 

@@ -4,7 +4,7 @@ A new method is a class and a line in `METHODS`; the tests of laws then require 
 """
 
 from raysim.codecs import CODECS
-from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback
+from raysim.compressors.memory import ErrorFeedback, MixedErrorFeedback
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 from raysim.replication.accordion import Accordion

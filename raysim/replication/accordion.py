@@ -12,7 +12,7 @@ from raysim.codecs.lowrank import check_rank
 from raysim.codecs.message import Entry
 from raysim.codecs.positions import kept_of
 from raysim.compressors.compressor import Decision
-from raysim.compressors.feedback import ErrorFeedback
+from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.gathered import Gathered

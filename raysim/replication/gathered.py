@@ -9,7 +9,7 @@ from typing import ClassVar
 from raysim.codecs import Codec, Identity, Sign
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Compressor, Context, Plain
-from raysim.compressors.feedback import ErrorFeedback, MixedErrorFeedback, Residual
+from raysim.compressors.memory import ErrorFeedback, MixedErrorFeedback, Residual
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import (

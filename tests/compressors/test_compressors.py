@@ -44,7 +44,7 @@ from raysim.compressors import (
     State,
     parse,
 )
-from raysim.compressors.compressor import as_rows, memory_keys
+from raysim.compressors.memory import as_rows, memory_keys
 from raysim.pipeline.link import Link
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,10 +1,10 @@
 """The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
-A kernel such as `uniform.quantize` exists in numba, for tensors in host memory, and many do in the package `triton`, for tensors on
-GPUs, by the same name and with the same arguments; `find` returns the one for a tensor. Codecs have a torch reference beside each
-call, for float64 and for whatever no kernel serves, which kernels equal bit for bit. Numba is imported when a kernel is first needed, and compiled kernels
-are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split between as many threads as torch
-may use, with the same result.
+A kernel such as `uniform.quantize` exists in numba, for tensors in host memory, and many do in the package `triton`, for tensors
+on GPUs, by the same name and with the same arguments; `find` returns the one for a tensor. Codecs have a torch reference beside
+each call, for float64 and for whatever no kernel serves, which kernels equal bit for bit. Numba is imported when a kernel is first
+needed, and compiled kernels are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split
+between as many threads as torch may use, with the same result.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -28,8 +29,7 @@ from raysim.on_demand import torch
 
 T = TypeVar("T")
 
-_state = threading.local()
-_checked = False
+_mode: ContextVar[str | None] = ContextVar("mode", default=None)  # "reference" or "interpreted", on this thread
 _lock = threading.Lock()
 _outputs: list[np.ndarray] = []  # the latest large outputs, some still in use
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -40,8 +40,6 @@ _LARGE, _KEPT = 1 << 20, 1 << 26  # bytes: of an output worth keeping, and of al
 _TRACKED = 64  # outputs, those in use among them
 _MOST = 2**31 - 2**20  # values of a tensor on a GPU: its kernels count in 32 bits
 _OLDEST = (7, 0)  # compute capability that Triton compiles for
-
-
 _TRITON = ("linear", "packing", "select", "uniform")  # modules
 
 
@@ -67,25 +65,31 @@ def _kernel(name: str) -> Any:
 
 def serves(device: torch.device | str) -> bool:
     """Return whether numba's kernels work on tensors of `device`."""
-    if str(device) != "cpu" or _made_to("use reference", "interpret"):
+    if str(device) != "cpu" or _mode.get():
         return False
-    if not _checked:
-        _drop_stale()
+    _drop_stale()
     return True
 
 
 def gpu_serves(device: torch.device | str, count: int = 0) -> bool:
     """Return whether Triton's kernels work on tensors of `count` values on `device`."""
-    if count >= _MOST or _made_to("use reference"):
+    if count >= _MOST or _mode.get() == "reference":
         return False
-    return _made_to("interpret") or (torch.device(device).type == "cuda" and _has_triton())
+    return _mode.get() == "interpreted" or (torch.device(device).type == "cuda" and _has_triton())
 
 
 @contextlib.contextmanager
-def reference() -> Iterator[None]:
-    """Within this context, and on this thread, the torch reference does everything."""
-    with _mode("use reference"):
+def _within(mode: str) -> Iterator[None]:
+    token = _mode.set(mode)
+    try:
         yield
+    finally:
+        _mode.reset(token)
+
+
+def reference() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which, on this thread, the torch reference does everything."""
+    return _within("reference")
 
 
 @contextlib.contextmanager
@@ -94,22 +98,8 @@ def interpreted() -> Iterator[None]:
 
     Needs Triton, and `TRITON_INTERPRET=1` in the environment when the kernels are first imported.
     """
-    with _mode("interpret"), np.errstate(invalid="ignore", over="ignore"):  # of which a GPU says nothing
+    with _within("interpreted"), np.errstate(invalid="ignore", over="ignore"):  # of which a GPU says nothing
         yield
-
-
-@contextlib.contextmanager
-def _mode(name: str) -> Iterator[None]:
-    before = getattr(_state, "mode", None)
-    _state.mode = name
-    try:
-        yield
-    finally:
-        _state.mode = before
-
-
-def _made_to(*modes: str) -> bool:
-    return getattr(_state, "mode", None) in modes
 
 
 @functools.cache
@@ -199,13 +189,12 @@ def added(memory: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.add(memory, x.detach(), out=empty_like(memory))
 
 
+@functools.cache
 def _drop_stale() -> None:
     """Drop kernels that were compiled before any source here changed: numba looks at the file of a function alone."""
-    global _checked
     folder = Path(__file__).parent
     newest = max(path.stat().st_mtime for path in folder.glob("*.py"))
     for index in folder.glob("__pycache__/*.nbi"):
         with contextlib.suppress(OSError):
             if index.stat().st_mtime < newest:
                 index.unlink()
-    _checked = True

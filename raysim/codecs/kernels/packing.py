@@ -18,7 +18,7 @@ from numba import njit
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.kernels import bits_of, empty, opened
 from raysim.codecs.kernels.words import leading_zeros, load_word, ones, reversed_bits, store_word, trailing_zeros
-from raysim.codecs.positions import Marks, misplaced
+from raysim.codecs.positions import Marks, elias_fano_sizes, misplaced
 
 BLOCK = 4096  # codes; a multiple of 64, so that every block but the last ends on whole words
 
@@ -46,8 +46,18 @@ def pack(values, width):
 def unpack(packed, count, width):
     """Return `count` fields, uint8 of at most 8 bits and int64 of more; `width` is 1 to 32."""
     values = np.empty(count, np.uint8 if width <= 8 else np.int64)
-    (_unpack_codes if width <= 8 else _unpack_wide)(opened(packed.numpy()), width, values)
+    if width <= 8:
+        _unpack_codes(opened(packed.numpy()), width, values)
+    else:
+        _unpack_wide(_padded(packed.numpy()), width, values)
     return torch.from_numpy(values)
+
+
+def _padded(data):
+    """Return a copy of bytes with eight more of any content."""
+    padded = np.empty(len(data) + 8, np.uint8)
+    padded[: len(data)] = data
+    return padded
 
 
 @njit(cache=True, nogil=True)
@@ -55,6 +65,13 @@ def copy(source, target):
     """Copy to all of `target`, in whole words: assigning a slice goes byte by byte."""
     for i in range(len(target)):
         target[i] = source[i]
+
+
+@njit(cache=True, nogil=True)
+def add(x, memory, out):
+    """Write memory + x."""
+    for i in range(len(out)):
+        out[i] = memory[i] + x[i]
 
 
 @njit(cache=True, nogil=True)
@@ -136,7 +153,7 @@ def _unpack_codes(packed, bits, codes):
 
 @njit(cache=True, nogil=True)
 def _pack_wide(values, bits, out):
-    """Pack int64 of 9..56 bits into `out`."""
+    """Pack the low bits of int64, at most 56 of each, into `out`."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     held = np.uint64(0)
     num_held = 0
@@ -152,27 +169,31 @@ def _pack_wide(values, bits, out):
         out[at] = np.uint8((held << np.uint64(8 - num_held)) & np.uint64(255))
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _field(packed, index, bits):
+    """Return the field at an index; eight bytes of any content must follow the fields, of 1..56 bits each."""
+    bit = index * bits
+    return (load_word(packed, bit >> 3) << np.uint64(bit & 7)) >> np.uint64(64 - bits)
+
+
 @njit(cache=True, nogil=True)
 def _unpack_wide(packed, bits, values):
-    """Unpack int64 of 9..56 bits; inverse of `_pack_wide`."""
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    held = np.uint64(0)
-    num_held = 0
-    at = 0
+    """Unpack int64; inverse of `_pack_wide`. Eight bytes of any content must follow the fields."""
     for i in range(len(values)):
-        while num_held < bits:
-            held = (held << np.uint64(8)) | np.uint64(packed[at])
-            at += 1
-            num_held += 8
-        num_held -= bits
-        values[i] = np.int64((held >> np.uint64(num_held)) & mask)
+        values[i] = np.int64(_field(packed, i, bits))
 
 
-def set_bits(positions, length, width):
-    """Return a bitmap of `length` bits with those of `positions` set; with `width` those of (position >> width) + index."""
-    bitmap = np.zeros(packed_bytes(length, 1), np.uint8)
-    _set_bits(positions.numpy(), width or 0, int(width is not None), bitmap)
-    return torch.from_numpy(bitmap)
+def encode(positions, total, form):
+    """Return the arrays of `raysim.codecs.positions.encode_positions`, of a bitmap or by Elias and Fano."""
+    positions = positions.numpy()
+    if form == "bitmap":
+        bitmap = np.zeros(packed_bytes(total, 1), np.uint8)
+        _encode_bitmap(positions, bitmap)
+        return {"bitmap": bitmap}
+    width, length = elias_fano_sizes(len(positions), total)
+    low, high = np.empty(packed_bytes(len(positions), width), np.uint8), np.zeros(packed_bytes(length, 1), np.uint8)
+    _encode_elias_fano(positions, width, low, high)
+    return {"low": low, "high": high}
 
 
 def expand(packet, values):
@@ -184,9 +205,7 @@ def expand(packet, values):
         if fits:
             _expand_bitmap(bits, values_bits, out)
     else:
-        padded = np.empty(len(marks.low) + 8, np.uint8)
-        padded[: len(marks.low)] = marks.low
-        fits = _expand_elias_fano(padded, bits, marks.length, marks.width, values_bits, out)
+        fits = _expand_elias_fano(_padded(marks.low), bits, marks.length, marks.width, values_bits, out)
     if not fits:
         raise misplaced(packet, len(values))
     return torch.from_numpy(out).view(values.dtype)
@@ -207,11 +226,20 @@ def subtract(positions, values, out):
 
 
 @njit(cache=True, nogil=True)
-def _set_bits(positions, width, step, bitmap):
-    """Set the bits (position >> width) + step * index of `bitmap`, which is zero."""
+def _encode_bitmap(positions, bitmap):
+    """Set the bit of every position in `bitmap`, which is zero."""
     for i in range(len(positions)):
-        bit = (positions[i] >> width) + step * i
-        bitmap[bit >> 3] |= np.uint8(128 >> (bit & 7))
+        position = positions[i]
+        bitmap[position >> 3] |= np.uint8(128 >> (position & 7))
+
+
+@njit(cache=True, nogil=True)
+def _encode_elias_fano(positions, width, low, high):
+    """Write the `width` low bits of every position to `low`, and the rest in unary to `high`, which is zero."""
+    for i in range(len(positions)):
+        one = (positions[i] >> width) + i
+        high[one >> 3] |= np.uint8(128 >> (one & 7))
+    _pack_wide(positions, width, low)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -281,9 +309,7 @@ def _expand_elias_fano(low, high, length, width, values, out):
             position = 64 * block + np.int64(trailing_zeros(word)) - written
             word &= word - np.uint64(1)
             if width:
-                bit = written * width
-                field = (load_word(low, bit >> 3) << np.uint64(bit & 7)) >> np.uint64(64 - width)
-                position = (position << width) | np.int64(field)
+                position = (position << width) | np.int64(_field(low, written, width))
             if position <= last or position >= total:
                 return False
             last = position

@@ -16,6 +16,7 @@ import torch
 from numba import njit
 
 from raysim.codecs.kernels import bits_of, empty, empty_like, in_parts
+from raysim.codecs.kernels.packing import add
 from raysim.codecs.kernels.words import at_least_64, greater_64, ones, trailing_zeros
 
 _SAMPLE = 2048  # values of a long row from which its threshold is guessed
@@ -144,12 +145,6 @@ def _gather(bits, start, length, mask, low, high, inside):
 
 
 @njit(cache=True, nogil=True)
-def _add(x, memory, out):
-    for i in range(len(out)):
-        out[i] = memory[i] + x[i]
-
-
-@njit(cache=True, nogil=True)
 def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions, values, x, memory, total, clear):
     """Write the flat positions and bit patterns of the `kept` greatest magnitudes of each row, in order of position.
 
@@ -170,7 +165,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
     for row in range(num_rows):
         start = np.int64(row * length)
         if len(memory):
-            _add(x[start : start + length], memory[start : start + length], total[start : start + length])
+            add(x[start : start + length], memory[start : start + length], total[start : start + length])
         low, high = np.int64(0), none
         sampled = length < 4 * _SAMPLE  # whether a sample is of no more help
         if center >= 0:

@@ -17,7 +17,7 @@ from numba import njit
 from raysim.codecs.bits import packed_bytes
 from raysim.codecs.codec import cast_saturating
 from raysim.codecs.kernels import empty, in_parts, opened
-from raysim.codecs.kernels.packing import BLOCK, copy, pack_block, unpack_block
+from raysim.codecs.kernels.packing import BLOCK, add, copy, pack_block, unpack_block
 from raysim.codecs.kernels.words import GAMMA, uniform_at
 
 _SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
@@ -110,25 +110,6 @@ def _widen(bits, low, high):
 
 
 @njit(cache=True, nogil=True)
-def _add_range(x, memory, out):
-    least, greatest = _MAGNITUDE, ~_MAGNITUDE
-    for i in range(len(out)):
-        total = np.float32(memory[i] + x[i])
-        out[i] = total
-        bits = total.view(np.int32)
-        ordered = np.int32(bits ^ ((bits >> _31) & _MAGNITUDE))
-        least = min(least, ordered)
-        greatest = max(greatest, ordered)
-    return least, greatest
-
-
-@njit(cache=True, nogil=True)
-def _add(x, memory, out):
-    for i in range(len(out)):
-        out[i] = memory[i] + x[i]
-
-
-@njit(cache=True, nogil=True)
 def _find_ranges(x, memory, total, groups, inner, low, high):
     """Write the least and greatest value of each group of x; if `memory` is not empty of x + memory, which goes to `total`.
 
@@ -144,16 +125,17 @@ def _find_ranges(x, memory, total, groups, inner, low, high):
         stop = min(start + run, len(x))
         if short:
             if adds:
-                _add(x[start:stop], memory[start:stop], total[start:stop])
+                add(x[start:stop], memory[start:stop], total[start:stop])
             _widen(bits[start:stop], lows, highs)
             continue
         group = start // run % groups
-        if adds:
-            least, greatest = _add_range(x[start:stop], memory[start:stop], total[start:stop])
-        else:
-            least, greatest = _range(bits[start:stop])
-        lows[group] = min(lows[group], least)
-        highs[group] = max(highs[group], greatest)
+        for first in range(start, stop, BLOCK):  # a sum is still in the first cache when its range is taken
+            last = min(first + BLOCK, stop)
+            if adds:
+                add(x[first:last], memory[first:last], total[first:last])
+            least, greatest = _range(bits[first:last])
+            lows[group] = min(lows[group], least)
+            highs[group] = max(highs[group], greatest)
     lowest, highest = low.view(np.int32), high.view(np.int32)
     lowest[:] = _MAGNITUDE
     highest[:] = ~_MAGNITUDE
