@@ -15,32 +15,32 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 def bits64(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return `count` random int64: the SplitMix64 stream whose state starts at `key`."""
-    if fill := kernels.find_on("words.fill_bits", device):
-        filled = np.empty(count, np.uint64)
-        fill(np.uint64(key % 2**64), filled)
-        return torch.from_numpy(filled.view(np.int64))
-    z = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_GAMMA).add_(key)
-    z = (z ^ _shift(z, 30)).mul_(_MIX_1)
-    z = (z ^ _shift(z, 27)).mul_(_MIX_2)
-    return z ^ _shift(z, 31)
+    return _draw(key, count, device, np.dtype(np.int64))
 
 
 def uniform(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return `count` float64 in [0, 1), of 53 random bits each."""
-    if fill := kernels.find_on("words.fill_uniform", device):
-        filled = np.empty(count)
-        fill(np.uint64(key % 2**64), filled)
-        return torch.from_numpy(filled)
-    return _shift(bits64(key, count, device), 11).to(torch.float64).mul_(2.0**-53)
+    return _draw(key, count, device, np.dtype(np.float64), shift=11).mul_(2.0**-53)
 
 
 def ranks(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return `count` random float32, none of them negative: their bit patterns are the lowest 30 bits of `bits64`."""
-    if fill := kernels.find_on("words.fill_ranks", device):
-        filled = np.empty(count, np.int32)
-        fill(np.uint64(key % 2**64), filled)
-        return torch.from_numpy(filled).view(torch.float32)
-    return (bits64(key, count, device) & 0x3FFFFFFF).to(torch.int32).view(torch.float32)
+    return _draw(key, count, device, np.dtype(np.int32), mask=0x3FFFFFFF).view(torch.float32)
+
+
+def _draw(
+    key: int, count: int, device: torch.device | str, dtype: np.dtype, shift: int = 0, mask: int = -1
+) -> torch.Tensor:
+    """Return (number >> shift) & mask of `count` numbers of the stream, in `dtype`."""
+    if fill := kernels.find_on("words.fill", device):
+        filled = np.empty(count, dtype)
+        fill(np.uint64(key % 2**64), np.uint64(shift), np.uint64(mask % 2**64), filled)
+        return torch.from_numpy(filled)
+    z = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_GAMMA).add_(key)
+    z = (z ^ _shift(z, 30)).mul_(_MIX_1)
+    z = (z ^ _shift(z, 27)).mul_(_MIX_2)
+    z ^= _shift(z, 31)
+    return ((_shift(z, shift) if shift else z) & mask).to(getattr(torch, dtype.name))
 
 
 def _shift(z: torch.Tensor, n: int) -> torch.Tensor:

@@ -185,8 +185,7 @@ def _transposed_times(m: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
 
 def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return P R^T, (number, rows, columns): float32, and float64 if `dtype` is."""
-    expand = kernels.find_on("linear.expand", left.device) if dtype != torch.float64 else None
-    if expand:
+    if expand := kernels.find_on("linear.expand", left.device, dtype=dtype):
         shape = (len(left), left.shape[1], right.shape[1])
         out = kernels.empty(math.prod(shape), np.float32).reshape(shape)
         expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)

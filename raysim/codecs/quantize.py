@@ -79,13 +79,10 @@ class UniformCodec(Codec):
     def array_names(self) -> tuple[str, ...]:
         return ("codes", "high") if self.levels.absmax else ("codes", "high", "low")
 
-    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        return self._arrays(x.contiguous(), key)
-
     def encode_with_residual(
         self, x: torch.Tensor, dtype: torch.dtype, key: Key | None = None, memory: torch.Tensor | None = None
     ) -> tuple[Packet, torch.Tensor]:
-        fused = x.dtype == dtype == torch.float32 and x.numel() and kernels.find("uniform.quantize", x) is not None
+        fused = x.dtype == dtype == torch.float32 and kernels.find("uniform.quantize", x) is not None
         if not fused:
             return super().encode_with_residual(x, dtype, key, memory)
         self._check(tuple(x.shape), key)
@@ -94,15 +91,15 @@ class UniformCodec(Codec):
         if memory is not None and self.own_ends:
             x, memory = kernels.added(memory, x), None
         residual = x if memory is None else kernels.empty_like(x)
-        packet = Packet(self, self._arrays(x, key, memory, residual), tuple(x.shape), "float32")
+        packet = Packet(self, self._encode(x, key, memory, residual), tuple(x.shape), "float32")
         return packet, residual
 
-    def _arrays(
+    def _encode(
         self, x: torch.Tensor, key: Key | None, memory: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> dict[str, np.ndarray]:
         """Return the arrays of `x`, or of x + `memory`; the kernel writes the coding error to `residual`."""
-        layout = layout_of(tuple(x.shape), self.per, self.block)
-        quantize = (kernels.find("uniform.quantize", x) if layout.numel else None) or _quantize
+        x, layout = x.contiguous(), layout_of(tuple(x.shape), self.per, self.block)
+        quantize = kernels.find("uniform.quantize", x) or _quantize
         draw = (key or 0) if self.random else None
         ends = self._ends(x, layout)
         codes, low, high = quantize(x, layout, self.levels, draw, self._not_finite, ends, memory, residual)
@@ -113,8 +110,7 @@ class UniformCodec(Codec):
         codes = packet.bytes_of("codes", packed_bytes(packet.numel, self.bits))
         high = packet.bytes_of("high", 4 * layout.groups)
         low = high if levels.absmax else packet.bytes_of("low", 4 * layout.groups)
-        served = layout.numel and dtype != torch.float64
-        dequantize = (kernels.find_on("uniform.dequantize", device, layout.numel) if served else None) or _dequantize
+        dequantize = kernels.find_on("uniform.dequantize", device, layout.numel, dtype) or _dequantize
         x: torch.Tensor = dequantize(codes, low, high, layout, levels, dtype, device, self._out_of_bounds)
         return x.view(packet.shape)
 

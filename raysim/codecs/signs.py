@@ -20,8 +20,7 @@ def _two_levels(packet: Packet, layout: Layout, low: torch.Tensor, high: torch.T
     """Return the tensor whose values are `low` or `high` of their group (float64), as the bitmap `signs` says."""
     data = packet.bytes_of("signs", packed_bytes(packet.numel, 1))
     dtype = DTYPES[packet.dtype]
-    expand = kernels.find_on("uniform.expand", low.device)
-    if layout.numel and dtype != torch.float64 and expand:
+    if expand := kernels.find_on("uniform.expand", low.device, layout.numel, dtype):
         levels = Levels(bits=1, steps=1, middle=0, last=1)
         x: torch.Tensor = expand(data, layout, levels, low.numpy(), (high - low).numpy())
         return cast_saturating(x, dtype).view(packet.shape)

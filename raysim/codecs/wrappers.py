@@ -83,21 +83,18 @@ class Hadamard(Codec):
 
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         turned = self._turned(tuple(x.shape))
-        turn = kernels.find("linear.turn", x) if x.numel() else None
-        if turn:
+        if turn := kernels.find("linear.turn", x):
             mixed = turn(x.contiguous().view(-1), self.tile, 1 / self.tile, math.inf, math.prod(turned))
-            return dict(nest("turned", self.codec.encode(mixed.view(turned), key)))
-        flat = torch.nn.functional.pad(x.reshape(-1).double(), (0, math.prod(turned) - x.numel()))
-        mixed = hadamard(flat.view(-1, self.tile)).div_(self.tile)
-        return dict(nest("turned", self.codec.encode(mixed.float().view(turned), key)))
+        else:
+            flat = torch.nn.functional.pad(x.reshape(-1).double(), (0, math.prod(turned) - x.numel()))
+            mixed = hadamard(flat.view(-1, self.tile)).div_(self.tile).float()
+        return nest("turned", self.codec.encode(mixed.view(turned), key))
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         turned = self._turned(packet.shape)
         mixed = packet.part("turned", self.codec, turned)._replace(dtype="float32").decode(device)
         dtype = DTYPES[packet.dtype]
-        served = dtype != torch.float64 and packet.numel
-        turn = kernels.find_on("linear.turn", device, packet.numel) if served else None
-        if turn:
+        if turn := kernels.find_on("linear.turn", device, packet.numel, dtype):
             x = turn(mixed.contiguous().view(-1), self.tile, 1.0, _GREATEST, mixed.numel())[: packet.numel]
             return cast_saturating(x, dtype).view(packet.shape)
         x = hadamard(mixed.double().reshape(-1, self.tile)).view(-1)[: packet.numel]

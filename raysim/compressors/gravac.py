@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
@@ -168,7 +168,8 @@ class LinkGraVAC(Compressor):
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
         controller, tally = self._read(state)
-        rules, epsilon = self._rules(context), self._epsilon(context)
+        epsilon = self._epsilon(context)
+        rules = Rules(epsilon, self.omega, self.window, self.ewma_alpha, self.promote)
         throughput = context.batch_size / context.step_s if context.step_s else None
         if self.throughput == "step" and throughput is not None and controller.used >= 0:
             controller.book(throughput)  # of the step before this one
@@ -233,15 +234,6 @@ class LinkGraVAC(Compressor):
         wires = tally.wire_minimum, tally.wire_candidate
         return tuple(Offer(min(1.0, gain), tally.dense_probed / wire) for gain, wire in zip(gains, wires, strict=True))
 
-    def _rules(self, context: Context) -> Rules:
-        return Rules(
-            epsilon=self._epsilon(context),
-            omega=self.omega,
-            window=self.window,
-            alpha=self.ewma_alpha,
-            promote=self.promote,
-        )
-
     def _read(self, state: State) -> tuple[Controller, _Tally]:
         known = WHOLE in state
         controller = Controller.from_tensors(state[WHOLE], state[REAL]) if known else Controller.new(len(self.levels))
@@ -277,7 +269,7 @@ class _Tally:
 
     def tensor(self) -> torch.Tensor:
         """Return the sums as a float64 tensor."""
-        return torch.tensor([float(getattr(self, field.name)) for field in fields(self)], dtype=torch.float64)
+        return torch.tensor(astuple(self), dtype=torch.float64)
 
     def probe(self, norm2: float, lost: list[float], wire_bytes: list[int], dense_bytes: int) -> None:
         """Add a message on which minimum and candidate were tried."""

@@ -45,11 +45,13 @@ _TRITON = ("linear", "packing", "select", "uniform")  # modules
 
 def find(name: str, x: torch.Tensor) -> Any:
     """Return the kernel `module.function` that works on `x`, or None if only the torch reference does."""
-    return None if x.dtype == torch.float64 else find_on(name, x.device, x.numel())
+    return find_on(name, x.device, x.numel(), x.dtype)
 
 
-def find_on(name: str, device: torch.device | str, count: int = 0) -> Any:
-    """Return the kernel `module.function` for tensors of `count` values on `device`, None if there is none."""
+def find_on(name: str, device: torch.device | str, count: int = 1, dtype: torch.dtype | None = None) -> Any:
+    """Return the kernel `module.function` for tensors of `count` values of `dtype` on `device`, None if there is none."""
+    if not count or dtype == torch.float64:
+        return None
     if serves(device):
         return _kernel(name)
     if name.partition(".")[0] in _TRITON and gpu_serves(device, count):

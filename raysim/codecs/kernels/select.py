@@ -72,12 +72,14 @@ def select_at_least(x, floor):
 @njit(cache=True, nogil=True)
 def _ranked(magnitudes, count, rank, bins, scratch):
     """Return the `rank`-th greatest of the first `count` magnitudes, by histograms that narrow; uses `scratch` up."""
-    low, high = magnitudes[0], magnitudes[0]
-    for i in range(count):
-        low = min(low, magnitudes[i])
-        high = max(high, magnitudes[i])
     source = magnitudes
-    while low < high:
+    while True:
+        low, high = source[0], source[0]
+        for i in range(count):
+            low = min(low, source[i])
+            high = max(high, source[i])
+        if low == high:
+            return low
         used = min(_BINS, max(16, 2 * count))
         shift = 0
         while ((high - low) >> shift) >= used:
@@ -99,11 +101,6 @@ def _ranked(magnitudes, count, rank, bins, scratch):
             gathered += (source[i] - low) >> shift == b
         source = scratch
         count = gathered
-        low, high = source[0], source[0]
-        for i in range(count):
-            low = min(low, source[i])
-            high = max(high, source[i])
-    return low
 
 
 @njit(cache=True, nogil=True)
@@ -142,6 +139,18 @@ def _gather(bits, start, length, mask, low, high, inside):
             inside[gathered] = magnitude
             gathered += 1
     return gathered, above
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _keep(word, bits, start, offset, positions, values, out):
+    """Write the flat positions and bit patterns of the 64 values from `start` on whose bits are set; return `out` beyond them."""
+    while word:
+        position = start + np.int64(trailing_zeros(word))
+        positions[out] = offset + position
+        values[out] = bits[position]
+        out += 1
+        word &= word - np.uint64(1)
+    return out
 
 
 @njit(cache=True, nogil=True)
@@ -211,12 +220,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
                         word |= equal & ~(equal - np.uint64(1))
                         equal &= equal - np.uint64(1)
                 ties -= count
-            while word:
-                position = start + i + np.int64(trailing_zeros(word))
-                positions[out] = offset + position
-                values[out] = bits[position]
-                out += 1
-                word &= word - np.uint64(1)
+            out = _keep(word, bits, start + i, offset, positions, values, out)
             i += 64
         for position in range(start + whole, start + length):
             magnitude = bits[position] & mask
@@ -253,13 +257,7 @@ def _select_at_least(bits, mask, floor, positions, values):
     out = 0
     whole = len(bits) & ~63
     for i in range(0, whole, 64):
-        word = at_least_64(bits, i, mask, floor)
-        while word:
-            position = i + np.int64(trailing_zeros(word))
-            positions[out] = position
-            values[out] = bits[position]
-            out += 1
-            word &= word - np.uint64(1)
+        out = _keep(at_least_64(bits, i, mask, floor), bits, i, 0, positions, values, out)
     for position in range(whole, len(bits)):
         if bits[position] & mask >= floor:
             positions[out] = position

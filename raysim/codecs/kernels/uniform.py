@@ -20,9 +20,9 @@ from raysim.codecs.kernels import empty, in_parts, opened
 from raysim.codecs.kernels.packing import BLOCK, add, copy, pack_block, unpack_block
 from raysim.codecs.kernels.words import GAMMA, uniform_at
 
+_STRETCH = 1024  # values of short runs whose ranges are found side by side
 _SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
 _31 = np.int32(31)
-_NONE = np.int32(0)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _EMPTY = np.empty(0, np.float32)
 
@@ -118,7 +118,7 @@ def _find_ranges(x, memory, total, groups, inner, low, high):
     adds = len(memory) > 0
     bits = total.view(np.int32) if adds else x.view(np.int32)
     short = inner < _SHORT
-    run = groups * inner if short else inner
+    run = groups * inner * max(1, _STRETCH // (groups * inner)) if short else inner
     count = run if short else groups
     lows, highs = np.full(count, _MAGNITUDE, np.int32), np.full(count, ~_MAGNITUDE, np.int32)
     for start in range(0, len(x), run):
@@ -140,7 +140,7 @@ def _find_ranges(x, memory, total, groups, inner, low, high):
     lowest[:] = _MAGNITUDE
     highest[:] = ~_MAGNITUDE
     for i in range(count):
-        group = i // inner if short else i
+        group = i // inner % groups if short else i
         lowest[group] = min(lowest[group], lows[i])
         highest[group] = max(highest[group], highs[i])
     for group in range(groups):  # back from the order of integers
@@ -173,41 +173,33 @@ def _make_grid(low, high, absmax, steps, center, scale, step):
 
 
 @njit(cache=True, nogil=True)
-def _round_run(x, center, scale, middle, last, codes):
+def _code_run(x, center, scale, middle, last, stochastic, state, codes):
+    least = -np.float64(middle)
     for i in range(len(x)):
-        codes[i] = min(np.int32(np.rint((np.float64(x[i]) - center) * scale)) + middle, last)
+        state += GAMMA
+        t = (np.float64(x[i]) - center) * scale
+        whole = max(np.floor(t + uniform_at(state)), least) if stochastic else np.rint(t)
+        codes[i] = min(np.int32(whole) + middle, last)  # t + u may round up to the next whole number
 
 
 @njit(cache=True, nogil=True)
-def _round_each(x, center, scale, middle, last, codes):
+def _code_each(x, center, scale, middle, last, stochastic, state, codes):
+    least = -np.float64(middle)
     for i in range(len(x)):
-        codes[i] = min(np.int32(np.rint((np.float64(x[i]) - center[i]) * scale[i])) + middle, last)
+        state += GAMMA
+        t = (np.float64(x[i]) - center[i]) * scale[i]
+        whole = max(np.floor(t + uniform_at(state)), least) if stochastic else np.rint(t)
+        codes[i] = min(np.int32(whole) + middle, last)
 
 
 @njit(cache=True, nogil=True)
 def _round_run_left(x, center, scale, step, middle, last, codes, left):
-    """Do what `_round_run` does, and write the coding error of each value."""
+    """Do what `_code_run` does without `stochastic`, and write the coding error of each value."""
     most = np.float64(last - middle)
     for i in range(len(x)):
         steps = min(np.rint((np.float64(x[i]) - center) * scale), most)
         codes[i] = np.int32(steps) + middle
         left[i] = x[i] - np.float32(steps * step + center)
-
-
-@njit(cache=True, nogil=True)
-def _floor_run(x, center, scale, middle, last, state, codes):
-    for i in range(len(x)):
-        state += GAMMA
-        t = np.floor((np.float64(x[i]) - center) * scale + uniform_at(state))
-        codes[i] = max(min(np.int32(t) + middle, last), _NONE)  # t + u may round up to the next whole number
-
-
-@njit(cache=True, nogil=True)
-def _floor_each(x, center, scale, middle, last, state, codes):
-    for i in range(len(x)):
-        state += GAMMA
-        t = np.floor((np.float64(x[i]) - center[i]) * scale[i] + uniform_at(state))
-        codes[i] = max(min(np.int32(t) + middle, last), _NONE)
 
 
 @njit(cache=True, nogil=True)
@@ -280,20 +272,16 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
                 segment = (offset + first + at) // inner
                 end = min(len(block), (segment + 1) * inner - offset - first)
                 group = segment % groups
-                if stochastic:
-                    _floor_run(block[at:end], center[group], scale[group], middle, last, state, codes[at:end])
-                elif fused:
-                    run, levels = block[at:end], (center[group], scale[group], step[group])
-                    _round_run_left(run, *levels, middle, last, codes[at:end], values[at:end])
+                run, levels = block[at:end], (center[group], scale[group])
+                if fused:
+                    _round_run_left(run, *levels, step[group], middle, last, codes[at:end], values[at:end])
                 else:
-                    _round_run(block[at:end], center[group], scale[group], middle, last, codes[at:end])
+                    _code_run(run, *levels, middle, last, stochastic, state, codes[at:end])
             else:
                 column = (offset + first + at) % len(center)
                 end = min(len(block), at + len(center) - column)
-                if stochastic:
-                    _floor_each(block[at:end], center[column:], scale[column:], middle, last, state, codes[at:end])
-                else:
-                    _round_each(block[at:end], center[column:], scale[column:], middle, last, codes[at:end])
+                levels_of_each = center[column:], scale[column:]
+                _code_each(block[at:end], *levels_of_each, middle, last, stochastic, state, codes[at:end])
             at = end
         pack_block(codes, bits, words, padded, out[first * bits // 8 : ((first + len(block)) * bits + 7) // 8])
         if fused:

@@ -58,34 +58,24 @@ at_least_64 = _compare_64(">=")
 greater_64 = _compare_64(">")
 
 
-@intrinsic
-def trailing_zeros(typingctx, word):
-    """Return the number of zeros below the lowest one of a uint64 that is not zero."""
+def _of_word(build):
+    """Make the intrinsic that computes a uint64 from another, by the instruction that `build` appends."""
 
-    def codegen(context, builder, signature, arguments):
-        return builder.cttz(arguments[0], cgutils.true_bit)
+    @intrinsic
+    def compute(typingctx, word):
+        def codegen(context, builder, signature, arguments):
+            return build(builder, arguments[0])
 
-    return types.uint64(types.uint64), codegen
+        return types.uint64(types.uint64), codegen
 
-
-@intrinsic
-def ones(typingctx, word):
-    """Return the number of ones of a uint64."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), codegen
+    return compute
 
 
-@intrinsic
-def leading_zeros(typingctx, word):
-    """Return the number of zeros above the highest one of a uint64 that is not zero."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.ctlz(arguments[0], cgutils.true_bit)
-
-    return types.uint64(types.uint64), codegen
+ones = _of_word(lambda builder, word: builder.ctpop(word))  # their number
+reversed_bits = _of_word(lambda builder, word: builder.bitreverse(word))
+# the number of zeros below the lowest one, and above the highest one, of a word that is not zero
+trailing_zeros = _of_word(lambda builder, word: builder.cttz(word, cgutils.true_bit))
+leading_zeros = _of_word(lambda builder, word: builder.ctlz(word, cgutils.true_bit))
 
 
 def _bytes_at(context, builder, array_type, array, index):
@@ -116,16 +106,6 @@ def store_word(typingctx, array, index, word):
     return types.void(array, types.intp, types.uint64), codegen
 
 
-@intrinsic
-def reversed_bits(typingctx, word):
-    """Return a uint64 with its bits in the opposite order."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.bitreverse(arguments[0])
-
-    return types.uint64(types.uint64), codegen
-
-
 @njit(cache=True, nogil=True, inline="always")
 def mixed(state):
     """Return the 64 bits at a state of the stream."""
@@ -141,27 +121,9 @@ def uniform_at(state):
 
 
 @njit(cache=True, nogil=True)
-def fill_bits(key, out):
-    """Write the stream that starts at `key` to an array of uint64."""
+def fill(key, shift, mask, out):
+    """Write (number >> shift) & mask of the numbers of the stream that starts at `key`, in the type of `out`."""
     state = np.uint64(key)
     for i in range(len(out)):
         state += GAMMA
-        out[i] = mixed(state)
-
-
-@njit(cache=True, nogil=True)
-def fill_uniform(key, out):
-    """Write the stream that starts at `key` as numbers in [0, 1)."""
-    state = np.uint64(key)
-    for i in range(len(out)):
-        state += GAMMA
-        out[i] = uniform_at(state)
-
-
-@njit(cache=True, nogil=True)
-def fill_ranks(key, out):
-    """Write the lowest 30 bits of each number of the stream to an array of int32."""
-    state = np.uint64(key)
-    for i in range(len(out)):
-        state += GAMMA
-        out[i] = np.int32(mixed(state) & np.uint64(0x3FFFFFFF))
+        out[i] = (mixed(state) >> shift) & mask

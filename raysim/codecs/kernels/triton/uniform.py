@@ -7,7 +7,6 @@ Values lie in groups as (outer, groups, inner), of which the last run may be cut
 # Annotations of kernels are Triton's, and are evaluated.
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +23,6 @@ from raysim.codecs.transfers import check
 _TILE = 4096  # values of a program
 _ROWS = 512  # runs of eight values of a program that packs or unpacks
 _LONG = 16  # runs of a group from this length on are reduced one by one
-
-
-class _Grid(NamedTuple):
-    """Center, codes a unit, and unit a code of each group, in float64."""
-
-    center: Tensor
-    scale: Tensor
-    step: Tensor
 
 
 @triton.jit
@@ -228,10 +219,12 @@ def dequantize(
     error: Callable[[], Exception],
 ) -> Tensor:
     """Return the flat values of packed codes in `dtype`, 16-bit ones saturated; `error` is raised when the open flight lands."""
-    grid, bad = _make_grid(*(to_tensor(end, torch.int32, device) for end in (low, high)), levels, ordered=False)
+    (center, _, step), bad = _make_grid(
+        *(to_tensor(end, torch.int32, device) for end in (low, high)), levels, ordered=False
+    )
     packed, out = to_tensor(codes, torch.uint8, device), torch.empty(layout.numel, dtype=dtype, device=device)
     launch(
-        _dequantize, blocks(layout.numel, 8 * _ROWS), packed, grid.center, grid.step,
+        _dequantize, blocks(layout.numel, 8 * _ROWS), packed, center, step,
         out.view(torch.int16) if dtype == torch.bfloat16 else out, bad,
         layout.numel, len(packed), layout.groups, layout.inner, levels.middle, levels.last,
         BITS=levels.bits, ONE=layout.groups == 1, LIMIT=0 if dtype == torch.float32 else torch.finfo(dtype).max, ROWS=_ROWS,
@@ -260,13 +253,16 @@ def _ranges(x: Tensor, layout: Layout, memory: Tensor | None, total: Tensor | No
     return low, high
 
 
-def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tuple[_Grid, Tensor]:
-    """Return the grid of the ends of `_ranges` (`ordered`), which become float32 patterns, or of such patterns; and a flag."""
+def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tuple[Tensor, Tensor]:
+    """Return center, codes a unit and unit a code of each group, float64, and a flag.
+
+    The ends are those of `_ranges` (`ordered`), which become float32 patterns, or such patterns.
+    """
     groups, bad = len(high), flag(high.device)
-    center, scale, step = torch.empty(3, groups, dtype=torch.float64, device=high.device)
+    grid = torch.empty(3, groups, dtype=torch.float64, device=high.device)
     size = min(1024, power_of_two(groups))
     launch(
-        _grid, blocks(groups, size), low, high, center, scale, step, bad, groups,
+        _grid, blocks(groups, size), low, high, *grid, bad, groups,
         STEPS=levels.steps, ABSMAX=levels.absmax, ORDERED=ordered, BLOCK=size,
     )  # fmt: skip
-    return _Grid(center, scale, step), bad
+    return grid, bad
