@@ -54,11 +54,15 @@ class NonUniform(Codec):
         self._coerce(bits=check_integer("bits", self.bits, 1, 8))
         check_choice("fit", self.fit, ["lloyd", "quantile", "deviation"])
 
+    def _sample(self, x: torch.Tensor) -> np.ndarray:
+        """Return evenly spaced values of flat `x`, sorted, float64."""
+        return np.sort(x[:: max(1, -(-x.numel() // _SAMPLE))].double().cpu().numpy())
+
     def _borders(self, x: torch.Tensor) -> torch.Tensor:
         """Return the borders between buckets, increasing, float32; of a fit by buckets."""
         count = 1 << self.bits
         if self.fit == "quantile":
-            sample = np.sort(x[:: max(1, -(-x.numel() // _SAMPLE))].double().cpu().numpy())
+            sample = self._sample(x)
             last = sample[np.maximum(np.arange(1, count) * len(sample) // count - 1, 0)]  # of each bucket
             return cast_saturating(torch.from_numpy(last), torch.float32)
         mean = total(x, "sum") / x.numel()
@@ -69,14 +73,12 @@ class NonUniform(Codec):
 
     def _fitted(self, x: torch.Tensor) -> torch.Tensor:
         """Return the levels, increasing, float32."""
-        step = max(1, -(-x.numel() // _SAMPLE))
-        sample = np.sort(x[::step].double().cpu().numpy())
+        sample = self._sample(x)
         sums = np.concatenate([[0.0], np.add.accumulate(sample)])
         count = 1 << self.bits
         distinct = np.unique(sample)
-        levels = distinct[
-            np.linspace(0, len(distinct) - 1, count).round().astype(np.int64)
-        ]  # of the distinct values, so that a heap of zeros does not take all levels
+        # of the distinct values, so that a heap of zeros does not take all levels
+        levels = distinct[np.linspace(0, len(distinct) - 1, count).round().astype(np.int64)]
         for _ in range(_SWEEPS):
             ends = np.searchsorted(sample, (levels[1:] + levels[:-1]) / 2)
             first, last = np.concatenate([[0], ends]), np.concatenate([ends, [len(sample)]])

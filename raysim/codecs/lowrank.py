@@ -185,10 +185,10 @@ def _transposed_times(m: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
 
 def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return P R^T, (number, rows, columns): float32, and float64 if `dtype` is."""
-    if expand := kernels.find_on("linear.expand", left.device, dtype=dtype):
+    if kernel := kernels.find_on("linear.product", left.device, dtype=dtype):
         shape = (len(left), left.shape[1], right.shape[1])
         out = kernels.empty(math.prod(shape), np.float32).reshape(shape)
-        expand(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
+        kernel(left.numpy(), right.transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out)
     total = _in_order(left, right.transpose(1, 2))
     return total if dtype == torch.float64 else cast_saturating(total, torch.float32)

@@ -14,12 +14,6 @@ from collections.abc import Iterator
 from raysim.on_demand import torch
 
 _state = threading.local()
-_waits = [0]
-
-
-def waits() -> int:
-    """Return how often this module has waited for a GPU; 0 on a CPU."""
-    return _waits[0]
 
 
 class Flight:
@@ -94,7 +88,6 @@ class Flight:
 
     def _wait(self) -> None:
         if "down" in self._streams:
-            _waits[0] += 1
             self._streams["down"].synchronize()
 
     def _stream(self, direction: str, device: torch.device) -> torch.cuda.Stream:
@@ -120,7 +113,6 @@ def to_host(x: torch.Tensor) -> torch.Tensor:
     flight = current()
     if flight is not None and flight.takes(x.device):
         return flight.down(x)
-    _waits[0] += x.is_cuda
     return x.cpu()
 
 
@@ -129,20 +121,12 @@ def to_device(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     flight = current()
     if flight is not None and flight.takes(device):
         return flight.up(host, device)
-    _waits[0] += torch.device(device).type == "cuda"
     return host.to(device)
-
-
-def integer(x: torch.Tensor) -> int:
-    """Return the integer in a tensor of one value; the host waits for it."""
-    _waits[0] += x.is_cuda
-    return int(x)
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all queued work; no effect on a CPU."""
     if device.type == "cuda":
-        _waits[0] += 1
         torch.cuda.synchronize(device)
 
 
@@ -152,6 +136,5 @@ def check(bad: torch.Tensor, error: Exception) -> None:
     if flight is not None and flight.takes(bad.device):
         flight.check(bad, error)
         return
-    _waits[0] += bad.is_cuda
     if bad.any():
         raise error

@@ -13,7 +13,6 @@ VALUES = [1, 2, 3, 4]
 def device(monkeypatch):
     device = Device()
     monkeypatch.setattr("raysim.codecs.transfers.torch", device.module())
-    monkeypatch.setattr("raysim.codecs.transfers._waits", [0])  # of a GPU there are none
     with recording(device), device:
         yield device
 

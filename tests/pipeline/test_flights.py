@@ -69,12 +69,6 @@ def test_a_worker_waits_once_a_packet_and_once_a_step(small, late):
         assert worker.row.flight.waits <= steps * (sent + 1)
 
 
-def test_a_cpu_is_never_waited_for(small):
-    before = transfers.waits()
-    trained(small(**COMPRESSED))
-    assert transfers.waits() == before == 0
-
-
 def test_divergence_is_found_where_it_is_without_waiting(small, late):
     def broken():
         engine = start(small(forward="Quantize(4)"))

@@ -141,7 +141,21 @@ def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
     if count * np.dtype(dtype).itemsize < _LARGE:
         return np.empty(count, dtype)
     with _lock:
-        return _unheld(count, dtype)
+        for i in range(len(_outputs)):
+            fits = _outputs[i].dtype == dtype and len(_outputs[i]) == count
+            if fits and sys.getrefcount(_outputs[i]) == _UNHELD:
+                _outputs.append(_outputs.pop(i))
+                return _outputs[-1]
+        array = np.empty(count, dtype)
+        free = _KEPT - array.nbytes
+        for i in reversed(range(len(_outputs))):  # the latest are at the end
+            if sys.getrefcount(_outputs[i]) == _UNHELD:
+                free -= _outputs[i].nbytes
+                if free < 0:
+                    del _outputs[i]
+        del _outputs[: -_TRACKED + 1]
+        _outputs.append(array)
+    return array
 
 
 def empty_like(x: torch.Tensor) -> torch.Tensor:
@@ -149,24 +163,6 @@ def empty_like(x: torch.Tensor) -> torch.Tensor:
     if x.device.type != "cpu":
         return torch.empty_like(x, dtype=torch.float32)
     return torch.from_numpy(empty(x.numel(), np.float32)).view(x.shape)
-
-
-def _unheld(count: int, dtype: type | np.dtype) -> np.ndarray:
-    for i in range(len(_outputs)):
-        fits = _outputs[i].dtype == dtype and len(_outputs[i]) == count
-        if fits and sys.getrefcount(_outputs[i]) == _UNHELD:
-            _outputs.append(_outputs.pop(i))
-            return _outputs[-1]
-    array = np.empty(count, dtype)
-    free = _KEPT - array.nbytes
-    for i in reversed(range(len(_outputs))):  # the latest are at the end
-        if sys.getrefcount(_outputs[i]) == _UNHELD:
-            free -= _outputs[i].nbytes
-            if free < 0:
-                del _outputs[i]
-    del _outputs[: -_TRACKED + 1]
-    _outputs.append(array)
-    return array
 
 
 def in_parts(work: Callable[[int, int], T], count: int, multiple: int) -> list[T]:

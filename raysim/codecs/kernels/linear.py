@@ -218,7 +218,7 @@ def _store(total, out):
 
 
 @njit(cache=True, nogil=True)
-def expand(lefts, rights, out):
+def product(lefts, rights, out):
     """Write the product of P (number, rows, rank) and R (number, rank, columns) to (number, rows, columns), float32."""
     total = np.empty(_COLUMNS)
     columns = out.shape[2]

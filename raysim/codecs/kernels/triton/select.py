@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
-from raysim.codecs.transfers import check, integer
+from raysim.codecs.transfers import check
 
 _SHORT = 4096  # values of a row that one program holds
 _BLOCK = 4096
@@ -226,7 +226,7 @@ def _compacted(
 def count_at_least(x: Tensor, floor: int) -> int:
     """Return how many values of flat `x` have a magnitude of at least the bit pattern `floor`; waits for the device."""
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
-    return integer(_counted(bits, mask, torch.full((1,), floor, dtype=torch.int32, device=x.device)).sum())
+    return int(_counted(bits, mask, torch.full((1,), floor, dtype=torch.int32, device=x.device)).sum())
 
 
 def select_at_least(x: Tensor, floor: int) -> tuple[Tensor, Tensor]:
@@ -237,7 +237,7 @@ def select_at_least(x: Tensor, floor: int) -> tuple[Tensor, Tensor]:
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
     thresholds = torch.full((1,), floor, dtype=torch.int32, device=x.device)
     counts = _counted(bits, mask, thresholds)
-    count = integer(counts.sum())
+    count = int(counts.sum())
     positions = torch.empty(count, dtype=torch.int64, device=x.device)
     values = torch.empty(count, dtype=bits.dtype, device=x.device)
     _compacted(bits, mask, thresholds, torch.full_like(thresholds, 2**31 - 1), counts, positions, values, count, False)
