@@ -31,7 +31,7 @@ class Flight:
     @contextlib.contextmanager
     def open(self) -> Iterator[Flight]:
         """Begin copies on this flight within the context."""
-        before = current()
+        before = _current()
         _state.flight = self
         try:
             yield self
@@ -96,32 +96,28 @@ class Flight:
         return self._streams[direction]
 
 
-def current() -> Flight | None:
-    """Return the flight that is open on this thread."""
-    return getattr(_state, "flight", None)
+def _current(device: torch.device | str | None = None) -> Flight | None:
+    """Return the flight that is open on this thread, with `device` only if its copies from and to the device are asynchronous."""
+    flight: Flight | None = getattr(_state, "flight", None)
+    return flight if flight is not None and (device is None or flight.takes(device)) else None
 
 
 def land() -> None:
     """Wait for pending copies to the host; to be called before reading an array of a packet that was just encoded."""
-    flight = current()
-    if flight is not None:
+    if flight := _current():
         flight.land()
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
     """Return contiguous `x` in host memory: filled when the open flight lands, or at once if none is open."""
-    flight = current()
-    if flight is not None and flight.takes(x.device):
-        return flight.down(x)
-    return x.cpu()
+    flight = _current(x.device)
+    return flight.down(x) if flight else x.cpu()
 
 
 def to_device(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """Return a tensor of host memory on the device; the host waits for the copy if no flight is open."""
-    flight = current()
-    if flight is not None and flight.takes(device):
-        return flight.up(host, device)
-    return host.to(device)
+    flight = _current(device)
+    return flight.up(host, device) if flight else host.to(device)
 
 
 def synchronize(device: torch.device) -> None:
@@ -131,10 +127,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def check(bad: torch.Tensor, error: Exception) -> None:
-    """Raise `error` if `flag`, a tensor, is not zero: when the open flight lands, or at once if none is open."""
-    flight = current()
-    if flight is not None and flight.takes(bad.device):
+    """Raise `error` if `bad`, a flag, is set: when the open flight lands, or at once if none is open."""
+    if flight := _current(bad.device):
         flight.check(bad, error)
-        return
-    if bad.any():
+    elif bad.any():
         raise error

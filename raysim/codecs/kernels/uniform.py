@@ -20,7 +20,7 @@ from raysim.codecs.kernels import empty, in_parts, opened
 from raysim.codecs.kernels.packing import BLOCK, add, copy, pack_block, unpack_block
 from raysim.codecs.kernels.words import GAMMA, uniform_at
 
-_STRETCH = 1024  # values of short runs whose ranges are found side by side
+_STRETCH = 256  # values of short runs whose ranges are found side by side
 _SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
 _31 = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -110,6 +110,19 @@ def _widen(bits, low, high):
 
 
 @njit(cache=True, nogil=True)
+def _add_range(x, memory, out):
+    least, greatest = _MAGNITUDE, ~_MAGNITUDE
+    for i in range(len(out)):
+        total = np.float32(memory[i] + x[i])
+        out[i] = total
+        bits = total.view(np.int32)
+        ordered = np.int32(bits ^ ((bits >> _31) & _MAGNITUDE))
+        least = min(least, ordered)
+        greatest = max(greatest, ordered)
+    return least, greatest
+
+
+@njit(cache=True, nogil=True)
 def _find_ranges(x, memory, total, groups, inner, low, high):
     """Write the least and greatest value of each group of x; if `memory` is not empty of x + memory, which goes to `total`.
 
@@ -129,13 +142,12 @@ def _find_ranges(x, memory, total, groups, inner, low, high):
             _widen(bits[start:stop], lows, highs)
             continue
         group = start // run % groups
-        for first in range(start, stop, BLOCK):  # a sum is still in the first cache when its range is taken
-            last = min(first + BLOCK, stop)
-            if adds:
-                add(x[first:last], memory[first:last], total[first:last])
-            least, greatest = _range(bits[first:last])
-            lows[group] = min(lows[group], least)
-            highs[group] = max(highs[group], greatest)
+        if adds:
+            least, greatest = _add_range(x[start:stop], memory[start:stop], total[start:stop])
+        else:
+            least, greatest = _range(bits[start:stop])
+        lows[group] = min(lows[group], least)
+        highs[group] = max(highs[group], greatest)
     lowest, highest = low.view(np.int32), high.view(np.int32)
     lowest[:] = _MAGNITUDE
     highest[:] = ~_MAGNITUDE
@@ -221,14 +233,6 @@ def _withhold(values, residual):
 
 
 @njit(cache=True, nogil=True)
-def _repeated(per_group, inner):
-    each = np.empty(len(per_group) * inner)
-    for i in range(len(each)):
-        each[i] = per_group[i // inner]
-    return each
-
-
-@njit(cache=True, nogil=True)
 def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
     """Write the values of the codes of one block, which starts at value `first`; `inner` 0 means one center a value."""
     at = 0
@@ -260,7 +264,7 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
     middle, last = np.int32(middle), np.int32(last)
     fused = len(residual) > 0 and not stochastic and inner >= _SHORT
     if inner < _SHORT:
-        center, scale, step = _repeated(center, inner), _repeated(scale, inner), _repeated(step, inner)
+        center, scale, step = np.repeat(center, inner), np.repeat(scale, inner), np.repeat(step, inner)
         inner = 0
     for first in range(0, len(x), BLOCK):
         block = x[first : first + BLOCK]
@@ -292,14 +296,6 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
 
 
 @njit(cache=True, nogil=True)
-def _greatest(codes):
-    greatest = np.uint8(0)
-    for i in range(len(codes)):
-        greatest = max(greatest, codes[i])
-    return greatest
-
-
-@njit(cache=True, nogil=True)
 def _dequantize(packed, offset, groups, inner, center, step, middle, last, bits, out):
     """Write center + step * (code - middle), computed in float64; return False if a code exceeds `last`.
 
@@ -309,12 +305,12 @@ def _dequantize(packed, offset, groups, inner, center, step, middle, last, bits,
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     middle = np.int32(middle)
     if inner < _SHORT:
-        center, step = _repeated(center, inner), _repeated(step, inner)
+        center, step = np.repeat(center, inner), np.repeat(step, inner)
         inner = 0
     for first in range(0, len(out), BLOCK):
         block = out[first : first + BLOCK]
         unpack_block(packed[first * bits // 8 : ((first + len(block)) * bits + 7) // 8], bits, words, padded, codes)
-        if last < (1 << bits) - 1 and _greatest(codes[: len(block)]) > last:
+        if last < (1 << bits) - 1 and codes[: len(block)].max() > last:
             return False
         _dequantize_block(codes, offset + first, block, groups, inner, center, step, middle)
     return True
