@@ -1,8 +1,5 @@
 """The blocks of ZFP in numba: transform, negabinary and embedded coding of 4 x 4 values."""
 
-# mypy: ignore-errors
-# What numba compiles has the types that it infers, which mypy cannot follow.
-
 from __future__ import annotations
 
 import math

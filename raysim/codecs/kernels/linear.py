@@ -5,9 +5,6 @@ Inner loops of products take several terms at once and add them one after the ot
 stored less often.
 """
 
-# mypy: ignore-errors
-# What numba compiles has the types that it infers, which mypy cannot follow.
-
 from __future__ import annotations
 
 import math

@@ -6,9 +6,6 @@ registers; the words are then written over one another, since each holds `bits` 
 read, so that a damaged packet is refused and nothing is written out of bounds.
 """
 
-# mypy: ignore-errors
-# What numba compiles has the types that it infers, which mypy cannot follow.
-
 from __future__ import annotations
 
 import numpy as np

@@ -6,9 +6,6 @@ gathers the few values inside it, among which lies the exact threshold; a second
 costs time and never changes the result.
 """
 
-# mypy: ignore-errors
-# What numba compiles has the types that it infers, which mypy cannot follow.
-
 from __future__ import annotations
 
 import numpy as np

@@ -5,9 +5,6 @@ cache: codes are made a byte each, which vectorises, and packed from there. Inne
 vectorises only if it can see that an index is not negative.
 """
 
-# mypy: ignore-errors
-# What numba compiles has the types that it infers, which mypy cannot follow.
-
 from __future__ import annotations
 
 import numpy as np

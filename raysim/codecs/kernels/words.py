@@ -3,9 +3,6 @@
 LLVM's instructions compile on every processor; with vector registers, a comparison of 64 values is a handful of instructions.
 """
 
-# mypy: ignore-errors
-# What numba compiles has the types that it infers, which mypy cannot follow.
-
 from __future__ import annotations
 
 import numpy as np

@@ -5,7 +5,8 @@ in float64, and no product is fused with a sum. If `TRITON_INTERPRET=1` is set b
 kernels on the CPU, which is how a machine without a GPU tests them; see `raysim.codecs.kernels.interpreted`.
 
 No function waits for the device, but for `count_at_least` and `select_at_least` of `select`. Errors that are found on the device are
-raised when the open flight lands, see `raysim.codecs.transfers`.
+raised when the open flight lands, see `raysim.codecs.transfers`. Triton evaluates the annotations of kernels, so their modules do
+without `from __future__ import annotations`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The fast Walsh-Hadamard transform in Triton."""
 
-# mypy: ignore-errors
-# Annotations of kernels are Triton's, and are evaluated.
-
 import torch
 import triton
 import triton.language as tl

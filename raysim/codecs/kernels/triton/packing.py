@@ -1,9 +1,6 @@
 """Packing of integers in Triton: fields most significant bit first, and positions as set bits, see `raysim.codecs.bits` and
 `raysim.codecs.positions`."""
 
-# mypy: ignore-errors
-# Annotations of kernels are Triton's, and are evaluated.
-
 import torch
 import triton
 import triton.language as tl

@@ -4,9 +4,6 @@ Magnitudes are compared as the integers of their bit patterns, which order alike
 held by one program, which finds its threshold bit by bit; of long rows a radix histogram finds it, eight bits a pass.
 """
 
-# mypy: ignore-errors
-# Annotations of kernels are Triton's, and are evaluated.
-
 from typing import NamedTuple
 
 import torch

@@ -3,9 +3,6 @@
 Values lie in groups as (outer, groups, inner), of which the last run may be cut short; see `raysim.codecs.groups.Layout`.
 """
 
-# mypy: ignore-errors
-# Annotations of kernels are Triton's, and are evaluated.
-
 from collections.abc import Callable
 
 import numpy as np
