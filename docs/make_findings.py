@@ -20,7 +20,7 @@ from raysim.analysis import Finding, Results, findings, load
 
 PAGES = Path(__file__).with_name("findings")
 DATA = PAGES / "data"
-EVIDENCE = PAGES.parents[1] / "raysim" / "advice" / "evidence.json"
+EVIDENCE = PAGES.parents[1] / "raysim" / "forecast" / "evidence.json"
 PICTURES = PAGES.parent / "images" / "findings"
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from raysim.advice.packets import exchange_of, link_messages, sum_exchanges
-from raysim.advice.shapes import ModelShape
-from raysim.advice.timings import Timings
+from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
+from raysim.forecast.shapes import ModelShape
+from raysim.forecast.timings import Timings
 from raysim.network.exchanges import all_reduce_s
 from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP, Sharded, Units

@@ -253,9 +253,9 @@ def bench_codecs(
     """Measure codecs: seconds beside one copy of the tensor, bytes saved, and the error."""
     with measuring(json_file) as write:
         _check_device(device)
+        from raysim.cli.terminal import console
         from raysim.codecs import CODECS
         from raysim.notation import parse
-        from raysim.show.terminal import console
         from raysim_benchmarks.bench.codecs import DEFAULTS, SIZES, table
         from raysim_benchmarks.bench.codecs import bench_codecs as measure
         from raysim_benchmarks.bench.recorded import RECIPES, record_tensors

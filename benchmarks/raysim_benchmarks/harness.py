@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from raysim.show.terminal import console
+from raysim.cli.terminal import console
 from raysim.units import format_seconds
 
 T = TypeVar("T")

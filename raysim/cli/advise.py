@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raysim.cli.exits import fail
 from raysim.cli.options import (
+    Efficiency,
     JsonFile,
     Networks,
     check_file,
@@ -17,6 +19,11 @@ from raysim.cli.options import (
     parse_networks,
     write_json,
 )
+from raysim.units import format_bandwidth, format_bytes, format_seconds, three_digits
+
+if TYPE_CHECKING:
+    from raysim.forecast.advise import Advice, Row
+    from raysim.forecast.bandwidth import Needed
 
 
 def _check_picture(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
@@ -26,17 +33,34 @@ def _check_picture(parameter: typer.CallbackParam, value: Path | None) -> Path |
     return check_file(parameter, value)
 
 
+ModelSource = Annotated[
+    str | None,
+    typer.Argument(
+        help="A recipe, or a transformers config.json or its folder; or give --layers, --width, --length and --vocabulary.",
+        autocompletion=complete_recipe,
+    ),
+]
+Sharding = Annotated[
+    str | None, typer.Option(help="Parameters divided among replicas, as FSDP does: FSDP(8), HSDP by FSDP(4).")
+]
+Tried = Annotated[
+    list[str] | None,
+    typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
+]
+StudyFile = Annotated[
+    Path | None,
+    typer.Option(callback=check_file, help="Write a study of the settings that would pay on the first network."),
+]
+PlotFile = Annotated[
+    Path | None, typer.Option(callback=_check_picture, help="Draw utilisation over bandwidth here, as PNG.")
+]
+
+
 def advise(
     devices: Annotated[
         str, typer.Option(help="Hosts and GPUs by their datasheets: 8xA100, or 14x8xH100 with 8 a host.")
     ],
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A recipe, or a transformers config.json or its folder; or give --layers, --width, --length and --vocabulary.",
-            autocompletion=complete_recipe,
-        ),
-    ] = None,
+    model: ModelSource = None,
     network: Networks = None,
     layers: Annotated[int | None, typer.Option(help="Blocks of a transformer.")] = None,
     width: Annotated[int | None, typer.Option(help="Its width.")] = None,
@@ -44,33 +68,21 @@ def advise(
     vocabulary: Annotated[int | None, typer.Option(help="Its tokens.")] = None,
     stages: Annotated[int | None, typer.Option(help="Hosts of a pipeline (default: all).")] = None,
     replicas: Annotated[int | None, typer.Option(help="Pipelines (default: hosts / stages).")] = None,
-    sharding: Annotated[
-        str | None, typer.Option(help="Parameters divided among replicas, as FSDP does: FSDP(8), HSDP by FSDP(4).")
-    ] = None,
+    sharding: Sharding = None,
     schedule: Annotated[str, typer.Option(help="Order of forwards and backwards.")] = "1F1B",
     batch: Annotated[int | None, typer.Option(help="Samples of a step (default: 8 a host, or the recipe's).")] = None,
     microbatch: Annotated[
         int | None, typer.Option(help="Samples of a microbatch (default: 1, or the recipe's).")
     ] = None,
     local_steps: Annotated[str, typer.Option(help="Steps between two exchanges of DiLoCo.")] = "10,100,500",
-    tried: Annotated[
-        list[str] | None,
-        typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
-    ] = None,
+    tried: Tried = None,
     recompute: Annotated[bool, typer.Option("--recompute", help="Compute forwards again, to save memory.")] = False,
-    efficiency: Annotated[
-        float, typer.Option(help="Share of the datasheet's 16-bit peak that training reaches.")
-    ] = 0.4,
+    efficiency: Efficiency = 0.4,
     transport: Annotated[
         str, typer.Option(callback=check_transport, help="The transport of packets: nccl, gloo, ray or bare.")
     ] = "nccl",
-    study: Annotated[
-        Path | None,
-        typer.Option(callback=check_file, help="Write a study of the settings that would pay on the first network."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(callback=_check_picture, help="Draw utilisation over bandwidth here, as PNG.")
-    ] = None,
+    study: StudyFile = None,
+    plot: PlotFile = None,
     json_file: JsonFile = None,
 ) -> None:
     """Say whether a network is enough for a job, and which compression would hide it: nothing is trained.
@@ -80,15 +92,12 @@ def advise(
     networks = parse_networks(network) if network else []
     if study is not None and not networks:
         fail("`--study` needs a network, on which settings pay or not: add --network 1gbps.", 2)
-    from raysim.advice.advise import advise as ask
-    from raysim.advice.fleet import Fleet
-    from raysim.advice.inputs import find_model, make_job, parse_layout, parse_setting
-    from raysim.show.advice import advice_figures, show_advice
+    from raysim.forecast.advise import advise as ask
+    from raysim.forecast.fleet import Fleet
+    from raysim.forecast.inputs import find_model, make_job, parse_layout, parse_setting
 
-    shape = {"layers": layers, "width": width, "vocabulary": vocabulary}
-    found = find_model(model, length, shape)
     job = make_job(
-        found,
+        find_model(model, length, {"layers": layers, "width": width, "vocabulary": vocabulary}),
         Fleet.parse(devices),
         schedule=schedule,
         batch=batch,
@@ -105,13 +114,19 @@ def advise(
         tried=[parse_setting(text) for text in tried or []],
     )
     show_advice(advice)
+    _write_files(advice, model, plot, study, json_file)
+
+
+def _write_files(
+    advice: Advice, model: str | None, plot: Path | None, study: Path | None, json_file: Path | None
+) -> None:
     if plot is not None:
-        from raysim.advice.plot import draw
+        from raysim.forecast.answer import draw
 
         draw(advice, plot)
         typer.echo(f"Plot: {plot}")
     if study is not None:
-        from raysim.advice.study import write_study
+        from raysim.forecast.study import write_study
 
         typer.echo(write_study(advice, model, study))
     if json_file is not None:
@@ -127,3 +142,97 @@ def _steps(text: str) -> list[int]:
     if any(number < 1 for number in numbers):
         fail(f"`--local-steps` must be numbers such as 10,100,500, but got {text!r}.", 2)
     return numbers
+
+
+def show_advice(advice: Advice) -> None:
+    """Print the answer, then the bandwidth for each utilisation, the steps on each network, and the assumptions."""
+    from raysim.cli.terminal import console, show_notes, table_of, write_line
+    from raysim.forecast.answer import answer, assumptions, percent
+    from raysim.forecast.bandwidth import LEVELS
+
+    out, ways = console(), ("layout", "setting")
+    for sentence in answer(advice):
+        write_line(out, sentence)
+    write_line(out, "")
+    if advice.dense.needed:
+        latency = advice.networks[0].latency_s if advice.networks else 0.0
+        assert isinstance(latency, float)
+        wait = f", latency {format_seconds(latency)}" if latency else ", without latency"
+        rows = [
+            {"layout": layout, "setting": str(row.way)}
+            | {f"{level:.0%}": _bandwidth(needed) for level, needed in zip(LEVELS, row.needed, strict=True)}
+            | {"memory": _memory(row), "known": row.way.known}
+            for row, layout in _with_layouts(advice)
+        ]
+        out.print(table_of(rows, f"Bandwidth for a utilisation{wait}", fold=ways))
+    for i, network in enumerate(advice.networks):
+        rows = []
+        for row, layout in _with_layouts(advice):
+            on = row.networks[i]
+            rows.append(
+                {
+                    "layout": layout,
+                    "setting": str(row.way),
+                    "step": format_seconds(on.step_s),
+                    "samples/s": three_digits(on.samples_per_s),
+                    "utilisation": f"{percent(on.utilisation)} ({percent(on.low)} to {percent(on.high)})",
+                    "GPUs busy": percent(on.busy),
+                    "latency": percent(on.parts.latency / on.step_s),
+                    "mostly": f"{on.limit} {getattr(on.parts, on.limit) / on.step_s:.0%}",
+                }
+            )
+        out.print(table_of(rows, f"A step on {network!r}", fold=ways, no_wrap=True))
+    show_notes(out, assumptions(advice))
+
+
+def _with_layouts(advice: Advice) -> list[tuple[Row, str]]:
+    """Return the rows with the layout's name on the first of each."""
+    rows, last = [], None
+    for row in advice.rows:
+        rows.append((row, "" if row.way.layout == last else str(row.way.layout)))
+        last = row.way.layout
+    return rows
+
+
+def _bandwidth(level: Needed) -> str:
+    return "none" if math.isinf(level.bps) else format_bandwidth(level.bps).replace("bit/s", "")
+
+
+def _memory(row: Row) -> str:
+    return f"{format_bytes(row.memory_bytes)}{'' if row.fits else ' too large'}"
+
+
+def advice_figures(advice: Advice) -> dict[str, Any]:
+    """Return the content of `show_advice`, for JSON; a bandwidth is null if none is enough."""
+    from raysim.forecast.answer import answer, assumptions
+    from raysim.forecast.bandwidth import LEVELS
+
+    return {
+        "answer": answer(advice),
+        "model": advice.job.model.name,
+        "parameters": advice.job.model.num_parameters,
+        "devices": repr(advice.job.fleet),
+        "batch": advice.job.batch,
+        "rows": [
+            {
+                "workers": row.way.layout.workers,
+                "replicas": row.way.layout.replicas,
+                "sharding": None if row.way.layout.sharding is None else repr(row.way.layout.sharding),
+                "setting": str(row.way),
+                "memory_bytes": row.memory_bytes,
+                "fits": row.fits,
+                "known": row.way.known,
+                "bandwidths": [
+                    {"utilisation": level}
+                    | {name: None if math.isinf(bps) else bps for name, bps in needed._asdict().items()}
+                    for level, needed in zip(LEVELS, row.needed, strict=False)
+                ],
+                "networks": [
+                    vars(on) | {"network": repr(on.network), "busy": on.busy, "parts": on.parts._asdict()}
+                    for on in row.networks
+                ],
+            }
+            for row in advice.rows
+        ],
+        "notes": assumptions(advice),
+    }

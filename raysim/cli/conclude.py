@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +23,21 @@ from raysim.cli.options import (
     write_json,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raysim.analysis import Finding
+    from raysim.analysis.claims.finding import Comparison
+    from raysim.analysis.report.reuse import Adoption
+
+ReportOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="The page; with --format md a folder (default: report.html or report, in DIR or, for a bucket, here).",
+    ),
+]
 Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="A folder, or a bucket's URI, with runs or studies at any depth.")
 ]
@@ -60,7 +77,6 @@ def findings(
     from raysim.analysis import findings as test_claims
     from raysim.analysis import load, sample_harms
     from raysim.analysis.report.reuse import adoptions
-    from raysim.show.findings import findings_figures, show_findings
 
     results = load(folder)
     if results.runs.empty:
@@ -79,19 +95,103 @@ def findings(
         write_json(findings_figures(verdicts, problems, recommendations, samples), json_file)
 
 
+STYLES = {"supported": "green", "contradicted": "red", "undecided": "yellow"}
+
+
+def show_findings(
+    findings: Sequence[Finding],
+    problems: Sequence[str],
+    recommendations: Sequence[Adoption],
+    transport: str,
+    samples: pd.DataFrame,
+    *,
+    untested: bool,
+) -> None:
+    """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide undecided ones.
+
+    Claims without a comparison are counted in a line, or shown too if `untested`. Then come the rows of `sample_harms`, in
+    `samples`, and the recommended settings, as lines for another training loop.
+    """
+    from raysim.analysis.comparison.samples import sample_sentence
+    from raysim.analysis.data.folders import over
+    from raysim.cli.terminal import console, show_notes, write_line
+
+    out = console()
+    tested = [finding for finding in findings if finding.tested]
+    for finding in findings if untested else tested:
+        claim, style = finding.claim, STYLES[finding.verdict]
+        out.print(f"[{style}]{finding.verdict:<12}[/] [bold]{claim.text}[/]", highlight=False, soft_wrap=True)
+        source = f"{claim.source}; claim {claim.name!r}"
+        quoted = f'"{claim.quote}": {source}' if claim.quote else source
+        lines = list(filter(None, (quoted, claim.reading, finding.context, finding.reason)))
+        for comparison in finding.comparisons if len(finding.comparisons) > 1 else ():
+            lacking = f", {comparison.lacking}" if comparison.lacking and comparison.effects else ""
+            lines.append(f"- {comparison}: {comparison.verdict}{lacking}")
+        for line in lines:
+            write_line(out, f"             {line}")
+        for i, command in enumerate(finding.commands):
+            write_line(out, f"  {'' if i else 'to decide:':<11}{command}")
+        if finding.cost is not None:
+            write_line(out, f"  at a cost of {finding.cost}")
+        out.print()
+    counts = {verdict: sum(finding.verdict == verdict for finding in tested) for verdict in STYLES}
+    counts["not tested by these runs"] = len(findings) - len(tested)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    if len(tested) < len(findings) and not untested:
+        summary += " (`--untested` lists them, with the runs to make)"
+    rule = f" {findings[0].rule} Steps are priced {over(transport)}." if findings else ""
+    write_line(out, f"{summary}.{rule}")
+    show_notes(out, problems)
+    for row in samples.to_dict("records"):
+        write_line(out, f"{row['setting']}: {sample_sentence(row)}")
+    for recommendation in recommendations:
+        write_line(out, "\n" + recommendation.text.replace("`", ""))
+        if recommendation.code:
+            write_line(out, recommendation.code)
+
+
+def findings_figures(
+    findings: Sequence[Finding],
+    problems: Sequence[str],
+    recommendations: Sequence[Adoption],
+    samples: pd.DataFrame,
+) -> dict[str, Any]:
+    """Return the content of `show_findings`, for JSON: null for a missing effect or interval."""
+    rows = []
+    for finding in findings:
+        claim = finding.claim
+        row: dict[str, Any] = {"claim": claim.name}
+        row |= {name: getattr(claim, name) for name in ("text", "quote", "source", "reading")}
+        row |= {name: getattr(finding, name) for name in ("context", "verdict", "reason")}
+        row["comparisons"] = [_comparison_figures(comparison) for comparison in finding.comparisons]
+        row |= {"runs": list(finding.runs), "commands": list(finding.commands)}
+        row["cost"] = finding.cost._asdict() if finding.cost is not None else None
+        rows.append(row)
+    return {
+        "findings": rows,
+        "problems": list(problems),
+        "samples": samples.astype(object).where(samples.notna(), None).to_dict("records"),
+        "take_home": [recommendation._asdict() for recommendation in recommendations],
+    }
+
+
+def _comparison_figures(comparison: Comparison) -> dict[str, Any]:
+    names = ("part", "text", "verdict", "unit", "side", "threshold", "confidence", "lacking")
+    figures = {name: getattr(comparison, name) for name in names}
+    figures["effect"] = comparison.effect if comparison.effects else None
+    for name in ("low", "high"):
+        bound = getattr(comparison, name)
+        figures[name] = bound if math.isfinite(bound) else None
+    seeds = {"effects_by_seed": comparison.effects, "judged_seeds": list(comparison.sample.seeds)}
+    return figures | seeds | {"runs": list(comparison.runs)}
+
+
 def report(
     folder: Annotated[
         str,
         typer.Argument(metavar="DIR", help="A run, a study, or a folder of either at any depth; or a bucket's URI."),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="The page; with --format md a folder (default: report.html or report, in DIR or, for a bucket, here).",
-        ),
-    ] = None,
+    out: ReportOut = None,
     form: Annotated[
         str, typer.Option("--format", help="html: one page. md: Markdown, PNG figures, and their data as CSV.")
     ] = "html",
@@ -115,12 +215,12 @@ def report(
     if only and not network:
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
+    own = [repr(each) for each in given]
     check_runs(folder, "no folder there has a run.parquet")
     target = _report_target(folder, out, form)
     from raysim.analysis.report import NETWORKS, write_report
-    from raysim.show.terminal import console
+    from raysim.cli.terminal import console
 
-    own = [repr(each) for each in given]
     unlike = next((repr(each) for each in given if given[own.index(repr(each))] != each), None)
     if unlike is not None:
         fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
@@ -147,8 +247,8 @@ def _report_target(folder: str, out: Path | None, form: str) -> Path:
     """Return the page or folder to write; fails if it cannot be written."""
     from raysim.storage.places import in_bucket, local_path
 
-    here = Path() if in_bucket(folder) else local_path(folder)
-    target = out or here / ("report.html" if form == "html" else "report")
+    parent = Path() if in_bucket(folder) else local_path(folder)
+    target = out or parent / ("report.html" if form == "html" else "report")
     if out is None and target.is_symlink():
         fail(f"{target} is a link, which the report would follow: give `--out`.", 2)
     if form == "html":
@@ -170,11 +270,11 @@ def pack(
     """
     check_runs(folder, "no folder there has a run.parquet")
     from raysim.analysis import pack as write_pack
+    from raysim.cli.terminal import counted
 
     packed = write_pack(folder, target)
     for problem in packed.problems:
         typer.echo(f"- {problem}")
-    runs = "1 run" if packed.runs == 1 else f"{packed.runs} runs"
     studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
     left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
-    typer.echo(f"{target} holds {runs}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
+    typer.echo(f"{target} holds {counted(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")

@@ -23,25 +23,16 @@ def complete_recipe(typed: str) -> list[str]:
     return [name for name in recipe_names() if name.startswith(typed)]
 
 
-def check_transport(value: str | None) -> str | None:
-    """Return a transport's name; fails if there is none of that name."""
-    from raysim.network.transport import parse_transport
+def check_transport(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """Return a transport, or how replicas average over it, as it was written; fails if it cannot be parsed."""
+    from raysim.network.transport import parse_averaging, parse_transport
 
+    parse = parse_averaging if parameter.name == "averaging" else parse_transport
     try:
-        parse_transport(value or "ray")
+        if value is not None:
+            parse(value)
     except ValueError as error:
-        fail(str(error).replace("`transport`", "`--transport`"), 2)
-    return value
-
-
-def _check_averaging(value: str | None) -> str | None:
-    """Return how replicas average as it was written; fails if it cannot be parsed."""
-    from raysim.network.transport import parse_averaging
-
-    try:
-        parse_averaging(value or "direct")
-    except ValueError as error:
-        fail(str(error).replace("`averaging`", "`--averaging`"), 2)
+        fail(str(error).replace(f"`{parameter.name}`", f"`{parameter.opts[0]}`"), 2)
     return value
 
 
@@ -68,6 +59,8 @@ Recipe = Annotated[
     typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.", autocompletion=complete_recipe),
 ]
 
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")]
+
 Networks = Annotated[
     list[str] | None,
     typer.Option(
@@ -77,6 +70,8 @@ Networks = Annotated[
         "sites with hosts and the links between them, or keys such as bandwidth_bps and latency_s, each one number or a matrix.",
     ),
 ]
+
+Efficiency = Annotated[float, typer.Option(help="Share of the datasheet's 16-bit peak that training reaches.")]
 
 Transport = Annotated[
     str,
@@ -91,7 +86,7 @@ Averaging = Annotated[
     str | None,
     typer.Option(
         "--averaging",
-        callback=_check_averaging,
+        callback=check_transport,
         help="How replicas average gradients: direct, ring, tree or sites (hierarchical), and with /25MiB in buckets of that size "
         "during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
     ),
@@ -125,6 +120,8 @@ ComputeProfile = Annotated[
     Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
 ]
 
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
+
 JsonFile = Annotated[Path | None, typer.Option("--json", callback=check_file, help="Write the figures here.")]
 
 TraceFile = Annotated[
@@ -132,10 +129,6 @@ TraceFile = Annotated[
     typer.Option(
         callback=check_file, help="Write a step on the first network here, for chrome://tracing or ui.perfetto.dev."
     ),
-]
-
-ProfileOut = Annotated[
-    Path, typer.Option("--out", callback=check_file, help="The profile's file, for `raysim simulate --profile`.")
 ]
 
 
@@ -160,12 +153,12 @@ def check_runs(folder: str, lacking: str) -> None:
 
     if in_bucket(folder):
         return
-    place = open_folder(folder)
-    if not place.is_dir():
+    root = open_folder(folder)
+    if not root.is_dir():
         fail(
             f"{folder} is a file, not a folder." if local_path(folder).exists() else f"There is no folder {folder}.", 2
         )
-    contents = find([place])
+    contents = find([root])
     if not contents.runs:
         fail(" ".join([*contents.problems, f"There is no run in {folder}: {lacking}."]), 2)
 

@@ -14,13 +14,15 @@ from raysim.cli.options import (
     Averaging,
     Compute,
     ComputeProfile,
+    Efficiency,
     JsonFile,
     Networks,
-    ProfileOut,
+    Overrides,
     Recipe,
     TraceFile,
     Transport,
     Trust,
+    check_file,
     check_runs,
     check_transport,
     complete_recipe,
@@ -30,9 +32,21 @@ from raysim.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from raysim.advice.timings import TimedStep
+    from raysim.forecast.forecast import Forecast
     from raysim.network.topology import Network
     from raysim.storage.places import Place
+
+Priced = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe's name (see `raysim recipes`), its .toml file, a file of timings, or a profile.",
+        autocompletion=complete_recipe,
+    ),
+]
+Bandwidths = Annotated[
+    str | None,
+    typer.Option(help="Also the step over a range such as 10mbps..10gbps, and where it crosses the step of --against."),
+]
 
 
 def replay(
@@ -60,12 +74,7 @@ def replay(
     compute: Compute = "auto",
     transport: Transport = "ray",
     averaging: Averaging = None,
-    bandwidths: Annotated[
-        str | None,
-        typer.Option(
-            help="Also the step over a range such as 10mbps..10gbps, and where it crosses the step of --against."
-        ),
-    ] = None,
+    bandwidths: Bandwidths = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
     trust: Trust = None,
@@ -79,7 +88,7 @@ def replay(
     check_runs(run, "it has no run.parquet")
     from raysim.analysis import Target, beside
     from raysim.analysis import replay as price
-    from raysim.show.priced_runs import replay_figures, show_curve, show_replay
+    from raysim.cli.replay_tables import replay_figures, show_curve, show_replay
 
     wanted = Target.parse(target) if target is not None else None
     options: dict[str, Any] = {"compute": compute, "profile": profile, "transport": transport, "averaging": averaging}
@@ -115,13 +124,14 @@ def _candidates(folder: str) -> list[Place]:
     """Return the candidates of a probe in a folder, dense first; none for a run. Fails if the folder holds other runs."""
     from raysim.analysis.data.folders import find
     from raysim.analysis.data.settings import is_probe
+    from raysim.cli.terminal import counted
     from raysim.records import RecordsError, Run
     from raysim.records.packs import open_folder
 
-    place = open_folder(folder)
-    if not place.is_dir() or (place / "run.parquet").is_file():
+    root = open_folder(folder)
+    if not root.is_dir() or (root / "run.parquet").is_file():
         return []
-    contents = find([place])
+    contents = find([root])
     paths = list(contents.runs.values())
     try:
         if paths and all(is_probe(Run(path).row) for path in paths):
@@ -129,12 +139,10 @@ def _candidates(folder: str) -> list[Place]:
     except (RecordsError, ValueError):
         pass  # an unreadable run is no candidate
     if paths:
-        runs = "1 run" if len(paths) == 1 else f"{len(paths)} runs"
-        studies = ", ".join(contents.studies) if contents.studies else ""
-        of = f" of {'the study' if len(contents.studies) == 1 else 'the studies'} {studies}" if studies else ""
-        some = ", ".join(str(path) for path in paths[:3])
-        more = ", ..." if len(paths) > 3 else ""
-        fail(f"`RUN_DIR` must be one run, but {folder} holds {runs}{of}: {some}{more}. Give one of them.", 2)
+        studies = f"{'the study' if len(contents.studies) == 1 else 'the studies'} {', '.join(contents.studies)}"
+        runs = f"{counted(len(paths), 'run')}{f' of {studies}' if contents.studies else ''}"
+        some = ", ".join([*map(str, paths[:3]), *(["..."] if len(paths) > 3 else [])])
+        fail(f"`RUN_DIR` must be one run, but {folder} holds {runs}: {some}. Give one of them.", 2)
     return []
 
 
@@ -151,7 +159,7 @@ def _replay_probe(
     from raysim.analysis import replay as price
     from raysim.analysis.data.settings import candidate_name
     from raysim.analysis.report.probes import LIMIT, cost_words, smaller_runs
-    from raysim.show.priced_runs import probe_figures, show_probe
+    from raysim.cli.replay_tables import probe_figures, show_probe
 
     for option, value in alone.items():
         if value is not None:
@@ -169,20 +177,12 @@ def _replay_probe(
 
 
 def simulate(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe's name (see `raysim recipes`), its .toml file, a file of timings, or a profile.",
-            autocompletion=complete_recipe,
-        ),
-    ],
+    recipe: Priced,
     network: Networks = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    overrides: Overrides = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A file of `raysim profile`: or --device.")] = None,
-    efficiency: Annotated[
-        float, typer.Option(help="Share of the datasheet's 16-bit peak that training reaches.")
-    ] = 0.4,
+    efficiency: Efficiency = 0.4,
     codec_speed: Annotated[
         float | None,
         typer.Option(
@@ -205,80 +205,67 @@ def simulate(
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
     networks = parse_networks(network)
-    from raysim.advice.timings import read_timings
+    from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
+    from raysim.forecast.timings import read_timings
+    from raysim.network.trace import trace_events
+    from raysim.network.transport import calibrated_transport
 
     timed = read_timings(recipe, overrides or [])
-    if timed is not None:
+    if timed is None:
+        plan = _forecast(
+            recipe,
+            overrides or [],
+            device,
+            profile=profile,
+            efficiency=efficiency,
+            codec_bytes_per_s=codec_speed,
+            transport=transport or "ray",
+            averaging=averaging,
+        )
+        show_forecast(plan, networks)
+    else:
         for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
             if value is not None:
                 fail(f"`{option}` belongs to a recipe, but {recipe} already contains measured seconds.", 2)
-        _simulate_timings(timed, networks, transport, averaging, trace, json_file)
-        return
+        if transport is not None or averaging is not None:
+            timed = timed.over(calibrated_transport(transport or "bare", averaging))
+        show_timed(timed, networks)
+    if trace is not None:
+        timeline = (timed or plan).simulate(networks[0])
+        write_trace_file(trace_events(timeline), trace, f"a step on {networks[0]!r}")
+    if json_file is not None:
+        write_json(timed_figures(timed, networks) if timed else forecast_figures(plan, networks), json_file)
+
+
+def _forecast(recipe: str, overrides: list[str], device: str | None, **options: Any) -> Forecast:
+    """Return the forecast of a recipe; what is wrong with it is said before torch is imported."""
     from raysim.config import read_config
-    from raysim.network.trace import trace_events
     from raysim.storage.files import is_file
 
-    read_config(recipe, overrides or [])  # refused before torch is imported
+    read_config(recipe, overrides)
     if device is not None and (is_file(device) or Path(device).suffix == ".json"):
-        fail(
-            f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.",
-            2,
-        )
+        fail(f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.", 2)
     from raysim.forecast.forecast import forecast
-    from raysim.show.forecasts import forecast_figures, show_forecast
 
-    plan = forecast(
-        recipe,
-        *(overrides or []),
-        device=device,
-        profile=profile,
-        efficiency=efficiency,
-        codec_bytes_per_s=codec_speed,
-        transport=transport or "ray",
-        averaging=averaging,
-    )
-    show_forecast(plan, networks)
-    if trace is not None:
-        write_trace_file(trace_events(plan.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
-    if json_file is not None:
-        write_json(forecast_figures(plan, networks), json_file)
-
-
-def _simulate_timings(
-    timed: TimedStep,
-    networks: list[Network],
-    transport: str | None,
-    averaging: str | None,
-    trace: Path | None,
-    json_file: Path | None,
-) -> None:
-    from raysim.network.trace import trace_events
-    from raysim.network.transport import calibrated_transport
-    from raysim.show.forecasts import show_timed, timed_figures
-
-    if transport is not None or averaging is not None:
-        timed = timed.over(calibrated_transport(transport or "bare", averaging))
-    show_timed(timed, networks)
-    if trace is not None:
-        write_trace_file(trace_events(timed.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
-    if json_file is not None:
-        write_json(timed_figures(timed, networks), json_file)
+    return forecast(recipe, *overrides, device=device, **options)
 
 
 def profile(
     recipe: Recipe,
-    out: ProfileOut,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", callback=check_file, help="The profile's file, for `raysim simulate --profile`.")
+    ],
+    overrides: Overrides = None,
     steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
 ) -> None:
     """Measure the seconds of forwards and backwards on this machine, by a few steps in this process.
 
     For example: raysim profile topics-gpt --out topics.json
     """
+    from raysim.cli.forecast_tables import show_profile
     from raysim.config import read_config
-    from raysim.forecast.profiling import record_profile
+    from raysim.forecast.compute import record_profile
     from raysim.pipeline.errors import DivergedError, StageError
-    from raysim.show.forecasts import show_profile
 
     try:
         measured = record_profile(read_config(recipe, overrides or []), num_steps=steps)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import StudyTransport
+from raysim.cli.options import Dashboard, StudyTransport
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def sweep(
         ),
     ] = None,
     transport: StudyTransport = None,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
+    dashboard: Dashboard = False,
 ) -> None:
     """Search the settings of a model by real training, and print the best ones.
 
@@ -78,18 +77,9 @@ def sweep(
         from raysim.sweeps.study_file import read_study
         from raysim.training.start import check_least_memory
 
-        checked = read_study(
-            study,
-            overrides or [],
-            trials=trials,
-            seeds=seeds,
-            jobs=jobs,
-            confirm=confirm,
-            transport=transport,
-            race=race,
-            budget=budget,
-            price_per_hour=price_per_hour,
-        )
+        limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
+        limits |= {"budget": budget, "price_per_hour": price_per_hour, "transport": transport}
+        checked = read_study(study, overrides or [], **limits, race=race)
         stack.enter_context(trusting(*checked.modules))  # named by the user, in the study
         listen_on_loopback(address)
         if not (address or os.environ.get("RAY_ADDRESS")):  # else its nodes have memory of their own
@@ -99,24 +89,21 @@ def sweep(
 
         started = Sweep(checked, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         phases.enter(None)
-        options: dict[str, object] = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm}
-        options |= {
-            "--budget": budget,
-            "--price-per-hour": price_per_hour,
-            "--transport": transport,
-            "--address": address,
-            "--wait": wait,
-            "--out": started.store.out,
-        }
-        again = shlex.join(
-            ["raysim", "sweep", study, *(overrides or []), *_words(options), *(["--race"] if race else []), "--resume"]
-        )
-        _run(started, again, ending)
+        resources = {"address": address, "wait": wait, "out": started.store.out}
+        words = _words(study, overrides, **limits, **resources, race=race, resume=True)
+        _run(started, shlex.join(["raysim", *words]), ending)
 
 
-def _words(options: Mapping[str, object]) -> list[str]:
-    """Return options with a value as words of a command line."""
-    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+def _words(study: str, overrides: list[str] | None, **options: object) -> list[str]:
+    """Return the words of `raysim sweep` with these options."""
+    words = ["sweep", study, *(overrides or [])]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            words += [option, str(value)]
+    return words
 
 
 def _run(sweep: Sweep, again: str, ending: Ending) -> None:
@@ -189,13 +176,9 @@ def submit(
     from raysim.sweeps.submit import submit as send
 
     files, study = _sent_files(study, files)
-    options = {"--trials": trials, "--seeds": seeds, "--jobs": jobs, "--confirm": confirm, "--wait": wait, "--out": out}
-    options |= {"--budget": budget, "--price-per-hour": price_per_hour}
-    words = ["sweep", study, *(overrides or []), *_words(options), "--address", "auto"]
-    if race:
-        words.append("--race")
-    if resume:
-        words.append("--resume")
+    limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
+    limits |= {"wait": wait, "out": out, "budget": budget, "price_per_hour": price_per_hour}
+    words = _words(study, overrides, **limits, address="auto", race=race, resume=resume)
     try:
         code = send(words, Cluster.named(cluster, address), out, files=files, fetch=fetch)
     except KeyboardInterrupt as interruption:

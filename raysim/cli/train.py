@@ -1,25 +1,35 @@
-"""Training a recipe, and its model for other libraries."""
+"""Training a recipe, its display in a terminal, and its model for other libraries."""
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Recipe, Trust
+from raysim.cli.options import Dashboard, Overrides, Recipe, Trust
 from raysim.storage.files import os_sentence
+from raysim.units import format_bytes
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
+
     from raysim.config import RunConfig
+    from raysim.records import Run
+    from raysim.training.events import Ending
     from raysim.training.run import Training
 
 
 def train(
     recipe: Recipe,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    overrides: Overrides = None,
     engine: Annotated[str, typer.Option(help="ray: one actor a stage. inline: all in this process.")] = "ray",
     out: Annotated[str | None, typer.Option(help="The run's own folder (default: results/<name>/<run_id>).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
@@ -27,7 +37,7 @@ def train(
         bool,
         typer.Option("--check-repeat", help="First take a few steps twice, and name the first layer that differs."),
     ] = False,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")] = False,
+    dashboard: Dashboard = False,
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for resources on a cluster with other users.")
     ] = 0.0,
@@ -46,9 +56,6 @@ def train(
 
         listen_on_loopback()
         phases.enter("the import of torch")
-        from raysim.pipeline.errors import StageError, WorkerLostError
-        from raysim.pipeline.state import CheckpointError
-        from raysim.show.training import show_training, tables
         from raysim.training.run import Training
 
         training = Training(
@@ -67,24 +74,31 @@ def train(
         words += ["--engine", engine, "--out", str(training.folder), "--resume"]
         again = f"To go on: {shlex.join(words)}"
         training.engine.on_stuck = lambda loss: leave(loss, again, ending)
-        try:
-            show_training(training)
-        except KeyboardInterrupt:
-            fail(f"interrupted. {again}", ending.exit_code)
-        except WorkerLostError as error:
-            fail(f"the run failed: {str(error).rstrip('.')}. {again}", 1)
-        except (StageError, CheckpointError) as error:
-            fail(f"the run failed: {str(error).rstrip('.')}. Its records are in {training.folder}.", 1)
-        except OSError as error:  # of its folder, or of the terminal
-            if ending.wanted:
-                fail(f"interrupted. {again}", ending.exit_code)
-            fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
-        from raysim.records import Run
+        _train(training, again, ending)
 
-        run = Run(training.folder)
-        tables(run)
-        if run.status == "diverged":
-            fail(f"the run diverged: {run.row['error']}.", 1)
+
+def _train(training: Training, again: str, ending: Ending) -> None:
+    """Train to the end and print the tables; `again` tells how to go on."""
+    from raysim.pipeline.errors import StageError, WorkerLostError
+    from raysim.pipeline.state import CheckpointError
+    from raysim.records import Run
+
+    try:
+        show_training(training)
+    except KeyboardInterrupt:
+        fail(f"interrupted. {again}", ending.exit_code)
+    except WorkerLostError as error:
+        fail(f"the run failed: {str(error).rstrip('.')}. {again}", 1)
+    except (StageError, CheckpointError) as error:
+        fail(f"the run failed: {str(error).rstrip('.')}. Its records are in {training.folder}.", 1)
+    except OSError as error:  # of its folder, or of the terminal
+        if ending.wanted:
+            fail(f"interrupted. {again}", ending.exit_code)
+        fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
+    run = Run(training.folder)
+    tables(run)
+    if run.status == "diverged":
+        fail(f"the run diverged: {run.row['error']}.", 1)
 
 
 def _checked_config(recipe: str, overrides: list[str], out: str | None, engine: str, *, resume: bool) -> RunConfig:
@@ -137,3 +151,149 @@ def export(
 
     save_pretrained(run, folder, adapter=adapter)
     typer.echo(f"{folder} holds the model: `transformers` loads it with `from_pretrained({folder!r})`.")
+
+
+def show_training(training: Training) -> None:
+    """Train to the end: with a bar on a terminal, in lines of text elsewhere."""
+    from rich.console import Console
+
+    from raysim.training.progress import print_progress
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        _show_bar(training, console)
+    else:
+        print_progress(training)
+
+
+def _show_bar(training: Training, console: Console) -> None:
+    """Train to the end, with a bar of steps and one of the current evaluation."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
+
+    from raysim.training.progress import Pace, header, sentence
+
+    events = training.events()  # raises before anything is shown
+    for line in header(training):
+        console.print(line, highlight=False, markup=False)
+    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # shortened in a narrow terminal
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=6),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[note]}", table_column=note, markup=False),
+    )
+    pace, wire, dense = Pace(training), 0, 0
+    num_samples = training.plan.num_test_samples
+    with Progress(*columns, console=console, expand=True) as progress:
+        steps = progress.add_task("steps", total=training.plan.end_step, note=f"starting {training.engine.kind}")
+        training.phases.say = partial(progress.console.print, highlight=False, markup=False)
+        evaluation = progress.add_task("evaluation", total=num_samples, note="", visible=False)
+        for event in events:
+            row = event.row
+            if event.kind == "step":
+                step = row["step"] + 1
+                pace.add(row)
+                wire, dense = wire + row["wire_bytes"], dense + row["dense_bytes"]
+                words = f"{pace.left(step)} left, loss {row['loss']:.4f}, {pace.speed()}"
+                sent = f"wire {format_bytes(wire)} of {format_bytes(dense)} dense"
+                progress.update(steps, completed=step, note=f"{words}, {sent}")
+                if (long := pace.warning(step)) is not None:
+                    progress.console.print(long, highlight=False, markup=False)
+            elif event.kind == "evaluating":
+                turn = f"{row['turn'] + 1} of {len(training.evaluator.passes)}, compression {row['mode']}"
+                progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
+            else:
+                progress.update(evaluation, visible=False)
+                progress.console.print(sentence(event), highlight=False, markup=False)
+
+
+def tables(run: Run) -> None:
+    """Print the bytes on each link, the last evaluations and the time of the run."""
+    from raysim.cli.terminal import console, write_line
+    from raysim.records.run import exceeds_dense
+
+    out = console(width=120)
+    links, evals, about = run.links, run.evals, run.row
+    if len(links):
+        out.print(_links_table(links))
+        if (about.get("exchange_period") or 1) > 1:
+            write_line(out, exchange_words(links))
+        warning = exceeds_dense(links, int(about["num_replicas"]))
+        if warning is not None:
+            write_line(out, warning)
+    if len(evals):
+        out.print(_evals_table(run, evals))
+    restarts = f", {about['restarts']} restarts" if about["restarts"] else ""
+    parts = (
+        f"start {about['start_s']:.1f} s",
+        f"{len(run.steps)} steps {run.steps['seconds'].sum():.1f} s",
+        f"evaluation {evals['seconds'].sum():.1f} s",
+    )
+    write_line(out, f"{about['status']} in {about['seconds']:.1f} s ({', '.join(parts)}{restarts}): {run.folder}")
+
+
+def _links_table(links: pd.DataFrame) -> Table:
+    """Return the bytes, fidelity and codec seconds of each link."""
+    from raysim.cli.terminal import table_of
+    from raysim.records.run import with_replicas
+
+    keys = ["direction", "boundary", "stage", "tensor", "replicas", "codec"]
+    groups = with_replicas(links).groupby(keys, dropna=False, sort=False, as_index=False)
+    summed = groups.agg(
+        {"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"}
+    )
+    rows = [
+        {
+            "link": _link({str(name): value for name, value in row.items()}),
+            "codec": row["codec"],
+            "dense": format_bytes(row["dense_bytes"]),
+            "wire": format_bytes(row["wire_bytes"]),
+            "factor": f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
+            "fidelity": "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
+            "encode": f"{row['encode_s']:.2f} s",
+            "decode": f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",
+        }
+        for row in summed.to_dict("records")
+    ]
+    title = f"Sent over {links['step'].nunique()} steps"
+    return table_of(rows, title, text=["link"], fold=["codec"], no_wrap=True)
+
+
+def _evals_table(run: Run, evals: pd.DataFrame) -> Table:
+    """Return the last evaluations, with compression on and off."""
+    from raysim.cli.terminal import table_of
+
+    heads = {"compression": "mode"}
+    if (evals["batchnorm"] == "estimated").any():  # statistics of training, and estimated ones
+        heads["batchnorm"] = "batchnorm"
+    # perplexity is the exponential of the loss, and unusual outside of language models
+    hidden = {"loss", *({"perplexity"} if next(iter(run.measures)) == "accuracy" else ())}
+    names = ("loss", *(name for name in run.measures if name not in hidden))
+    rows = [
+        {head: str(row[column]) for head, column in heads.items()} | {name: f"{row[name]:.4f}" for name in names}
+        for row in evals[evals["step"] == evals["step"].max()].to_dict("records")
+    ]
+    return table_of(rows, f"Evaluated after {evals['step'].max()} steps", text=list(heads))
+
+
+def exchange_words(links: pd.DataFrame) -> str:
+    """Return a sentence on exchanges that replicas make only in some steps: bytes of one exchange, of a mean step, and the maximum."""
+    sent = links[links["direction"] == "replica_gradient"].groupby("step")["wire_bytes"].sum()
+    exchanges = sent[sent > 0]
+    words = f"Replicas exchanged something in {len(exchanges)} of {len(sent)} steps"
+    if not len(exchanges):
+        return f"{words}."
+    each, mean, most = (format_bytes(float(size)) for size in (exchanges.mean(), sent.mean(), exchanges.max()))
+    return f"{words}: {each} an exchange, {most} at most, {mean} a step in the mean."
+
+
+def _link(row: Mapping[str, Any]) -> str:
+    """Return the link of a row of `links` in a few words, with the replicas if these differ."""
+    if row["direction"] == "tied":
+        return f"tied, stage {row['stage']:.0f}"
+    if row["direction"] == "replica_gradient":
+        return f"replicas of {row['stage']:.0f}"
+    arrow = "->" if row["direction"] == "forward" else "<-"
+    link = f"{row['boundary']:.0f} {arrow} {row['boundary'] + 1:.0f}"
+    return ", ".join(filter(None, (link, row["tensor"], row["replicas"])))

@@ -1,18 +1,30 @@
-"""Compute of a run that is priced and not measured: of a device's datasheet, or of a recorded profile, fit for its schedule."""
+"""Compute of a run that is priced and not measured: of a device's datasheet, or of a profile that a short run records here."""
 
 from __future__ import annotations
 
 import math
+import platform
+import statistics
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from raysim.config import ConfigError, RunConfig
-from raysim.network.profile import Profile
+from raysim.engine.inline import InlineEngine
+from raysim.forecast.replica_costs import replica_costs
+from raysim.network.profile import Profile, mean_profile
+from raysim.network.recorded import profiles_from_actions
+from raysim.pipeline.link import LinkAccount
+from raysim.pipeline.plan import averaged_shapes
+from raysim.pipeline.prepare import Workload, prepare
 from raysim.schedules.arrays import OPS, make_table
 
 EFFICIENCY = 0.4  # of a datasheet's peak that training is taken to reach
+WARMUP_STEPS = 2  # steps that load and compile, and are not recorded
 
 
 def datasheet_profile(
@@ -81,5 +93,73 @@ def _updates(config: RunConfig, profile: Profile) -> Profile:
 
 def cuts_backward(config: RunConfig, num_stages: int) -> bool:
     """Return whether the schedule has backwards in two parts; raises ValueError if it does not fit the run."""
-    table = make_table(config.executed_schedule, num_stages, config.num_microbatches)
-    return int(table.op.max()) == OPS.index("W")
+    return make_table(config.executed_schedule, num_stages, config.num_microbatches).splits_backward
+
+
+def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
+    """Return the costs of actions on this machine, from a short real run in this process, one action at a time.
+
+    `num_steps` steps are recorded, each after a step that is not. Stages run one after another and have the machine to
+    themselves. Ray's time for a packet is the transport's, and not included.
+    """
+    if num_steps < 1:
+        raise ConfigError(f"`num_steps` must be an integer of at least 1, but got {num_steps}.")
+    total = WARMUP_STEPS + 2 * num_steps
+    alone = {
+        "steps": total,
+        "epochs": None,
+        "profile_every_steps": 2,
+        "num_replicas": 1,
+        "replica_gradient": "Identity",
+        "fused_embedding": False,
+        "clock": "measured",
+        "profile": None,
+        "transport": "ray",
+        "codec_speed": None,
+        "batch_size": config.batch_size // config.num_replicas,  # the share of one replica
+    }
+    workload = prepare(config.changed(**alone))
+    engine = InlineEngine(workload)
+    engine.check()
+    engine.start()
+    rows: list[dict[str, Any]] = []
+    links: list[LinkAccount] = []
+    updates_s = []
+    with closing(engine):
+        for step in range(total):
+            reports = engine.step(step)
+            actions = [action for report in reports for action in report.actions]
+            if step < WARMUP_STEPS or not actions:
+                continue
+            rows += [action._asdict() | {"step": step, "replica": 0} for action in actions]
+            links += [link for report in reports for link in report.links if link.coded_bytes]
+            updates_s.append(sum(report.update_s for report in reports))
+    profiles = profiles_from_actions({name: np.array([row[name] for row in rows]) for name in rows[0]})
+    sizes = np.array([sum(parameter.numel() for parameter in module.parameters()) for module in workload.modules])
+    return replace(
+        mean_profile(list(profiles.values())),
+        update_s=statistics.median(updates_s) * sizes.astype(np.float64) / max(sizes.sum(), 1),
+        codec_bytes_per_s=_codec_speed(config, workload, links),
+        microbatch_samples=config.microbatch_size,
+        source=_source(config, workload, len(profiles)),
+    )
+
+
+def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
+    """Return the bytes a second that the codecs of links and replica methods go over; 0 if there are none."""
+    work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
+    if config.num_replicas > 1 and not any(method.uses_previous_gradients for method in config.replica_methods()):
+        tied = workload.plan.tied
+        shapes = [averaged_shapes(stage, module, config, tied) for stage, module in enumerate(workload.modules)]
+        costs = replica_costs(config, shapes, None, [])
+        work += [(cost.coded_bytes, cost.method_s) for cost in costs if cost.coded_bytes]
+    return sum(size for size, _ in work) / sum(seconds for _, seconds in work) if work else 0.0
+
+
+def _source(config: RunConfig, workload: Workload, num_steps: int) -> str:
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if on_gpu else f"{config.threads_per_stage} thread(s) of {platform.machine()}"
+    return (
+        f"raysim profile of {config.name} on {where}, host {platform.node()}: {workload.plan.num_stages} stages, "
+        f"microbatches of {config.microbatch_size} samples, mean of {num_steps} steps"
+    )

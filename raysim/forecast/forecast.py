@@ -16,13 +16,13 @@ from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
-from raysim.forecast.replica_costs import EXCHANGE, Ending, ReplicaCost, endings_of, replica_costs, tied_transfers
+from raysim.forecast.replica_costs import Ending, ReplicaCost, endings_of, replica_costs, tied_transfers
 from raysim.forecast.structure import data_of, structure_of
+from raysim.forecast.timings import TimedStep
 from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory
 from raysim.network.overlap import averaging_words, overlapped, without_exchange
 from raysim.network.profile import Profile
-from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, calibrated_transport
@@ -34,7 +34,7 @@ from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
-from raysim.workloads.cuts import CutChoice, cut_lines
+from raysim.workloads.cuts import CutChoice
 from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import DataShape
 
@@ -74,16 +74,6 @@ class Forecast:
         """Number of stages."""
         return len(self.memories)
 
-    @property
-    def cut_lines(self) -> list[str]:
-        """Lines of text with the bytes at each cut."""
-        return cut_lines(self.cut_choices)
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas."""
-        return self.config.num_replicas
-
     @cached_property
     def owner(self) -> list[int]:
         """The worker of each stage."""
@@ -103,23 +93,18 @@ class Forecast:
 
     def simulate(self, network: Network, *, first: bool = False, ending: int = 0, seed: int = 0) -> Timeline:
         """Return the timeline of a steady step, or of one of first visits, with one of `endings`."""
-        costs = self.first if first else self.steady
-        try:
-            return simulate(
-                self.schedule,
-                replace(costs, **self.endings[ending].costs),
-                network,
-                num_microbatches=self.config.num_microbatches,
-                num_replicas=self.num_replicas,
-                seed=seed,
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        return self._simulate(self._profile(first, ending), network, seed)
+
+    def _profile(self, first: bool, ending: int) -> Profile:
+        return replace(self.first if first else self.steady, **self.endings[ending].costs)
+
+    def _simulate(self, profile: Profile, network: Network, seed: int = 0) -> Timeline:
+        step = TimedStep(profile, self.schedule, self.config.num_microbatches, self.config.num_replicas)
+        return step.simulate(network, seed=seed)
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
         """Return the seconds of a step, in the mean of its endings."""
-        each = (self.ending_s(network, place, first=first) for place in range(len(self.endings)))
-        return sum(ending.share * seconds for ending, seconds in zip(self.endings, each, strict=True))
+        return sum(ending.share * self.ending_s(network, i, first=first) for i, ending in enumerate(self.endings))
 
     def step_bounds_s(self, network: Network) -> tuple[float, float] | None:
         """Return the 90 % interval of `step_s`, by the spread of the profile's recorded steps; None if fewer than two are known.
@@ -134,18 +119,16 @@ class Forecast:
 
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`, of whose exchange following steps may hide a part."""
-        timeline = self.simulate(network, first=first, ending=ending)
-        costs = {name: getattr(without_exchange(timeline.profile), name) for name in EXCHANGE}
-        quiet, instant = replace(self, endings=(Ending(1.0, costs),)), network.without_latency
-
-        def seconds(exchanging: bool, latent: bool) -> float:
-            wires = network if latent else instant
-            if not exchanging:
-                return quiet.simulate(wires, first=first).step_s
-            return (timeline if latent else self.simulate(wires, first=first, ending=ending)).step_s
-
-        codec_s = float(timeline.profile.method_s.max())
-        return overlapped(seconds, codec_s, self.exchange_delay, exchange_interval(self.config))
+        profile, instant = self._profile(first, ending), network.without_latency
+        quiet = without_exchange(profile)
+        return overlapped(
+            lambda exchanging, latent: (
+                self._simulate(profile if exchanging else quiet, network if latent else instant).step_s
+            ),
+            float(profile.method_s.max()),
+            self.exchange_delay,
+            exchange_interval(self.config),
+        )
 
     def run_s(self, network: Network) -> float:
         """Return the seconds of all training steps, without evaluations and checkpoints."""
@@ -176,8 +159,8 @@ def forecast(
     >>> plan.step_s(parse_network("free")) < plan.step_s(parse_network("100mbps")) < plan.step_s(parse_network("8mbps"))
     True
     """
+    config = source if isinstance(source, RunConfig) else read_config(source, overrides)
     try:
-        config = source if isinstance(source, RunConfig) else read_config(source, overrides)
         check_real("efficiency", efficiency, 0, 1, open_low=True)
         if codec_bytes_per_s is not None:
             check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
@@ -188,13 +171,10 @@ def forecast(
         if device is not None:
             check_choice("device", device, DEVICES)
         recorded = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
-        return _forecast(
-            config, device, recorded, efficiency, codec_bytes_per_s, calibrated_transport(transport, averaging)
-        )
-    except ConfigError:
-        raise
+        over = calibrated_transport(transport, averaging)
+        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, over)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
 
 
 def _forecast(
@@ -216,36 +196,33 @@ def _forecast(
     cut_backward = cuts_backward(config, num_stages)  # raises if the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
     weight_shares = parts.weight_shares(DTYPES[config.dtype]) if cut_backward and device is not None else ()
-    steady = _compute(config, device, recorded, efficiency, parts.flops_forward, weight_shares, notes)
+    compute = _compute(config, device, recorded, efficiency, parts.flops_forward, weight_shares, notes)
     codec_bytes_per_s = _codec_speed(device, codec_bytes_per_s, notes)
     links = link_costs(config, parts.boundaries, codec_bytes_per_s, notes)
     notes.append(f"Transport {transport}.")
     num_workers = config.num_replicas * len(config.executed_schedule.rows(num_stages, config.num_microbatches))
-    bare, num_ops = steady.over(transport, num_workers), steady.compute_s.shape[2]
-    steady, first = (
-        bare.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)) for visit in (False, True)
-    )
+    compute, num_ops = compute.over(transport, num_workers), compute.compute_s.shape[2]
     notes += _schedule_notes(config, weight_shares)
-    owners = tied_owners(parts)
-    shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
-    averages = replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
-    sizes = [parts.stages[stage].get_parameter(name).numel() for (stage, name), *_ in owners]
-    tied = tuple((tuple(stage for stage, _ in one), size) for one, size in zip(owners, sizes, strict=True))
+    averages, tied = _exchanges(config, parts, codec_bytes_per_s, notes)
     endings = endings_of(config, averages, tied_transfers(config, tied))
-    steady, first = (replace(profile, **endings[0].costs) for profile in (steady, first))
+    steady, first = (
+        replace(compute.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)), **endings[0].costs)
+        for visit in (False, True)
+    )
     if averages:
         notes.append(f"{config.num_replicas} replicas average their gradients {averaging_words(steady)}.")
     steps_per_epoch = num_samples // config.batch_size
     num_steps = config.steps or (config.epochs or 0) * steps_per_epoch
     _check_steps(config, num_steps)
-    warmup_epochs = _warmup_epochs(config, parts, num_samples, notes)
-    differs = any(link.first_bytes != link.wire_bytes for link in links)
+    first_epochs = max(_warmup_epochs(config, parts, num_samples, notes), 1)
+    if all(link.first_bytes == link.wire_bytes for link in links):
+        first_epochs = 0
     return Forecast(
         config=config,
         schedule=config.executed_schedule,
         steady=steady,
         first=first,
-        first_steps=min(num_steps, steps_per_epoch * max(warmup_epochs, 1)) if differs else 0,
+        first_steps=min(num_steps, steps_per_epoch * first_epochs),
         num_steps=num_steps,
         memories=memories,
         capacity_bytes=DEVICES[device].memory_bytes if device is not None else None,
@@ -262,27 +239,37 @@ def _forecast(
 
 def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
     """Return the model without its numbers, cut into the stages of a run."""
-    model, loss = structure_of(config, shape, notes), task_of(config, shape).loss
-    cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
-    size = config.microbatch_size
     parts = partition(
-        model,
+        structure_of(config, shape, notes),
         shape,
-        batch=size,
+        num_stages=config.stages if config.cuts is None else None,
+        cuts=config.cuts,
+        batch=config.microbatch_size,
         bottleneck=config.bottleneck,
         bottleneck_form=config.bottleneck_form,
         seed=config.seed,
-        loss=loss,
-        **cut,
+        loss=task_of(config, shape).loss,
     )
     check_names(config, parts.boundaries)
     return parts
 
 
+def _exchanges(
+    config: RunConfig, parts: Partition, codec_bytes_per_s: float | None, notes: list[str]
+) -> tuple[list[ReplicaCost], tuple[tuple[tuple[int, ...], int], ...]]:
+    """Return the costs of averaging replicas, and the parameters in several stages, whose gradients are summed."""
+    owners = tied_owners(parts)
+    shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
+    averages = replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
+    sizes = [parts.stages[stage].get_parameter(name).numel() for (stage, name), *_ in owners]
+    stages = [tuple(stage for stage, _ in group) for group in owners]
+    return averages, tuple(zip(stages, sizes, strict=True))
+
+
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:
     """Return the epochs until all links compress; add a note on each method that forgets some of the samples."""
     replicas = compressors_of(config, parts.boundaries)
-    methods = dict.fromkeys(m for links in replicas for each in links for pair in each.values() for m in pair)
+    methods = {method for links in replicas for pairs in links for pair in pairs.values() for method in pair}
     notes += [
         f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."
         for method in sorted({repr(method) for method in methods if method.forgets(num_samples)})

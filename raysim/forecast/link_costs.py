@@ -46,10 +46,19 @@ class LinkCost(NamedTuple):
     first_encode_s: float
     first_decode_s: float
 
+
+class Visit(NamedTuple):
+    """The packet of a message, and its seconds."""
+
+    wire_bytes: int
+    encode_s: float
+    decode_s: float
+
     @classmethod
-    def of_exact(cls, replica: int | None, boundary: int, tensor: str, exact_bytes: int) -> LinkCost:
-        """Return the cost of a tensor that is sent as it is."""
-        return cls(replica, boundary, "forward", tensor, "Identity", *[exact_bytes] * 3, *[0.0] * 4)
+    def median(cls, visits: Sequence[Visit]) -> Visit:
+        """Return the last of some visits, with the median seconds of all."""
+        seconds = (statistics.median(each) for each in list(zip(*visits, strict=True))[1:])
+        return cls(visits[-1].wire_bytes, *seconds)
 
 
 def link_costs(
@@ -63,7 +72,8 @@ def link_costs(
     Seconds are measured, or, with `codec_bytes_per_s`, computed from the codecs' counted work at that speed.
     """
     dtype = DTYPES[config.dtype]
-    largest = max((math.prod(shape) * dtype.itemsize for one in boundaries for shape in one.shapes.values()), default=0)
+    shapes = [shape for boundary in boundaries for shape in boundary.shapes.values()]
+    largest = dtype.itemsize * max(map(math.prod, shapes), default=0)
     memory = process_memory()
     if 8 * largest > memory.size:
         raise ConfigError(
@@ -80,21 +90,23 @@ def link_costs(
         replicas = compressors_of(config, boundaries)
         alike = all(ends == replicas[0] for ends in replicas)
         for replica, ends in enumerate(replicas[:1] if alike else replicas):
-            apart = None if alike else replica
+            own = None if alike else replica
             for boundary, (pairs, crossing) in enumerate(zip(ends, boundaries, strict=True)):
                 for name, shape in crossing.shapes.items():
                     key = repr(pairs[name]), shape
                     if key not in measured:
                         measured[key] = _measure(pairs[name], shape, dtype, device, config.seed, codec_bytes_per_s)
-                    links += [one._replace(replica=apart, boundary=boundary, tensor=name) for one in measured[key]]
-                links += [LinkCost.of_exact(apart, boundary, name, size) for name, size in crossing.exact_bytes.items()]
+                    links += [cost._replace(replica=own, boundary=boundary, tensor=name) for cost in measured[key]]
+                links += [
+                    LinkCost(own, boundary, "forward", name, "Identity", size, size, size, 0.0, 0.0, 0.0, 0.0)
+                    for name, size in crossing.exact_bytes.items()
+                ]
     finally:
         torch.set_num_threads(before)
+    methods = dict.fromkeys(method for ends in replicas for pairs in ends for pair in pairs.values() for method in pair)
     notes += [
         f"{method!r} follows the gradients of a run: before a run its messages are priced uncompressed."
-        for method in dict.fromkeys(
-            method for ends in replicas for pairs in ends for pair in pairs.values() for method in pair
-        )
+        for method in methods
         if method.needs_sensitivity
     ]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
@@ -133,23 +145,18 @@ def _measure(
         visits, packet = _visit(method, x, contexts, codec_bytes_per_s)
         if direction == "forward" and method.codec.selects:
             support = method.codec.support(packet, torch.device(device))
-        first, later = visits[0], visits[1:]
-        encode_s, decode_s = (statistics.median(seconds) for seconds in list(zip(*later, strict=True))[1:])
-        if first[0] == later[-1][0]:
-            encode_s, decode_s = (statistics.median(seconds) for seconds in list(zip(*visits, strict=True))[1:])
-            first = first[0], encode_s, decode_s
+        first, later = visits[0], Visit.median(visits[1:])
+        if first.wire_bytes == later.wire_bytes:  # all visits are alike
+            first = later = Visit.median(visits)
         size = x.numel() * dtype.itemsize
-        codec = repr(method)
-        costs.append(
-            LinkCost(None, 0, direction, UNNAMED, codec, size, first[0], later[-1][0], encode_s, decode_s, *first[1:])
-        )
+        costs.append(LinkCost(None, 0, direction, UNNAMED, repr(method), size, first.wire_bytes, *later, *first[1:]))
     return costs
 
 
 def _visit(
     method: Compressor, x: Tensor, contexts: Sequence[Context], codec_bytes_per_s: float | None
-) -> tuple[list[tuple[int, float, float]], Packet]:
-    """Return the bytes and the seconds of encoding and decoding `x` in every visit but the warm-up, and the last packet."""
+) -> tuple[list[Visit], Packet]:
+    """Return every visit of `x` but the warm-up, and the last packet."""
     sender: State = {}
     receiver: State = {}
     visits = []
@@ -157,14 +164,13 @@ def _visit(
         if context.step == 1:  # the first visit only warmed up
             sender, receiver = {}, {}
         moved = x + 0.1 * torch.roll(x, context.step)  # a later visit finds the activation changed
-        encode_s, (packet, changes) = _timed(
-            partial(method.encode, moved, sender, context), x.device, codec_bytes_per_s
-        )
+        encode = partial(method.encode, moved, sender, context)
+        encode_s, (packet, changes) = _timed(encode, x.device, codec_bytes_per_s)
         method.commit(sender, changes)
         decode = partial(method.decode, packet, receiver, context, x.device)
         decode_s, (_, changes) = _timed(decode, x.device, codec_bytes_per_s)
         method.commit(receiver, changes)
-        visits.append((wire_bytes(method.table.pack(packet)), encode_s, decode_s))
+        visits.append(Visit(wire_bytes(method.table.pack(packet)), encode_s, decode_s))
     return visits[1:], packet
 
 

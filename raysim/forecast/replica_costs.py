@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -66,31 +66,27 @@ def replica_costs(
     """
     count = config.num_replicas
     costs = []
-    for stage, (method, mine) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
+    for stage, (method, own) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
         if method.uses_previous_gradients:
             raise ConfigError(
                 f"`replica_gradient` of a run that was not made must take one pass in every step, but {method!r} takes two in "
                 "some. Record a run, and `raysim replay` it."
             )
         if not method.compresses:
-            costs.append(_all_reduced(method, stage, mine, count))
+            costs.append(_all_reduced(method, stage, own, count))
             continue
-        values = sum(math.prod(shape) for shape in mine.values())
+        values = sum(math.prod(shape) for shape in own.values())
         memory = process_memory()
         if 6 * 4 * values * count > memory.size:
             raise ConfigError(
                 f"Averaging the gradients of stage {stage} ({format_bytes(4 * values)}) on {count} replicas takes up to "
                 f"{format_bytes(6 * 4 * values * count)}, but {memory}. Use fewer replicas or more stages."
             )
-        method.check(mine, count, config.optimizer.momentum)
-        by_step = (method.part(step) for step in range(method.period))
-        parts = sorted({part for part in by_step if part is not None})
-        costs += [_averaged(method, stage, part, mine, config, codec_bytes_per_s) for part in parts]
-    notes += dict.fromkeys(
-        sentence
-        for cost in costs
-        if (sentence := more_than_dense(cost.method, cost.wire_bytes, cost.dense_bytes, count))
-    )
+        method.check(own, count, config.optimizer.momentum)
+        parts = sorted({part for part in map(method.part, range(method.period)) if part is not None})
+        costs += [_averaged(method, stage, part, own, config, codec_bytes_per_s) for part in parts]
+    warnings = (more_than_dense(cost.method, cost.wire_bytes, cost.dense_bytes, count) for cost in costs)
+    notes += dict.fromkeys(filter(None, warnings))
     if any(method.compresses for method in config.replica_methods()):
         notes.append(
             "Replica gradients: averaged by the methods themselves, of seeded normal tensors, on this machine."
@@ -136,7 +132,7 @@ def _averaged(
     memories: list[Memory] = [
         method.begin({name: torch.zeros(shape) for name, shape in shapes.items()}) for _ in range(count)
     ]
-    last: list[list[GroupAccount]] = []
+    last: deque[list[GroupAccount]] = deque(maxlen=2)
     exchanging = (step for step in itertools.count() if method.part(LATE + step) == part)
     for step in itertools.islice(exchanging, AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
@@ -159,22 +155,25 @@ def _averaged(
             )
             rounds.append(method.average(gradients, memories[replica], context))
         exchanges = exchange_together(group, rounds, table, num_values=num_values)
-        memories = [one.result.memory for one in exchanges]
-        last = [*last[-1:], [one.account for one in exchanges]]
-    coded_bytes = statistics.fmean(max(one.coded_bytes for one in step) for step in last)
-    codec_s = statistics.fmean(max(one.codec_s for one in step) for step in last)
+        memories = [member.result.memory for member in exchanges]
+        last.append([member.account for member in exchanges])
+
+    def slowest(figure: str) -> float:
+        return statistics.fmean(max(getattr(member, figure) for member in exchange) for exchange in last)
+
+    coded_bytes = slowest("coded_bytes")
     return ReplicaCost(
         stage=stage,
         method=repr(method),
         part=part,
         dense_bytes=ring_bytes(num_values, count),
         bucketed_bytes=4.0 * num_values if method.by_bucket else 0.0,
-        wire_bytes=round(statistics.fmean(max(one.wire_bytes for one in step) for step in last)),
-        rounds=max(step[0].num_rounds for step in last),
-        method_s=codec_s if codec_bytes_per_s is None else coded_bytes / codec_bytes_per_s,
+        wire_bytes=round(slowest("wire_bytes")),
+        rounds=max(exchange[0].num_rounds for exchange in last),
+        method_s=slowest("codec_s") if codec_bytes_per_s is None else coded_bytes / codec_bytes_per_s,
         coded_bytes=coded_bytes,
         transfers=mean_transfers(
-            [as_transfers(transfer for one in step for transfer in one.transfers) for step in last]
+            [as_transfers(transfer for member in exchange for transfer in member.transfers) for exchange in last]
         ),
     )
 
@@ -196,27 +195,25 @@ def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfe
     methods = config.replica_methods()
     period = exchange_period(config)
     counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
-    found = []
+    endings = []
     for parts, count in counts.items():
-        here = [cost for cost in averages if parts[cost.stage] == cost.part]
+        exchanged = [cost for cost in averages if parts[cost.stage] == cost.part]
         by_stage = {name: np.zeros(config.stages) for name in EXCHANGE[1:]}
-        for cost in here:
+        for cost in exchanged:
             for name, values in by_stage.items():
                 values[cost.stage] = getattr(cost, name)
-        transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in here), tied])
-        found.append(Ending(count / period, {"transfers": transfers, **by_stage}))
-    return tuple(sorted(found, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
+        transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in exchanged), tied])
+        endings.append(Ending(count / period, {"transfers": transfers, **by_stage}))
+    return tuple(sorted(endings, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
 
 
 def tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
     """Return the transfers that sum the gradients of tied parameters over their owners, within a replica or, fused, over all."""
     replicas = range(config.num_replicas)
     groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
-    found = [as_transfers([])]
-    for stages, size in tied:
-        for together in groups:
-            members = [(replica, stage) for replica in together for stage in stages]
-            found.append(
-                all_reduce(DIRECTIONS[1], stages[0], members, chunk_bytes("sum", size, len(members), TIED_TABLE))
-            )
-    return np.concatenate(found)
+    transfers = [as_transfers([])]
+    for (stages, size), together in itertools.product(tied, groups):
+        members = [(replica, stage) for replica in together for stage in stages]
+        chunks = chunk_bytes("sum", size, len(members), TIED_TABLE)
+        transfers.append(all_reduce(DIRECTIONS[1], stages[0], members, chunks))
+    return np.concatenate(transfers)

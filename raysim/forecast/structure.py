@@ -1,16 +1,23 @@
-"""Structure of a model and of its data without their numbers: what a run would train on, at no cost of memory or downloads."""
+"""A recipe's model and data without their numbers, at no cost of memory or downloads, and the costs of the model's stages."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 from torch import nn
 
 from raysim.config import RunConfig
-from raysim.notation import check_integer
+from raysim.forecast.shapes import StageCost, Unit
+from raysim.notation import InputError, check_integer
+from raysim.pipeline.prepare import task_of
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, bind_model, build_model, make_structure
 from raysim.workloads.options import bind_options
+from raysim.workloads.partition import partition
 from raysim.workloads.splits import DataShape
 
 CIFAR = {
@@ -49,8 +56,74 @@ def structure_of(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Se
         if path in GPT2 and not Path(path).exists():
             notes.append(f"Model: {path} by its published size, its weights not read.")
             blocks, width, heads = GPT2[path]
-            name, arguments = (
-                "gpt",
-                {"num_blocks": blocks, "width": width, "num_heads": heads, "tied": True, "dropout": 0.1},
-            )
+            name = "gpt"
+            arguments = {"num_blocks": blocks, "width": width, "num_heads": heads, "tied": True, "dropout": 0.1}
     return make_structure(name, MODELS[name], {"shape": shape, **arguments})
+
+
+@dataclass(frozen=True)
+class RecipeModel:
+    """A recipe's model and data; the first call of `stages` builds its structure."""
+
+    config: RunConfig
+    samples_name: ClassVar[str] = "samples"
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.config.name
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of values that the model learns."""
+        return self.stages(1, 1)[0].num_parameters
+
+    @property
+    def layers(self) -> int:
+        """Most stages that the model can be cut into."""
+        return _num_layers(self.config)
+
+    def stages(self, num_stages: int, samples: int) -> list[StageCost]:
+        """Return the costs of a microbatch at each of `num_stages` stages, cut as raysim cuts; raises InputError."""
+        try:
+            return list(_stages(self.config, num_stages, samples))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+
+def _structure(config: RunConfig) -> tuple[DataShape, nn.Sequential]:
+    shape, _ = data_of(config, [])
+    return shape, structure_of(config, shape, [])
+
+
+@lru_cache(maxsize=1)
+def _num_layers(config: RunConfig) -> int:
+    return len(_structure(config)[1])
+
+
+@lru_cache(maxsize=64)
+def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost, ...]:
+    shape, model = _structure(config)
+    parts = partition(model, shape, num_stages=num_stages, batch=samples, loss=task_of(config, shape).loss)
+    if any(boundary.several for boundary in parts.boundaries):
+        raise InputError(f"Several tensors cross a boundary of {config.name}: `raysim simulate` prices them.")
+    outputs = [*(boundary.shape for boundary in parts.boundaries), ()]
+    stages = []
+    for stage, (module, used) in enumerate(zip(parts.stages, parts.footprints(two_parts=True), strict=True)):
+        flops = float(parts.flops_forward[stage])
+        layers = parts.shadow.layers[slice(*parts.spans[stage])]
+        stages.append(
+            StageCost(
+                forward_flops=flops,
+                weight_flops=2 * flops * used.weight_share if stage else flops,
+                parameters=Counter(tuple(parameter.shape) for parameter in module.parameters()),
+                saved_bytes=used.saved,
+                workspace_bytes=max(used.forward, used.backward, used.weights, used.first) - used.saved,
+                output=outputs[stage],
+                units=tuple(
+                    Unit(float(layer.flops), sum(parameter.numel() for parameter in part.parameters()))
+                    for layer, part in zip(layers, module.children(), strict=True)
+                ),
+            )
+        )
+    return tuple(stages)

@@ -55,6 +55,11 @@ class ActionTable(NamedTuple):
         """Return the number of workers."""
         return len(self.offsets) - 1
 
+    @property
+    def splits_backward(self) -> bool:
+        """Return whether backwards are in two parts, for inputs and for weights."""
+        return int(self.op.max()) == OPS.index("W")
+
     def repeated(self, num_steps: int) -> ActionTable:
         """Return the rows of several steps on end, whose microbatches are numbered consecutively.
 

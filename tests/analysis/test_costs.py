@@ -21,7 +21,7 @@ from raysim.analysis.data.settings import job_of, titles
 from raysim.analysis.runs.estimates import RESAMPLES, Estimate
 from raysim.cli import app
 from raysim.config import make_config
-from raysim.forecast.profiling import record_profile
+from raysim.forecast.compute import record_profile
 from raysim.network.presets import parse_network
 from raysim.records import Run, write_table
 

@@ -22,6 +22,7 @@ from raysim import Run, train
 from raysim.analysis import Replay, ReplayError, Target, beside, in_company, replay
 from raysim.analysis.data.recording import Recording
 from raysim.cli import app
+from raysim.cli.replay_tables import traffic_words
 from raysim.config import make_config
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate, step_seconds
@@ -30,7 +31,6 @@ from raysim.network.transport import RAY
 from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
 from raysim.records import write_table
-from raysim.show.priced_runs import traffic_words
 from raysim.units import format_bytes
 
 MBPS = 1e6

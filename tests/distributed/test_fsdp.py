@@ -1,6 +1,7 @@
 """FSDP2 with compressed reduce-scatters: the stated closed form, checkpoints and refusals."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +9,10 @@ from fsdp_jobs import CODED, UNITS
 from ranks import check_refusals, run_ranks
 from torch import nn
 
-from raysim.advice.fleet import Fleet
-from raysim.advice.job import Job, Layout, Way
-from raysim.advice.stage_cost import Shapes, StageCost, Unit
 from raysim.distributed import fsdp
+from raysim.forecast.fleet import Fleet, Layout, Way
+from raysim.forecast.job import Job
+from raysim.forecast.shapes import Shapes, StageCost, Unit
 from raysim.network.sharding import FSDP
 from raysim.network.transport import BARE
 from raysim.schedules import GPipe
@@ -47,7 +48,7 @@ def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(rank
 class Layers:
     """The model of `fsdp_jobs.scattered`, as advice sees one."""
 
-    name, samples_name, num_parameters, num_layers = "layers", "samples", sum(UNITS), 1
+    name, samples_name, num_parameters, layers = "layers", "samples", sum(UNITS), 1
 
     def stages(self, num_stages, samples):
         assert num_stages == 1
@@ -57,7 +58,8 @@ class Layers:
 
 def test_advice_counts_the_bytes_that_ranks_send(ranks):
     """To the 64 bytes of a packet's headers; shards are no whole number of rows."""
-    job = Job(Layers(), Fleet.parse("2xA100"), GPipe(), batch=2, microbatch=1, efficiency=0.4, transport=BARE)
+    model: Any = Layers()
+    job = Job(model, Fleet.parse("2xA100"), GPipe(), batch=2, microbatch=1, efficiency=0.4, transport=BARE)
     for place, method in enumerate(CODED):
         sharded = job.sharded(Way(Layout(1, 2, FSDP(2)), method=method))
         gathered = 2 * (2 * sum(UNITS) / 2)  # twice the other rank's half, in 16 bits

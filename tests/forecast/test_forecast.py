@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.cli import app
 from raysim.config import ConfigError, read_config
+from raysim.forecast.compute import record_profile
 from raysim.forecast.forecast import forecast
-from raysim.forecast.profiling import record_profile
 from raysim.network.devices import DEVICES, gpt_forward_flops
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raysim.advice.timings import Timings
+from raysim.forecast.timings import Timings
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP, RESHARDS, Sharded, Units, chain_s, parse_sharding

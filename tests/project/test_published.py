@@ -7,7 +7,7 @@ import make_published
 import pytest
 from make_published import DATA, KINDS, PAGE, errors, fit, resnet50
 
-from raysim.advice.shapes import count_values
+from raysim.forecast.shapes import count_values
 
 CONTENT = tomllib.loads(DATA.read_text(encoding="utf-8"))
 TABLES = {table["name"]: table for table in CONTENT["tables"]}

@@ -8,11 +8,11 @@ from pipelines import GPT, REPLICAS
 
 from raysim import train
 from raysim.analysis import replay
+from raysim.cli.train import tables
 from raysim.forecast.forecast import forecast
 from raysim.network.topology import Network
 from raysim.pipeline.state import unpack_tensors
 from raysim.records import with_replicas
-from raysim.show.training import tables
 
 SLOW = Network(  # two stages, two replicas: the second replica has a slow link between its stages
     bandwidth_bps=tuple(tuple(1e6 if {source, target} == {2, 3} else 1e9 for target in range(4)) for source in range(4))

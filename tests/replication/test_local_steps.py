@@ -11,6 +11,7 @@ from engines import start, weights
 from pipelines import REPLICAS, TIED
 from replica_variants import LOCAL, SHAPES, Apart, Team, copy_of, dense_mean, gradients, same_tensors
 
+from raysim.cli.train import exchange_words
 from raysim.codecs.positions import index_bytes
 from raysim.config import ConfigError
 from raysim.pipeline.prepare import prepare
@@ -18,7 +19,6 @@ from raysim.replication import parse_replica_method
 from raysim.replication.blocks import cosines, from_blocks, to_blocks, transformed
 from raysim.replication.local import LocalSteps, StreamingDiLoCo
 from raysim.replication.method import AGREED, agreed
-from raysim.show.training import exchange_words
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
 from raysim.units import format_bytes

@@ -12,8 +12,8 @@ from raysim.analysis import Replay
 from raysim.codecs import TopK
 from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
+from raysim.forecast.compute import record_profile
 from raysim.forecast.forecast import forecast
-from raysim.forecast.profiling import record_profile
 from raysim.network.devices import DEVICES
 from raysim.network.presets import parse_network
 from raysim.network.profile import COSTS

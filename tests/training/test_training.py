@@ -17,12 +17,12 @@ from pipelines import REPLICAS, RUNS
 from runs import same_records
 
 from raysim import Run, load_weights, train
+from raysim.cli.train import tables
 from raysim.codecs import TopK
 from raysim.compressors import ErrorFeedback
 from raysim.config import ConfigError
 from raysim.schedules.csv import rows_to_csv
 from raysim.schedules.families import GPipe, OneFOneB
-from raysim.show.training import tables
 from raysim.training.checkpoint import checkpoints
 from raysim.training.run import Training
 

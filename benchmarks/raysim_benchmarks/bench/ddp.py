@@ -26,11 +26,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from raysim.cli.terminal import console
 from raysim.config import ConfigError
 from raysim.distributed import ddp
 from raysim.pipeline.optimizer import make_optimizer
 from raysim.pipeline.prepare import Workload, prepare
-from raysim.show.terminal import console
 from raysim.units import format_bandwidth, format_seconds
 from raysim.workloads.losses import CrossEntropy
 from raysim_benchmarks.harness import alternate, seconds_of

@@ -14,12 +14,12 @@ from typing import Any
 
 from rich.table import Table
 
+from raysim.cli.terminal import console
 from raysim.config import RunConfig, make_config
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepReport
 from raysim.schedules.actions import Action, dependency
-from raysim.show.terminal import console
 from raysim.units import format_seconds
 from raysim_benchmarks.workload import WARMUP_STEPS, bench_config
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from raysim.cli.terminal import console
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.prepare import prepare
-from raysim.show.terminal import console
 from raysim.units import format_seconds
 from raysim_benchmarks.harness import MedianInterval, in_turn, median_interval
 from raysim_benchmarks.hosts.driver import Driver, driving

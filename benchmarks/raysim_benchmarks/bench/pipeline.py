@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from raysim.cli.terminal import console
 from raysim.config import RunConfig, make_config
 from raysim.engine.ray import RayEngine
 from raysim.limits import usable_cpus
 from raysim.pipeline.prepare import Workload, prepare
-from raysim.show.terminal import console
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons
 from raysim_benchmarks.ranks import run_ranks
 from raysim_benchmarks.workload import Timing, bench_config, time_engine

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
+from raysim.cli.terminal import console
 from raysim.limits import usable_cpus
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.topology import Network
 from raysim.schedules.families import OneFOneB
-from raysim.show.terminal import console
 from raysim.units import format_bytes, format_seconds
 
 TARGET_S = 2.0

@@ -12,20 +12,20 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from raysim.advice.advise import advise
-from raysim.advice.answer import answer, percent
-from raysim.advice.bandwidth import LEVELS, free_s, needed, parts_of, steps_s
-from raysim.advice.fleet import Fleet
-from raysim.advice.inputs import make_job, parse_setting
-from raysim.advice.job import Job, Layout, Way
-from raysim.advice.packets import exchange_of, link_messages
-from raysim.advice.recipe_shape import RecipeModel
-from raysim.advice.shapes import ModelShape
-from raysim.advice.study import write_study
 from raysim.cli import app
 from raysim.config import read_config
+from raysim.forecast.advise import advise
+from raysim.forecast.answer import answer, percent
+from raysim.forecast.bandwidth import LEVELS, free_s, needed, parts_of, steps_s
+from raysim.forecast.fleet import Fleet, Layout, Way
+from raysim.forecast.inputs import make_job, parse_setting
+from raysim.forecast.job import Job
 from raysim.forecast.link_costs import link_costs
+from raysim.forecast.packets import exchange_of, link_messages
 from raysim.forecast.replica_costs import replica_costs
+from raysim.forecast.shapes import ModelShape
+from raysim.forecast.structure import RecipeModel
+from raysim.forecast.study import write_study
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP
@@ -81,7 +81,7 @@ def test_a_large_message_has_the_bytes_of_its_packet(codec: str) -> None:
         "Identity",
     ],
 )
-@pytest.mark.parametrize("shape", [(400,), (300, 160), (120, 40, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(400,), (300, 160), (120, 40, 3), (8, 900)], ids=str)
 @pytest.mark.parametrize("num_replicas", [2, 3, 8])
 def test_a_large_exchange_has_the_bytes_of_its_packets(method: str, shape: tuple[int, ...], num_replicas: int) -> None:
     found = exchange_of(method, shape, num_replicas)
@@ -336,7 +336,9 @@ def test_the_answer_names_bandwidths_and_the_fastest_way_that_fits() -> None:
     best = advice.fastest()
     assert best is not None
     assert all(
-        row.networks[0].samples_per_s <= best.networks[0].samples_per_s for row in advice.rows if row.known != "harmful"
+        row.networks[0].samples_per_s <= best.networks[0].samples_per_s
+        for row in advice.rows
+        if row.way.known != "harmful"
     )
     assert answer(advise(job(), []))[0].startswith("This job needs ")
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from raysim.advice.timings import Timings, read_timings, timed_step
 from raysim.cli import app
+from raysim.forecast.timings import Timings, read_timings, timed_step
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate

@@ -62,19 +62,14 @@ def link_messages(forward: str, backward: str, shape: tuple[int, ...], dtype: st
         "topics-gpt", [f"num_stages={len(shapes) + 1}", f"forward={forward}", f"backward={backward}", f"dtype={dtype}"]
     )
     costs = link_costs(config, [BoundaryTensors({UNNAMED: each}, {}) for each in shapes], UNIT, [])
-    found = []
+    messages = []
     for direction in ("forward", "backward"):
-        figures = np.array(
-            [
-                (cost.wire_bytes, UNIT * cost.encode_s, UNIT * cost.decode_s)
-                for cost in costs
-                if cost.direction == direction
-            ]
-        )
+        own = [cost for cost in costs if cost.direction == direction]
+        figures = np.array([(cost.wire_bytes, UNIT * cost.encode_s, UNIT * cost.decode_s) for cost in own])
         if rows:
             figures = figures[:1] + (figures[1:] - figures[:1]) * (rows - lengths[0]) / (lengths[1] - lengths[0])
-        found.append(LinkMessage(*figures[0].tolist()))
-    return found[0], found[1]
+        messages.append(LinkMessage(*figures[0].tolist()))
+    return messages[0], messages[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,25 +84,16 @@ class Exchange:
 
     def transfers(self, stage: int, num_replicas: int, shards: int = 1) -> Transfers:
         """Return the messages between all replicas of a stage; each may consist of `shards` replicas, which send a shard each."""
-        pairs = [
-            (a * shards + i, b * shards + i)
-            for a in range(num_replicas)
-            for b in range(num_replicas)
-            for i in range(shards)
-            if a != b
-        ]
-        found = np.zeros(len(pairs) * len(self.pair_bytes), TRANSFER)
-        for turn, size in enumerate(self.pair_bytes):
-            mine = found[turn * len(pairs) : (turn + 1) * len(pairs)]
-            mine["round"], mine["wire_bytes"] = turn, size / shards
-            mine["source_replica"], mine["target_replica"] = np.array(pairs).T
-        found["direction"], found["source_stage"], found["target_stage"], found["stage"] = (
-            DIRECTIONS[0],
-            stage,
-            stage,
-            stage,
-        )
-        return found
+        members = itertools.product(itertools.permutations(range(num_replicas), 2), range(shards))
+        pairs = np.array([(a * shards + i, b * shards + i) for (a, b), i in members]).T
+        rounds, count = len(self.pair_bytes), pairs.shape[1]
+        transfers = np.zeros(rounds * count, TRANSFER)
+        transfers["round"] = np.repeat(np.arange(rounds), count)
+        transfers["wire_bytes"] = np.repeat(np.array(self.pair_bytes) / shards, count)
+        transfers["source_replica"], transfers["target_replica"] = np.tile(pairs, rounds)
+        transfers["direction"] = DIRECTIONS[0]
+        transfers["source_stage"] = transfers["target_stage"] = transfers["stage"] = stage
+        return transfers
 
 
 @lru_cache(maxsize=4096)
@@ -134,21 +120,22 @@ def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple
 
 def sum_exchanges(parts: Sequence[tuple[int, tuple[Exchange, ...]]]) -> tuple[Exchange, ...]:
     """Return the exchange of a stage from its parameters', each with its number."""
-    kinds = max((len(exchanges) for _, exchanges in parts), default=0)
-    found = []
-    for kind in range(kinds):
-        here = [(count, exchanges[kind]) for count, exchanges in parts if kind < len(exchanges)]
-        rounds = max(len(each.pair_bytes) for _, each in here)
-        sizes = [
-            sum(count * (*each.pair_bytes, *[0.0] * rounds)[turn] for count, each in here) for turn in range(rounds)
-        ]
-        found.append(Exchange(here[0][1].share, tuple(sizes), sum(count * each.work for count, each in here)))
-    return tuple(found)
+    counts, kinds = [count for count, _ in parts], []
+    for exchanges in itertools.zip_longest(*(exchanges for _, exchanges in parts)):
+        present = [(count, each) for count, each in zip(counts, exchanges, strict=True) if each is not None]
+        sizes = ([count * size for size in each.pair_bytes] for count, each in present)
+        pair_bytes = tuple(map(sum, itertools.zip_longest(*sizes, fillvalue=0.0)))
+        kinds.append(Exchange(present[0][1].share, pair_bytes, sum(count * each.work for count, each in present)))
+    return tuple(kinds)
 
 
 def _small(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes exchanged in place of one: its first two axes shortened in turn; itself if it is small."""
-    short = [tuple(min(length, side) for length in shape[:2]) for side in SMALL]
+    """Return the shapes exchanged in place of one: its first two axes shortened in turn; itself if it is small.
+
+    Beside an axis shorter than `SMALL` the other stays longer, so that the matrix has as many values.
+    """
+    longer = math.ceil(SMALL[0] / min(shape[:2])) if len(shape) > 1 else 1
+    short = [tuple(min(length, longer * side) for length in shape[:2]) for side in SMALL]
     if short[1] == shape[:2]:
         return (shape,)
     pairs = itertools.product(*zip(*short, strict=True)) if len(shape) > 1 else short
@@ -157,21 +144,22 @@ def _small(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures: Floats) -> Floats:
     """Return the figures of `shape`, of those of `small` shapes on the first axis: linear in each of two axes."""
+    first: Floats = figures[0]
     if len(small) == 1:
-        own: Floats = figures[0]
-        return own
-    (low, *_), (high, *_) = small[0], small[-1]
-    t = (shape[0] - low) / (high - low)
-    if len(shape) == 1:
-        found: Floats = figures[0] + t * (figures[1] - figures[0])
-        return found
-    left, right = small[0][1], small[-1][1]
-    u = (shape[1] - left) / (right - left) if right > left else 0.0
+        return first
+    shares = [
+        (length - low) / (high - low) if high > low else 0.0
+        for length, low, high in zip(shape[:2], small[0], small[-1], strict=False)
+    ]
+    if len(shares) == 1:
+        line: Floats = first + shares[0] * (figures[1] - first)
+        return line
+    t, u = shares
     corner, across, down, far = figures
     mixed = far - across - down + corner
     mixed = np.where(np.abs(mixed) <= ROUNDING, 0.0, mixed)
-    whole: Floats = corner + t * (down - corner) + u * (across - corner) + t * u * mixed
-    return whole
+    plane: Floats = corner + t * (down - corner) + u * (across - corner) + t * u * mixed
+    return np.asarray(plane)
 
 
 @lru_cache(maxsize=1024)
@@ -199,19 +187,19 @@ def _counted(
     parts = [rule.part(step) for step in range(rule.period)]
     kinds = []
     for part in dict.fromkeys(cost.part for cost in costs):
-        mine = [cost for cost in costs if cost.part == part]
-        rounds = max(int(cost.transfers["round"].max(initial=-1)) + 1 for cost in mine)
-        figures = tuple((UNIT * cost.method_s, *_pair_bytes(cost, rounds, num_replicas)) for cost in mine)
+        own = [cost for cost in costs if cost.part == part]
+        rounds = max(int(cost.transfers["round"].max(initial=-1)) + 1 for cost in own)
+        figures = tuple((UNIT * cost.method_s, *_pair_bytes(cost, rounds, num_replicas)) for cost in own)
         kinds.append((parts.count(part) / len(parts), figures))
     return tuple(kinds)
 
 
 def _pair_bytes(cost: ReplicaCost, rounds: int, num_replicas: int) -> list[float]:
     """Return the mean bytes of a message in each round; raises InputError unless each replica sends to every other."""
-    found = []
-    for turn in range(rounds):
-        mine = cost.transfers[cost.transfers["round"] == turn]
-        if len(mine) not in (0, num_replicas * (num_replicas - 1)):
+    means = []
+    for i in range(rounds):
+        sizes = cost.transfers["wire_bytes"][cost.transfers["round"] == i]
+        if len(sizes) not in (0, num_replicas * (num_replicas - 1)):
             raise InputError(f"{cost.method} sends to some replicas only: price a recorded run by `raysim replay`.")
-        found.append(float(mine["wire_bytes"].mean()) if len(mine) else 0.0)
-    return found
+        means.append(float(sizes.mean()) if len(sizes) else 0.0)
+    return means

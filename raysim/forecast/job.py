@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from raysim.advice.fleet import Fleet
-from raysim.advice.packets import exchange_of, link_messages, sum_exchanges
-from raysim.advice.stage_cost import StageCost
 from raysim.config import read_config
+from raysim.forecast.fleet import SAME, Fleet, Layout, Way
+from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
+from raysim.forecast.shapes import ModelShape, StageCost
+from raysim.forecast.structure import RecipeModel
+from raysim.forecast.timings import TimedStep
 from raysim.network.profile import Profile
-from raysim.network.sharding import FSDP, Sharded, Units
-from raysim.network.topology import Network, Placement, replica_hosts
+from raysim.network.sharding import Sharded, Units
+from raysim.network.topology import Network
 from raysim.network.transport import DDP, Averaging, Transport
 from raysim.notation import InputError
+from raysim.replication.method import ReplicaMethod
 from raysim.schedules import Schedule
 from raysim.schedules.actions import peak_in_flight
-from raysim.schedules.arrays import OPS, make_table
+from raysim.schedules.arrays import make_table
 
 STATE_BYTES = 16
 """Of each parameter: weights and gradients in 16 bits; a copy of the weights and two moments of Adam in 32."""
@@ -32,76 +35,11 @@ RECOMPUTED_SHARE = 2 / 34
 """Of the tensors that a block saves, with recomputation: its input alone."""
 ROW_VALUES = 1024
 """Values of a row by which the packet of a shard, one flat tensor, is counted."""
-SAME = "Identity"
 FEW_MICROBATCHES = 4
 """Of each worker, from which on no more are in flight at once, unless all are."""
 
 
-class Model(Protocol):
-    """The costs of a model, and its names in tables."""
-
-    @property
-    def name(self) -> str:
-        """Its name in tables."""
-
-    @property
-    def samples_name(self) -> str:
-        """Its samples' name in tables."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of values that it learns."""
-
-    @property
-    def num_layers(self) -> int:
-        """Most stages that it can be cut into."""
-
-    def stages(self, num_stages: int, samples: int) -> list[StageCost]:
-        """Return the costs of a microbatch of so many samples at each stage."""
-
-
-class Layout(NamedTuple):
-    """Hosts arranged as `replicas` pipelines of `workers` hosts."""
-
-    workers: int
-    replicas: int
-    sharding: FSDP | None = None
-    """Division of a replica's parameters among replicas."""
-
-    def __str__(self) -> str:
-        """Return the layout in words."""
-        if self.replicas == 1:
-            return f"1 pipeline of {self.workers}"
-        words = f"{self.replicas} replicas" if self.workers == 1 else f"{self.replicas} pipelines of {self.workers}"
-        return words if self.sharding is None else f"{words}, {self.sharding!r}"
-
-    @property
-    def groups(self) -> int:
-        """Copies of the model."""
-        return self.replicas if self.sharding is None else self.sharding.groups(self.replicas)
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to train in a layout: codecs of the links, and the method of the replicas."""
-
-    layout: Layout
-    forward: str = SAME
-    backward: str = SAME
-    method: str = SAME
-    overlap: bool = False
-    """Whether uncompressed gradients are averaged in buckets during the last backward, as DDP does."""
-
-    @property
-    def dense(self) -> bool:
-        """True if nothing is compressed, and replicas average in every step."""
-        return (self.forward, self.backward, self.method) == (SAME, SAME, SAME)
-
-    def __str__(self) -> str:
-        """Return the codecs of activations and gradients, and the method of replicas."""
-        links = [f"{self.forward} / {self.backward}"] if (self.forward, self.backward) != (SAME, SAME) else []
-        words = [*links, *([self.method] if self.method != SAME else [])] or ["dense"]
-        return ", ".join(words) + (", overlapped" if self.overlap else "")
+Model = ModelShape | RecipeModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,34 +91,30 @@ class Job:
     def profile(self, way: Way) -> Profile:
         """Return the costs of a step without the exchange of replicas."""
         stages = self.stages(way.layout)
-        count = len(stages)
-        rows = make_table(self.schedule, count, self.num_microbatches(way.layout))
-        split = int(rows.op.max()) == OPS.index("W")
         speed = self.fleet.flops * self.efficiency
         forward = np.array([stage.forward_flops for stage in stages]) / speed
-        weight = np.array([stage.weight_flops for stage in stages]) / speed
         backward = (3 if self.recompute else 2) * forward
         times = [forward, backward]
-        if split:
+        if make_table(self.schedule, len(stages), self.num_microbatches(way.layout)).splits_backward:
+            weight = np.array([stage.weight_flops for stage in stages]) / speed
             weight[0] = backward[0]
             times = [forward, backward - weight, weight]
-        costs: dict[str, Any] = {
-            name: np.zeros((1, count, len(times), 1)) for name in ("wire_bytes", "encode_s", "decode_s")
-        }
+        wire_bytes, encode_s, decode_s = np.zeros((3, 1, len(stages), len(times), 1))
         for stage, cost in enumerate(stages[:-1]):
+            ends = ((stage, stage + 1), (stage + 1, stage))
             messages = link_messages(way.forward, way.backward, cost.output, self.dtype)
-            for op, (message, source, target) in enumerate(
-                zip(messages, (stage, stage + 1), (stage + 1, stage), strict=True)
-            ):
-                costs["wire_bytes"][0, source, op] = message.wire_bytes
-                costs["encode_s"][0, source, op] = message.encode_work / self.fleet.codec_bytes_per_s
-                costs["decode_s"][0, target, op] = message.decode_work / self.fleet.codec_bytes_per_s
+            for op, (message, (source, target)) in enumerate(zip(messages, ends, strict=True)):
+                wire_bytes[0, source, op] = message.wire_bytes
+                encode_s[0, source, op] = message.encode_work / self.fleet.codec_bytes_per_s
+                decode_s[0, target, op] = message.decode_work / self.fleet.codec_bytes_per_s
         memory = self.fleet.gpus * self.fleet.device.memory_bytes_per_s
         profile = Profile(
             compute_s=np.stack(times, axis=1)[None, :, :, None],
+            wire_bytes=wire_bytes,
+            encode_s=encode_s,
+            decode_s=decode_s,
             update_s=UPDATE_BYTES * np.array([stage.num_parameters for stage in stages]) / memory,
             source=f"{self.fleet!r} at {self.efficiency:g} of its datasheet's dense 16-bit peak",
-            **costs,
         )
         transport = replace(self.transport, averaging=DDP if way.overlap else Averaging())
         return profile.over(transport, way.layout.workers * way.layout.replicas)
@@ -223,11 +157,7 @@ class Job:
 
     def on_networks(self, way: Way, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
         """Return the costs of a step of `count` microbatches on each network, the gathers and scatters of shards in its actions."""
-        sharded, layout = self.sharded(way), way.layout
-        table = make_table(self.schedule, len(sharded.stages), count)
-        hosts = Placement.spread(layout.workers * layout.replicas, networks[0].num_hosts)
-        by_stage = np.array(replica_hosts(hosts, layout.workers), np.int64)[:, table.owner]
-        return sharded.profiles(profile, table, by_stage, networks)
+        return TimedStep(profile, self.schedule, count, way.layout.replicas, self.sharded(way)).profiles(networks)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def mixture(self, way: Way) -> list[tuple[float, Profile]]:
@@ -242,18 +172,17 @@ class Job:
             )
             for stage in self.stages(way.layout)
         ]
-        kinds = max(map(len, stages))
-        found = []
-        for kind in range(kinds):
-            transfers = [stage[kind].transfers(number, replicas, shards) for number, stage in enumerate(stages)]
-            work_s = [stage[kind].work / self.fleet.codec_bytes_per_s for stage in stages]
+        kinds = []
+        for exchanges in zip(*stages, strict=True):  # of the same kind of step at all stages
+            transfers = [each.transfers(stage, replicas, shards) for stage, each in enumerate(exchanges)]
+            work_s = [each.work / self.fleet.codec_bytes_per_s for each in exchanges]
             costs: dict[str, Any] = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
             if way.overlap:  # a ring in place of the messages that are listed
                 sizes = GRADIENT_BYTES * np.array([stage.num_parameters for stage in self.stages(way.layout)])
                 costs |= {"gradient_bytes": sizes, "bucketed_bytes": sizes}
-            found.append((stages[0][kind].share, replace(profile, **costs)))
-        rest = 1.0 - sum(share for share, _ in found)
-        return [*found, (rest, profile)] if rest > 1e-9 else found
+            kinds.append((exchanges[0].share, replace(profile, **costs)))
+        rest = 1.0 - sum(share for share, _ in kinds)
+        return [*kinds, (rest, profile)] if rest > 1e-9 else kinds
 
     def compute_s(self, layout: Layout) -> float:
         """Return the seconds of a step in which a host computes, in the mean over hosts."""
@@ -263,15 +192,15 @@ class Job:
 
     def memory_bytes(self, way: Way) -> float:
         """Return the memory of the fullest host."""
-        stages, held = self.stages(way.layout), self._in_flight(way.layout)
-        owner = self.schedule.workers(len(stages))
+        stages = self.stages(way.layout)
+        workers = self.schedule.workers(len(stages))
         totals = [0.0] * way.layout.workers
-        for number, stage in enumerate(stages):
-            saved = held[number] * stage.saved_bytes
+        for stage, held, worker in zip(stages, self._in_flight(way.layout), workers, strict=True):
+            saved = held * stage.saved_bytes
             if self.recompute:  # inputs alone, and the block that is computed again
-                saved = RECOMPUTED_SHARE * saved + stage.saved_bytes / max(self.model.num_layers // len(stages), 1)
+                saved = RECOMPUTED_SHARE * saved + stage.saved_bytes / max(self.model.layers // len(stages), 1)
             state = self._state_bytes(way.layout, stage) + self._method_bytes(way, stage)
-            totals[owner[number]] += state + saved + stage.workspace_bytes
+            totals[worker] += state + saved + stage.workspace_bytes
         return max(totals)
 
     def _state_bytes(self, layout: Layout, stage: StageCost) -> float:
@@ -280,8 +209,7 @@ class Job:
             return STATE_BYTES * stage.num_parameters
         sizes = [unit.num_parameters for unit in stage.units]
         ahead = layout.sharding.prefetch + 1
-        gathered = max(sum(sizes[i : i + ahead]) for i in range(len(sizes)))
-        made = max(sizes)
+        gathered, made = max(sum(sizes[i : i + ahead]) for i in range(len(sizes))), max(sizes)
         if layout.sharding.reshard_after != "forward":
             gathered = sum(sizes)
         if layout.sharding.reshard_after == "step":
@@ -304,15 +232,12 @@ class Job:
         """Return the bytes that the method of replicas remembers for a stage."""
         if way.layout.replicas == 1 or way.method == SAME:
             return 0
-        method, shards = _method(way.method), way.layout.replicas // way.layout.groups
+        method, shards = method_of(way.method), way.layout.replicas // way.layout.groups
         whole = sum(count * method.memory_bytes({"weight": shape}) for shape, count in stage.parameters.items())
         return int(whole) // shards
 
-    def fits(self, way: Way) -> bool:
-        """Return whether every host holds its part."""
-        return self.memory_bytes(way) <= self.fleet.memory_bytes
-
 
 @lru_cache(maxsize=256)
-def _method(text: str) -> Any:
+def method_of(text: str) -> ReplicaMethod:
+    """Return the method of replicas that a text writes."""
     return read_config("topics-gpt", ["num_replicas=2", f"replica_gradient={text}"]).replica_methods()[0]

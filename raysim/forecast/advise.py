@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raysim.advice.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
-from raysim.advice.evidence import known_word
-from raysim.advice.job import SAME, STATE_BYTES, Job, Layout, Way
+from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
+from raysim.forecast.fleet import HARMFUL, SAME, Layout, Way
+from raysim.forecast.job import STATE_BYTES, Job
 from raysim.network.devices import DEVICES
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
@@ -30,7 +30,6 @@ SCATTERS = ("Quantize(8)", "Quantize(4)")
 LOCAL_STEPS = (10, 100, 500)
 PAYS = 1.05
 """Speed-up over dense from which a setting is worth a study."""
-HARMFUL = "harmful"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +68,6 @@ class Row:
     needed: tuple[Needed, ...]
     """By level of `LEVELS`; empty for networks of several bandwidths."""
     networks: tuple[OnNetwork, ...]
-    known: str
-    """The worst verdict of raysim's findings, or "untried"."""
 
     def bandwidth(self, level: float) -> Needed | None:
         """Return the bandwidth for a utilisation of `LEVELS`."""
@@ -96,19 +93,19 @@ class Advice:
     def remedies(self) -> list[Row]:
         """Return the compressed ways of the job's own layout that no finding calls harmful, least bandwidth first."""
         own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense]
-        return sorted((row for row in own if row.known != HARMFUL), key=_hunger)
+        return sorted((row for row in own if row.way.known != HARMFUL), key=_hunger)
 
     def fastest(self) -> Row | None:
         """Return the way with most samples a second on the first network that fits, and that no finding calls harmful."""
-        able = [row for row in self.rows if row.fits and row.known != HARMFUL]
+        able = [row for row in self.rows if row.fits and row.way.known != HARMFUL]
         return max(able, key=lambda row: row.networks[0].samples_per_s, default=None)
 
     def paying(self) -> list[Row]:
         """Return the compressed ways that fit and whose step on the first network is shorter than dense by `PAYS` or more."""
         limits = {row.way.layout: row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
         compressed = [row for row in self.rows if row.fits and not row.way.dense]
-        found = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]
-        return sorted(found, key=lambda row: -row.networks[0].samples_per_s)
+        paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]
+        return sorted(paying, key=lambda row: -row.networks[0].samples_per_s)
 
 
 def _hunger(row: Row) -> float:
@@ -156,51 +153,42 @@ def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[t
             raise InputError(
                 f"{network!r} has {network.num_hosts} hosts, but the job {fleet.hosts}: name as many, or use fewer devices."
             )
-    if own.replicas == 1 and any(method != SAME for *_, method in tried):
+    methods = {method for *_, method in tried} - {SAME}
+    if own.replicas == 1 and methods:
         raise InputError("`--try`: `replica_gradient` needs replicas, but the job is one pipeline: add --replicas 2.")
-    if own.sharding is not None:
-        for method in {method for *_, method in tried} - {SAME}:
-            _check_scatter(own, method)
-    check_memory(job)
-
-
-def _check_scatter(layout: Layout, method: str) -> None:
-    """Raise InputError unless sharded replicas can exchange gradients by a method."""
-    local = method.startswith("DiLoCo")
-    if local != (layout.groups > 1):
-        remedy = "a codec such as Quantize(8)" if not local else "groups, as by --sharding 'FSDP(4)' of 8 replicas"
-        raise InputError(f"`--try`: {method} does not fit {layout}: it needs {remedy}.")
-
-
-def check_memory(job: Job) -> None:
-    """Raise InputError if all hosts together cannot hold the model, with the devices that could."""
-    need, have = STATE_BYTES * job.model.num_parameters, job.fleet.hosts * job.fleet.memory_bytes
-    if need <= have:
-        return
-    names = dict.fromkeys([job.fleet.name, "H200", "B200"])
-    larger = " or ".join(f"{math.ceil(need / DEVICES[name].memory_bytes)} {name}" for name in names)
-    raise InputError(
-        f"{job.model.name} needs {format_bytes(need)} for weights, gradients and Adam ({STATE_BYTES} bytes for each of "
-        f"{job.model.num_parameters:.3g} parameters), but {job.fleet!r} has {format_bytes(have)}: {larger} would hold it."
-    )
+    for method in methods if own.sharding is not None else ():
+        local = method.startswith("DiLoCo")
+        if local != (own.groups > 1):
+            remedy = "groups, as by --sharding 'FSDP(4)' of 8 replicas" if local else "a codec such as Quantize(8)"
+            raise InputError(f"`--try`: {method} does not fit {own}: it needs {remedy}.")
+    need, have = STATE_BYTES * job.model.num_parameters, fleet.hosts * fleet.memory_bytes
+    if need > have:
+        names = dict.fromkeys([fleet.name, "H200", "B200"])
+        larger = " or ".join(f"{math.ceil(need / DEVICES[name].memory_bytes)} {name}" for name in names)
+        raise InputError(
+            f"{job.model.name} needs {format_bytes(need)} for weights, gradients and Adam ({STATE_BYTES} bytes for each of "
+            f"{job.model.num_parameters:.3g} parameters), but {fleet!r} has {format_bytes(have)}: {larger} would hold it."
+        )
 
 
 def _pipeline(job: Job) -> Layout:
     """Return the layout with the longest pipeline that the model allows for."""
     hosts = job.fleet.hosts
-    workers = max(count for count in range(1, hosts + 1) if hosts % count == 0 and count <= job.model.num_layers)
+    workers = max(count for count in range(1, hosts + 1) if hosts % count == 0 and count <= job.model.layers)
     return Layout(workers, hosts // workers)
 
 
 def _others(job: Job, own: Layout) -> list[Layout]:
     """Return further layouts of the hosts: one pipeline, replicas alone, sharded replicas, two pipelines."""
     hosts = job.fleet.hosts
-    shards = [Layout(1, hosts, FSDP(hosts, each)) for each in ("forward", "step")]
-    wanted = [Layout(hosts, 1), Layout(1, hosts), *shards] + (
-        [Layout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else []
-    )
-    possible = [each for each in wanted if each.workers <= job.model.num_layers and each != own]
-    return [each for each in possible if job.batch % (each.replicas * job.microbatch) == 0]
+    layouts = [Layout(hosts, 1), Layout(1, hosts)]
+    layouts += [Layout(1, hosts, FSDP(hosts, reshard_after)) for reshard_after in ("forward", "step")]
+    layouts += [Layout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else []
+    return [
+        layout
+        for layout in layouts
+        if layout != own and layout.workers <= job.model.layers and job.batch % (layout.replicas * job.microbatch) == 0
+    ]
 
 
 def _ways(layout: Layout, local_steps: Sequence[int]) -> list[Way]:
@@ -211,11 +199,8 @@ def _ways(layout: Layout, local_steps: Sequence[int]) -> list[Way]:
     local = [f"DiLoCo({steps})" for steps in local_steps]
     if layout.sharding is not None:
         methods = SCATTERS if layout.groups == 1 else local
-        return [
-            Way(layout),
-            *(Way(layout, *pair) for pair in links[:2]),
-            *(Way(layout, method=each) for each in methods),
-        ]
+        coded = [Way(layout, method=method) for method in methods]
+        return [Way(layout), *(Way(layout, *pair) for pair in links[:2]), *coded]
     methods = local if links else [*METHODS, *local]
     middle = local[len(local) // 2] if local else SAME
     return [
@@ -234,7 +219,6 @@ def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> 
         fits=memory <= job.fleet.memory_bytes,
         needed=() if isinstance(template.bandwidth_bps, tuple) else needed(job, way, template),
         networks=tuple(_on(job, way, network) for network in networks),
-        known=known_word(way),
     )
 
 

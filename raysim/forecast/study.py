@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.advice.advise import Advice
-from raysim.advice.inputs import KEYS
-from raysim.advice.job import SAME
-from raysim.advice.recipe_shape import RecipeModel
-from raysim.advice.shapes import UNNAMED, ModelShape
 from raysim.config import read_config
-from raysim.forecast.profiling import record_profile
+from raysim.forecast.advise import Advice
+from raysim.forecast.compute import record_profile
+from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.forecast.job import method_of
+from raysim.forecast.shapes import UNNAMED, ModelShape
+from raysim.forecast.structure import RecipeModel
 from raysim.notation import InputError
 from raysim.units import format_seconds
 
@@ -26,20 +26,19 @@ STAND_IN = "topics-gpt"
 
 def write_study(advice: Advice, source: str | None, path: Path) -> str:
     """Write the study file and return what it holds, in words; raises InputError if nothing pays."""
-    rows = advice.paying()
-    settings = list(dict.fromkeys((row.way.forward, row.way.backward, row.way.method) for row in rows))
+    settings = list(dict.fromkeys(row.way.setting for row in advice.paying()))
     network = advice.networks[0]
     if not settings:
         raise InputError(
             f"`--study`: nothing pays on {network!r}, where dense is within 5 % of every setting. Try a slower network."
         )
     base, steps = _base(advice, source)
-    kept = [setting for setting in settings if _divides(setting[2], steps)]
+    kept = [setting for setting in settings if _divides(setting.replica_gradient, steps)]
     if not kept:
         raise InputError(
             f"`--study`: the settings that pay exchange too seldom for {steps} steps. Add --local-steps 10."
         )
-    replicated = any(method != SAME for *_, method in kept)
+    replicated = any(setting.replica_gradient != SAME for setting in kept)
     network_name = network.name or repr(network)
     lines = [
         f"# Written by raysim advise: the settings that would pay on {network_name}, beside dense.",
@@ -56,46 +55,39 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
         'set = { forward = "Identity", backward = "Identity" }',
     ]
     for setting in kept:
-        lines += ["", f"[space.variants.{json.dumps(_name(setting))}]", *_keys(setting)]
+        changed = {key: value for key, value in setting._asdict().items() if value != SAME}
+        lines += ["", f"[space.variants.{json.dumps(' / '.join(changed.values()))}]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in changed.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     runs = SEEDS * (len(kept) + 1)
     price = f"{runs} runs of {steps} steps take {_price(advice, kept, steps)}."
     return f"Study: {path}, {len(kept)} settings and dense on {SEEDS} seeds. {price} Train it by: raysim sweep {path}"
 
 
-def _price(advice: Advice, settings: Sequence[tuple[str, str, str]], steps: int) -> str:
+def _price(advice: Advice, settings: Sequence[Setting], steps: int) -> str:
     """Return the duration of a study's runs one after another, in words: as advised, or measured on this machine for the stand-in."""
     if isinstance(advice.job.model, ModelShape) and advice.job.model.name == UNNAMED:
         config = read_config(STAND_IN)
         profile = record_profile(config, num_steps=MEASURED_STEPS)
-        own_s = profile.cpu_s / config.threads_per_stage  # whatever else the machine does
-        actions_s = np.where(np.isnan(own_s), profile.compute_s, own_s) + profile.encode_s + profile.decode_s
+        cpu_s = profile.cpu_s / config.threads_per_stage  # whatever else the machine does
+        actions_s = np.where(np.isnan(cpu_s), profile.compute_s, cpu_s) + profile.encode_s + profile.decode_s
         step_s = config.num_microbatches * float(actions_s.mean(axis=3).sum()) + float(profile.update_s.sum())
         whole_s = SEEDS * (len(settings) + 1) * steps * step_s
         return (
             f"{format_seconds(whole_s)} on this machine one after another ({STAND_IN}, {format_seconds(step_s)} a step without "
             "compression, measured)"
         )
-    seconds = [_step_s(advice, setting) for setting in [(SAME, SAME, SAME), *settings]]
-    whole_s = SEEDS * steps * sum(seconds)
+    whole_s = SEEDS * steps * sum(_step_s(advice, setting) for setting in [DENSE, *settings])
     return (
         f"{format_seconds(whole_s)} one after another on {advice.job.fleet!r} over {advice.networks[0]!r}, by the steps above "
         f"(efficiency {advice.job.efficiency:g})"
     )
 
 
-def _step_s(advice: Advice, setting: tuple[str, str, str]) -> float:
+def _step_s(advice: Advice, setting: Setting) -> float:
     """Return the seconds of a setting's step on the first network, in the layout that is fastest."""
-    ways = [row for row in advice.rows if (row.way.forward, row.way.backward, row.way.method) == setting and row.fits]
-    return min(row.networks[0].step_s for row in ways or [advice.dense])
-
-
-def _keys(setting: tuple[str, str, str]) -> list[str]:
-    return [f"{key} = {json.dumps(value)}" for key, value in zip(KEYS, setting, strict=True) if value != SAME]
-
-
-def _name(setting: tuple[str, str, str]) -> str:
-    return " / ".join(value for value in setting if value != SAME)
+    rows = [row for row in advice.rows if row.way.setting == setting and row.fits]
+    return min(row.networks[0].step_s for row in rows or [advice.dense])
 
 
 def _base(advice: Advice, source: str | None) -> tuple[list[str], int]:
@@ -122,9 +114,8 @@ def _base(advice: Advice, source: str | None) -> tuple[list[str], int]:
 
 def _divides(method: str, steps: int) -> bool:
     """Return whether a method's exchanges fit a run of so many steps."""
-    rule = read_config(STAND_IN, ["num_replicas=2", f"replica_gradient={method}"]).replica_methods()[0]
     try:
-        rule.check_steps(steps)
+        method_of(method).check_steps(steps)
     except ValueError:
         return False
     return True

@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
+from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, write_line
 from raysim.network.topology import Network
 from raysim.notation import printable
-from raysim.show.terminal import by_name, console, critical_words, show_notes, show_workers, write_line
 from raysim.units import format_bandwidth, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
     from raysim.analysis import Replay, Target
 
 
-# --- recorded runs ------------------------------------------------------------------------------------------------------------
-
-
 CURVE_WIDTH = 24  # characters of the longest bar
+FIDELITIES = {"forward": "fidelity forward", "backward": "fidelity backward", "replica_gradient": "fidelity average"}
 
 
 def show_replay(
@@ -34,7 +31,7 @@ def show_replay(
 ) -> None:
     """Print the prices of a recorded run: by network, to the target, and by stage."""
     out = console()
-    row, rows = replay.row, frame.to_dict("records")
+    row, rows = replay.row, _records(frame)
     folder = printable(str(replay.run.folder))
     write_line(
         out,
@@ -44,40 +41,43 @@ def show_replay(
         f"Recorded at {format_seconds(replay.recorded_step_s)} a step ({row.get('engine')} engine); below, the mean of "
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
     )
-    table = Table("network", title=f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})")
-    ends = ["collectives"] if any(priced["collective_s"] for priced in rows) else []
-    kinds = ["without exchange", "with one"] if any("quiet_step_s" in priced for priced in rows) else []
-    names = ["step", "90 % interval", *kinds, *ends, "update, driver", "busiest link", f"{replay.num_steps:,} steps"]
-    for name in [*names, *(["dense step", "speed-up", "pays below"] if dense else [])]:
-        table.add_column(name, justify="right")
+    table = []
     for priced in rows:
-        cells = [
-            format_seconds(priced["step_s"]),
-            f"{format_seconds(priced['step_low_s'])} to {format_seconds(priced['step_high_s'])}",
-            *([format_seconds(priced[name]) for name in ("quiet_step_s", "exchange_step_s")] if kinds else []),
-            *([format_seconds(priced["collective_s"], of=priced["step_s"])] if ends else []),
-            format_seconds(priced["outside_s"], of=priced["step_s"]),
-            f"{priced['busiest_link']:.0%} busy",
-            format_seconds(priced["run_s"]),
-        ]
+        cells = {
+            "network": priced["network"],
+            "step": format_seconds(priced["step_s"]),
+            "90 % interval": _interval(priced),
+        }
+        if any("quiet_step_s" in each for each in rows):
+            cells["without exchange"] = format_seconds(priced["quiet_step_s"])
+            cells["with one"] = format_seconds(priced["exchange_step_s"])
+        if any(each["collective_s"] for each in rows):
+            cells["collectives"] = format_seconds(priced["collective_s"], of=priced["step_s"])
+        cells["update, driver"] = format_seconds(priced["outside_s"], of=priced["step_s"])
+        cells["busiest link"] = f"{priced['busiest_link']:.0%} busy"
+        cells[f"{replay.num_steps:,} steps"] = format_seconds(priced["run_s"])
         if dense:
-            cells += [
-                format_seconds(priced["dense_step_s"]),
-                speedup_words(priced),
-                _break_even(priced["break_even_bps"]),
-            ]
-        table.add_row(priced["network"], *cells)
-    out.print(table)
+            cells["dense step"] = format_seconds(priced["dense_step_s"])
+            cells["speed-up"] = speedup_words(priced)
+            cells["pays below"] = _break_even(priced["break_even_bps"])
+        table.append(cells)
+    out.print(table_of(table, f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})"))
     if target is not None:
-        _show_target(out, replay, rows, dense, target)
+        out.print(_target_table(replay, rows, dense, target))
     for network in networks:
         if network.host_names is not None:
             write_line(out, placement_words(replay, network, network.host_names))
     by_network = [(repr(network), replay.shares(network)) for network in networks]
-    show_workers(out, [(name, [by_name(w) for w in shares.workers.to_dict("records")]) for name, shares in by_network])
-    for name, shares in by_network:
-        write_line(out, critical_words(name, shares.critical_s))
+    show_shares(out, [Shares(name, _records(shares.workers), shares.critical_s) for name, shares in by_network])
     show_notes(out, replay.notes)
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _interval(priced: Mapping[str, Any]) -> str:
+    return f"{format_seconds(priced['step_low_s'])} to {format_seconds(priced['step_high_s'])}"
 
 
 def traffic_words(replay: Replay) -> str:
@@ -90,11 +90,9 @@ def traffic_words(replay: Replay) -> str:
     if replicas:
         words.append(f"Replicas: {format_bytes(replicas)}.")
     if tied > sent + replicas:
-        fused = (
-            ""
-            if replay.num_replicas == 1
-            else ", or fuse its exchange with that of the replicas by `fused_embedding=true`"
-        )
+        fused = ""
+        if replay.num_replicas > 1:
+            fused = ", or fuse its exchange with that of the replicas by `fused_embedding=true`"
         words.append(
             "The tied embedding is most of the traffic: untie it by `model.tied=false` (`tie_word_embeddings = false` in "
             f"`model.config` of `hf`){fused}."
@@ -104,18 +102,18 @@ def traffic_words(replay: Replay) -> str:
 
 def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str) -> None:
     """Print step times against bandwidth with those of the dense run, and the bandwidth at which the two are equal."""
-    out, rows = console(), frame.to_dict("records")
+    out, rows = console(), _records(frame)
     dense = "dense_step_s" in frame
-    table = Table("bandwidth", title=f"A step by bandwidth {over(transport)}")
-    for name in ("step", "90 % interval", "", *(("dense step", "speed-up") if dense else ())):
-        table.add_column(name, justify="left" if not name else "right")
     longest = max(priced["step_s"] for priced in rows)
+    table = []
     for network, priced in zip(networks, rows, strict=True):
-        spread = f"{format_seconds(priced['step_low_s'])} to {format_seconds(priced['step_high_s'])}"
         bar = "#" * max(round(CURVE_WIDTH * priced["step_s"] / longest), 1)
-        cells = [format_seconds(priced["dense_step_s"]), speedup_words(priced)] if dense else []
-        table.add_row(repr(network), format_seconds(priced["step_s"]), spread, bar, *cells)
-    out.print(table)
+        cells = {"bandwidth": repr(network), "step": format_seconds(priced["step_s"])}
+        cells |= {"90 % interval": _interval(priced), "": bar}
+        if dense:
+            cells |= {"dense step": format_seconds(priced["dense_step_s"]), "speed-up": speedup_words(priced)}
+        table.append(cells)
+    out.print(table_of(table, f"A step by bandwidth {over(transport)}", text=["bandwidth", ""]))
     if dense:
         crossing = _break_even(rows[0]["break_even_bps"])
         everywhere = {"never": "slower at every bandwidth", "always": "faster at every bandwidth"}
@@ -135,41 +133,37 @@ def placement_words(replay: Replay, network: Network, names: Sequence[str]) -> s
     return f"Stages on {network!r}: {'; '.join(words)}"
 
 
-def _show_target(
-    out: Console, replay: Replay, rows: Sequence[Mapping[Any, Any]], dense: Replay | None, target: Target
-) -> None:
-    table = Table(
-        "network",
-        title=f"To {target} {over(replay.transport.name)}, at the first evaluation that reached it (one run, one seed)",
-    )
-    for name in ("evaluated with", "steps", "time", *(("dense steps", "dense time") if dense else ())):
-        table.add_column(name, justify="right")
+def _target_table(replay: Replay, rows: Sequence[Mapping[str, Any]], dense: Replay | None, target: Target) -> Table:
+    table = []
     for priced in rows:
         for mode in ("on", "off"):
-            cells = [priced["network"] if mode == "on" else "", f"compression {mode}"]
-            for prefix, run in (("", replay), ("dense_", dense)):
+            cells = {"network": priced["network"] if mode == "on" else "", "evaluated with": f"compression {mode}"}
+            for prefix, run in (("", replay), ("dense ", dense)):
                 if run is None:
                     continue
-                steps = priced[f"{prefix}steps_to_target_{mode}"]
+                column = prefix.replace(" ", "_")
+                steps = priced[f"{column}steps_to_target_{mode}"]
                 if is_missing(steps):
                     best = run.best(target, mode)
                     nearest = "" if math.isnan(best) else f", best {best:.4g}"
-                    cells += ["-", f"not reached in {run.num_steps} steps{nearest}"]
+                    reached = ("-", f"not reached in {run.num_steps} steps{nearest}")
                 else:
-                    cells += [f"{steps:,}", format_seconds(priced[f"{prefix}time_to_target_{mode}_s"])]
-            table.add_row(*cells)
-    out.print(table)
+                    reached = (f"{steps:,}", format_seconds(priced[f"{column}time_to_target_{mode}_s"]))
+                cells |= zip((f"{prefix}steps", f"{prefix}time"), reached, strict=True)
+            table.append(cells)
+    over_network = over(replay.transport.name)
+    return table_of(table, f"To {target} {over_network}, at the first evaluation that reached it (one run, one seed)")
 
 
-def speedup_words(row: Mapping[Any, Any]) -> str:
+def speedup_words(row: Mapping[str, Any]) -> str:
     """Return the speed-up of a priced row with its interval, and whether it is distinguishable."""
     interval = f"{row['speedup']:.2f}x ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
     return f"{interval}, not distinguishable" if row["verdict"] == "not distinguishable" else interval
 
 
-def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a priced row for JSON: null for a missing figure, or an infinite one such as the bandwidth of `free`."""
-    priced = {name: None if is_missing(value) else value for name, value in by_name(row).items()}
+    priced = {name: None if is_missing(value) else value for name, value in row.items()}
     if "break_even_bps" in priced:
         priced["pays_below"] = _break_even(priced["break_even_bps"])
     return {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in priced.items()}
@@ -187,11 +181,9 @@ def replay_figures(
 ) -> dict[str, Any]:
     """Return the content of `show_replay`, for JSON: null if a target was not reached or no bandwidth breaks even."""
     rows = []
-    for row, network in zip(frame.to_dict("records"), networks, strict=True):
+    for row, network in zip(_records(frame), networks, strict=True):
         shares = replay.shares(network)
-        rows.append(
-            plain_row(row) | {"workers": shares.workers.to_dict("records"), "critical_path_s": shares.critical_s}
-        )
+        rows.append(plain_row(row) | {"workers": _records(shares.workers), "critical_path_s": shares.critical_s})
     return {
         "run": str(replay.run.folder),
         "schedule": replay.row["schedule"],
@@ -201,12 +193,6 @@ def replay_figures(
         "notes": replay.notes,
         "networks": rows,
     }
-
-
-# --- candidates of a probe ----------------------------------------------------------------------------------------------------
-
-
-FIDELITIES = {"forward": "fidelity forward", "backward": "fidelity backward", "replica_gradient": "fidelity average"}
 
 
 def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any]) -> None:
@@ -223,22 +209,20 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
     rows = figures["candidates"]
     known = [name for name in FIDELITIES if any(not is_missing(row[f"{name}_fidelity"]) for row in rows)]
     for network in dict.fromkeys(row["network"] for row in rows):
-        table = Table(
-            "candidate", title=f"A step on {network} {over(first.transport.name)} (compute: {first.costs.source})"
-        )
-        for name in ("bytes", "factor", *(FIDELITIES[name] for name in known), "step", "90 % interval", "speed-up"):
-            table.add_column(name, justify="right")
-        for row in (priced for priced in rows if priced["network"] == network):
-            table.add_row(
-                escape(row["candidate"]),
-                format_bytes(row["bytes"]),
-                f"{row['factor']:.1f}x",
-                *(f"{row[f'{name}_fidelity']:.4f}" for name in known),
-                format_seconds(row["step_s"]),
-                f"{format_seconds(row['step_low_s'])} to {format_seconds(row['step_high_s'])}",
-                "1" if row["candidate"] == rows[0]["candidate"] else speedup_words(row),
-            )
-        out.print(table)
+        table = [
+            {
+                "candidate": escape(row["candidate"]),
+                "bytes": format_bytes(row["bytes"]),
+                "factor": f"{row['factor']:.1f}x",
+            }
+            | {FIDELITIES[name]: f"{row[f'{name}_fidelity']:.4f}" for name in known}
+            | {"step": format_seconds(row["step_s"]), "90 % interval": _interval(row)}
+            | {"speed-up": "1" if row["candidate"] == rows[0]["candidate"] else speedup_words(row)}
+            for row in rows
+            if row["network"] == network
+        ]
+        title = f"A step on {network} {over(first.transport.name)} (compute: {first.costs.source})"
+        out.print(table_of(table, title, text=["candidate"]))
     show_notes(out, first.notes)
     write_line(out, f"\n{figures['limit']}")
     for command in figures["commands"]:
@@ -252,7 +236,7 @@ def probe_figures(
 
     `frame` has their rows in turn, for each network.
     """
-    rows = frame.to_dict("records")
+    rows = _records(frame)
     count = len(rows) // len(candidates)
     candidate_rows, named = [], list(candidates.items())
     for i, row in enumerate(rows):

@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from raysim.config import ConfigError, apply_override
 from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
@@ -34,7 +34,7 @@ from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
 from raysim.notation import InputError
 from raysim.schedules import Schedule, parse_schedule
-from raysim.schedules.arrays import OPS, make_table
+from raysim.schedules.arrays import make_table
 from raysim.storage.files import is_file, read_text
 from raysim.weights import parse_weights
 
@@ -62,23 +62,18 @@ class TimedStep:
 
     def over(self, transport: Transport) -> TimedStep:
         """Return the step with messages over a transport, whose seconds of hosts come on top of the step's own."""
-        profile = self.profile
-        num_workers = self.num_replicas * len(self.schedule.rows(profile.num_stages, self.num_microbatches))
-        own = {name: getattr(profile, name) for name in ("call_s", "message_s", "byte_s", "step_s")}
-        added = transport.host.overheads(num_workers)
-        return replace(
-            self,
-            profile=replace(
-                profile, transport=transport, **{name: seconds + added[name] for name, seconds in own.items()}
-            ),
-        )
+        num_workers = self.num_replicas * len(self.schedule.rows(self.profile.num_stages, self.num_microbatches))
+        costs: dict[str, Any] = transport.host.overheads(num_workers)
+        whole = {name: getattr(self.profile, name) + seconds for name, seconds in costs.items()}
+        return replace(self, profile=replace(self.profile, transport=transport, **whole))
 
     def simulate(self, network: Network, *, seed: int = 0) -> Timeline:
         """Return the timeline of the step; raises InputError if it does not fit the network."""
         try:
+            (profile,) = self.profiles([network])
             return simulate(
                 self.schedule,
-                self._profile_on(network),
+                profile,
                 network,
                 num_microbatches=self.num_microbatches,
                 num_replicas=self.num_replicas,
@@ -87,14 +82,22 @@ class TimedStep:
         except ValueError as error:
             raise InputError(str(error)) from None
 
-    def _profile_on(self, network: Network) -> Profile:
-        """Return the costs on a network: those of sharded replicas have gathers and scatters in their actions."""
+    def profiles(self, networks: Sequence[Network]) -> list[Profile]:
+        """Return the costs on each network: those of sharded replicas have gathers and scatters in their actions."""
         if self.sharded is None:
-            return self.profile
+            return [self.profile] * len(networks)
         table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
-        placement = Placement.spread(self.num_replicas * table.num_workers, network.num_hosts)
+        placement = Placement.spread(self.num_replicas * table.num_workers, networks[0].num_hosts)
         hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
-        return self.sharded.profiles(self.profile, table, hosts, [network])[0]
+        return self.sharded.profiles(self.profile, table, hosts, networks)
+
+
+def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
 
 
 class Timings(Strict):
@@ -106,9 +109,9 @@ class Timings(Strict):
     33.0
     """
 
-    schedule: str = "1F1B"
+    schedule: Annotated[str, _checked_by(parse_schedule)] = "1F1B"
     """The order of forwards and backwards, such as 1F1B, ZBH1 or Interleaved1F1B(2)."""
-    weights: str = "Synchronous"
+    weights: Annotated[str, _checked_by(parse_weights)] = "Synchronous"
     """When stages update, such as PostValidated: without a flush between steps."""
     num_stages: int = Field(ge=1, le=MOST_STAGES)
     """Stages of the pipeline; with an interleaved schedule more than there are workers."""
@@ -148,7 +151,7 @@ class Timings(Strict):
     """Seconds of every step outside of all else."""
     gradient_bytes: ByStage = 0.0
     """Bytes of the gradients that replicas average, or scatter if they are sharded."""
-    sharding: str | None = None
+    sharding: Annotated[str, _checked_by(parse_sharding)] | None = None
     """Division of a replica's parameters among replicas, such as FSDP(8)."""
     parameter_bytes: ByStage = 0.0
     """Bytes of the parameters that sharded replicas gather."""
@@ -156,23 +159,6 @@ class Timings(Strict):
     """Equal units of a stage that sharded replicas gather one by one, such as its blocks."""
     source: str = "timings by hand"
     """Where the figures come from."""
-
-    @field_validator("schedule")
-    @classmethod
-    def _parses(cls, value: str) -> str:
-        parse_schedule(value)
-        return value
-
-    @field_validator("weights")
-    @classmethod
-    def _parses_weights(cls, value: str) -> str:
-        parse_weights(value)
-        return value
-
-    @field_validator("sharding")
-    @classmethod
-    def _parses_sharding(cls, value: str | None) -> str | None:
-        return value if value is None else repr(parse_sharding(value))
 
     @model_validator(mode="after")
     def _fits(self) -> Timings:
@@ -207,26 +193,21 @@ class Timings(Strict):
 
     def step(self) -> TimedStep:
         """Return the step of these costs; raises InputError if the schedule does not fit them."""
-        sends, takes = np.zeros((2, self.num_stages, 2))
-        sends[:-1, 0], sends[1:, 1] = 1.0, 1.0
-        takes[1:, 0], takes[:-1, 1] = 1.0, 1.0
-        forward_bytes = self._by_stage(self.message_bytes)
-        back = (
-            np.roll(forward_bytes, 1)
-            if self.gradient_message_bytes is None
-            else self._by_stage(self.gradient_message_bytes)
-        )
-        wire_bytes = sends * np.stack([forward_bytes, back], axis=1)
+        parts = [self.backward_s] if self.input_s is None else [self.input_s, self.weight_s]
+        compute_s = np.stack([self._by_stage(seconds) for seconds in (self.forward_s, *parts)], axis=1)
+        sends, receives, wire_bytes = np.zeros((3, *compute_s.shape))
+        sends[:-1, 0] = sends[1:, 1] = receives[1:, 0] = receives[:-1, 1] = 1.0
+        wire_bytes[:, 0] = self._by_stage(self.message_bytes)
+        wire_bytes[:, 1] = np.roll(wire_bytes[:, 0], 1)
+        if self.gradient_message_bytes is not None:
+            wire_bytes[:, 1] = self._by_stage(self.gradient_message_bytes)
+        wire_bytes *= sends
         encode_s = sends * self._by_stage(self.encode_s)[:, None] + self.send_byte_s * wire_bytes
-        split = self.input_s is not None
-        backward = self.input_s if split else self.backward_s
-        times = [self.forward_s, backward, *([self.weight_s] if split else [])]
-        extra = ((0, 0), (0, 1 if split else 0))
         profile = Profile(
-            compute_s=np.stack([self._by_stage(seconds) for seconds in times], axis=1)[None, :, :, None],
-            wire_bytes=np.pad(wire_bytes, extra)[None, :, :, None],
-            encode_s=np.pad(encode_s, extra)[None, :, :, None],
-            decode_s=np.pad(takes * self._by_stage(self.decode_s)[:, None], extra)[None, :, :, None],
+            compute_s=compute_s[None, :, :, None],
+            wire_bytes=wire_bytes[None, :, :, None],
+            encode_s=encode_s[None, :, :, None],
+            decode_s=(receives * self._by_stage(self.decode_s)[:, None])[None, :, :, None],
             update_s=self._by_stage(self.update_s),
             gradient_bytes=self._by_stage(0.0 if self.sharding else self.gradient_bytes),
             call_s=self.message_s if self.blocking_sends else 0.0,
@@ -243,14 +224,11 @@ class Timings(Strict):
             weight_share=self.weight_share,
             weights=self.weights,
         )
-        return replace(step, sharded=self._sharded())
-
-    def _sharded(self) -> Sharded | None:
         if self.sharding is None:
-            return None
-        sizes = zip(self._by_stage(self.parameter_bytes), self._by_stage(self.gradient_bytes), strict=True)
-        units = tuple(Units.even(self.units, float(parameters), float(gradients)) for parameters, gradients in sizes)
-        return Sharded(parse_sharding(self.sharding), units)
+            return step
+        sizes = np.stack([self._by_stage(self.parameter_bytes), self._by_stage(self.gradient_bytes)], axis=1)
+        units = tuple(Units.even(self.units, *of_stage) for of_stage in sizes.tolist())
+        return replace(step, sharded=Sharded(parse_sharding(self.sharding), units))
 
     def _by_stage(self, value: float | Sequence[float] | None) -> NDArray[np.float64]:
         return np.broadcast_to(np.asarray(value, np.float64), (self.num_stages,))
@@ -276,14 +254,12 @@ def timed_step(
         table = make_table(rows, profile.num_stages, count)
         if count != profile.num_microbatches:
             profile = profile.mean_microbatch()
-        separate = int(table.op.max()) == OPS.index("W") and profile.compute_s.shape[2] == 2
-        if separate and weight_share is None:
-            raise InputError(
-                f"{rows!r} runs weight gradients separately, but the backward was timed as a whole: give `weight_share`, their "
-                "share of it (0.34 to 0.42 in tables 4 and 9 of Qi et al. 2024), or time the two parts."
-            )
-        if separate:
-            assert weight_share is not None
+        if table.splits_backward and profile.compute_s.shape[2] == 2:
+            if weight_share is None:
+                raise InputError(
+                    f"{rows!r} runs weight gradients separately, but the backward was timed as a whole: give `weight_share`, their "
+                    "share of it (0.34 to 0.42 in tables 4 and 9 of Qi et al. 2024), or time the two parts."
+                )
             profile = profile.split_backward(weight_share)
         return TimedStep(profile, rows, count, num_replicas if num_replicas is not None else profile.num_replicas)
     except ValueError as error:
@@ -312,14 +288,11 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
         return None
     for override in overrides:
         apply_override(values, override)
-    return _parse(values, path).step()
-
-
-def _parse(values: Mapping[str, Any], path: str) -> Timings:
     try:
-        return Timings.model_validate(values)
+        timings = Timings.model_validate(values)
     except ValidationError as error:
         raise InputError(sentence(error, Timings.model_fields, f" in {path}")) from None
+    return timings.step()
 
 
 def _saved_step(path: str, overrides: Sequence[str]) -> TimedStep:
@@ -331,7 +304,5 @@ def _saved_step(path: str, overrides: Sequence[str]) -> TimedStep:
             raise ConfigError(f"Unknown key `{key}` with a profile. Known: {', '.join(KEYS)}.")
     try:
         return timed_step(Profile.load(path), **changes)
-    except InputError:
-        raise
     except (TypeError, ValueError) as error:
-        raise InputError(str(error)) from None
+        raise error if isinstance(error, InputError) else InputError(str(error)) from None

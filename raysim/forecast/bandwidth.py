@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.advice.job import Job, Layout, Way
+from raysim.forecast.fleet import Layout, Way
+from raysim.forecast.job import Job
 from raysim.network.profile import Profile
 from raysim.network.simulate import step_seconds
-from raysim.network.topology import FREE, Matrix, Network
+from raysim.network.topology import FREE, Network
 from raysim.network.uncertainty import MODEL_ERROR, NINE_TENTHS
 
 Floats = NDArray[np.float64]
@@ -47,10 +48,9 @@ def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     # replicas are alike, and exchange when all are done: one pipeline, and what the exchange adds to a step of one microbatch
     total = _run(job, way, job.profile(way), networks, count, 1)
     if kinds != [(1.0, job.profile(way))]:
-        unsharded = replace(way, layout=layout._replace(sharding=None))
-        quiet = _run(job, unsharded, job.profile(way), networks, 1, layout.replicas)
+        quiet = _run(job, way.unsharded, job.profile(way), networks, 1, layout.replicas)
         for share, profile in kinds:
-            total += share * (_run(job, unsharded, profile, networks, 1, layout.replicas) - quiet)
+            total += share * (_run(job, way.unsharded, profile, networks, 1, layout.replicas) - quiet)
     return total
 
 
@@ -63,8 +63,8 @@ def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], coun
     """Return the seconds of a step of `count` microbatches of so many replicas."""
 
     def seconds(costs: Profile, on: Sequence[Network]) -> Floats:
-        found: Floats = step_seconds(job.schedule, costs, on, num_microbatches=count, num_replicas=replicas)[:, 0]
-        return found
+        steps: Floats = step_seconds(job.schedule, costs, on, num_microbatches=count, num_replicas=replicas)[:, 0]
+        return steps
 
     if way.layout.sharding is None:
         return seconds(profile, networks)
@@ -75,9 +75,8 @@ def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], coun
 
 def quiet_steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     """Return the seconds of a step in which replicas exchange nothing."""
-    unsharded = replace(way, layout=way.layout._replace(sharding=None))
     replicas = way.layout.replicas if _differ(networks) else 1
-    return _run(job, unsharded, job.profile(way), networks, job.num_microbatches(way.layout), replicas)
+    return _run(job, way.unsharded, job.profile(way), networks, job.num_microbatches(way.layout), replicas)
 
 
 class Parts(NamedTuple):
@@ -114,18 +113,6 @@ def free_s(job: Job, layout: Layout) -> float:
     return float(steps_s(job, Way(layout), [FREE])[0])
 
 
-def scaled(network: Network, factor: float) -> Network:
-    """Return a network of `factor` times the bandwidth everywhere, all else kept."""
-
-    def times(bandwidth: float | Matrix) -> float | Matrix:
-        if isinstance(bandwidth, tuple):
-            return tuple(tuple(factor * each for each in row) for row in bandwidth)
-        return factor * bandwidth
-
-    port = None if network.port_bps is None else factor * network.port_bps
-    return replace(network, bandwidth_bps=times(network.bandwidth_bps), port_bps=port, name="")
-
-
 def needed(job: Job, way: Way, network: Network, levels: Sequence[float] = LEVELS) -> tuple[Needed, ...]:
     """Return the bandwidth that each utilisation needs, all else of `network`, of one bandwidth, kept.
 
@@ -141,11 +128,8 @@ def needed(job: Job, way: Way, network: Network, levels: Sequence[float] = LEVEL
     starts = np.clip(np.searchsorted(-seconds, -targets), 1, COARSE - 1)
     inner = np.geomspace(grid[starts - 1], grid[starts], FINE, axis=1)
     within = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in inner.reshape(-1)])
-    found = [
-        _crossing(bps, step, target)
-        for bps, step, target in zip(inner, within.reshape(inner.shape), targets.tolist(), strict=True)
-    ]
-    ends = np.array(found).reshape(len(levels), len(ERRORS))
+    brackets = zip(inner, within.reshape(inner.shape), targets.tolist(), strict=True)
+    ends = np.array([_crossing(*bracket) for bracket in brackets]).reshape(len(levels), len(ERRORS))
     return tuple(Needed(float(row[0]), float(row.min()), float(row.max())) for row in ends)
 
 
@@ -154,9 +138,8 @@ def _crossing(bps: Floats, seconds: Floats, target: float) -> float:
     below = np.flatnonzero(seconds <= target)
     if not len(below):
         return float("inf")
-    place = int(below[0])
-    if place == 0:
+    i = int(below[0])
+    if i == 0:
         return float(bps[0])
-    high, low = seconds[place - 1], seconds[place]
-    share = (high - target) / (high - low)
-    return float(1 / (1 / bps[place - 1] + share * (1 / bps[place] - 1 / bps[place - 1])))
+    share = (seconds[i - 1] - target) / (seconds[i - 1] - seconds[i])
+    return float(1 / (1 / bps[i - 1] + share * (1 / bps[i] - 1 / bps[i - 1])))

@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raysim.advice.fleet import Fleet
-from raysim.advice.job import SAME, Job, Layout, Model
-from raysim.advice.recipe_shape import RecipeModel
-from raysim.advice.shapes import ModelShape, read_shape
 from raysim.config import ConfigError, read_config
+from raysim.forecast.fleet import Fleet, Layout, Setting
+from raysim.forecast.job import Job, Model
+from raysim.forecast.shapes import ModelShape, read_shape
+from raysim.forecast.structure import RecipeModel
 from raysim.network.sharding import parse_sharding
 from raysim.network.transport import calibrated_transport
 from raysim.notation import InputError, check_real
 from raysim.schedules import parse_schedule
 
 SHAPE = ("layers", "width", "length", "vocabulary")
+"""Of a model that is no file."""
 HEAD_WIDTH = 128
 """Of a model given by its shape, if its width is a multiple."""
 BATCH = 8
 """Samples of a step for each host, if none are given."""
-KEYS = ("forward", "backward", "replica_gradient")
-SETTING = re.compile(rf"\s*({'|'.join(KEYS)})=(.+?)(?=\s+(?:{'|'.join(KEYS)})=|\s*$)")
+KEYS = "|".join(Setting._fields)
+SETTING = re.compile(rf"\s*({KEYS})=(.+?)(?=\s+(?:{KEYS})=|\s*$)")
 
 
 def find_model(source: str | None, length: int | None, shape: Mapping[str, int | None]) -> Model:
@@ -42,13 +43,13 @@ def find_model(source: str | None, length: int | None, shape: Mapping[str, int |
             return ModelShape(**given, heads=max(width // HEAD_WIDTH, 1) if width % HEAD_WIDTH == 0 else 1)
         except ValueError as error:
             raise InputError(re.sub("`(layers|width|length|vocabulary)`", r"`--\1`", str(error))) from None
-    if any(name in given for name in ("layers", "width", "vocabulary")):
+    if given.keys() - {"length"}:
         raise InputError(
             f"`--layers`, `--width` and `--vocabulary` describe a model, but {source} is one already: leave them out."
         )
-    found = read_shape(source, length)
-    if found is not None:
-        return found
+    model = read_shape(source, length)
+    if model is not None:
+        return model
     if Path(source).is_dir():
         raise InputError(
             f"{source} holds no config.json of transformers. Give --layers, --width, --length, --vocabulary."
@@ -97,16 +98,14 @@ def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: s
 
     Of stages and replicas one may be missing; with `--sharding` alone, all hosts are replicas.
     """
-    if stages is None and replicas is None and sharding is None:
-        return None
-    hosts = job.fleet.hosts
     if stages is None and replicas is None:
+        if sharding is None:
+            return None
         stages = 1
-    given = stages if stages is not None else replicas
-    assert given is not None
+    hosts = job.fleet.hosts
+    option, given = ("--replicas", replicas or 0) if stages is None else ("--stages", stages)
     if given < 1 or hosts % given:
-        name = "--stages" if stages is not None else "--replicas"
-        raise InputError(f"`{name}` must divide the {hosts} hosts of {job.fleet!r}, but got {given}.")
+        raise InputError(f"`{option}` must divide the {hosts} hosts of {job.fleet!r}, but got {given}.")
     layout = Layout(stages or hosts // given, replicas or hosts // given)
     if sharding is None:
         return layout
@@ -118,17 +117,17 @@ def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: s
     return layout._replace(sharding=shards)
 
 
-def parse_setting(text: str) -> tuple[str, str, str]:
+def parse_setting(text: str) -> Setting:
     """Return the links' codecs and the replicas' method in a text; raises InputError.
 
     >>> parse_setting("forward=TopK(density=0.1) backward=Quantize(8)")
-    ('TopK(0.1)', 'Quantize(8)', 'Identity')
+    Setting(forward='TopK(0.1)', backward='Quantize(8)', replica_gradient='Identity')
     """
-    found = dict(SETTING.findall(text))
-    if not found or SETTING.sub("", text).strip():
+    values = dict(SETTING.findall(text))
+    if not values or SETTING.sub("", text).strip():
         raise InputError(
             f"`--try` must be as 'forward=TopK(0.1) backward=Quantize(8) replica_gradient=PowerSGD(8)', but got {text!r}."
         )
-    values = {key: found.get(key, SAME) for key in KEYS}
-    config = read_config("topics-gpt", ["num_replicas=2", *(f"{key}={value}" for key, value in values.items())])
-    return repr(config.forward), repr(config.backward), repr(config.replica_gradient)
+    overrides = [f"{key}={value}" for key, value in Setting(**values)._asdict().items()]
+    config = read_config("topics-gpt", ["num_replicas=2", *overrides])
+    return Setting(*(repr(getattr(config, key)) for key in Setting._fields))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysim.advice.shapes import FAMILIES, ModelShape, _shares, count_values, read_shape, shape_of
+from raysim.forecast.shapes import FAMILIES, ModelShape, _shares, count_values, read_shape, shape_of
 from raysim.notation import InputError
 
 LLAMA_3_8B: dict[str, Any] = {

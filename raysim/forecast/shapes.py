@@ -1,4 +1,4 @@
-"""Transformers by their shape: parameters, operations and bytes of every stage, counted from a `config.json` or a few numbers.
+"""Costs of a model's stages, and those of transformers, counted from a `config.json` or a few numbers.
 
 Nothing is allocated, and neither torch nor transformers is imported.
 """
@@ -6,13 +6,13 @@ Nothing is allocated, and neither torch nor transformers is imported.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raysim.advice.stage_cost import Shapes, StageCost, Unit, count_values
 from raysim.notation import InputError, check_integer, known_words
 from raysim.storage.files import is_file, read_text
 
@@ -22,6 +22,45 @@ LONGEST = 8192  # tokens of a training sequence, if the model's positions allow 
 SAVED_FACTOR = 34
 """Bytes that a block keeps of each value of its input for the backward, in 16 bits with flash attention (Korthikanti et al. 2022,
 2205.05198: 34 s b h, without the scores' 5 a s^2 b)."""
+
+
+Shapes = Counter[tuple[int, ...]]
+"""Shapes of parameters, with the number of each."""
+
+
+def count_values(shapes: Shapes) -> int:
+    """Return the number of values in tensors of these shapes."""
+    return sum(count * math.prod(shape) for shape, count in shapes.items())
+
+
+class Unit(NamedTuple):
+    """Layers whose parameters sharded replicas gather together: a block, the embedding, the head."""
+
+    forward_flops: float
+    num_parameters: int
+
+
+class StageCost(NamedTuple):
+    """One stage for one microbatch, whatever its model."""
+
+    forward_flops: float
+    """Two for each multiplication and addition; a causal mask saves none."""
+    weight_flops: float
+    """The part of `forward_flops` that multiplies by parameters; weight gradients take as many."""
+    parameters: Shapes
+    saved_bytes: float
+    """From the forward to the backward."""
+    workspace_bytes: float
+    """Besides, within one action."""
+    output: tuple[int, ...]
+    """Shape of the activation that the stage sends on."""
+    units: tuple[Unit, ...]
+    """In the order of the forward."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of values that the stage learns."""
+        return count_values(self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +73,7 @@ class ModelShape:
     """
 
     layers: int
+    """Blocks: most stages that the model can be cut into."""
     width: int
     length: int
     """Tokens of a sequence."""
@@ -63,11 +103,7 @@ class ModelShape:
     def __post_init__(self) -> None:
         for field in ("layers", "width", "length", "vocabulary", "heads", "experts", "active_experts"):
             check_integer(field, getattr(self, field), 1)
-        defaults = {
-            "kv_heads": self.heads,
-            "head_width": self.width // self.heads,
-            "hidden": 4 * self.width,
-        }
+        defaults = {"kv_heads": self.heads, "head_width": self.width // self.heads, "hidden": 4 * self.width}
         for field, default in defaults.items():
             if not getattr(self, field):
                 object.__setattr__(self, field, default)
@@ -77,15 +113,15 @@ class ModelShape:
     def matrices(self) -> Shapes:
         """Matrices of a block, (output, input)."""
         own, shared = self.heads * self.head_width, self.kv_heads * self.head_width
-        found: Shapes = Counter()
-        found[own, self.width] += 1
-        found[shared, self.width] += 2
-        found[self.width, own] += 1
-        found[self.hidden, self.width] += self.experts * (2 if self.gated else 1)
-        found[self.width, self.hidden] += self.experts
+        counts: Shapes = Counter()
+        counts[own, self.width] += 1
+        counts[shared, self.width] += 2
+        counts[self.width, own] += 1
+        counts[self.hidden, self.width] += self.experts * (2 if self.gated else 1)
+        counts[self.width, self.hidden] += self.experts
         if self.experts > 1:
-            found[self.experts, self.width] += 1
-        return found
+            counts[self.experts, self.width] += 1
+        return counts
 
     @property
     def block(self) -> Shapes:
@@ -95,10 +131,8 @@ class ModelShape:
     @property
     def embedding(self) -> Shapes:
         """Parameters before the first block."""
-        found: Shapes = Counter({(self.vocabulary, self.width): 1})
-        if self.positions:
-            found[self.positions, self.width] += 1
-        return found
+        positions = {(self.positions, self.width): 1} if self.positions else {}
+        return Counter({(self.vocabulary, self.width): 1}) + Counter(positions)
 
     @property
     def head(self) -> Shapes:
@@ -111,11 +145,6 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Number of values that the model learns."""
         return count_values(self.embedding) + self.layers * count_values(self.block) + count_values(self.head)
-
-    @property
-    def num_layers(self) -> int:
-        """Most stages that the model can be cut into."""
-        return self.layers
 
     @property
     def samples_name(self) -> str:
@@ -136,40 +165,33 @@ class ModelShape:
         attention = 4.0 * tokens * self.length * self.heads * self.head_width
         head = 2.0 * tokens * self.vocabulary * self.width
         blocks = _shares(self.layers, num_stages, head / (weights + attention))
-        values = float(tokens * self.width)
-        block, embedding = count_values(self.block), count_values(self.embedding)
-        found = []
+        stages = []
         for stage, count in enumerate(blocks):
             first, last = stage == 0, stage == num_stages - 1
             parameters: Shapes = Counter({shape: count * number for shape, number in self.block.items()})
-            parameters += self.embedding if first else Counter()
+            units = [Unit(weights + attention, count_values(self.block))] * count
+            if first:
+                parameters += self.embedding
+                units.insert(0, Unit(0.0, count_values(self.embedding)))
             if last:
                 parameters += self.head
                 if self.tied and not first:
                     parameters[self.vocabulary, self.width] += 1
-            units = [Unit(0.0, embedding)] if first else []
-            units += [Unit(weights + attention, block)] * count
-            ends = count_values(parameters) - count * block - (embedding if first else 0)
-            units += [Unit(head, ends)] if last else []
-            found.append(
+                ends = count_values(parameters) - sum(unit.num_parameters for unit in units)
+                units.append(Unit(head, ends))
+            stages.append(
                 StageCost(
                     forward_flops=count * (weights + attention) + (head if last else 0.0),
                     weight_flops=count * weights + (head if last else 0.0),
                     parameters=parameters,
-                    saved_bytes=count * SAVED_FACTOR * values,
-                    workspace_bytes=6.0 * tokens * self.vocabulary
-                    if last
-                    else 0.0,  # logits: 16 bits, and their gradient in 32
+                    saved_bytes=count * SAVED_FACTOR * float(tokens * self.width),
+                    # logits: 16 bits, and their gradient in 32
+                    workspace_bytes=6.0 * tokens * self.vocabulary if last else 0.0,
                     output=(samples, self.length, self.width),
                     units=tuple(units),
                 )
             )
-        return found
-
-    @property
-    def block_saved_bytes(self) -> float:
-        """Bytes that one block keeps of a sequence."""
-        return float(SAVED_FACTOR * self.length * self.width)
+        return stages
 
 
 def _shares(layers: int, num_stages: int, head: float) -> list[int]:
@@ -279,14 +301,12 @@ def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str 
     try:
         given: dict[str, Any] = {field: size for field, size in sizes.items() if size}
         plain = ModelShape(**given, length=own, gated=family.gated, name=name)
-        return ModelShape(
-            **vars(plain)
-            | {
-                "vectors": _vectors(family, plain, values),
-                "last_vectors": (plain.width,) * family.norm,
-                "positions": 0 if family.positions is None else positions + family.positions,
-                "tied": bool(values.get("tie_word_embeddings", family.tied)),
-            }
+        return replace(
+            plain,
+            vectors=_vectors(family, plain, values),
+            last_vectors=(plain.width,) * family.norm,
+            positions=0 if family.positions is None else positions + family.positions,
+            tied=bool(values.get("tie_word_embeddings", family.tied)),
         )
     except ValueError as error:
         raise InputError(f"{error} (in the config of {name})") from None
@@ -303,17 +323,17 @@ def _size(values: Mapping[str, Any], field: str) -> int:
 def _vectors(family: Family, shape: ModelShape, values: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the lengths of the norms and biases of a block."""
     own, shared = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
-    found = [shape.width] * (family.norms * family.norm)
+    lengths = [shape.width] * (family.norms * family.norm)
     biases = {*family.biases}
     if values.get("attention_bias") is True:
         biases |= {"qkv", "out"}
     if values.get("mlp_bias") is True:
         biases |= {"ffn"}
     if "qkv" in biases:
-        found += [own, shared, shared]
+        lengths += [own, shared, shared]
     if "out" in biases:
-        found += [shape.width]
+        lengths += [shape.width]
     if "ffn" in biases:
-        found += [shape.hidden] * (2 if shape.gated else 1) + [shape.width]
-    found += {"": [], "head": [shape.head_width] * 2, "full": [own, shared]}[family.head_norms]
-    return tuple(found)
+        lengths += [shape.hidden] * (2 if shape.gated else 1) + [shape.width]
+    lengths += {"": [], "head": [shape.head_width] * 2, "full": [own, shared]}[family.head_norms]
+    return tuple(lengths)

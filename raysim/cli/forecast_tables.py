@@ -1,0 +1,276 @@
+"""Tables of forecasts and profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from raysim.cli.terminal import Shares, console, counted, shortened, show_notes, show_shares, table_of, write_line
+from raysim.network.topology import Network
+from raysim.network.wire_use import busiest_share, summary
+from raysim.units import format_bytes, format_seconds, three_digits
+from raysim.workloads.cuts import cut_lines
+
+if TYPE_CHECKING:
+    from raysim.forecast.forecast import Forecast
+    from raysim.forecast.link_costs import LinkCost
+    from raysim.forecast.timings import TimedStep
+    from raysim.network.profile import Profile
+    from raysim.network.sharding import Sharded
+    from raysim.network.timeline import Timeline
+
+
+def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
+    """Print the forecast of a run: memory, packets, and steps by network and by stage."""
+    out = console()
+    config = plan.config
+    timelines = [plan.simulate(network) for network in dict.fromkeys(networks)]
+    replicas = f", {config.num_replicas} replicas" if config.num_replicas > 1 else ""
+    write_line(
+        out,
+        f"{config.name}: {plan.schedule!r}, {counted(plan.num_stages, 'stage')} on {counted(plan.num_workers, 'worker')}{replicas}, "
+        f"{config.num_microbatches} microbatches of {config.microbatch_size} samples; "
+        f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step",
+    )
+    for line in cut_lines(plan.cut_choices):
+        write_line(out, line)
+    write_line(out, "")
+    out.print(_memory_table(plan))
+    if plan.links:
+        out.print(_links_table(plan))
+    out.print(_steps_table(plan, timelines))
+    show_shares(out, _shares(timelines))
+    show_notes(out, plan.notes)
+
+
+def _steps_table(plan: Forecast, timelines: Sequence[Timeline]) -> Table:
+    """Return the seconds of a step by network."""
+    rows = []
+    for timeline in timelines:
+        network, step_s = timeline.network, plan.step_s(timeline.network)
+        row = {"network": repr(network), "step": format_seconds(step_s)}
+        bounds = plan.step_bounds_s(network)
+        if bounds is not None:
+            row["90 % interval"] = " to ".join(map(format_seconds, bounds))
+        if plan.first_steps:
+            row["first visits"] = format_seconds(plan.step_s(network, first=True))
+        if len(plan.endings) > 1:
+            row["without exchange"] = format_seconds(quiet_step_s(plan, network))
+            row["with one"] = format_seconds(plan.ending_s(network, 0))
+        if any(each.collectives for each in timelines):
+            row["collectives"] = format_seconds(timeline.collective_s, of=timeline.step_s)
+        row["update, driver"] = format_seconds(timeline.outside_s, of=timeline.step_s)
+        row["busiest link"] = f"{busiest_share(timeline):.0%} busy"
+        row["samples/s"] = three_digits(plan.config.batch_size / step_s)
+        row[f"{plan.num_steps:,} steps"] = format_seconds(plan.run_s(network))
+        rows.append(row)
+    return table_of(rows, f"A step by network (compute: {plan.steady.source})")
+
+
+def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
+    """Return the parts of each step, of the workers of the first replica."""
+    return [
+        Shares(
+            repr(timeline.network),
+            [worker._asdict() for worker in timeline.workers() if not worker.replica],
+            timeline.explain(),
+        )
+        for timeline in timelines
+    ]
+
+
+def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
+    """Print the step simulated from hand-written timings: its seconds by network and by worker."""
+    out = console()
+    timelines = [timed.simulate(network) for network in dict.fromkeys(networks)]
+    for timeline in timelines:
+        rate = f", {three_digits(timed.samples / timeline.step_s)} samples a second" if timed.samples else ""
+        write_line(out, f"A step takes {format_seconds(timeline.step_s)} on {timeline.network!r}{rate}.")
+    replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
+    write_line(
+        out,
+        f"{timed.schedule!r}, {counted(timed.profile.num_stages, 'stage')}, {timed.num_microbatches} microbatches{replicas}; "
+        f"{timed.profile.source or 'timings by hand'}.",
+    )
+    if timed.sharded is not None:
+        write_line(out, sharding_words(timed, timed.sharded, timelines))
+    write_line(out, "")
+    rows = []
+    for timeline in timelines:
+        parts = {"pipeline": timeline.pipeline_s, "collectives": timeline.collective_s}
+        parts["update and rest"] = timeline.outside_s
+        row = {"network": repr(timeline.network), "step": format_seconds(timeline.step_s)}
+        row |= {name: format_seconds(part, of=timeline.step_s) for name, part in parts.items()}
+        row |= {"GPUs busy": f"{_busy(timeline):.0%}", "bubble": f"{timeline.bubble:.0%}"}
+        if timed.sharded is None:  # it counts packets and averages, and no shards
+            row["busiest link"] = f"{busiest_share(timeline):.0%} busy"
+        rows.append(row)
+    out.print(table_of(rows, "A step by network"))
+    show_shares(out, _shares(timelines))
+
+
+def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timeline]) -> str:
+    """Return the bytes that the shards of a replica cost in a step, and the seconds on each network."""
+    whole = replace(timed, sharded=None)
+    added = [
+        f"{format_seconds(timeline.step_s - whole.simulate(timeline.network).step_s)} on {timeline.network!r}"
+        for timeline in timelines
+    ]
+    sent = sharded.sent_bytes(timed.num_replicas, timed.num_microbatches)
+    return (
+        f"{sharded.sharding!r}: the workers of a replica send {format_bytes(sent)} of parameters and gradients a step, which "
+        f"adds {', '.join(added)}."
+    )
+
+
+def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, Any]:
+    """Return the content of `show_timed`, for JSON."""
+    timelines = [timed.simulate(network) for network in networks]
+    return {
+        "schedule": repr(timed.schedule),
+        "num_stages": timed.profile.num_stages,
+        "num_microbatches": timed.num_microbatches,
+        "num_replicas": timed.num_replicas,
+        "samples": timed.samples,
+        "source": timed.profile.source,
+        "sharded_bytes": timed.sharded.sent_bytes(timed.num_replicas, timed.num_microbatches) if timed.sharded else 0.0,
+        "networks": [
+            {
+                "network": repr(timeline.network),
+                "step_s": timeline.step_s,
+                "busy": _busy(timeline),
+                "pipeline": summary(timeline),
+            }
+            for timeline in timelines
+        ],
+    }
+
+
+def _busy(timeline: Timeline) -> float:
+    """Return the mean share of the step in which workers compute."""
+    workers = timeline.workers()
+    return sum(worker.compute_s for worker in workers) / len(workers) / timeline.step_s if timeline.step_s else 0.0
+
+
+def quiet_step_s(plan: Forecast, network: Network) -> float:
+    """Return the seconds of a step with the smallest exchange of replicas: of a step without one, if there is any."""
+    return plan.simulate(network, ending=len(plan.endings) - 1).step_s
+
+
+def show_profile(profile: Profile) -> None:
+    """Print the costs of every stage's actions, means over microbatches."""
+    out = console()
+    rows = []
+    for stage, update_s in enumerate(profile.update_s):
+        row = {"stage": str(stage)}
+        for op, name in enumerate(("forward", "backward")):
+            row[name] = format_seconds(float(profile.compute_s[0, stage, op].mean()))
+        row["update"] = format_seconds(float(update_s))
+        for name, costs in (("encode", profile.encode_s), ("decode", profile.decode_s), ("wire", profile.wire_bytes)):
+            write = format_bytes if name == "wire" else format_seconds
+            row[name] = " + ".join(write(float(costs[0, stage, op].mean())) for op in (0, 1))
+        rows.append(row)
+    table = table_of(shortened(rows), "An action, mean over microbatches", text=["stage"])
+    table.caption = "encode, decode and wire: forward + backward"
+    out.print(table)
+    show_notes(out, [f"{profile.source[0].upper()}{profile.source[1:]}."])
+
+
+def _memory_table(plan: Forecast) -> Table:
+    rows = []
+    for worker, total in enumerate(plan.worker_bytes()):
+        stages = [stage for stage, owner in enumerate(plan.owner) if owner == worker]
+        memories = [plan.memories[stage] for stage in stages]
+        parts = {
+            "weights": sum(m.weights_bytes for m in memories),
+            "versions": sum(m.versions_bytes for m in memories),
+            "gradients": sum(m.gradients_bytes for m in memories),
+            "optimiser": sum(m.optimizer_bytes for m in memories),
+            "activations": sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in memories),
+            "memories": sum(m.residuals_bytes + m.references_bytes for m in memories),
+            "packets": sum(m.messages_bytes for m in memories),
+            "total": total,
+        }
+        if not any(memory.versions_bytes for memory in plan.memories):
+            del parts["versions"]
+        row = {"worker": str(worker), "stages": ", ".join(map(str, stages))}
+        row |= {name: format_bytes(size) for name, size in parts.items()}
+        rows.append(row | {"verdict": verdict(total, plan.capacity_bytes)})
+    return table_of(
+        shortened(rows), "Peak memory of a worker, without framework and allocator", text=["worker", "stages"]
+    )
+
+
+def verdict(needed: int, capacity: int | None) -> str:
+    """Return whether a stage fits into its device's memory, in words.
+
+    >>> verdict(75 * 10**9, 80 * 10**9), verdict(96 * 10**9, 80 * 10**9), verdict(1, None)
+    ('fits 80 GB', 'too much for 80 GB', 'no device named')
+    """
+    if capacity is None:
+        return "no device named"
+    return f"fits {format_bytes(capacity)}" if needed <= capacity else f"too much for {format_bytes(capacity)}"
+
+
+def _links_table(plan: Forecast) -> Table:
+    """Return the costs of a message at each boundary; equal boundaries share a row."""
+    alike: dict[tuple[Any, ...], list[LinkCost]] = {}
+    for link in plan.links:
+        alike.setdefault((link.replica, *link[2:]), []).append(link)
+    rows = []
+    for link, *others in alike.values():
+        span = f"{link.boundary} to {others[-1].boundary}" if others else f"{link.boundary}"
+        replica = "" if link.replica is None else f"replica {link.replica}"
+        rows.append(
+            {
+                "boundaries": ", ".join(filter(None, (f"{span} {link.direction}", link.tensor, replica))),
+                "codec": link.codec,
+                "dense": format_bytes(link.dense_bytes),
+                "wire": format_bytes(link.wire_bytes),
+                "factor": f"{link.dense_bytes / link.wire_bytes:.2f}x" if link.wire_bytes else "-",
+                "first visit": format_bytes(link.first_bytes),
+                "encode": format_seconds(link.encode_s),
+                "decode": format_seconds(link.decode_s),
+            }
+        )
+    return table_of(rows, "A message", text=["boundaries"], fold=["codec"])
+
+
+def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:
+    """Return the content of `show_forecast`, for JSON."""
+    rows = []
+    for network in networks:
+        timeline = plan.simulate(network)
+        first_s = plan.step_s(network, first=True) if plan.first_steps else None
+        times = {"network": repr(network), "step_s": plan.step_s(network), "first_step_s": first_s}
+        if bounds := plan.step_bounds_s(network):
+            times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
+        if len(plan.endings) > 1:
+            times |= {"quiet_step_s": quiet_step_s(plan, network), "exchange_step_s": plan.ending_s(network, 0)}
+        rows.append(times | {"run_s": plan.run_s(network), "pipeline": summary(timeline)})
+    return {
+        "name": plan.config.name,
+        "schedule": repr(plan.schedule),
+        "num_stages": plan.num_stages,
+        "num_microbatches": plan.config.num_microbatches,
+        "num_replicas": plan.config.num_replicas,
+        "cuts": [
+            {**choice.cut._asdict(), "other": choice.other._asdict() if choice.other else None}
+            for choice in plan.cut_choices
+        ],
+        "flops_forward": list(plan.flops_forward),
+        "memories": [
+            {"stage": memory.stage, "total_bytes": memory.total_bytes, "explained": memory.explain()}
+            for memory in plan.memories
+        ],
+        "worker_bytes": plan.worker_bytes(),
+        "capacity_bytes": plan.capacity_bytes,
+        "links": [link._asdict() for link in plan.links],
+        "steps": plan.num_steps,
+        "first_steps": plan.first_steps,
+        "notes": list(plan.notes),
+        "networks": rows,
+    }

@@ -1,0 +1,126 @@
+"""Tables, lines and notes for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from raysim.units import format_seconds
+
+MOST_ROWS = 16  # workers of one network; of more, the first and the last are shown
+
+PARTS = {
+    "compute_s": "compute",
+    "codec_s": "codec",
+    "overhead_s": "calls",
+    "contention_s": "contention",
+    "wait_s": "wire wait",
+    "bubble_s": "bubble",
+    "collective_s": "collectives",
+    "outside_s": "update, driver",
+}
+ALWAYS = ("compute_s", "codec_s", "wait_s", "bubble_s")
+"""Parts with a column even if they are 0."""
+
+CRITICAL = {
+    "overhead": "calls",
+    "path": "host overhead of packets",
+    "queue": "packets queueing",
+    "collective": "collectives",
+}
+
+R = TypeVar("R")
+
+
+def console(width: int = 132) -> Console:
+    """Return the console of tables, of a fixed width for a file or a pipe."""
+    out = Console()
+    if not out.is_terminal:
+        out.width = width
+    return out
+
+
+def write_line(out: Console, text: str) -> None:
+    """Print a text as it is: without colours, markup or broken lines."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count and its noun, as in "1 stage" or "2 stages"."""
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def table_of(
+    rows: Sequence[Mapping[str, str] | None],
+    title: str,
+    *,
+    text: Sequence[str] = ("network",),
+    fold: Sequence[str] = (),
+    no_wrap: bool = False,
+) -> Table:
+    """Return a table of rows, each a cell by column; None is a row of dots.
+
+    Columns of `text` are on the left, figures on the right, which `no_wrap` keeps on one line. Columns of `fold` are broken in a
+    narrow terminal, never cut.
+    """
+    table = Table(title=title)
+    names = next(row for row in rows if row is not None)
+    for name in names:
+        if name in text or name in fold:
+            table.add_column(name, overflow="fold" if name in fold else "ellipsis")
+        else:
+            table.add_column(name, justify="right", no_wrap=no_wrap)
+    for row in rows:
+        table.add_row(*(["..."] * len(names) if row is None else row.values()))
+    return table
+
+
+class Shares(NamedTuple):
+    """The parts of a step on a network: of every worker, and of the critical path."""
+
+    network: str
+    workers: Sequence[Mapping[str, Any]]
+    critical_s: Mapping[str, float]
+
+
+def show_shares(out: Console, shares: Sequence[Shares]) -> None:
+    """Print the parts of every worker's step, which add up to it, and the critical path, network by network."""
+    rows = [row for each in shares for row in each.workers]
+    used = [name for name in PARTS if name in ALWAYS or any(row[name] for row in rows)]
+    table = Table("network", "worker", title="Where a worker's time goes")
+    for name in used:
+        table.add_column(PARTS[name], justify="right")
+    for each in shares:
+        for i, row in enumerate(shortened(each.workers)):
+            cells = ["..."] * (1 + len(used))
+            if row is not None:
+                step_s = sum(row[name] for name in PARTS)
+                cells = [str(row["worker"]), *(format_seconds(row[name], of=step_s) for name in used)]
+            table.add_row("" if i else each.network, *cells)
+        table.add_section()
+    out.print(table)
+    for each in shares:
+        write_line(out, critical_words(each.network, each.critical_s))
+
+
+def critical_words(network: str, seconds: Mapping[str, float]) -> str:
+    """Return the critical path of a step in a line; "path" and "queue" are a packet's way to its wire."""
+    total = sum(seconds.values()) or 1.0
+    shares = sorted(((value / total, kind) for kind, value in seconds.items()), reverse=True)
+    parts = ", ".join(f"{CRITICAL.get(kind, kind)} {share:.0%}" for share, kind in shares if share >= 0.005)
+    return f"{network}: the critical path is {parts or 'empty'}."
+
+
+def shortened(rows: Sequence[R]) -> list[R | None]:
+    """Return all rows, or the first and the last ones with None between."""
+    half = MOST_ROWS // 2
+    return list(rows) if len(rows) <= MOST_ROWS else [*rows[:half], None, *rows[-half:]]
+
+
+def show_notes(out: Console, notes: Iterable[str]) -> None:
+    """Print the assumptions and limits of figures, one line each."""
+    for note in notes:
+        write_line(out, f"- {note}")

@@ -1,0 +1,167 @@
+"""The answer of `raysim advise` in words and as a plot, and its assumptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from raysim.forecast.advise import Advice
+from raysim.forecast.bandwidth import LEVELS, Needed, free_s, steps_s
+from raysim.forecast.fleet import SAME, Way
+from raysim.forecast.job import STATE_BYTES
+from raysim.network.topology import Network
+from raysim.notation import InputError
+from raysim.units import format_bandwidth, format_bytes
+
+MOST_LINES = 9
+"""Ways that are drawn: one colour each."""
+POINTS = 120
+
+
+def answer(advice: Advice) -> list[str]:
+    """Return the answer, a sentence each: utilisation and bandwidths, the fastest way, and a remedy if the job does not fit."""
+    level = advice.dense.bandwidth(0.9)
+    helped = _remedy(advice) if level is not None else ""
+    if not advice.networks:
+        clauses = [[f"This job needs {_bps(level)} between two hosts for 90 % utilisation", helped]]
+        return [*map(_sentence, clauses), *_too_large(advice)]
+    clauses = [
+        [
+            f"On {on.network!r} this job runs at {percent(on.utilisation)} utilisation "
+            f"(its GPUs compute {percent(on.busy)} of the time)"
+        ]
+        for on in advice.dense.networks
+    ]
+    clauses[0] += [f"{_bps(level)} would give 90 %" if level is not None else "", helped]
+    return [*map(_sentence, clauses), *_fastest(advice), *_too_large(advice)]
+
+
+def _sentence(clauses: Sequence[str]) -> str:
+    return f"{'; '.join(filter(None, clauses))}."
+
+
+def _remedy(advice: Advice) -> str:
+    """Return the bandwidth that the best compression of the job's own layout needs, in words."""
+    remedies = advice.remedies()
+    level = remedies[0].bandwidth(0.9) if remedies else None
+    if level is None:
+        return ""
+    if math.isinf(level.bps):
+        enough = math.isfinite(advice.dense.needed[0].bps)
+        return "no compression tried here would" if enough else "latency takes too long at any bandwidth"
+    return f"with {setting_words(remedies[0].way)} ({remedies[0].way.known}), {_bps(level)} would"
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, with two digits if it is small.
+
+    >>> percent(0.384), percent(0.9999), percent(0.00123)
+    ('38%', '100%', '0.12%')
+    """
+    return f"{share:.0%}" if share >= 0.095 else f"{100 * share:.2g}%"
+
+
+def _fastest(advice: Advice) -> list[str]:
+    best = advice.fastest()
+    if best is None:
+        return []
+    if best is advice.dense:
+        return ["No setting that is tried here, and fits, is faster."]
+    gain = best.networks[0].samples_per_s / advice.dense.networks[0].samples_per_s
+    known = f" ({best.way.known})" if best.way.known else ""
+    return [
+        f"Fastest of those that fit: {best.way.layout}, {best.way}{known}, with {gain:.3g} times as many samples a second."
+    ]
+
+
+def _too_large(advice: Advice) -> list[str]:
+    if advice.dense.fits:
+        return []
+    job = advice.job
+    recomputing = replace(job, recompute=True).memory_bytes(advice.dense.way)
+    remedy = (
+        "--recompute makes it fit"
+        if recomputing <= job.fleet.memory_bytes
+        else "use more hosts, more stages or smaller microbatches"
+    )
+    need, have = format_bytes(advice.dense.memory_bytes), format_bytes(job.fleet.memory_bytes)
+    return [f"It does not fit: a host needs {need} and has {have}; {remedy}."]
+
+
+def _bps(level: Needed | None) -> str:
+    return "no bandwidth" if level is None or math.isinf(level.bps) else format_bandwidth(level.bps)
+
+
+def setting_words(way: Way) -> str:
+    """Return a way's compression in words.
+
+    >>> from raysim.forecast.fleet import Layout
+    >>> setting_words(Way(Layout(4, 2), "Quantize(4)", "Quantize(6)", "DiLoCo(10)"))
+    'Quantize(4) activations and Quantize(6) gradients and DiLoCo(10) between replicas'
+    """
+    links = f"{way.forward} activations and {way.backward} gradients" if way.links_coded else ""
+    replicas = f"{way.method} between replicas" if way.method != SAME else ""
+    return " and ".join(filter(None, (links, replicas)))
+
+
+def assumptions(advice: Advice) -> list[str]:
+    """Return the assumptions behind the figures, a sentence each."""
+    job, model = advice.job, advice.job.model
+    layouts = dict.fromkeys(row.way.layout for row in advice.rows)
+    counts = ", ".join(f"{layout}: {job.num_microbatches(layout)}" for layout in layouts)
+    again = ", forwards computed again" if job.recompute else ""
+    return [
+        f"{model.name}: {model.num_parameters:,} parameters; {job.batch} {model.samples_name} a step, {job.schedule!r}, "
+        f"microbatches of {job.microbatch} ({counts}).",
+        f"Compute: counted operations at {job.efficiency:g} of the {job.fleet.name}'s dense 16-bit peak by its datasheet{again}. "
+        "The share is an assumption: `--efficiency`.",
+        f"Transport {job.transport}.",
+        "Utilisation: the step without compression on a network without limits, as a share of the step. It charges the network "
+        "and the codecs, not the schedule's bubble: compare layouts by samples a second.",
+        f"Memory: {STATE_BYTES} bytes a parameter, and 34 bytes a value and block of activations (Korthikanti et al. 2022).",
+        "Bandwidth: of one direction between two hosts. Intervals (90 %): the network model's error on real links "
+        "(docs/validation.md).",
+        "Known: the worst verdict of raysim's findings, on small models that are not yours. `--study FILE` writes the study "
+        "that decides.",
+    ]
+
+
+def draw(advice: Advice, path: Path) -> None:
+    """Draw the ways that fit, dense first, over the bandwidths that the tables name; raises InputError without such a bandwidth."""
+    if not advice.dense.needed:
+        raise InputError("`--plot` draws over one bandwidth, but the network has several: give one such as 1gbps+20ms.")
+    from matplotlib.figure import Figure
+
+    rows = [row for row in advice.rows if row.fits or row is advice.dense]
+    rows = sorted(rows, key=lambda row: (not row.way.dense, row.way.layout != advice.layout))[:MOST_LINES]
+    ends = [level.bps for row in rows for level in (row.needed[0], row.needed[-1]) if np.isfinite(level.bps)]
+    bandwidths = [network.bandwidth_bps for network in advice.networks]
+    marked = [bps for bps in bandwidths if isinstance(bps, float) and np.isfinite(bps)]
+    template = advice.networks[0] if advice.networks else Network(1e9)
+    axis = np.geomspace(min([min(ends) / 10, *marked]), max([max(ends), *marked]), POINTS)
+    networks = [Network(float(bps), template.latency_s, template.jitter_s, template.sharing) for bps in axis]
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    axes = figure.subplots()
+    for row in rows:
+        shares = free_s(advice.job, row.way.layout) / steps_s(advice.job, row.way, networks)
+        axes.plot(
+            axis / 1e9,
+            100 * shares,
+            label=f"{row.way.layout}: {row.way}",
+            linewidth=2.4 if row is advice.dense else 1.3,
+        )
+    for level in LEVELS[1:3]:
+        axes.axhline(100 * level, color="0.8", linewidth=0.8, zorder=0)
+    for bps in marked:
+        axes.axvline(bps / 1e9, color="0.6", linestyle=":", zorder=0)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 102)
+    axes.set_xlabel("bandwidth between two hosts, Gbit/s")
+    axes.set_ylabel("utilisation, %")
+    axes.set_title(f"{advice.job.model.name} on {advice.job.fleet!r}")
+    axes.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=120, format="png")

@@ -1,0 +1,159 @@
+"""Hosts with GPUs, and the ways to train on them: layouts, and what is compressed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from raysim.network.devices import DEVICES, Device
+from raysim.network.sharding import FSDP
+from raysim.notation import InputError, known_words, shown
+
+SAME = "Identity"
+HARMFUL = "harmful"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Equal hosts; the GPUs of a host share a stage, at no cost beyond the assumed efficiency.
+
+    >>> Fleet.parse("14x8xH100"), Fleet.parse("8xA100").memory_bytes
+    (14x8xH100, 80000000000)
+    """
+
+    hosts: int
+    gpus: int
+    """Of each host."""
+    name: str
+    """One of `DEVICES`."""
+
+    @classmethod
+    def parse(cls, text: str) -> Fleet:
+        """Return the fleet in a text: `8xA100` is eight hosts of one GPU, `14x8xH100` fourteen of eight. Raises InputError."""
+        match = re.fullmatch(r"([1-9]\d{0,4})x(?:([1-9]\d{0,3})x)?(\S+)", text.strip())
+        if match is None:
+            raise InputError(
+                f"`--devices` must be as 8xA100 or 14x8xH100 (hosts x GPUs of each), but got {shown(text)}."
+            )
+        if match[3] not in DEVICES:
+            raise InputError(f"`--devices`: unknown GPU {shown(match[3])}.{known_words(match[3], DEVICES)}")
+        return cls(int(match[1]), int(match[2] or 1), match[3])
+
+    def __repr__(self) -> str:
+        """Return the text that `parse` reads."""
+        return f"{self.hosts}x{f'{self.gpus}x' if self.gpus > 1 else ''}{self.name}"
+
+    @property
+    def device(self) -> Device:
+        """The datasheet of a GPU."""
+        return DEVICES[self.name]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of a host's GPUs together."""
+        return self.gpus * self.device.memory_bytes
+
+    @property
+    def flops(self) -> float:
+        """Dense 16-bit peak of a host, in FLOP/s."""
+        return self.gpus * self.device.peak_flops
+
+    @property
+    def codec_bytes_per_s(self) -> float:
+        """Dense bytes a second that a host's codecs go over."""
+        return self.gpus * self.device.codec_bytes_per_s
+
+
+class Layout(NamedTuple):
+    """Hosts arranged as `replicas` pipelines of `workers` hosts."""
+
+    workers: int
+    replicas: int
+    sharding: FSDP | None = None
+    """Division of a replica's parameters among replicas."""
+
+    def __str__(self) -> str:
+        """Return the layout in words."""
+        if self.replicas == 1:
+            return f"1 pipeline of {self.workers}"
+        words = f"{self.replicas} replicas" if self.workers == 1 else f"{self.replicas} pipelines of {self.workers}"
+        return words if self.sharding is None else f"{words}, {self.sharding!r}"
+
+    @property
+    def groups(self) -> int:
+        """Copies of the model."""
+        return self.replicas if self.sharding is None else self.sharding.groups(self.replicas)
+
+
+class Setting(NamedTuple):
+    """Codecs of the links and the method of the replicas, each as the key of a run has it."""
+
+    forward: str = SAME
+    backward: str = SAME
+    replica_gradient: str = SAME
+
+
+DENSE = Setting()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train in a layout: codecs of the links, and the method of the replicas."""
+
+    layout: Layout
+    forward: str = SAME
+    backward: str = SAME
+    method: str = SAME
+    overlap: bool = False
+    """Whether uncompressed gradients are averaged in buckets during the last backward, as DDP does."""
+
+    @property
+    def setting(self) -> Setting:
+        """The compression alone."""
+        return Setting(self.forward, self.backward, self.method)
+
+    @property
+    def dense(self) -> bool:
+        """True if nothing is compressed, and replicas average in every step."""
+        return self.setting == DENSE
+
+    @property
+    def links_coded(self) -> bool:
+        """True if activations or their gradients are compressed."""
+        return (self.forward, self.backward) != (SAME, SAME)
+
+    @property
+    def unsharded(self) -> Way:
+        """The same way with whole replicas."""
+        return replace(self, layout=self.layout._replace(sharding=None))
+
+    @property
+    def known(self) -> str:
+        """The worst verdict of raysim's findings on the setting, else on its links and its method alone; or "untried"."""
+        if self.dense:
+            return ""
+        verdicts = _verdicts()
+        links, replicas = Setting(self.forward, self.backward), Setting(replica_gradient=self.method)
+        reached = verdicts.get(self.setting) or verdicts.get(links, set()) | verdicts.get(replicas, set())
+        return next((verdict for verdict in (HARMFUL, "undecided", "safe") if verdict in reached), "untried")
+
+    def __str__(self) -> str:
+        """Return the codecs of activations and gradients, and the method of replicas."""
+        links = f"{self.forward} / {self.backward}" if self.links_coded else ""
+        words = filter(None, (links, self.method if self.method != SAME else ""))
+        return (", ".join(words) or "dense") + (", overlapped" if self.overlap else "")
+
+
+@cache
+def _verdicts() -> dict[Setting, set[str]]:
+    """Return the verdicts of raysim's own findings, as `make findings` writes them: each on one small model and one data set."""
+    text = resources.files("raysim.forecast").joinpath("evidence.json").read_text(encoding="utf-8")
+    verdicts: dict[Setting, set[str]] = {}
+    for row in json.loads(text):
+        verdicts.setdefault(Setting(*(row[key] for key in Setting._fields)), set()).add(row["verdict"])
+    verdicts.pop(DENSE, None)
+    return verdicts
