@@ -25,7 +25,7 @@ from raysim.codecs.message import Message
 from raysim.compressors import Context
 from raysim.distributed.exchange import build_alike
 from raysim.distributed.frames import Frame, FrameError, frame_words, read_frame, setting_of, write_frame
-from raysim.nn.boundary import BoundaryModule, crossing
+from raysim.nn.boundary import BoundaryModule, custom_gradient
 from raysim.nn.link import by_boundary, check_notations, parse_methods
 from raysim.pipeline.link import DIRECTIONS
 
@@ -122,7 +122,7 @@ class SendPacket(_PacketSide):
         self._graph, self._answered, self._rehearsed = weakref.ref(receive), False, False
         # frozen stages need a gradient too: the graph says that this is no rehearsal
         trained = x if x.requires_grad else x.detach().requires_grad_()
-        frame = crossing(trained, partial(self.send, context), receive)
+        frame = custom_gradient(trained, partial(self.send, context), receive)
         self.microbatch += 1
         return frame
 
@@ -165,7 +165,7 @@ class ReceivePacket(_PacketSide):
             if self._rehearsed or frame.dtype != torch.float32:
                 raise
             self._rehearsed = True
-            return crossing(
+            return custom_gradient(
                 frame,
                 lambda _: torch.zeros(self.shape, dtype=self.dtype, device=device),
                 lambda gradient: torch.ones(words, device=gradient.device),
@@ -175,7 +175,7 @@ class ReceivePacket(_PacketSide):
             if not trains:
                 return link.receive_evaluation(message)
             context = self.context(self.shape)
-            activation = crossing(
+            activation = custom_gradient(
                 frame,
                 lambda _: link.receive(message, context),
                 lambda gradient: self.send(self.of_gradient(context), gradient),

@@ -215,13 +215,13 @@ def _name(direction: str, sender: bool) -> str:
     return f"{direction}.{'sender' if sender else 'receiver'}"
 
 
-def crossing(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+def custom_gradient(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `forward` of a tensor, whose gradient goes through `backward`; neither tensor is kept in between."""
-    y: Tensor = _Crossing.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+    y: Tensor = _CustomGradient.apply(x, forward, backward)  # type: ignore[no-untyped-call]
     return y
 
 
-class _Crossing(torch.autograd.Function):
+class _CustomGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raysim.codecs.codec import Support
 from raysim.compressors import Compressor, Context, parse, share_indices
-from raysim.nn.boundary import BoundaryModule, crossing
+from raysim.nn.boundary import BoundaryModule, custom_gradient
 from raysim.pipeline.link import DIRECTIONS, EVALUATION_MODES
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class CompressedLink(BoundaryModule):
             return self._evaluate(x)
         self.settle()
         context = self.context(x.shape)
-        received = crossing(
+        received = custom_gradient(
             x, partial(self._cross, context), lambda gradient: self._cross(self.of_gradient(context), gradient)
         )
         self.microbatch += 1

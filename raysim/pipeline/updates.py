@@ -29,9 +29,6 @@ class Updates:
         self._spans: list[tuple[Moment, Moment]] = []
         self._cpu_s = 0.0
 
-    def begin(self) -> None:
-        """Begin a step."""
-
     def end_run(self, step: int) -> Turns[dict[int, float]]:
         """Return the squared norms of the gradients of the stages that `end_step` needs of all workers."""
         yield from ()  # without a message to another worker
@@ -104,13 +101,11 @@ class ValidatedUpdates(Updates):
     synchronous step.
     """
 
-    def begin(self) -> None:
-        self._squared: dict[int, float] = {}  # of the stages of this worker and those before it
-        self._snapshots: dict[int, Snapshot] = {}  # of stages that updated early
-
     def end_run(self, step: int) -> Turns[dict[int, float]]:
         """Pass the norms of this and earlier workers on, and update the stages unless these norms ask for an amendment."""
         row = self.local.row
+        self._snapshots: dict[int, Snapshot] = {}  # of stages that updated early
+        self._squared: dict[int, float] = {}  # of the stages of this worker and those before it
         if row > 0:
             self._squared = yield from self._receive(row - 1)
         self._squared |= {index: self.squared_norm(index) for index in self.stages}

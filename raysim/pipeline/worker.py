@@ -71,7 +71,6 @@ class Worker:
         for boundary in self.boundaries.values():
             boundary.begin()
         self.row.begin(step)
-        self.updates.begin()
         self._has_run = False
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
         for sensitivity in self._sensitivities.values():

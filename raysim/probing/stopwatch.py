@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -71,7 +70,7 @@ class Stopwatch:
         self._device = trained[0].device if trained else torch.device("cpu")
         self._handles: list[RemovableHandle] = [
             self.module.register_forward_pre_hook(self._begin),
-            *(cut.register_forward_hook(self._crossing(self._first + i)) for i, cut in enumerate(self.cuts)),
+            *(cut.register_forward_hook(self._hook_at(self._first + i)) for i, cut in enumerate(self.cuts)),
             self.module.register_forward_hook(self._end),
             *(p.register_post_accumulate_grad_hook(self._accumulated) for p in trained),  # type: ignore[no-untyped-call]
         ]
@@ -97,7 +96,7 @@ class Stopwatch:
             self._await_gradient(tensor_of(args), self._first - 1, self._watched)
         self._mark()
 
-    def _crossing(self, boundary: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook_at(self, boundary: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if self._watched is None or self._backward is not None:  # recomputed in the backward, it crosses no more
                 return
@@ -158,26 +157,21 @@ class Stopwatch:
         """Return the method of a stage that computes the gradients of weights for a microbatch, with its time taken."""
 
         def timed(microbatch: int, *args: Any, **kwargs: Any) -> None:
-            with self._weights(microbatch):
+            watched = (self._last, "F", microbatch) in self.seconds
+            if watched:
+                self._mark()
+            self._apart = True
+            try:
                 compute(microbatch, *args, **kwargs)
+            finally:
+                self._apart = False
+            self.backwards += 1
+            if watched:
+                # torch's first stage has no input to differentiate, and nothing was timed
+                self.seconds.setdefault((self._last, "B", microbatch), Seconds())
+                self._add(self._last, "W", microbatch)
 
         return timed
-
-    @contextmanager
-    def _weights(self, microbatch: int) -> Iterator[None]:
-        watched = (self._last, "F", microbatch) in self.seconds
-        if watched:
-            self._mark()
-        self._apart = True
-        try:
-            yield
-        finally:
-            self._apart = False
-        self.backwards += 1
-        if watched:
-            # torch's first stage has no input to differentiate, and nothing was timed
-            self.seconds.setdefault((self._last, "B", microbatch), Seconds())
-            self._add(self._last, "W", microbatch)
 
     def _now(self) -> Seconds:
         if self._device.type == "cuda":
