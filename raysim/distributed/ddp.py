@@ -1,9 +1,4 @@
-"""Replica methods in DistributedDataParallel, by its public communication hook, over gloo and NCCL.
-
->>> import inspect
->>> list(inspect.signature(hook).parameters)[:2]
-['model', 'method']
-"""
+"""Replica methods in DistributedDataParallel, by its public communication hook, over gloo and NCCL."""
 
 import time
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _LENGTH = struct.Struct("<q")  # negative if an error sentence replaces the messages
 _COUNTS = struct.Struct("<IH")  # bytes of a header, and arrays of the message
-_ARRAY = struct.Struct("<I")
+_ARRAY = np.dtype("<u4")  # bytes of an array
 _FIRST = 64  # bytes of the first part before the size is known
 
 
@@ -162,23 +162,19 @@ def run_rounds(
 def _packed(message: Message | None) -> bytes:
     """Return the bytes of a message: its lengths, then its content; without a message, lengths of 0."""
     header, *arrays = message if message is not None else (b"",)
-    lengths = b"".join(_ARRAY.pack(array.nbytes) for array in arrays)
+    lengths = np.array([array.nbytes for array in arrays], _ARRAY).tobytes()
     return b"".join([_COUNTS.pack(len(header), len(arrays)), lengths, header, *(array.data for array in arrays)])
 
 
 def _unpacked(data: bytes) -> Parts:
     """Return another rank's message to this rank alone and its message to everyone, None for a message that was not sent."""
     messages: list[Message | None] = []
-    offset = 0
+    rest = np.frombuffer(data, np.uint8)
     for _ in range(2):
-        header_bytes, count = _COUNTS.unpack_from(data, offset)
-        offset += _COUNTS.size
-        lengths = [_ARRAY.unpack_from(data, offset + _ARRAY.size * index)[0] for index in range(count)]
-        offset += _ARRAY.size * count
-        parts = []
-        for length in (header_bytes, *lengths):
-            parts.append(data[offset : offset + length])
-            offset += length
-        messages.append((parts[0], *(np.frombuffer(part, np.uint8) for part in parts[1:])) if header_bytes else None)
+        header_bytes, count = _COUNTS.unpack_from(rest.data)
+        lengths = np.frombuffer(rest, _ARRAY, count, _COUNTS.size)
+        content = rest[_COUNTS.size + lengths.nbytes :]
+        header, *arrays, rest = np.split(content, np.cumsum([header_bytes, *lengths]))
+        messages.append((header.tobytes(), *arrays) if header_bytes else None)
     everyone, own = messages
     return own, everyone

@@ -71,11 +71,7 @@ def write_frame(frame: Frame, words: int, device: torch.device) -> Tensor:
     data = np.zeros(words * _WORD, np.uint8)
     lengths = b"".join(_LENGTH.pack(array.nbytes) for array in arrays)
     head = _HEAD.pack(_MAGIC, 0, frame.setting, frame.number & 0xFFFFFFFF, len(header), len(arrays))
-    data[: start + len(header)] = np.frombuffer(head + lengths + header, np.uint8)
-    offset = start + len(header)
-    for array in arrays:
-        data[offset : offset + array.nbytes] = array
-        offset += array.nbytes
+    np.concatenate([np.frombuffer(head + lengths + header, np.uint8), *arrays], out=data[:end])
     data[4:8] = np.frombuffer(struct.pack("<I", zlib.crc32(data[_CHECKED_FROM:end].data)), np.uint8)
     return torch.from_numpy(data).view(torch.float32).to(device)
 
@@ -105,9 +101,5 @@ def read_frame(tensor: Tensor) -> Frame:
     end = start + header_bytes + sum(lengths)
     if end > len(data) or zlib.crc32(data[_CHECKED_FROM:end].data) != check:
         raise changed
-    offset = start + header_bytes
-    arrays = []
-    for length in lengths:
-        arrays.append(data[offset : offset + length])
-        offset += length
-    return Frame((data[start : start + header_bytes].tobytes(), *arrays), setting, number)
+    header, *arrays = np.split(data[start:end], np.cumsum([header_bytes, *lengths])[:-1])
+    return Frame((header.tobytes(), *arrays), setting, number)

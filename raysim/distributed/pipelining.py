@@ -73,10 +73,7 @@ class _PacketSide(BoundaryModule):
         return write_frame(Frame(message, self._setting, number), self.words, device)
 
     def unpack(self, tensor: Tensor, number: int) -> Message:
-        """Return the message in a frame.
-
-        Raises FrameError if it is not the awaited one, or if the compressors of the two sides differ.
-        """
+        """Return the awaited message of a frame; raises FrameError if another is in it, or one of other compressors."""
         frame = read_frame(tensor)
         if frame.setting != self._setting:
             raise FrameError(

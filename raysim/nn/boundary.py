@@ -27,10 +27,7 @@ class Samples(NamedTuple):
     epoch: int
 
     def of_microbatch(self, num_rows: int, microbatch: int, num_microbatches: int) -> Samples:
-        """Return the samples of a microbatch of `num_rows`; these are of one microbatch or of the whole step.
-
-        Raises ValueError if the numbers do not match.
-        """
+        """Return the samples of a microbatch of `num_rows`, of its own or of its step's; raises ValueError if they do not match."""
         if self is UNKNOWN or len(self.ids) == num_rows:
             return self
         if len(self.ids) == num_rows * num_microbatches:

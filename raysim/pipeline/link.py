@@ -134,10 +134,7 @@ class Link:
         return message
 
     def receive(self, message: Message, context: Context) -> Tensor:
-        """Return the tensor of a message, which may be a read-only view of it, and update the memory.
-
-        Raises ValueError if the message is malformed.
-        """
+        """Return a message's tensor, maybe a read-only view of it, and update the memory; raises ValueError if it is malformed."""
         start, work = self.clock.mark(), work_bytes()
         packet = self.unpack(message)
         changes: State = {}

@@ -69,10 +69,7 @@ def joined(parts: Sequence[Measured]) -> Measured:
 
 
 def in_parts(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
-    """Return a sample in which the backwards of `halves`, stages and microbatches, alone are in two parts.
-
-    The seconds of both parts of the others are added.
-    """
+    """Return a sample in which both parts of backwards are added, but for those of `halves`, stages and microbatches."""
     seconds: dict[tuple[int, int, str, int], Seconds] = {}
     for (replica, stage, op, microbatch), spent in sample.seconds.items():
         whole = op == "W" and (stage, microbatch) not in halves
@@ -139,10 +136,7 @@ class GradientCandidate:
     def average(
         self, gradients: Mapping[int, Gradients], channel: Channel, context: ReplicaContext
     ) -> dict[int, MemberRounds]:
-        """Return the rounds of each stage's average of its gradients, once they are over.
-
-        Raises ReplicaError on all ranks if one fails.
-        """
+        """Return the finished rounds of each stage's average of its gradients; raises ReplicaError on all ranks if one fails."""
         averaged = {}
         for stage in sorted(gradients):
             rounds = self.method.average(gradients[stage], self._memories.get(stage, {}), context._replace(stage=stage))
