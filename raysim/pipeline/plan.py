@@ -297,16 +297,11 @@ def _batch(num_samples: int, batch_size: int, seed: int, step: int) -> tuple[int
 
 
 def tied_owners(parts: Partition) -> TiedOwners:
-    """Return the owners of each tied parameter, by stage; pairs with an owner in common are one parameter."""
-    groups: list[list[tuple[int, str]]] = []
+    """Return the owners of each tied parameter, by stage; its first owner is in all of its pairs."""
+    groups: dict[tuple[int, str], list[tuple[int, str]]] = {}
     for stage, name, other_stage, other_name in parts.tied:
-        pair = [(stage, name), (other_stage, other_name)]
-        group = next((group for group in groups if set(group) & set(pair)), None)
-        if group is None:
-            groups.append(pair)
-        else:
-            group.extend(owner for owner in pair if owner not in group)
-    return tuple(tuple(sorted(group)) for group in groups)
+        groups.setdefault((stage, name), [(stage, name)]).append((other_stage, other_name))
+    return tuple(tuple(sorted(group)) for group in groups.values())
 
 
 def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
