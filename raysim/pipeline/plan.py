@@ -47,6 +47,7 @@ class Origin(NamedTuple):
 
 
 FROM_SCRATCH = Origin()
+_batch = lru_cache(maxsize=4)(batch_ids)
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ class Plan:
         The last batch of the test data may be short.
         """
         if split == "train":  # data may be sorted by class
-            return _batch(self.num_samples, self.config.batch_size, self.config.seed, batch)[1]
+            return self.batch(batch)
         start = batch * self.config.batch_size
         return np.arange(start, min(self.num_test_samples, start + self.config.batch_size))
 
@@ -289,11 +290,6 @@ class Plan:
         """Return whether a step's fidelity is measured, in other steps than the profiled ones if possible, since it takes time."""
         every = self.config.profile_every_steps
         return every > 0 and step % every == 0
-
-
-@lru_cache(maxsize=4)
-def _batch(num_samples: int, batch_size: int, seed: int, step: int) -> tuple[int, np.ndarray]:
-    return batch_ids(num_samples, batch_size, seed, step)
 
 
 def tied_owners(parts: Partition) -> TiedOwners:
