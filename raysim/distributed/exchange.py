@@ -102,12 +102,14 @@ class Channel:
         return {other: data.cpu().numpy().tobytes() for other, data in arriving.items()}
 
 
-def build_alike(group: dist.ProcessGroup, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
-    """Return the result of `build`, which every rank of a group calls.
+def build_alike(group: dist.ProcessGroup | None, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
+    """Return the result of `build`, which every rank of a group calls; None for a process by itself.
 
     Raises the same ValueError on every rank if `build` raises one on any rank, or if their `settings` differ. `verb`: the work that
     all ranks must do alike. A setting is named in the sentence with its values, unless it is a mapping.
     """
+    if group is None:
+        return build()
     built: list[T] = []
     error = None
     try:

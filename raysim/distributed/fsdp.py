@@ -38,27 +38,28 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
     Raises ValueError if the method cannot be a reduce-scatter, the model has no module of FSDP2, or ranks differ: the same
     sentence on every rank.
     """
+
+    def build() -> ShardedGradients:
+        parsed = parse_replica_method(method)
+        if (
+            not isinstance(parsed, Gathered)
+            or parsed != Gathered(parsed.compressor)
+            or parsed.compressor.codec.by_matrix
+        ):
+            raise ValueError(
+                f"`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got "
+                f"{parsed!r}. Use DDP with `raysim.ddp.hook` for the other methods."
+            )
+        modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        if not modules:
+            raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
+        reductions = [_ReduceScatter(parsed.compressor, i, seed) for i in range(len(modules))]
+        for module, reduction in zip(modules, reductions, strict=True):
+            module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the two methods that FSDP calls
+        return ShardedGradients(parsed, reductions)
+
     group = next((p.device_mesh.get_group(-1) for p in model.parameters() if isinstance(p, DTensor)), None)
-    if group is None:
-        return _compress(model, method, seed)
-    settings = {"the method": method, "`seed`": seed}
-    return build_alike(group, "reduce gradients", lambda: _compress(model, method, seed), settings)
-
-
-def _compress(model: nn.Module, method: str, seed: int) -> ShardedGradients:
-    parsed = parse_replica_method(method)
-    if not isinstance(parsed, Gathered) or parsed != Gathered(parsed.compressor) or parsed.compressor.codec.by_matrix:
-        raise ValueError(
-            f"`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got "
-            f"{parsed!r}. Use DDP with `raysim.ddp.hook` for the other methods."
-        )
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    if not modules:
-        raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
-    reductions = [_ReduceScatter(parsed.compressor, i, seed) for i in range(len(modules))]
-    for module, reduction in zip(modules, reductions, strict=True):
-        module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the two methods that FSDP calls
-    return ShardedGradients(parsed, reductions)
+    return build_alike(group, "reduce gradients", build, {"the method": method, "`seed`": seed})
 
 
 class ShardedGradients:
@@ -127,23 +128,21 @@ class _ReduceScatter:
         shards = gradients.detach().view(channel.size, 1, -1)
         packets, changed = {}, {}
         for owner, shard in enumerate(shards):
-            if owner != channel.rank:
-                packet, changes = self.compressor.encode(shard, self.state, self._context(channel.rank, owner))
-                packets[owner] = packet
-                changed.update(changes)
+            if owner == channel.rank:
+                continue
+            context = Context(
+                direction="replica_gradient",
+                boundary=self.index,
+                step=self.step,
+                epoch=0,
+                microbatch=owner,
+                sample_ids=(),
+                replica=channel.rank,
+                key=derive_key(self.seed, "replica gradient", channel.rank, owner, self.index, self.step),
+            )
+            packets[owner], changes = self.compressor.encode(shard, self.state, context)
+            changed.update(changes)
         total = yield from reduce_scatter(_NAME, packets, shards[channel.rank], channel.rank, gradients.device)
         assert total is not None
         self.state.update(changed)
         return total.view(-1)
-
-    def _context(self, rank: int, owner: int) -> Context:
-        return Context(
-            direction="replica_gradient",
-            boundary=self.index,
-            step=self.step,
-            epoch=0,
-            microbatch=owner,
-            sample_ids=(),
-            replica=rank,
-            key=derive_key(self.seed, "replica gradient", rank, owner, self.index, self.step),
-        )

@@ -233,14 +233,11 @@ def compress_stages(
             built[index] = nn.Sequential(OrderedDict([*before, ("stage", stage), *behind]))
         return built
 
-    if group is None and not dist.is_initialized():
-        return build()
     settings: dict[str, Any] = {
         **notations,
         "shapes": [tuple(shape) for shape in shapes],
         **common,
         "dtype": str(dtype),
     }
-    everyone = group or dist.group.WORLD
-    assert everyone is not None
-    return build_alike(everyone, "compress stages", build, {f"`{name}`": value for name, value in settings.items()})
+    named = {f"`{name}`": value for name, value in settings.items()}
+    return build_alike(group or dist.group.WORLD, "compress stages", build, named)

@@ -260,8 +260,6 @@ def probe_module(
         station = GradientStation(watch, tried, methods, sampling, channel)
         return Probe([station], _settings_of(tried, methods), cuts, sampling, group)
 
-    if group is None:
-        return build()
     given = {"`cuts`": list(cuts), "`candidates`": list(candidates), "`gradients`": list(gradients)}
     return build_alike(group, "probe", build, {**given, **_facts_of(sampling)})
 
