@@ -103,7 +103,7 @@ class Channel:
 
 
 def build_alike(group: dist.ProcessGroup | None, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
-    """Return the result of `build`, which every rank of a group calls; None for a process by itself.
+    """Return the result of `build`, which every rank of a group calls; without a group, one process calls it alone.
 
     Raises the same ValueError on every rank if `build` raises one on any rank, or if their `settings` differ. `verb`: the work that
     all ranks must do alike. A setting is named in the sentence with its values, unless it is a mapping.
