@@ -12,7 +12,7 @@ from raysim.cli.terminal import Shares, console, counted, shortened, show_notes,
 from raysim.network.topology import Network
 from raysim.network.wire_use import busiest_share, summary
 from raysim.units import format_bytes, format_seconds, three_digits
-from raysim.workloads.cuts import cut_lines
+from raysim.workloads.partition import cut_lines
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast

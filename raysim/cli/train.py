@@ -110,7 +110,7 @@ def _checked_config(recipe: str, overrides: list[str], out: str | None, engine: 
     check_start(out, engine, resume=resume)
     check_least_memory("inline" if os.environ.get("RAY_ADDRESS") else engine)  # a cluster has its own
     from raysim.workloads.data import bind_data
-    from raysim.workloads.model_depths import check_num_stages, num_layers
+    from raysim.workloads.options import check_num_stages, num_layers
 
     try:
         bind_data(config.data.name, config.data.options)

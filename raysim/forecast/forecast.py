@@ -34,8 +34,7 @@ from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
-from raysim.workloads.cuts import CutChoice
-from raysim.workloads.partition import Partition, partition
+from raysim.workloads.partition import CutChoice, Partition, partition
 from raysim.workloads.splits import DataShape
 
 

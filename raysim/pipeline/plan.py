@@ -23,9 +23,8 @@ from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.values import BoundaryTensors
 from raysim.weights import Delays
-from raysim.workloads.cuts import CutChoice
 from raysim.workloads.data import batch_ids
-from raysim.workloads.partition import Partition
+from raysim.workloads.partition import CutChoice, Partition
 from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]

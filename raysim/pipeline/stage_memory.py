@@ -17,8 +17,8 @@ from raysim.pipeline.optimizer import find_elementwise, slot_values
 from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
 from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
-from raysim.workloads.footprint import Footprint
 from raysim.workloads.partition import Partition
+from raysim.workloads.stage_costs import Footprint
 
 _SQUARED_BYTES = 16  # of a gradient's value while a norm is computed: in float64, and squared
 

@@ -11,7 +11,7 @@ from raysim.config.boundaries import ByReplica
 from raysim.config.keys import model_title
 from raysim.training.events import to_stderr
 from raysim.units import format_bytes
-from raysim.workloads.cuts import cut_lines
+from raysim.workloads.partition import cut_lines
 
 if TYPE_CHECKING:
     from raysim.training.events import Event

@@ -47,24 +47,21 @@ class AnswerSplit:
     tokens: Tokens  # (sample, length + 1)
     start: int  # the position of the answer's first token
     padding: int | None = None
-    whole: bool = False
-    """True if targets within the prompt count, too."""
+    whole: bool = False  # whether targets within the prompt count, too
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return (batch, length) in int64."""
         return torch.from_numpy(self.tokens[ids, :-1].astype(np.int64))
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the next tokens, (batch, length), with -100 where they do not count."""
-        found = self.tokens[ids, 1:].astype(np.int64)
+        targets = self.tokens[ids, 1:].astype(np.int64)
         if not self.whole:
-            found[:, : self.start - 1] = IGNORED
+            targets[:, : self.start - 1] = IGNORED
         if self.padding is not None:
-            found[found == self.padding] = IGNORED
-        return torch.from_numpy(found)
+            targets[targets == self.padding] = IGNORED
+        return torch.from_numpy(targets)
 
 
 def addition(
@@ -164,19 +161,19 @@ def _different(name: tuple[str | int, ...], make: Callable[[Draw], Tokens], star
         numbers = random.random_raw(_AT_ONCE * width) % np.uint64(below)
         return numbers.astype(np.int64).reshape(_AT_ONCE, width)
 
-    found = make(draw)[:0]
+    samples = make(draw)[:0]
     before = -1
-    while before < len(found) < wanted:
-        before = len(found)
-        found = np.concatenate([found, make(draw)])
-        _, first = np.unique(found[:, :start], axis=0, return_index=True)
-        found = found[np.sort(first)]
-    if len(found) < wanted:
+    while before < len(samples) < wanted:
+        before = len(samples)
+        samples = np.concatenate([samples, make(draw)])
+        _, first = np.unique(samples[:, :start], axis=0, return_index=True)
+        samples = samples[np.sort(first)]
+    if len(samples) < wanted:
         raise ValueError(
-            f"`data.train_samples` and `data.test_samples` of `{name[0]}` may be {len(found)} together with these options, but got "
+            f"`data.train_samples` and `data.test_samples` of `{name[0]}` may be {len(samples)} together with these options, but got "
             f"{wanted}."
         )
-    return found[:wanted]
+    return samples[:wanted]
 
 
 def _rows(*columns: Tokens | NDArray[np.int64]) -> Tokens:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,23 +51,20 @@ def with_bottleneck(
             f"`bottleneck` must be one number or a list with one per boundary ({len(cuts)}), but got {widths}."
         )
     layers = named_layers(model)
-    inserted: dict[str, tuple[nn.Module, nn.Module]] = {}
+    ends = {name: name for name, _ in cuts}
+    inserted: dict[str, list[tuple[str, nn.Module]]] = {}
     for boundary, ((name, shape), width) in enumerate(zip(cuts, widths, strict=True)):
         if check_integer("bottleneck", width, 0 if isinstance(bottleneck, Sequence) else 1):
-            inserted[name] = _pair(name, shape, int(width), derive_key(seed, "bottleneck", boundary), form)
+            pair = _pair(name, shape, int(width), derive_key(seed, "bottleneck", boundary), form)
+            names = f"{name}_encoder", f"{name}_decoder"
+            if clash := next((new for new in names if new in layers), None):
+                raise ValueError(f"`bottleneck` adds a layer `{clash}`, but the model has one of that name.")
+            inserted[name] = list(zip(names, pair, strict=True))
+            ends[name] = names[0]
     result: OrderedDict[str, nn.Module] = OrderedDict()
-    ends = []
     for name, layer in layers.items():
-        result[name] = layer
-        if name not in inserted:
-            continue
-        for part, module in zip(("encoder", "decoder"), inserted[name], strict=True):
-            if f"{name}_{part}" in layers:
-                raise ValueError(f"`bottleneck` adds a layer `{name}_{part}`, but the model has one of that name.")
-            result[f"{name}_{part}"] = module
-    for name, _ in cuts:
-        ends.append(f"{name}_encoder" if name in inserted else name)
-    return nn.Sequential(result), ends
+        result |= {name: layer, **dict(inserted.get(name, ()))}
+    return nn.Sequential(result), list(ends.values())
 
 
 def _pair(name: str, shape: tuple[int, ...], code: int, key: int, form: str) -> tuple[nn.Module, nn.Module]:
@@ -87,16 +86,11 @@ def _pair(name: str, shape: tuple[int, ...], code: int, key: int, form: str) -> 
         if form == "orthonormal":
             basis = nn.Parameter(_nearest_orthonormal(torch.randn(width, code)))
             return Encoder(basis), Decoder(basis)
-        if len(shape) == 4:
-            pair: list[nn.Conv2d | nn.Linear] = [
-                nn.Conv2d(width, code, 1, bias=False),
-                nn.Conv2d(code, width, 1, bias=False),
-            ]
-        else:
-            pair = [nn.Linear(width, code, bias=False), nn.Linear(code, width, bias=False)]
-        for layer in pair:
+        make: Any = partial(nn.Conv2d, kernel_size=1) if len(shape) == 4 else nn.Linear
+        encoder, decoder = make(width, code, bias=False), make(code, width, bias=False)
+        for layer in (encoder, decoder):
             nn.init.xavier_uniform_(layer.weight)
-    return pair[0], pair[1]
+    return encoder, decoder
 
 
 class Residual(nn.Module):
@@ -107,7 +101,6 @@ class Residual(nn.Module):
         self.weight = nn.Parameter(torch.zeros(out, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features (samples, ..., out), or the channels of images."""
         last = _features_last(x)
         out, width = self.weight.shape
         kept = F.pad(last, (0, out - width))  # a negative padding cuts
@@ -127,7 +120,6 @@ class Encoder(nn.Module):
             self.basis.copy_(_nearest_orthonormal(self.basis))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the coordinates, in place of the features."""
         return _as_given(_features_last(x) @ self.basis, x)
 
 
@@ -135,7 +127,6 @@ class Decoder(Encoder):
     """The features that coordinates in an orthonormal basis stand for."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features, in place of the coordinates."""
         return _as_given(_features_last(x) @ self.basis.t(), x)
 
 

@@ -1,4 +1,4 @@
-"""Data sets by name or by import path.
+"""Data sets by name, by import path, or of Hugging Face.
 
 Splits and the order of samples are defined in `splits`. A custom data set is two objects with a length and samples by
 index, such as torch's data sets. Options are keyword arguments of the loading functions; heavy libraries are imported
@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from raysim.notation import suggestion
+from raysim.notation import check_integer, suggestion
 from raysim.on_demand import torch
 from raysim.workloads.answer_data import addition, brackets, copying
-from raysim.workloads.digits_cifar import cifar10, cifar100, digits
-from raysim.workloads.hub_data import hf
+from raysim.workloads.digits_cifar import ImageSplit, cifar10, cifar100, digits
 from raysim.workloads.losses import IGNORED
-from raysim.workloads.options import bind_options, check_path, import_function
-from raysim.workloads.picture_data import images
-from raysim.workloads.splits import Data, DataShape, ImageSplit, Split, TextSplit, batch_ids, steps_per_epoch
-from raysim.workloads.table_data import table
-from raysim.workloads.text_data import text, topics, wikitext2
+from raysim.workloads.options import bind_options, check_path, import_function, import_hub, reason_of
+from raysim.workloads.picture_data import PictureOptions, images, pictures_of
+from raysim.workloads.row_files import HubRows, RowSource
+from raysim.workloads.splits import Data, DataShape, Split, batch_ids, steps_per_epoch
+from raysim.workloads.table_data import table, table_of
+from raysim.workloads.text_data import TextSplit, labelled_texts, packed_texts, text, topics, wikitext2
+from raysim.workloads.tokenizers import make_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,22 +44,6 @@ __all__ = [
     "load_data",
     "steps_per_epoch",
 ]
-
-DATASETS: dict[str, Callable[..., Data]] = {
-    "addition": addition,
-    "brackets": brackets,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "copying": copying,
-    "digits": digits,
-    "hf": hf,
-    "images": images,
-    "table": table,
-    "text": text,
-    "topics": topics,
-    "wikitext2": wikitext2,
-}
-ON_A_HUB = ("hf",)  # sets whose `path` may be a name on the hub
 
 
 def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
@@ -83,27 +70,152 @@ def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
             f"`package.module:function`.{suggestion(name, DATASETS)}"
         )
     arguments = bind_options("data", name, DATASETS[name], options)
-    if "path" in arguments and name not in ON_A_HUB:
+    if "path" in arguments and name != "hf":  # whose path may be a name on the hub
         check_path("data.path", arguments["path"])
     return arguments
 
 
-class Samples(Protocol):
-    """The protocol of a split: its length, and pairs of input and target by index."""
+def hf(
+    *,
+    path: str,
+    name: str | None = None,
+    column: str | list[str] | None = None,
+    target: str | None = None,
+    pair: str | None = None,
+    train_split: str = "train",
+    test_split: str = "test",
+    tokenizer: str | None = None,
+    length: int = 128,
+    classes: bool | None = None,
+    size: int | list[int] | None = None,
+    augment: str = "none",
+    mean: list[float] | None = None,
+    std: list[float] | None = None,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+) -> Data:
+    """Return a data set of Hugging Face by hub name, by the folder that `save_to_disk` wrote, or by a folder of data files.
+
+    `name` is the configuration of a set that has several. `column` is the input, and its kind decides the kind of
+    samples: images (see `images`, with `target` as their label), texts (see `text`; with a `target` each is classified,
+    without one they are packed), or numbers (one column or a list; see `table`). Of a set without `test_split` a tenth
+    is tested on.
+    """
+    sources, wanted = _hub_splits(path, name, train_split, test_split), (train_samples, test_samples)
+    schema = sources[0].schema
+    column = column or next((usual for usual in ("text", "image", "img", "sentence") if usual in schema.names), None)
+    if column is None:
+        raise ValueError(f"`data.column` must be given: the columns of {path!r} are {', '.join(schema.names)}.")
+    first = column if isinstance(column, str) else column[0]
+    kind = schema.field(sources[0].check_column("data.column", first)).type
+    if pa.types.is_struct(kind) or pa.types.is_binary(kind):
+        return pictures_of(sources, first, target or "label", PictureOptions(size, augment, mean, std, wanted))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        length, reader = check_integer("data.length", length, 1), make_tokenizer(tokenizer)
+        if target is None:
+            return packed_texts(sources, reader, length, first, wanted)
+        return labelled_texts(sources, reader, length, first, pair, target, wanted)
+    if target is None:
+        raise ValueError(f"`data.target` must be given if inputs are numbers, as column {first!r} of {path!r} holds.")
+    return table_of(sources, target, [column] if isinstance(column, str) else list(column), classes, wanted)
+
+
+def _hub_splits(path: str, name: str | None, train_split: str, test_split: str) -> list[RowSource]:
+    """Return the rows of the training split, and of the test split if there is one."""
+    datasets = import_hub("datasets")
+    folder = Path(path).expanduser()
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            loaded = datasets.load_from_disk(str(folder))
+        else:
+            loaded = datasets.load_dataset(str(folder) if folder.is_dir() else path, name)
+    except Exception as error:  # the library raises of all kinds
+        reason = reason_of(error)
+        raise ValueError(f"`data.path` = {path!r} cannot be loaded as a data set: {reason}.") from None
+    splits = loaded if isinstance(loaded, dict) else {train_split: loaded}
+    if train_split not in splits:
+        raise ValueError(
+            f"`data.train_split` must be a split of {path!r} ({', '.join(splits)}), but got {train_split!r}."
+        )
+    known = [train_split, *([test_split] if test_split in splits else [])]
+    return [RowSource(HubRows(f"{path}, split {split}", splits[split])) for split in known]
+
+
+_LOADERS = (addition, brackets, cifar10, cifar100, copying, digits, hf, images, table, text, topics, wikitext2)
+DATASETS: dict[str, Callable[..., Data]] = {loader.__name__: loader for loader in _LOADERS}
+
+
+@dataclass(frozen=True, eq=False)
+class OwnSamples:
+    """Samples of the user's own object, read one by one; errors name the sample and the split."""
+
+    name: str
+    samples: Any
 
     def __len__(self) -> int:
-        """Return the number of samples."""
+        return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Return the input and the target of a sample."""
+    def input(self, index: int) -> Tensor:
+        """Return the input of a sample."""
+        return _tensor(self._pair(index)[0], f"The input of sample {index} of {self.name}")
+
+    def target(self, index: int, shape: DataShape | None = None) -> Tensor:
+        """Return the target of a sample, checked against `shape` and of its type if given."""
+        y = _tensor(self._pair(index)[1], f"The target of sample {index} of {self.name}")
+        if shape is None:
+            return y
+        y = y.reshape(1) if not shape.classifies and not y.ndim else y
+        if tuple(y.shape) != shape.target_shape or (shape.classifies and y.is_floating_point()):
+            raise ValueError(
+                f"The target of sample {index} of {self.name} must have the shape {shape.target_shape} and hold "
+                f"{'classes' if shape.classifies else 'numbers'}, as that of sample 0, but is of {y.dtype} and has {tuple(y.shape)}."
+            )
+        return y.to(getattr(torch, shape.target_dtype))
+
+    def all_targets(self, shape: DataShape) -> NDArray[Any]:
+        """Return the targets: from an attribute `targets`, which torchvision's sets have, or from the samples one by one."""
+        given = getattr(self.samples, "targets", None)
+        if given is None or len(given) != len(self):
+            return torch.stack([self.target(i, shape) for i in range(len(self))]).numpy()  # type: ignore[no-any-return]
+        y = _tensor(given, f"The attribute `targets` of {self.name}")
+        y = y.reshape(-1, 1) if shape.target_shape == (1,) else y
+        if tuple(y.shape[1:]) != shape.target_shape:
+            raise ValueError(
+                f"The attribute `targets` of {self.name} must hold targets of the shape {shape.target_shape}, as sample 0 has, but "
+                f"has {tuple(y.shape)}."
+            )
+        return y.to(getattr(torch, shape.target_dtype)).numpy()
+
+    def num_classes(self, known: NDArray[Any] | None, shape: DataShape) -> int:
+        """Return one more than the greatest target, of which all may be `known`; raises ValueError for one below 0 but -100."""
+        greatest = 0
+        parts = [known] if known is not None else (self.target(i, shape).numpy() for i in range(len(self)))
+        for targets in parts:
+            counted = targets[targets != IGNORED]
+            if counted.size and counted.min() < 0:
+                raise ValueError(f"Targets of {self.name} must be classes from 0, or -100, but one is {counted.min()}.")
+            greatest = max(greatest, int(counted.max(initial=0)))
+        return greatest + 1
+
+    def _pair(self, index: int) -> tuple[Any, Any]:
+        try:
+            sample = self.samples[index]
+        except Exception as error:
+            raise ValueError(
+                f"Sample {index} of {self.name} cannot be read: {type(error).__name__}: {error}."
+            ) from error
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise ValueError(
+                f"Sample {index} of {self.name} must be a pair of input and target, but is {type(sample).__name__}."
+            )
+        return sample[0], sample[1]
 
 
 @dataclass(frozen=True, eq=False)
 class OwnSplit:
-    """Samples read one by one. `known` holds targets that have been read already: a class or some numbers each."""
+    """A split of `OwnSamples`. `known` holds targets that have been read already: a class or some numbers each."""
 
-    name: str
-    samples: Samples
+    samples: OwnSamples
     shape: DataShape
     known: NDArray[Any] | None
 
@@ -112,20 +224,19 @@ class OwnSplit:
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
         """Return (batch, ...), shaped as in `DataShape`; raises ValueError naming a sample of another shape."""
-        found = [_input_of(self.name, self.samples, int(index)) for index in ids]
-        for index, x in zip(ids, found, strict=True):
+        inputs = [self.samples.input(int(index)) for index in ids]
+        for index, x in zip(ids, inputs, strict=True):
             if tuple(x.shape) != self.shape.input_shape:
                 raise ValueError(
-                    f"The input of sample {index} of {self.name} has the shape {tuple(x.shape)}, but that of sample 0 "
+                    f"The input of sample {index} of {self.samples.name} has the shape {tuple(x.shape)}, but that of sample 0 "
                     f"{self.shape.input_shape}."
                 )
-        return torch.stack(found).to(getattr(torch, self.shape.input_dtype))
+        return torch.stack(inputs).to(getattr(torch, self.shape.input_dtype))
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the targets of samples, stacked to (batch, ...)."""
         if self.known is not None:
             return torch.from_numpy(self.known[ids])
-        return torch.stack([target_of(self.name, self.samples, int(index), self.shape) for index in ids])
+        return torch.stack([self.samples.target(int(index), self.shape) for index in ids])
 
 
 def own(name: str, arguments: Mapping[str, Any]) -> Data:
@@ -139,100 +250,37 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
     """
     function: Callable[..., Any] = import_function("Data", name)
     try:
-        found = function(**arguments)
+        result = function(**arguments)
     except (Exception, SystemExit) as error:
         raise ValueError(f"Data `{name}` failed: {type(error).__name__}: {str(error).rstrip('.')}.") from error
-    parts = tuple(found) if isinstance(found, (tuple, list)) and len(found) == 2 else ()
-    if not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") and len(part) for part in parts) or not parts:
+    pair = result if isinstance(result, (tuple, list)) and len(result) == 2 else ()
+    if not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") and len(part) for part in pair) or not pair:
         raise ValueError(
             f"Data `{name}` must return two objects with a length and samples by index, to train and to test on, "
-            f"but got {type(found).__name__}."
+            f"but got {type(result).__name__}."
         )
-    names = [f"`{name}`, {split} split" for split in ("training", "test")]
-    x, y = _input_of(names[0], parts[0], 0), _target_of(names[0], parts[0], 0)
-    of_tokens, of_classes = (not part.is_floating_point() for part in (x, y))
+    parts = [
+        OwnSamples(f"`{name}`, {split} split", part) for split, part in zip(("training", "test"), pair, strict=True)
+    ]
+    x, y = parts[0].input(0), parts[0].target(0)
+    of_classes = not y.is_floating_point()
     target_shape = tuple(y.shape) if of_classes or y.ndim else (1,)
     shape = DataShape(
         tuple(x.shape),
-        "int64" if of_tokens else "float32",
+        "float32" if x.is_floating_point() else "int64",
         1 if of_classes else target_shape[-1],
         target_shape,
         "int64" if of_classes else "float32",
         has_ignored=of_classes and bool(target_shape),
     )
-    known: list[NDArray[Any] | None] = [None, None]
-    if len(target_shape) <= (0 if of_classes else 1):
-        known = [_read_targets(each, part, shape) for each, part in zip(names, parts, strict=True)]
+    read_once = len(target_shape) <= (0 if of_classes else 1)
+    known = [part.all_targets(shape) if read_once else None for part in parts]
     if of_classes:
-        classes = getattr(parts[0], "classes", None)
-        num_classes = len(classes) if classes is not None else _count_classes(names, parts, known, shape)
-        shape = shape._replace(num_classes=num_classes)
-    train, test = (
-        OwnSplit(*each, shape, seen) for each, seen in zip(zip(names, parts, strict=True), known, strict=True)
-    )
+        classes = getattr(pair[0], "classes", None)
+        counts = (part.num_classes(targets, shape) for part, targets in zip(parts, known, strict=True))
+        shape = shape._replace(num_classes=max(counts) if classes is None else len(classes))
+    train, test = (OwnSplit(part, shape, targets) for part, targets in zip(parts, known, strict=True))
     return Data(train, test, shape)
-
-
-def read(name: str, samples: Samples, index: int) -> tuple[Any, Any]:
-    """Return a sample; raises ValueError naming it if it cannot be read or is not a pair."""
-    try:
-        sample = samples[index]
-    except Exception as error:
-        raise ValueError(f"Sample {index} of {name} cannot be read: {type(error).__name__}: {error}.") from error
-    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-        raise ValueError(
-            f"Sample {index} of {name} must be a pair of input and target, but is {type(sample).__name__}."
-        )
-    return sample[0], sample[1]
-
-
-def target_of(name: str, samples: Samples, index: int, shape: DataShape) -> Tensor:
-    """Return the target of a sample with the type and shape of `shape`; raises ValueError naming a sample that differs."""
-    y = _target_of(name, samples, index)
-    y = y.reshape(1) if not shape.classifies and not y.ndim else y
-    if tuple(y.shape) != shape.target_shape or (shape.classifies and y.is_floating_point()):
-        raise ValueError(
-            f"The target of sample {index} of {name} must have the shape {shape.target_shape} and hold "
-            f"{'classes' if shape.classifies else 'numbers'}, as that of sample 0, but is of {y.dtype} and has {tuple(y.shape)}."
-        )
-    return y.to(getattr(torch, shape.target_dtype))
-
-
-def _read_targets(name: str, samples: Samples, shape: DataShape) -> NDArray[Any]:
-    """Return all targets: from an attribute `targets`, which torchvision's sets have, or from the samples one by one."""
-    given = getattr(samples, "targets", None)
-    if given is not None and len(given) == len(samples):
-        y = _tensor(given, f"The attribute `targets` of {name}")
-        y = y.reshape(-1, 1) if shape.target_shape == (1,) else y
-        if tuple(y.shape[1:]) != shape.target_shape:
-            raise ValueError(
-                f"The attribute `targets` of {name} must hold targets of the shape {shape.target_shape}, as sample 0 has, but "
-                f"has {tuple(y.shape)}."
-            )
-        return y.to(getattr(torch, shape.target_dtype)).numpy()
-    found: NDArray[Any] = torch.stack([target_of(name, samples, index, shape) for index in range(len(samples))]).numpy()
-    return found
-
-
-def _count_classes(names: list[str], parts: tuple[Any, ...], known: list[NDArray[Any] | None], shape: DataShape) -> int:
-    """Return one more than the greatest target; raises ValueError for one below 0 that is not ignored."""
-    greatest = 0
-    for name, part, targets in zip(names, parts, known, strict=True):
-        each = [targets] if targets is not None else (target_of(name, part, i, shape).numpy() for i in range(len(part)))
-        for values in each:
-            counted = values[values != IGNORED]
-            if counted.size and counted.min() < 0:
-                raise ValueError(f"Targets of {name} must be classes from 0, or -100, but one is {counted.min()}.")
-            greatest = max(greatest, int(counted.max(initial=0)))
-    return greatest + 1
-
-
-def _input_of(name: str, samples: Samples, index: int) -> Tensor:
-    return _tensor(read(name, samples, index)[0], f"The input of sample {index} of {name}")
-
-
-def _target_of(name: str, samples: Samples, index: int) -> Tensor:
-    return _tensor(read(name, samples, index)[1], f"The target of sample {index} of {name}")
 
 
 def _tensor(value: Any, what: str) -> Tensor:

@@ -19,7 +19,6 @@ def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
     The output of a sample does not depend on its microbatch. Every cut follows a ReLU, and weights are initialised
     accordingly (He et al. 2015, 1502.01852), so that plain SGD needs no warm-up.
 
-    >>> from raysim.workloads.splits import DataShape
     >>> [name for name, _ in cnn(DataShape((1, 8, 8), "float32", 10)).named_children()]
     ['conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'hidden', 'head']
     """
@@ -56,7 +55,6 @@ def resnet18(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Se
     every convolution: "batch", or "group" for GroupNorm (Wu and He 2018, 1803.08494), with which the output of a sample
     depends on no other sample: 8 channels per group, or all channels if 8 does not divide their number.
 
-    >>> from raysim.workloads.splits import DataShape
     >>> model = resnet18(DataShape((3, 32, 32), "float32", 10))
     >>> sum(parameter.numel() for parameter in model.parameters())
     11173962
@@ -69,7 +67,6 @@ def resnet101(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.S
 
     `width` and `norm` as of `resnet18`; a layer's outputs have four times as many channels.
 
-    >>> from raysim.workloads.splits import DataShape
     >>> import torch
     >>> with torch.device("meta"):
     ...     model = resnet101(DataShape((3, 32, 32), "float32", 10))
@@ -117,7 +114,6 @@ def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
     layers are initialised with a standard deviation of 0.08 / sqrt(width), torchvision's 0.01 at width 64, so that
     outputs have about the same size.
 
-    >>> from raysim.workloads.splits import DataShape
     >>> import torch
     >>> with torch.device("meta"):
     ...     model = vgg16(DataShape((3, 32, 32), "float32", 100))
@@ -178,7 +174,6 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, channel, height, width), not negative."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
@@ -202,7 +197,6 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, channel, height, width), not negative."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = F.relu(self.bn2(self.conv2(y)))
         return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
@@ -212,7 +206,6 @@ class MeanOverSpace(nn.Module):
     """The mean over height and width: the average pooling of the paper for images of any size."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, channel)."""
         return x.mean(dim=(2, 3))
 
 

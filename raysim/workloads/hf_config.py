@@ -1,11 +1,17 @@
-"""Configurations of transformers models, and whether they fit the data."""
+"""Configurations of transformers models: whether they fit the data, and at which modules the model can be cut.
+
+The names of embedding, blocks and final norm come from the pipeline plan of many configurations (`base_model_pp_plan`); `LAYOUTS`
+describes models without a plan in the same terms.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from raysim.notation import suggestion
 from raysim.storage.files import read_text
@@ -43,7 +49,7 @@ def configuration(
         try:
             return transformers.CONFIG_MAPPING[kind](**_of_data(transformers.CONFIG_MAPPING[kind](), shape) | given)
         except Exception as error:
-            raise ValueError(f"`model.config`: {reason_of(error)}.") from error
+            raise ValueError(f"`model.config`: {first_sentence(error)}.") from error
     if values is not None and not isinstance(values, Mapping):
         raise ValueError(f"`model.config` must be a table of values to change with `model.path`, but got {values!r}.")
     place = local_or_hub("model.path", path)
@@ -148,10 +154,66 @@ def refusal(path: str, error: Exception) -> ValueError:
         return ValueError(
             f"`model.path` {path!r} needs Python code of its own to be run. If you trust it, set `model.trust_remote_code = true`."
         )
-    return ValueError(f"`model.path` {path!r} cannot be loaded: {reason_of(error)}.")
+    return ValueError(f"`model.path` {path!r} cannot be loaded: {first_sentence(error)}.")
 
 
-def reason_of(error: Exception) -> str:
+def first_sentence(error: Exception) -> str:
     """Return an error of transformers in one line, without the request to report it."""
     text = " ".join((str(error).strip() or type(error).__name__).split())
     return text.split(". ")[0].rstrip(".:")
+
+
+class Layout(NamedTuple):
+    """Names of submodules of a base model, in the order of its forward."""
+
+    before: tuple[str, ...]
+    """Modules that make the first hidden state, such as the embedding."""
+    blocks: str
+    """The `nn.ModuleList` of blocks; the model may be cut between any two of them."""
+    after: tuple[str, ...]
+    """Modules that take the last hidden state, such as the final norm."""
+
+
+_BERT = Layout(("embeddings",), "encoder.layer", ("pooler",))
+
+LAYOUTS = {
+    "bert": _BERT,
+    "convnext": Layout(("embeddings",), "encoder.stages", ("layernorm",)),
+    "distilbert": Layout(("embeddings",), "transformer.layer", ()),
+    "gpt2": Layout(("wte", "wpe", "drop"), "h", ("ln_f",)),
+    "opt": Layout(
+        ("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in"),
+        "decoder.layers",
+        ("decoder.final_layer_norm", "decoder.project_out"),
+    ),
+    "resnet": Layout(("embedder",), "encoder.stages", ("pooler",)),
+    "roberta": _BERT,
+    "vit": Layout(("embeddings",), "layers", ("layernorm", "pooler")),
+}
+
+
+def layout_of(config: Any, base: nn.Module) -> Layout:
+    """Return the layout of a base model; raises ValueError for a kind of model that cannot be cut, or is not known."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"A model of type {kind!r} cannot be cut: it has an encoder and a decoder.")
+    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+        raise ValueError(f"A model of type {kind!r} cannot be cut: it takes more than one kind of input.")
+    if getattr(config, "layerdrop", 0):
+        raise ValueError(
+            f"A model of type {kind!r} cannot be cut with `layerdrop`, which skips blocks at random: set it to 0."
+        )
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise ValueError(f"A model of type {kind!r} cannot be cut: its blocks share keys and values.")
+    if kind in LAYOUTS:
+        return LAYOUTS[kind]
+    plan = list(getattr(config, "base_model_pp_plan", None) or ())
+    lists = [name for name in plan if isinstance(getattr(base, name, None), nn.ModuleList)]
+    if len(lists) != 1:
+        known = ", ".join(sorted(LAYOUTS))
+        raise ValueError(
+            f"A model of type {kind!r} cannot be cut: its configuration has no pipeline plan of transformers, and raysim "
+            f"knows only the layouts of {known}."
+        )
+    place = plan.index(lists[0])
+    return Layout(tuple(plan[:place]), lists[0], tuple(plan[place + 1 :]))

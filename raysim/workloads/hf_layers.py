@@ -1,26 +1,27 @@
 """A transformers model as a chain of layers: `embedding`, `block0`.., `head`.
 
 Each layer runs the model's own code. The embedding is the model up to its first block, the head is the model from its last
-block on, and each block gets the arguments (masks, rotary embeddings) that the model's own forward would pass to it.
-
-The names of embedding, blocks and final norm come from the pipeline plan of many configurations (`base_model_pp_plan`); `LAYOUTS`
-describes models without a plan in the same terms.
+block on, and each block gets the arguments (masks, rotary embeddings) that the model's own forward would pass to it. In a copy of
+the model, placeholders stand for the other modules, so that its own forward runs only the rest.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from raysim.values import Value, join, split_one
-from raysim.workloads.placeholders import filled, holes, without
+from raysim.workloads.hf_config import Layout, layout_of
+
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def chain(model: Any, padding: int | None = None) -> nn.Sequential:
@@ -37,16 +38,16 @@ def chain(model: Any, padding: int | None = None) -> nn.Sequential:
     layout = layout_of(model.config, model.base_model)
     arguments = Arguments(model.base_model, layout)
     layers: dict[str, nn.Module] = {"embedding": Embedding(model, layout, padding)}
-    for index, block in enumerate(model.base_model.get_submodule(layout.blocks)):
-        layers[f"block{index}"] = Block(block, arguments, index)
+    for i, block in enumerate(model.base_model.get_submodule(layout.blocks)):
+        layers[f"block{i}"] = Block(block, arguments, i)
     layers["head"] = Head(model, layout)
-    found = nn.Sequential(OrderedDict(layers))
-    held = {id(parameter) for parameter in found.parameters()}
+    chained = nn.Sequential(OrderedDict(layers))
+    held = {id(parameter) for parameter in chained.parameters()}
     missing = [name for name, parameter in model.named_parameters() if id(parameter) not in held]
     if missing:
         kind = model.config.model_type
         raise ValueError(f"A model of type {kind!r} cannot be cut: its parameter `{missing[0]}` belongs to no layer.")
-    return found
+    return chained
 
 
 def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
@@ -66,7 +67,7 @@ def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
 
 
 class Embedding(nn.Module):
-    """The model up to its first block."""
+    """The model up to its first block: the first hidden state of token ids or images, with the mask if there is padding."""
 
     def __init__(self, model: Any, layout: Layout, padding: int | None = None) -> None:
         super().__init__()
@@ -74,12 +75,11 @@ class Embedding(nn.Module):
         base = model.base_model_prefix
         heads = [name for name, _ in model.named_children() if name != base]
         after = [f"{base}.{name}" for name in layout.after]
-        self.model = _trimmed(model, [*_block_names(model, layout), *after, *heads])
+        self.model = without(model, [*_block_names(model, layout), *after, *heads])
         self._holes = holes(self.model)
         self._first = self._holes.index(self.model.get_submodule(f"{base}.{layout.blocks}.0"))
 
     def forward(self, x: Tensor) -> Value:
-        """Return the first hidden state of token ids or images, with the mask if there is padding."""
         base = self.model.base_model
         mask = None if self.padding is None else x != self.padding
         with filled(self._holes), _no_layer_drop(self.model):
@@ -98,7 +98,6 @@ class Block(nn.Module):
         self.arguments = arguments
 
     def forward(self, value: Value) -> Value:
-        """Return the next hidden state."""
         x, name, beside = split_one(value)
         args, kwargs = self.arguments.of(self.index, x, beside.get("mask"))
         y = self.block(x, *args, **kwargs)
@@ -106,16 +105,15 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The model from its last block on."""
+    """The model from its last block on: the logits of the last hidden state."""
 
     def __init__(self, model: Any, layout: Layout) -> None:
         super().__init__()
         before = [f"{model.base_model_prefix}.{name}" for name in layout.before]
-        self.model = _trimmed(model, [*_block_names(model, layout), *before])
+        self.model = without(model, [*_block_names(model, layout), *before])
         self._holes = holes(self.model)
 
     def forward(self, value: Value) -> Tensor:
-        """Return the logits of the last hidden state."""
         x, _, beside = split_one(value)
         with filled(self._holes, x), _no_layer_drop(self.model):
             y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(beside.get("mask"))).logits
@@ -132,13 +130,13 @@ class Arguments:
 
     def __init__(self, base: Any, layout: Layout) -> None:
         blocks = [f"{layout.blocks}.{index}" for index in range(len(base.get_submodule(layout.blocks)))]
-        self._model = _trimmed(base, [*layout.before, *blocks, *layout.after]).eval()
+        self._model = without(base, [*layout.before, *blocks, *layout.after]).eval()
         self._holes = holes(self._model)
         self._blocks = [self._model.get_submodule(name) for name in blocks]
         self._mask: Tensor | None = None  # of the arguments at hand
-        self._kept: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}  # by shape, for all blocks
+        self._kept: dict[Any, list[CallArguments]] = {}  # by shape, for all blocks
 
-    def of(self, index: int, x: Tensor, mask: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def of(self, index: int, x: Tensor, mask: Tensor | None) -> CallArguments:
         """Return the positional and the named arguments of a block for a hidden state like `x`."""
         key = (tuple(x.shape), x.dtype, x.device)
         if mask is not self._mask or len(self._kept) > len(self._blocks):  # of batches of another size, too
@@ -147,7 +145,7 @@ class Arguments:
             self._kept[key] = self._compute(x, mask)
         return self._kept[key][index]
 
-    def _compute(self, x: Tensor, mask: Tensor | None) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def _compute(self, x: Tensor, mask: Tensor | None) -> list[CallArguments]:
         with unset_fake_temporarily(), torch.no_grad():  # masks have values, even while costs are counted
             hidden = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
             if isinstance(mask, FakeTensor):
@@ -173,14 +171,6 @@ def _block_names(model: Any, layout: Layout) -> list[str]:
     return [f"{path}.{index}" for index in range(len(model.get_submodule(path)))]
 
 
-def _trimmed(model: Any, names: list[str]) -> Any:
-    """Return the model without the named modules, and without a cache of keys and values."""
-    found = without(model, names)
-    if hasattr(found.config, "use_cache"):
-        found.config.use_cache = False
-    return found
-
-
 @contextmanager
 def _no_layer_drop(model: nn.Module) -> Iterator[None]:
     """Keep a model from drawing which blocks to skip, as transformers 5.22 does even for a `layerdrop` of 0."""
@@ -203,57 +193,83 @@ def _mask_input(mask: Tensor | None) -> dict[str, Tensor]:
     return {} if mask is None else {"attention_mask": mask.long()}
 
 
-class Layout(NamedTuple):
-    """Names of submodules of a base model, in the order of its forward."""
+@dataclass(eq=False)
+class Call:
+    """The last call of a placeholder, and the tensor to return instead of its input.
 
-    before: tuple[str, ...]
-    """Modules that make the first hidden state, such as the embedding."""
-    blocks: str
-    """The `nn.ModuleList` of blocks; the model may be cut between any two of them."""
-    after: tuple[str, ...]
-    """Modules that take the last hidden state, such as the final norm."""
+    A plain object, because setting an attribute of a module costs more than the call itself.
+    """
 
-
-_BERT = Layout(("embeddings",), "encoder.layer", ("pooler",))
-
-LAYOUTS = {
-    "bert": _BERT,
-    "convnext": Layout(("embeddings",), "encoder.stages", ("layernorm",)),
-    "distilbert": Layout(("embeddings",), "transformer.layer", ()),
-    "gpt2": Layout(("wte", "wpe", "drop"), "h", ("ln_f",)),
-    "opt": Layout(
-        ("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in"),
-        "decoder.layers",
-        ("decoder.final_layer_norm", "decoder.project_out"),
-    ),
-    "resnet": Layout(("embedder",), "encoder.stages", ("pooler",)),
-    "roberta": _BERT,
-    "vit": Layout(("embeddings",), "layers", ("layernorm", "pooler")),
-}
+    given: Tensor | None = None
+    arrived: Any = None
+    arguments: CallArguments = ((), {})
 
 
-def layout_of(config: Any, base: nn.Module) -> Layout:
-    """Return the layout of a base model; raises ValueError for a kind of model that cannot be cut, or is not known."""
-    kind = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"A model of type {kind!r} cannot be cut: it has an encoder and a decoder.")
-    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
-        raise ValueError(f"A model of type {kind!r} cannot be cut: it takes more than one kind of input.")
-    if getattr(config, "layerdrop", 0):
-        raise ValueError(
-            f"A model of type {kind!r} cannot be cut with `layerdrop`, which skips blocks at random: set it to 0."
-        )
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise ValueError(f"A model of type {kind!r} cannot be cut: its blocks share keys and values.")
-    if kind in LAYOUTS:
-        return LAYOUTS[kind]
-    plan = list(getattr(config, "base_model_pp_plan", None) or ())
-    lists = [name for name in plan if isinstance(getattr(base, name, None), nn.ModuleList)]
-    if len(lists) != 1:
-        known = ", ".join(sorted(LAYOUTS))
-        raise ValueError(
-            f"A model of type {kind!r} cannot be cut: its configuration has no pipeline plan of transformers, and raysim "
-            f"knows only the layouts of {known}."
-        )
-    place = plan.index(lists[0])
-    return Layout(tuple(plan[:place]), lists[0], tuple(plan[place + 1 :]))
+class Hole(nn.Module):
+    """A placeholder for a module: keeps the arguments of its last call, and returns its input, or a given tensor.
+
+    Other attributes are looked up on the replaced module, with tensors on the meta device, since models read types and
+    sizes from them.
+    """
+
+    def __init__(self, replaced: nn.Module) -> None:
+        super().__init__()
+        self._replaced = _Replaced(replaced)
+        self.call = Call()
+
+    def forward(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        call = self.call
+        call.arrived, call.arguments = x, (args, kwargs)
+        return x if call.given is None else call.given
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            return getattr(self._replaced.module, name)
+
+
+class _Replaced:
+    """A module without its memory, which is no submodule of a hole and is not copied with it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        state: dict[int, Any] = {id(x): x.detach().to("meta") for x in [*module.parameters(), *module.buffers()]}
+        self.module = copy.deepcopy(module, state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Replaced:
+        return self
+
+
+def without(model: Any, names: Iterable[str]) -> Any:
+    """Return a copy of `model` with a `Hole` for each named submodule that exists, and without a cache of keys and values.
+
+    The copy shares the parameters that are left, and has buffers of its own.
+    """
+    memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    memo |= {id(modules[name]): Hole(modules[name]) for name in names if name in modules}
+    copied = copy.deepcopy(model, memo)
+    if hasattr(copied.config, "use_cache"):
+        copied.config.use_cache = False
+    return copied
+
+
+def holes(model: nn.Module) -> tuple[Hole, ...]:
+    """Return the holes of a model in the order of its modules."""
+    return tuple(module for module in model.modules() if isinstance(module, Hole))
+
+
+@contextmanager
+def filled(some: Iterable[Hole], x: Tensor | None = None) -> Iterator[None]:
+    """Let holes return `x` if it is given; at the end they forget the arguments of their calls."""
+    calls = [hole.call for hole in some]
+    for call in calls:
+        call.given = x
+    try:
+        yield
+    finally:
+        for call in calls:
+            call.given = call.arrived = None
+            call.arguments = ((), {})

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,13 +21,13 @@ from raysim.workloads.hf_config import (
     check_fits,
     check_tokens,
     configuration,
+    first_sentence,
     num_tokens,
-    reason_of,
     refusal,
     task_of,
 )
 from raysim.workloads.hf_layers import chain
-from raysim.workloads.options import check_flag, import_hub, local_or_hub
+from raysim.workloads.options import check_flag, import_hub, local_or_hub, reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.subspace import in_subspace
 from raysim.workloads.weightless import check_size, hollow_parameters
@@ -57,20 +57,8 @@ def hf(
     `subspace_form`, see `raysim.workloads.subspace`. `trust_remote_code`: run the Python files in `path`, for a model
     that transformers does not have.
     """
-    _check_subspace(subspace, path, lora, shape)
-    model = load_model(
-        shape,
-        path=path,
-        config=config,
-        attention=attention,
-        new_head=new_head,
-        lora=lora,
-        trust_remote_code=trust_remote_code,
-    )
-    layers = chain(model, shape.padding)
-    with _quiet():
-        _check_equal(model, layers, shape)
-    return with_subspace(layers, model.config, subspace, subspace_form)
+    source = ModelSource(path, config, attention, new_head, lora, trust_remote_code)
+    return _layers(shape, source, subspace, subspace_form)
 
 
 def hf_structure(
@@ -80,115 +68,122 @@ def hf_structure(
 
     A config.json in `path` is enough. Logits are not compared, since they need weights.
     """
-    _check_subspace(subspace, options.get("path"), options.get("lora"), shape)
     with hollow_parameters():
-        model = load_model(shape, weights=False, **options)
-        return with_subspace(chain(model, shape.padding), model.config, subspace, subspace_form)
+        return _layers(shape, ModelSource(**options), subspace, subspace_form, weights=False)
 
 
-def _check_subspace(subspace: object, path: object, lora: object, shape: DataShape) -> None:
-    if subspace is not None and (path is not None or lora is not None or task_of(shape) != "causal-lm"):
+class ModelSource(NamedTuple):
+    """The options of `hf` for the model itself."""
+
+    path: str | None = None
+    config: Mapping[str, Any] | str | None = None
+    attention: str | None = None
+    new_head: bool = False
+    lora: Mapping[str, Any] | None = None
+    trust_remote_code: bool = False
+
+
+def _layers(
+    shape: DataShape, source: ModelSource, subspace: int | None, subspace_form: str, *, weights: bool = True
+) -> nn.Sequential:
+    if subspace is not None and (source.path is not None or source.lora is not None or task_of(shape) != "causal-lm"):
         raise ValueError(
             "`model.subspace` needs a new causal language model, of `model.config` alone: weights that were trained without a "
             "subspace have their full rank."
         )
+    model = load_model(shape, weights=weights, **source._asdict())
+    layers = chain(model, shape.padding)
+    if weights:
+        with _quiet():
+            _check_equal(model, layers, shape)
+    kind = model.config.model_type
+    if subspace is not None and kind not in ADDED:
+        raise ValueError(
+            f"`model.subspace` needs blocks that add to one residual stream as those of {', '.join(ADDED)} do, but "
+            f"`model.config.model_type` is {kind!r}."
+        )
+    return in_subspace(layers, subspace, subspace_form, added=ADDED.get(kind, ()))
 
 
-def load_model(
-    shape: DataShape,
-    *,
-    path: str | None = None,
-    config: Mapping[str, Any] | str | None = None,
-    attention: str | None = None,
-    new_head: bool = False,
-    lora: Mapping[str, Any] | None = None,
-    trust_remote_code: bool = False,
-    weights: bool = True,
-) -> Any:
+def load_model(shape: DataShape, *, weights: bool = True, **options: Any) -> Any:
     """Return the model of `hf` as a transformers model, in float32; raises ValueError naming the wrong option.
 
-    Without `weights` the weights in `path` are not read; used with `hollow_parameters`, for models of any size.
+    `options`: those of `ModelSource`. Without `weights` the weights in `path` are not read; used with `hollow_parameters`, for
+    models of any size.
     """
-    if path is None and config is None:
+    source = ModelSource(**options)
+    if source.path is None and source.config is None:
         raise ValueError("`model.path` or `model.config` must be given with `model` = 'hf'.")
-    if attention is not None:
-        check_choice("model.attention", attention, ["sdpa", "eager"])
-    check_flag("model.new_head", new_head)
-    check_flag("model.trust_remote_code", trust_remote_code)
-    if trust_remote_code:
+    if source.attention is not None:
+        check_choice("model.attention", source.attention, ["sdpa", "eager"])
+    check_flag("model.new_head", source.new_head)
+    if check_flag("model.trust_remote_code", source.trust_remote_code):
         check_trusted("model.trust_remote_code", CODE_OF_MODELS)
     transformers = import_hub("transformers")
     with _quiet():
-        settings = configuration(path, config, shape, trust_remote_code)
-        check_fits(settings, shape, path or "the configuration")
-        auto = getattr(transformers, _AUTO[task_of(shape)])
-        custom = trust_remote_code and auto.__name__ in (getattr(settings, "auto_map", None) or {})
+        settings = configuration(source.path, source.config, shape, source.trust_remote_code)
+        check_fits(settings, shape, source.path or "the configuration")
+        auto, kind = _AUTO[task_of(shape)]
+        auto = getattr(transformers, auto)
+        custom = source.trust_remote_code and auto.__name__ in (getattr(settings, "auto_map", None) or {})
         if type(settings) not in auto._model_mapping and not custom:
-            raise ValueError(
-                f"A model of type {settings.model_type!r} has no {_NAMES[task_of(shape)]} in transformers."
-            )
-        if path is not None:
-            check_tokens(path, shape)
+            raise ValueError(f"A model of type {settings.model_type!r} has no {kind} in transformers.")
+        if source.path is not None:
+            check_tokens(source.path, shape)
         if weights:
             with hollow_parameters():
-                check_size("hf", _made(auto, path, copy.deepcopy(settings), attention, trust_remote_code))
-        if path is None or not weights:
-            model = _made(auto, path, settings, attention, trust_remote_code)
-        else:
-            model = _pretrained(auto, path, settings, attention, new_head, trust_remote_code)
-    if lora is not None:
-        add_lora(model, lora, trained=_head_names(model) if new_head else ())
+                check_size("hf", _made(auto, source, copy.deepcopy(settings)))
+        make = _pretrained if weights and source.path is not None else _made
+        model = make(auto, source, settings)
+    if source.lora is not None:
+        add_lora(model, source.lora, trained=_head_names(model) if source.new_head else ())
     return model
 
 
 CODE_OF_MODELS = "transformers_modules"  # the package into which transformers puts the code of model folders
 
-_AUTO = {
-    "causal-lm": "AutoModelForCausalLM",
-    "texts": "AutoModelForSequenceClassification",
-    "images": "AutoModelForImageClassification",
-}
-_NAMES = {
-    "causal-lm": "causal language model",
-    "texts": "classifier of texts",
-    "images": "image classifier",
+_AUTO: dict[str, tuple[Any, str]] = {
+    "causal-lm": ("AutoModelForCausalLM", "causal language model"),
+    "texts": ("AutoModelForSequenceClassification", "classifier of texts"),
+    "images": ("AutoModelForImageClassification", "image classifier"),
 }
 
 
-def _made(auto: Any, path: str | None, settings: Any, attention: str | None, trust_remote_code: bool) -> Any:
+def _made(auto: Any, source: ModelSource, settings: Any) -> Any:
     """Return a new model of a configuration."""
     try:
         return auto.from_config(
-            settings, attn_implementation=attention, dtype=torch.float32, trust_remote_code=trust_remote_code
+            settings,
+            attn_implementation=source.attention,
+            dtype=torch.float32,
+            trust_remote_code=source.trust_remote_code,
         )
     except Exception as error:
-        if path is not None:
-            raise refusal(path, error) from error
-        raise ValueError(f"`model.config` makes no model: {reason_of(error)}.") from error
+        if source.path is not None:
+            raise refusal(source.path, error) from error
+        raise ValueError(f"`model.config` makes no model: {first_sentence(error)}.") from error
 
 
-def _pretrained(
-    auto: Any, path: str, settings: Any, attention: str | None, new_head: bool, trust_remote_code: bool
-) -> Any:
-    place = local_or_hub("model.path", path)
+def _pretrained(auto: Any, source: ModelSource, settings: Any) -> Any:
+    assert source.path is not None
     try:
         model, loaded = auto.from_pretrained(
-            place,
+            local_or_hub("model.path", source.path),
             config=settings,
-            attn_implementation=attention,
+            attn_implementation=source.attention,
             dtype=torch.float32,
-            ignore_mismatched_sizes=new_head,
+            ignore_mismatched_sizes=source.new_head,
             output_loading_info=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=source.trust_remote_code,
         )
     except Exception as error:
-        raise refusal(path, error) from error
+        raise refusal(source.path, error) from error
     drawn = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     heads = tuple(f"{name}." for name in _head_names(model))
-    lacking = [name for name in drawn if not (new_head and name.startswith(heads))]
+    lacking = [name for name in drawn if not (source.new_head and name.startswith(heads))]
     if lacking:
         fix = " Set `model.new_head = true` to draw it anew." if all(name.startswith(heads) for name in lacking) else ""
-        raise ValueError(f"`model.path` {path!r} lacks the weights {', '.join(lacking[:3])}.{fix}")
+        raise ValueError(f"`model.path` {source.path!r} lacks the weights {', '.join(lacking[:3])}.{fix}")
     return model
 
 
@@ -279,27 +274,12 @@ def add_lora(model: Any, options: Mapping[str, Any], trained: Sequence[str] = ()
             warnings.simplefilter("ignore")  # of layers that keep their weights transposed, which it then handles
             adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ValueError(f"`model.lora.targets` fits no layers of a {model.config.model_type}: {reason}.") from error
+        kind = model.config.model_type
+        raise ValueError(f"`model.lora.targets` fits no layers of a {kind}: {reason_of(error)}.") from error
     for name in trained:
         model.get_submodule(name).requires_grad_(True)
     return adapted
 
 
-_LLAMA = ("block.self_attn.o_proj", "block.mlp.down_proj")
-ADDED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA)
+ADDED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("block.self_attn.o_proj", "block.mlp.down_proj"))
 """Names within a block of the layers whose output is added to the stream as it is: no norm, gain or scale comes between."""
-
-
-def with_subspace(layers: nn.Sequential, settings: Any, size: object, form: object) -> nn.Sequential:
-    """Return the layers of a new causal language model with boundaries in a subspace, see `in_subspace`.
-
-    `settings`: the configuration of transformers. Raises ValueError for a type of model that is not known to have a plain stream.
-    """
-    kind = settings.model_type
-    if size is not None and kind not in ADDED:
-        raise ValueError(
-            f"`model.subspace` needs blocks that add to one residual stream as those of {', '.join(ADDED)} do, but "
-            f"`model.config.model_type` is {kind!r}."
-        )
-    return in_subspace(layers, size, form, added=ADDED.get(kind, ()))

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysim.notation import check_integer, check_real
+from raysim.workloads.hf_config import check_fits
 from raysim.workloads.options import check_flag, import_hub, local_or_hub, reason_of
-from raysim.workloads.splits import MOST_LAYERS, DataShape
+from raysim.workloads.splits import DataShape
 from raysim.workloads.subspace import in_subspace
+
+MOST_LAYERS = 1024  # of a model whose depth is an option
 
 
 def gpt(
@@ -32,7 +35,7 @@ def gpt(
     Length and vocabulary are the data's. `tied`: the head is the embedding's table, one parameter at both ends. `subspace`:
     values a token at each boundary, in the form `subspace_form`, see `raysim.workloads.subspace`.
 
-    >>> from raysim.workloads.splits import MOST_LAYERS, DataShape
+    >>> from raysim.workloads.splits import DataShape
     >>> model = gpt(DataShape((64,), "int64", 256), num_blocks=2)
     >>> [name for name, _ in model.named_children()]
     ['embedding', 'block0', 'block1', 'head']
@@ -67,22 +70,12 @@ def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) 
 
 def gpt2_structure(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) -> nn.Sequential:
     """Return the layers of `gpt2` on the meta device, by the configuration in `path` alone."""
-    length = _text_length("gpt2", shape)
+    _text_length("gpt2", shape)
     if dropout is not None:
         dropout = check_real("model.dropout", dropout, 0, 1)
     config = _gpt2_config(path)
-    if length > config.n_positions:
-        raise ValueError(
-            f"`data.length` must be at most the positions of {path!r} ({config.n_positions}), but got {length}."
-        )
-    if shape.num_classes > config.vocab_size:
-        raise ValueError(
-            f"The data has {shape.num_classes} tokens, but {path!r} knows {config.vocab_size}. "
-            "Set `data.tokenizer` to the model's own."
-        )
-    rates = (
-        (config.embd_pdrop, config.resid_pdrop, config.attn_pdrop) if dropout is None else (dropout, dropout, dropout)
-    )
+    check_fits(config, shape, path)
+    rates = (config.embd_pdrop, config.resid_pdrop, config.attn_pdrop) if dropout is None else (dropout,) * 3
     with torch.device("meta"):
         model = _assemble(config.n_positions, config.vocab_size, config.n_layer, config.n_embd, config.n_head, rates)
     if config.tie_word_embeddings:
@@ -91,7 +84,7 @@ def gpt2_structure(shape: DataShape, *, path: str = "gpt2", dropout: float | Non
 
 
 class Embedding(nn.Module):
-    """Token plus position."""
+    """Token plus position: (batch, length, width) of (batch, length)."""
 
     def __init__(self, length: int, num_tokens: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -100,7 +93,6 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, length, width) of (batch, length) tokens."""
         y: Tensor = self.dropout(self.token(x) + self.position.weight[: x.shape[1]])
         return y
 
@@ -117,10 +109,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, length, width)."""
-        heads = self.query_key_value(x).unflatten(
-            2, (3, self.num_heads, -1)
-        )  # (batch, length, 3, head, width of a head)
+        heads = self.query_key_value(x).unflatten(2, (3, self.num_heads, -1))  # (batch, length, 3, head, its width)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()
         rate = self.attention_dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
@@ -141,7 +130,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, length, width)."""
         x = x + self.attention(self.norm1(x))
         y = F.gelu(self.expansion(self.norm2(x)), approximate="tanh")
         z: Tensor = x + self.dropout(self.projection(y))
@@ -149,7 +137,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm, and a score for each token."""
+    """The last norm, and a score for each token: (batch, length, token)."""
 
     def __init__(self, num_tokens: int, width: int) -> None:
         super().__init__()
@@ -157,7 +145,6 @@ class Head(nn.Module):
         self.projection = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, length, token)."""
         y: Tensor = self.projection(self.norm(x))
         return y
 
@@ -167,8 +154,8 @@ def _assemble(
 ) -> nn.Sequential:
     """Return the layers, not initialised; `rates` are the dropout of embedding, residuals and attention."""
     layers: dict[str, nn.Module] = {"embedding": Embedding(length, num_tokens, width, rates[0])}
-    for index in range(num_blocks):
-        layers[f"block{index}"] = Block(width, num_heads, rates[1], rates[2])
+    for i in range(num_blocks):
+        layers[f"block{i}"] = Block(width, num_heads, *rates[1:])
     layers["head"] = Head(num_tokens, width)
     return nn.Sequential(OrderedDict(layers))
 
@@ -188,10 +175,10 @@ def _tie(model: nn.Sequential) -> None:
     head.weight = embedding.weight
 
 
-def _text_length(name: str, shape: DataShape) -> int:
+def _text_length(name: str, shape: DataShape, samples: str = "text") -> int:
     if len(shape.input_shape) != 1 or shape.input_dtype != "int64":
         raise ValueError(
-            f"Model `{name}` needs text of (length,) in int64, "
+            f"Model `{name}` needs {samples} of (length,) in int64, "
             f"but the data has {shape.input_shape} in {shape.input_dtype}. Choose another `model` or `data`."
         )
     return shape.input_shape[0]
@@ -270,11 +257,7 @@ def lstm(shape: DataShape, *, width: int = 256, num_layers: int = 2, dropout: fl
     >>> [name for name, _ in lstm(DataShape((35,), "int64", 256), width=8).named_children()]
     ['embedding', 'lstm1', 'lstm2', 'head']
     """
-    if len(shape.input_shape) != 1 or shape.input_dtype != "int64":
-        raise ValueError(
-            f"Model `lstm` needs tokens of (length,) in int64, but the data has {shape.input_shape} in {shape.input_dtype}. "
-            "Choose another `model` or `data`."
-        )
+    _text_length("lstm", shape, "tokens")
     width = check_integer("model.width", width, 1)
     num_layers = check_integer("model.num_layers", num_layers, 1, MOST_LAYERS)
     dropout = check_real("model.dropout", dropout, 0, 1)
@@ -298,6 +281,5 @@ class RecurrentLayer(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (batch, length, width)."""
         y: Tensor = self.lstm(x)[0]
         return y

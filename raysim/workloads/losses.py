@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from raysim.on_demand import torch
 from raysim.workloads.options import bind_options, import_function, reason_of
@@ -19,24 +19,27 @@ if TYPE_CHECKING:
 IGNORED = -100  # the target of a position that does not count, as torch and transformers have it
 
 
-class Loss(Protocol):
+class Loss:
     """A loss of outputs and targets, whose gradient a run follows."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
         """Return the loss of a microbatch in training: the mean, or with `divisor` the sum over it divided by that."""
+        raise NotImplementedError
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss that evaluations report."""
+        return self(outputs, targets)
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return the loss that evaluations report for each sample: (samples,), the mean over its counted positions.
 
         None if the loss of a batch is not known to be a mean over samples.
         """
+        return None
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(Loss):
     """Cross-entropy over classes in float32, over samples and positions; targets of -100 do not count.
 
     `label_smoothing` affects only training: evaluations report the plain cross-entropy, so that runs with different
@@ -54,30 +57,28 @@ class CrossEntropy:
             raise ValueError(f"`loss.label_smoothing` must be in [0, 1), but got {smoothing!r}.")
 
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
-        return _cross_entropy(outputs, targets, self.label_smoothing, divisor)
+        if divisor is None:
+            return _cross_entropy(outputs, targets, "mean", self.label_smoothing)
+        return _cross_entropy(outputs, targets, "sum", self.label_smoothing) / divisor
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return _cross_entropy(outputs, targets, 0.0, None)
+        return _cross_entropy(outputs, targets, "mean")
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        logits, flat = outputs.float().flatten(0, -2), targets.flatten()
-        losses = torch.nn.functional.cross_entropy(logits, flat, ignore_index=IGNORED, reduction="none")
-        counted = (targets != IGNORED).reshape(len(targets), -1).sum(1)
-        return losses.reshape(len(targets), -1).sum(1) / counted.clamp(min=1)
+        losses = _cross_entropy(outputs, targets, "none").reshape(len(targets), -1)
+        counted = (targets != IGNORED).reshape(len(targets), -1)
+        return losses.sum(1) / counted.sum(1).clamp(min=1)
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float, divisor: float | None) -> Tensor:
+def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str, smoothing: float = 0.0) -> Tensor:
     logits, flat = outputs.float().flatten(0, -2), targets.flatten()
-    if divisor is None:
-        return torch.nn.functional.cross_entropy(logits, flat, label_smoothing=smoothing, ignore_index=IGNORED)
-    total = torch.nn.functional.cross_entropy(
-        logits, flat, label_smoothing=smoothing, ignore_index=IGNORED, reduction="sum"
+    return torch.nn.functional.cross_entropy(
+        logits, flat, ignore_index=IGNORED, reduction=reduction, label_smoothing=smoothing
     )
-    return total / divisor
 
 
 @dataclass(frozen=True)
-class MeanSquaredError:
+class MeanSquaredError(Loss):
     """The mean squared difference in float32, over samples and outputs.
 
     >>> MeanSquaredError()(torch.zeros(2, 1), torch.tensor([[1.0], [3.0]]))
@@ -87,16 +88,13 @@ class MeanSquaredError:
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
         return torch.nn.functional.mse_loss(outputs.float(), targets.float())
 
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self(outputs, targets)
-
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         squares = torch.nn.functional.mse_loss(outputs.float(), targets.float(), reduction="none")
         return squares.reshape(len(targets), -1).mean(1)
 
 
 @dataclass(frozen=True)
-class OwnLoss:
+class OwnLoss(Loss):
     """A function of outputs and targets that returns the mean loss over them."""
 
     name: str
@@ -104,12 +102,6 @@ class OwnLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
         return self.function(outputs, targets)
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.function(outputs, targets)
-
-    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        return None
 
 
 def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape) -> Loss:
@@ -162,8 +154,8 @@ def check_loss(loss: Loss, layer: str, output_shape: tuple[int, ...], shape: Dat
             f"but returns the shape {output_shape}."
         )
     wanted = (*output_shape[:1], *shape.target_shape)
-    told = shape.target_shape or shape.num_tokens or shape.input_dtype != "int64"  # shapes of bare text tell nothing
-    if isinstance(loss, CrossEntropy) and told and output_shape[:-1] != wanted:
+    known = shape.target_shape or shape.num_tokens or shape.input_dtype != "int64"  # unknown of bare text
+    if isinstance(loss, CrossEntropy) and known and output_shape[:-1] != wanted:
         raise ValueError(
             f"The last layer `{layer}` must return scores of shape {(*wanted, shape.num_classes)}, "
             f"but returns the shape {output_shape}."
@@ -174,24 +166,23 @@ def check_loss(loss: Loss, layer: str, output_shape: tuple[int, ...], shape: Dat
             f"but returns the shape {output_shape}."
         )
     if isinstance(loss, OwnLoss):
-        _try(loss, output_shape, shape)
+        _check_own(loss, output_shape, shape)
 
 
-def _try(loss: OwnLoss, output_shape: tuple[int, ...], shape: DataShape) -> None:
+def _check_own(loss: OwnLoss, output_shape: tuple[int, ...], shape: DataShape) -> None:
     outputs = torch.zeros(output_shape, requires_grad=True)
     targets = example_targets(loss, outputs, shape)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of shapes that differ, of which torch's error tells
-            found = loss(outputs, targets)
+            value = loss(outputs, targets)
     except Exception as error:
-        reason = reason_of(error)
         shapes = f"outputs of shape {output_shape} and targets of shape {tuple(targets.shape)}"
-        raise ValueError(f"Loss `{loss.name}` failed on {shapes}: {reason}.") from error
-    if not isinstance(found, torch.Tensor) or found.shape != () or not found.requires_grad:
-        said = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ValueError(f"Loss `{loss.name}` failed on {shapes}: {reason_of(error)}.") from error
+    if not isinstance(value, torch.Tensor) or value.shape != () or not value.requires_grad:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise ValueError(
-            f"Loss `{loss.name}` must return one number, as a tensor that depends on the outputs, but got {said}."
+            f"Loss `{loss.name}` must return one number, as a tensor that depends on the outputs, but got {got}."
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,66 +25,52 @@ if TYPE_CHECKING:
 Sums = NDArray[np.float64]
 
 
-class Metric(Protocol):
-    """A figure of an evaluation: `sums` are added over batches, and `value` computes the figure from the total."""
+@dataclass(frozen=True)
+class Metric:
+    """A figure of an evaluation: `sums` are added over batches, and `value` computes the figure from the total.
 
-    @property
-    def measure(self) -> Measure:
-        """The name of the metric, and whether more is better."""
+    By default it is a mean: the sums are a total and the number of its terms.
+    """
+
+    measure: Measure
 
     @property
     def size(self) -> int:
         """The length of its sums."""
-
-    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
-        """Return the contribution of a batch to the sums, `size` numbers."""
-
-    def value(self, sums: Sums) -> float:
-        """Return the metric; NaN if nothing was counted."""
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """The share of targets (classes or tokens) among the `top` classes with the greatest scores."""
-
-    top: int = 1
-
-    @property
-    def measure(self) -> Measure:
-        return MEASURES["accuracy" if self.top == 1 else f"top{self.top}_accuracy"]
-
-    @property
-    def size(self) -> int:
         return 2
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
-        if self.top == 1:
-            found = outputs.argmax(dim=-1) == targets
-        else:
-            best = outputs.topk(min(self.top, outputs.shape[-1]), dim=-1).indices
-            found = (best == targets.unsqueeze(-1)).any(dim=-1)
-        return int(found.sum()), count(targets)
+        """Return the contribution of a batch to the sums, `size` numbers."""
+        raise NotImplementedError
 
     def value(self, sums: Sums) -> float:
+        """Return the metric; NaN if nothing was counted."""
         return float(sums[0] / sums[1]) if sums[1] else math.nan
 
 
 @dataclass(frozen=True)
-class ExactMatch:
+class Accuracy(Metric):
+    """The share of targets (classes or tokens) among the `top` classes with the greatest scores."""
+
+    top: int = 1
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
+        if self.top == 1:
+            right = outputs.argmax(dim=-1) == targets
+        else:
+            best = outputs.topk(min(self.top, outputs.shape[-1]), dim=-1).indices
+            right = (best == targets.unsqueeze(-1)).any(dim=-1)
+        return int(right.sum()), count(targets)
+
+
+@dataclass(frozen=True)
+class ExactMatch(Metric):
     """The share of samples whose greedily generated answer is right in every token.
 
     An evaluation generates the answers, see `raysim.pipeline.inference`; the first `given` targets and those of -100 are given.
     """
 
     given: int = 0
-
-    @property
-    def measure(self) -> Measure:
-        return MEASURES["exact_match"]
-
-    @property
-    def size(self) -> int:
-        return 2
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
         """Return the sums of constant outputs, which generate what they score highest."""
@@ -98,22 +84,15 @@ class ExactMatch:
         right = ((generated == targets) | ~counted).all(dim=1)
         return int((right & answered).sum()), int(answered.sum())
 
-    def value(self, sums: Sums) -> float:
-        return float(sums[0] / sums[1]) if sums[1] else math.nan
-
 
 @dataclass(frozen=True)
-class F1:
+class F1(Metric):
     """The harmonic mean of precision and recall: of class 1 if there are two classes, else the mean over classes.
 
     Classes that occur neither among targets nor among predictions are left out of the mean.
     """
 
     num_classes: int
-
-    @property
-    def measure(self) -> Measure:
-        return MEASURES["f1"]
 
     @property
     def size(self) -> int:
@@ -138,18 +117,10 @@ class F1:
 
 
 @dataclass(frozen=True)
-class MeanAbsoluteError:
+class MeanAbsoluteError(Metric):
     """The mean absolute difference, in the units of the data: differences of an output times its entry of `scale`."""
 
     scale: tuple[float, ...] = ()
-
-    @property
-    def measure(self) -> Measure:
-        return MEASURES["mae"]
-
-    @property
-    def size(self) -> int:
-        return 2
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
         differences = (outputs.double() - targets.double()).abs()
@@ -157,19 +128,12 @@ class MeanAbsoluteError:
             differences = differences * torch.tensor(self.scale, dtype=torch.float64, device=differences.device)
         return float(differences.sum()), targets.numel()
 
-    def value(self, sums: Sums) -> float:
-        return float(sums[0] / sums[1]) if sums[1] else math.nan
-
 
 @dataclass(frozen=True)
-class R2:
+class R2(Metric):
     """The share of the targets' variance that the outputs explain, mean over `num_outputs`: 0 for a model that predicts means."""
 
     num_outputs: int
-
-    @property
-    def measure(self) -> Measure:
-        return MEASURES["r2"]
 
     @property
     def size(self) -> int:
@@ -190,21 +154,13 @@ class R2:
 
 
 @dataclass(frozen=True)
-class OwnMetric:
+class OwnMetric(Metric):
     """A custom function of outputs and targets: the mean over a batch's samples; an evaluation averages it over all samples."""
 
-    measure: Measure
     function: Callable[[Tensor, Tensor], Any]
-
-    @property
-    def size(self) -> int:
-        return 2
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
         return float(self.function(outputs, targets)) * len(targets), len(targets)
-
-    def value(self, sums: Sums) -> float:
-        return float(sums[0] / sums[1]) if sums[1] else math.nan
 
 
 def own_metric(name: str) -> OwnMetric:
@@ -231,11 +187,13 @@ def make_metric(name: str, shape: DataShape) -> Metric:
         )
     if classes != shape.classifies:
         held = "classes" if shape.classifies else "numbers"
-        fitting = ", ".join(
-            one for one, (of_classes, _) in _METRICS.items() if of_classes == shape.classifies and one != "exact_match"
+        fitting = [
+            other for other, (of_classes, _) in _METRICS.items() if of_classes != classes and other != "exact_match"
+        ]
+        raise ValueError(
+            f"`metrics` cannot be {name!r} with targets that are {held}. For such targets: {', '.join(fitting)}."
         )
-        raise ValueError(f"`metrics` cannot be {name!r} with targets that are {held}. For such targets: {fitting}.")
-    return make(shape)
+    return make(MEASURES[name], shape)
 
 
 def check_metrics(metrics: Sequence[Metric], output_shape: tuple[int, ...], test: Split) -> None:
@@ -264,12 +222,12 @@ def count(targets: Tensor) -> int:
     return targets.numel() if targets.is_floating_point() else int((targets != IGNORED).sum())
 
 
-_METRICS: dict[str, tuple[bool, Callable[[DataShape], Metric]]] = {
-    "accuracy": (True, lambda shape: Accuracy()),
-    "top5_accuracy": (True, lambda shape: Accuracy(5)),
-    "exact_match": (True, lambda shape: ExactMatch(shape.given)),
-    "f1": (True, lambda shape: F1(shape.num_classes)),
-    "mae": (False, lambda shape: MeanAbsoluteError(shape.target_scale)),
-    "r2": (False, lambda shape: R2(shape.num_classes)),
+_METRICS: dict[str, tuple[bool, Callable[[Measure, DataShape], Metric]]] = {  # by name: of classes, and how it is made
+    "accuracy": (True, lambda measure, shape: Accuracy(measure)),
+    "top5_accuracy": (True, lambda measure, shape: Accuracy(measure, 5)),
+    "exact_match": (True, lambda measure, shape: ExactMatch(measure, shape.given)),
+    "f1": (True, lambda measure, shape: F1(measure, shape.num_classes)),
+    "mae": (False, lambda measure, shape: MeanAbsoluteError(measure, shape.target_scale)),
+    "r2": (False, lambda measure, shape: R2(measure, shape.num_classes)),
 }
 METRICS = tuple(_METRICS)

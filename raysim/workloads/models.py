@@ -29,17 +29,8 @@ from raysim.workloads.weightless import check_size, hollow
 
 __all__ = ["MODELS", "build_model"]
 
-MODELS: dict[str, Callable[..., nn.Sequential]] = {
-    "cnn": cnn,
-    "gpt": gpt,
-    "gpt2": gpt2,
-    "hf": hf,
-    "lstm": lstm,
-    "mlp": mlp,
-    "resnet18": resnet18,
-    "resnet101": resnet101,
-    "vgg16": vgg16,
-}
+_BUILDERS = (cnn, gpt, gpt2, hf, lstm, mlp, resnet18, resnet101, vgg16)
+MODELS: dict[str, Callable[..., nn.Sequential]] = {builder.__name__: builder for builder in _BUILDERS}
 
 NO_SUBSPACE: dict[Callable[..., nn.Sequential], str] = {
     cnn: "has no residual stream",
@@ -75,15 +66,14 @@ def build_model(
     """
     function = import_function("Model", name) if ":" in name else MODELS.get(name)
     if function is None:
-        known = ", ".join(sorted(MODELS))
-        near = suggestion(name, MODELS)
         raise ValueError(
-            f"Unknown model {name!r}. Known: {known}; your own is written `package.module:function`.{near}"
+            f"Unknown model {name!r}. Known: {', '.join(sorted(MODELS))}; your own is written `package.module:function`."
+            f"{suggestion(name, MODELS)}"
         )
     arguments = bind_model(name, function, options, seed)
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
-    if function in _SIZED:
+    if function in MODELS.values() and function not in (gpt2, hf):  # made of their arguments alone
         check_size(name, _on_meta(name, function, arguments))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_key(seed, "model"))
@@ -120,9 +110,6 @@ def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], 
     if hasattr(model, "base_model_prefix") and hasattr(model, "config"):
         return chain(model, shape.padding)
     return traced(model, shape, cuts, num_stages)
-
-
-_SIZED = (cnn, gpt, lstm, mlp, resnet18, resnet101, vgg16)  # their structure is made of arguments alone
 
 
 def make_structure(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:

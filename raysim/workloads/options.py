@@ -1,4 +1,7 @@
-"""Options of models and data sets, checked against the signature of their function; errors name the full key (`model.width`)."""
+"""Options of models and data sets, checked without torch; errors name the full key (`model.width`).
+
+Names are checked against the signature of the function that takes the options; numbers of layers follow from the options.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raysim.notation import shown, suggestion
 from raysim.plugins import import_object
@@ -104,17 +107,6 @@ def check_hub(what: str, repository: str, file: str) -> None:
         ) from None
 
 
-def load_hub_set(*name: str) -> Any:
-    """Return a data set of Hugging Face's hub, by split; raises ValueError if it cannot be loaded."""
-    datasets = import_hub("datasets")
-    try:
-        return datasets.load_dataset(*name)
-    except Exception as error:  # the library raises of all kinds
-        raise ValueError(
-            f"{name[0]} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
-        ) from error
-
-
 def reason_of(error: BaseException) -> str:
     """Return the first line of an error, or else its type, for a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -138,3 +130,41 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
     except ValueError as error:
         raise ValueError(f"{kind} {error}") from error
     return found
+
+
+class Depth(NamedTuple):
+    """A number of layers: `fixed` layers plus the value of an option, `default` if it is not given."""
+
+    fixed: int
+    option: str | None = None
+    default: int = 0
+
+
+DEPTHS = {
+    "cnn": Depth(7),
+    "gpt": Depth(2, "num_blocks", 4),
+    "lstm": Depth(2, "num_layers", 2),
+    "mlp": Depth(0, "num_layers", 4),
+    "resnet18": Depth(6),
+    "resnet101": Depth(6),
+    "vgg16": Depth(8),
+}
+
+
+def num_layers(name: str, options: Mapping[str, object]) -> int | None:
+    """Return the number of layers of a model; None if it is not known before the model is made.
+
+    >>> num_layers("cnn", {}), num_layers("gpt", {"num_blocks": 6}), num_layers("my_package:model", {})
+    (7, 8, None)
+    """
+    depth = DEPTHS.get(name)
+    if depth is None or options.get("subspace") is not None:  # which joins layers
+        return None
+    given = options.get(depth.option, depth.default) if depth.option else 0
+    return depth.fixed + given if isinstance(given, int) and given >= 0 else None
+
+
+def check_num_stages(num_stages: int, layers: int) -> None:
+    """Raise ValueError for more stages than layers."""
+    if num_stages > layers:
+        raise ValueError(f"`num_stages` must be at most the number of layers ({layers}), but got {num_stages}.")

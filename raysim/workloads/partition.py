@@ -1,30 +1,48 @@
 """A model cut into stages: at named layers, or so that the largest stage computes as little as possible.
 
-`raysim.workloads.cuts` chooses the cuts. Inserts learned bottlenecks at them, and counts the costs of each stage;
-`raysim.pipeline` runs the stages.
+Among cuts of about equal work those are chosen that send the fewest bytes. Inserts learned bottlenecks at them, and counts the
+costs of each stage; `raysim.pipeline` runs the stages.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import add
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from raysim.notation import check_integer
+from raysim.units import format_bytes
 from raysim.values import BoundaryTensors
 from raysim.workloads.bottleneck import with_bottleneck
-from raysim.workloads.cuts import CutChoice, balance, cheapest, choices
-from raysim.workloads.footprint import Footprint
-from raysim.workloads.losses import Loss, check_loss, make_loss
-from raysim.workloads.model_depths import check_num_stages
+from raysim.workloads.losses import Loss, check_loss
+from raysim.workloads.options import check_num_stages
 from raysim.workloads.splits import DataShape
-from raysim.workloads.stage_costs import LayerCost, Shadow, named_layers
+from raysim.workloads.stage_costs import Footprint, LayerCost, Shadow, named_layers
+
+TOLERANCE = 0.01  # of the largest stage's operations: how far a cut may move to send fewer bytes
+SHOWN = 8  # cuts named one by one
+
+
+class Cut(NamedTuple):
+    """A cut after a layer, and what crosses it."""
+
+    layer: str
+    tensors: int
+    sent_bytes: int  # of one microbatch, uncompressed: its tensors, and the gradients that come back
+
+
+class CutChoice(NamedTuple):
+    """A cut, and the cut of as much work that was considered beside it; None if it would be the same."""
+
+    cut: Cut
+    other: Cut | None
 
 
 class Tied(NamedTuple):
@@ -40,24 +58,17 @@ class Tied(NamedTuple):
 class Partition:
     """The stages of a model and their costs for one microbatch; see `partition`."""
 
-    stages: list[nn.Sequential]
-    """The model's layers under their names; each stage owns its parameters."""
-    cuts: tuple[str, ...]
-    """The names of the last layers of all stages but the last."""
+    stages: list[nn.Sequential]  # the model's layers under their names; each stage owns its parameters
+    cuts: tuple[str, ...]  # the names of the last layers of all stages but the last
     cut_choices: tuple[CutChoice, ...]
     """For each cut, its bytes; beside an automatic one the cut by work alone, beside a given one a cheaper cut, if they differ."""
-    boundaries: tuple[BoundaryTensors, ...]
-    """For each cut, the tensors that cross it with one microbatch."""
-    num_parameters: tuple[int, ...]
-    """For each stage, the number of values that it learns; a tied parameter counts in each of its stages."""
-    flops_forward: tuple[int, ...]
-    """For each stage, the operations of one microbatch's forward, two for a multiplication and addition."""
+    boundaries: tuple[BoundaryTensors, ...]  # for each cut, the tensors that cross it with one microbatch
+    num_parameters: tuple[int, ...]  # that each stage learns; a tied parameter counts in each of its stages
+    flops_forward: tuple[int, ...]  # of each stage for one microbatch, two for a multiplication and addition
     tied: tuple[Tied, ...]
     """Parameters that are in two stages; a parameter of more stages has an entry for each stage after the first."""
-    shadow: Shadow
-    """The model on fake tensors."""
-    spans: tuple[tuple[int, int], ...]
-    """For each stage, its first layer and the one after its last."""
+    shadow: Shadow  # the model on fake tensors
+    spans: tuple[tuple[int, int], ...]  # for each stage, its first layer and the one after its last
 
     def footprints(self, *, two_parts: bool = False, dtype: torch.dtype = torch.float32) -> tuple[Footprint, ...]:
         """Return the bytes of one microbatch's tensors at each stage; `dtype` is that of the computation, by autocast.
@@ -109,46 +120,54 @@ def partition(
         )
     if (num_stages is None) == (cuts is None):
         raise ValueError("Exactly one of `num_stages` and `cuts` must be given.")
-    modules = named_layers(model)
-    names = list(modules)
+    names = list(named_layers(model))
     if num_stages is not None:
         check_num_stages(check_integer("num_stages", num_stages, 1), len(names))
-    ends = [*_ends(cuts, names), len(names)] if cuts is not None else []
-    loss = loss if loss is not None else make_loss(None, {}, shape)
+    given = None if cuts is None else [*_ends(cuts, names), len(names)]
     shadow = Shadow(model, shape, batch, loss)
-    if num_stages is not None:
-        balanced = balance([(layer.flops, layer.output_bytes) for layer in shadow.layers], int(num_stages))
-        ends = cheapest(shadow.layers, balanced)
-    _check_boundaries(shadow.layers, ends, batch)
-    check_loss(loss, shadow.layers[-1].name, shadow.layers[-1].output.shape, shape)
+    layers = shadow.layers
+    if given is None:
+        others = balance([(layer.flops, layer.output_bytes) for layer in layers], int(num_stages))  # type: ignore[arg-type]
+        ends = cheapest(layers, others)
+    else:
+        ends, others = given, cheapest(layers, given)
+    _check_boundaries(layers, ends, batch)
+    check_loss(shadow.loss, layers[-1].name, layers[-1].output.shape, shape)
     if bottleneck is not None:
-        layers = [shadow.layers[end - 1] for end in ends[:-1]]
-        widened, cuts = _widened(model, layers, bottleneck, seed, bottleneck_form)
-        return partition(widened, shape, cuts=cuts, batch=batch, loss=loss)
-    others = balanced if num_stages is not None else cheapest(shadow.layers, ends)
-    spans = tuple(pairwise([0, *ends]))
-    parts = [nn.Sequential(OrderedDict((name, modules[name]) for name in names[start:stop])) for start, stop in spans]
+        sending = [layers[end - 1] for end in ends[:-1]]
+        several = next((layer.name for layer in sending if layer.output.several), None)
+        if several is not None:
+            raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
+        outputs = [(layer.name, layer.output.shape) for layer in sending]
+        model, cuts = with_bottleneck(model, outputs, bottleneck, seed, bottleneck_form)
+        return partition(model, shape, cuts=cuts, batch=batch, loss=shadow.loss)
+    return _parts(model, shadow, ends, others)
+
+
+def _parts(model: nn.Sequential, shadow: Shadow, ends: Sequence[int], others: Sequence[int]) -> Partition:
+    """Return the stages that end at `ends`, each cut beside that of `others`."""
+    modules, layers, spans = named_layers(model), shadow.layers, tuple(pairwise([0, *ends]))
+    parts = [
+        nn.Sequential(OrderedDict((layer.name, modules[layer.name]) for layer in layers[start:stop]))
+        for start, stop in spans
+    ]
+
+    def cut(end: int) -> Cut:
+        output = layers[end - 1].output
+        return Cut(layers[end - 1].name, len(output.shapes) + len(output.exact_bytes), layers[end - 1].sent_bytes)
+
+    pairs = list(zip(ends[:-1], others[:-1], strict=True))
     return Partition(
         stages=[copy.deepcopy(part) for part in parts],
-        cuts=tuple(names[end - 1] for end in ends[:-1]),
-        cut_choices=choices(shadow.layers, ends, others),
-        boundaries=tuple(shadow.layers[end - 1].output for end in ends[:-1]),
+        cuts=tuple(layers[end - 1].name for end in ends[:-1]),
+        cut_choices=tuple(CutChoice(cut(end), cut(other) if other != end else None) for end, other in pairs),
+        boundaries=tuple(layers[end - 1].output for end in ends[:-1]),
         num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
-        flops_forward=tuple(sum(layer.flops for layer in shadow.layers[start:stop]) for start, stop in spans),
+        flops_forward=tuple(sum(layer.flops for layer in layers[start:stop]) for start, stop in spans),
         tied=_find_tied(parts),
         shadow=shadow,
         spans=spans,
     )
-
-
-def _widened(
-    model: nn.Sequential, layers: list[LayerCost], bottleneck: int | Sequence[int], seed: int, form: str
-) -> tuple[nn.Sequential, list[str]]:
-    """Return `model` with a bottleneck after each of `layers`, and its cuts; raises ValueError if several tensors cross."""
-    several = next((layer.name for layer in layers if layer.output.several), None)
-    if several is not None:
-        raise ValueError(f"`bottleneck` needs one tensor at a boundary, but several cross after layer `{several}`.")
-    return with_bottleneck(model, [(layer.name, layer.output.shape) for layer in layers], bottleneck, seed, form)
 
 
 def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:
@@ -156,9 +175,8 @@ def _ends(cuts: Sequence[str], names: list[str]) -> list[int]:
     if isinstance(cuts, str) or not isinstance(cuts, Sequence):
         raise ValueError(f"`cuts` must be a list of names of layers, but got {cuts!r}.")
     known = ", ".join(names)
-    cuts = [
-        cut.replace(".", "/") if isinstance(cut, str) and cut not in names else cut for cut in cuts
-    ]  # of a submodule
+    # a submodule's name may have dots
+    cuts = [cut.replace(".", "/") if isinstance(cut, str) and cut not in names else cut for cut in cuts]
     for cut in cuts:
         if cut not in names:
             raise ValueError(f"`cuts` must name layers of the model ({known}), but got {cut!r}.")
@@ -210,3 +228,110 @@ def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
                     "Cut elsewhere."
                 )
     return tuple(tied)
+
+
+def cheapest(layers: Sequence[LayerCost], ends: Sequence[int]) -> list[int]:
+    """Return the ends of stages that send the fewest bytes among those of about the same work as `ends`.
+
+    Each cut may move by `TOLERANCE` of the largest stage's operations. Cuts that send equally much stay where they are.
+    """
+    work = list(accumulate((layer.flops for layer in layers), initial=0))
+    slack = TOLERANCE * max(work[stop] - work[start] for start, stop in pairwise([0, *ends]))
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}  # by the last cut: bytes, moved cuts, cuts
+    for end in ends[:-1]:
+        near = [
+            other
+            for other in range(1, len(layers))
+            if other == end or (abs(work[other] - work[end]) <= slack and _can_end(layers[other - 1], layers[end - 1]))
+        ]
+        best = {
+            other: min(
+                (sent + layers[other - 1].sent_bytes, moved + (other != end), (*cuts, other))
+                for last, (sent, moved, cuts) in best.items()
+                if last < other
+            )
+            for other in near
+            if min(best) < other
+        }
+    return [*min(best.values())[2], ends[-1]]
+
+
+def _can_end(layer: LayerCost, like: LayerCost) -> bool:
+    """Return whether a stage can end with a layer: it keeps the samples apart, as `like` does, and has a gradient."""
+    samples = {shape[:1] for shape in like.output.shapes.values()}
+    return {shape[:1] for shape in layer.output.shapes.values()} == samples and all(
+        dtype.is_floating_point for dtype in layer.output_dtypes.values()
+    )
+
+
+def cut_lines(cuts: Sequence[CutChoice]) -> list[str]:
+    """Return lines with the bytes that cross each cut, and with the cuts of as much work that would send less or more."""
+    if not cuts:
+        return []
+    sizes = [choice.cut.sent_bytes for choice in cuts]
+    if len(set(sizes)) > 1 and len(cuts) <= SHOWN:
+        parts = [f"`{choice.cut.layer}` {format_bytes(choice.cut.sent_bytes)}" for choice in cuts]
+        sent = f"after {', '.join(parts)}"
+    else:
+        names = [f"`{choice.cut.layer}`" for choice in cuts]
+        listed = ", ".join(names) if len(names) <= SHOWN else f"{names[0]} to {names[-1]} ({len(names)} cuts)"
+        span = format_bytes(min(sizes)) + (f" to {format_bytes(max(sizes))}" if len(set(sizes)) > 1 else "")
+        sent = f"after {listed}, {span}{' each' if len(set(sizes)) == 1 < len(sizes) else ''}"
+    moved = [choice for choice in cuts if choice.other is not None]
+    lines = [f"Cuts: {sent}; uncompressed, of a microbatch and back"]
+    for choice in moved[:SHOWN]:
+        assert choice.other is not None
+        lines.append(f"  {_words(choice.cut)}; a cut after {_words(choice.other, 'would send')}, for as much work")
+    if len(moved) > SHOWN:
+        lines.append(f"  and {len(moved) - SHOWN} more")
+    return lines
+
+
+def _words(cut: Cut, verb: str = "sends") -> str:
+    tensors = "1 tensor" if cut.tensors == 1 else f"{cut.tensors} tensors"
+    return f"`{cut.layer}` {verb} {tensors}, {format_bytes(cut.sent_bytes)}"
+
+
+def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
+    """Return the end of each of `num_stages` consecutive parts of `costs`, with the largest sum as small as possible.
+
+    Ties are broken by the smallest sum of squares, so that the other stages are balanced too, and then by the first
+    solution. Costs are compared by their first number, and if these are equal, by their second.
+
+    >>> balance([(4, 0), (1, 0), (1, 0), (1, 0), (1, 0)], 3)
+    [1, 3, 5]
+    """
+    count = len(costs)
+    scale = sum(second for _, second in costs) + 1  # one unit of the first outweighs all of the second
+    sums = list(accumulate((first * scale + second for first, second in costs), initial=0))
+    bound = _least_totals(sums, num_stages, lambda size: size, max)[-1][0]
+    too_much = (sums[-1] + 1) ** 2  # more than the squares of all stages together
+
+    def price(size: int) -> int:
+        return size**2 if size <= bound else too_much
+
+    totals = _least_totals(sums, num_stages, price, add)
+    ends = [0]
+    for rest, total in pairwise(reversed(totals)):
+        prices = {end: price(sums[end] - sums[ends[-1]]) + after for end, after in total.items() if end > ends[-1]}
+        ends.append(next(end for end in prices if prices[end] == rest[ends[-1]]))
+    return [*ends[1:], count]
+
+
+def _least_totals(
+    sums: list[int], num_stages: int, price: Callable[[int], int], join: Callable[[int, int], int]
+) -> list[dict[int, int]]:
+    """Return, for 1 to `num_stages` stages and each layer to start from, the least total price from there on."""
+    count = len(sums) - 1
+    totals = [{start: price(sums[count] - sums[start]) for start in range(count)}]
+    for stages in range(2, num_stages + 1):
+        totals.append(
+            {
+                start: min(
+                    join(price(sums[end] - sums[start]), totals[-1][end])
+                    for end in range(start + 1, count - stages + 2)
+                )
+                for start in range(count - stages + 1)
+            }
+        )
+    return totals

@@ -1,43 +1,38 @@
-"""Data sets of images: folders of class folders, or Parquet with encoded images, decoded when they are read."""
+"""Data sets of images: folders of class folders, or Parquet with encoded images, decoded when they are read.
+
+Augmentation is counter-based (`raysim.random.derive_key`), so a sample does not depend on the batch it is in.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
-from raysim.workloads.mapped_arrays import cached
+from raysim.random import derive_key
 from raysim.workloads.options import check_path, import_hub, reason_of
-from raysim.workloads.row_files import RowSource, coded_labels, open_rows_of, split_files
-from raysim.workloads.splits import Data, DataShape, augmented, normalise, split_rows
+from raysim.workloads.row_files import RowSource, coded_labels, open_splits
+from raysim.workloads.splits import Data, DataShape, Wanted, cached, split_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+COLUMNS = ("image", "img")
+AUGMENT = ("random", "fixed", "none")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as models trained on it have them
-
-
-class Pictures(Protocol):
-    """Encoded images, read one by one."""
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-
-    def read(self, index: int) -> bytes:
-        """Return an encoded image; raises OSError."""
-
-    def name(self, index: int) -> str:
-        """Return the name of an image in messages: its path, or its file and row."""
+PADDING = 4  # pixels by which a random crop moves at most
 
 
 @dataclass(frozen=True)
@@ -46,11 +41,8 @@ class _Files:
 
     paths: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, index: int) -> bytes:
-        return Path(self.paths[index]).read_bytes()
+    def encoded(self, index: int) -> Path:
+        return Path(self.paths[index])
 
     def name(self, index: int) -> str:
         return self.paths[index]
@@ -61,15 +53,11 @@ class _Encoded:
     """Images in the first column of a mapped Arrow file, which pickles as its path."""
 
     path: str
-    count: int
     source: RowSource
 
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, index: int) -> bytes:
-        found: bytes = _arrow_column(self.path)[index].as_py()
-        return found
+    def encoded(self, index: int) -> bytes:
+        image: bytes = _arrow_column(self.path)[index].as_py()
+        return image
 
     def name(self, index: int) -> str:
         return f"in {self.source.row(index + 1)}"
@@ -88,7 +76,7 @@ class PictureSplit:
     size of the first.
     """
 
-    pictures: Pictures
+    pictures: _Files | _Encoded
     labels: NDArray[np.int64]
     rows: NDArray[np.int64]
     size: tuple[int, int]  # height, width
@@ -106,11 +94,10 @@ class PictureSplit:
         return normalise(augmented(images, ids, epoch, key, self.augment if training else "none"), self.mean, self.std)
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the labels, (batch,)."""
         return torch.from_numpy(self.labels[self.rows[ids]])
 
     def _decode(self, row: int) -> NDArray[np.uint8]:
-        image = open_picture(self.pictures, row)
+        image = open_picture(self.pictures.encoded(row), self.pictures.name(row))
         height, width = self.size
         if self.resize and image.size != (width, height):
             scale = max(height / image.height, width / image.width)
@@ -125,14 +112,15 @@ class PictureSplit:
         return np.asarray(image).transpose(2, 0, 1)
 
 
-def open_picture(pictures: Pictures, index: int) -> Any:
-    """Return a decoded image in RGB; raises ValueError naming it if it cannot be read."""
+def open_picture(encoded: bytes | Path, name: str) -> Any:
+    """Return a decoded image in RGB; raises ValueError with its `name` if it cannot be read."""
     image = import_hub("PIL.Image")
     try:
-        return image.open(io.BytesIO(pictures.read(index))).convert("RGB")
+        content = encoded.read_bytes() if isinstance(encoded, Path) else encoded
+        return image.open(io.BytesIO(content)).convert("RGB")
     except Exception as error:  # decoders raise of all kinds
         reason = "it is in no known format" if "BytesIO" in str(error) else reason_of(error)
-        raise ValueError(f"The image {pictures.name(index)} cannot be read: {reason}.") from None
+        raise ValueError(f"The image {name} cannot be read: {reason}.") from None
 
 
 def images(
@@ -156,11 +144,10 @@ def images(
     each epoch), `fixed` for each sample, or `none`. Pixels are normalised by `mean` and `std` of each channel,
     ImageNet's by default.
     """
-    options = PictureOptions(size, augment, mean, std, train_samples, test_samples)
+    options = PictureOptions(size, augment, mean, std, (train_samples, test_samples))
     folder = check_path("data.path", path).absolute()  # workers may run in another folder
     if folder.is_file() or next(folder.rglob("*.parquet"), None) is not None:
-        sources = [open_rows_of(files) for files in split_files("data.path", folder, (".parquet",))]
-        return pictures_of(sources, column, label, options)
+        return pictures_of(open_splits(folder, (".parquet",)), column, label, options)
     return _make_data(*_class_folders(folder), options)
 
 
@@ -171,14 +158,13 @@ class PictureOptions(NamedTuple):
     augment: str
     mean: list[float] | None
     std: list[float] | None
-    train_samples: int | None
-    test_samples: int | None
+    wanted: Wanted
 
 
 def pictures_of(sources: Sequence[RowSource], column: str | None, label: str, options: PictureOptions) -> Data:
     """Return the images of rows; see `images`."""
     names = sources[0].schema.names
-    column = column or next((name for name in ("image", "img") if name in names), "image")
+    column = column or next((name for name in COLUMNS if name in names), COLUMNS[0])
     for source in sources:
         source.check_column("data.column", column)
         source.check_column("data.label", label)
@@ -188,12 +174,12 @@ def pictures_of(sources: Sequence[RowSource], column: str | None, label: str, op
 
 
 def _make_data(
-    parts: Sequence[Pictures], labels: Sequence[NDArray[np.int64]], num_classes: int, options: PictureOptions
+    parts: Sequence[_Files | _Encoded], labels: Sequence[NDArray[np.int64]], num_classes: int, options: PictureOptions
 ) -> Data:
     """Return the splits of images and their class numbers, from two parts, or from a single part that is split here."""
-    check_choice("data.augment", options.augment, ["random", "fixed", "none"])
-    counts = [len(each) for each in labels]
-    train, test = split_rows("pictures", counts, options.train_samples, options.test_samples)
+    check_choice("data.augment", options.augment, AUGMENT)
+    counts = [len(numbers) for numbers in labels]
+    train, test = split_rows("pictures", counts, options.wanted)
     if len(parts) == 2:
         test = test - counts[0]
     size = _size(options.size, parts[0])
@@ -205,16 +191,14 @@ def _make_data(
     return Data(splits[0], splits[1], DataShape((3, *size), "float32", num_classes))
 
 
-def _size(size: int | list[int] | None, pictures: Pictures) -> tuple[int, int]:
+def _size(size: int | list[int] | None, pictures: _Files | _Encoded) -> tuple[int, int]:
     if size is None:
-        first = open_picture(pictures, 0)
+        first = open_picture(pictures.encoded(0), pictures.name(0))
         return first.height, first.width
-    if isinstance(size, (list, tuple)):
-        if len(size) != 2:
-            raise ValueError(f"`data.size` must be a number, or height and width, but got {size!r}.")
-        return check_integer("data.size", size[0], 1), check_integer("data.size", size[1], 1)
-    side = check_integer("data.size", size, 1)
-    return side, side
+    sides = size if isinstance(size, (list, tuple)) else [size, size]
+    if len(sides) != 2:
+        raise ValueError(f"`data.size` must be a number, or height and width, but got {size!r}.")
+    return check_integer("data.size", sides[0], 1), check_integer("data.size", sides[1], 1)
 
 
 def _channels(field: str, given: list[float] | None, usual: tuple[float, ...]) -> tuple[float, ...]:
@@ -222,10 +206,10 @@ def _channels(field: str, given: list[float] | None, usual: tuple[float, ...]) -
         return usual
     if not isinstance(given, (list, tuple)) or len(given) != 3 or not all(isinstance(x, (int, float)) for x in given):
         raise ValueError(f"`{field}` must be three numbers, one per channel, but got {given!r}.")
-    return tuple(float(value) for value in given)
+    return tuple(map(float, given))
 
 
-def _class_folders(folder: Path) -> tuple[list[Pictures], list[NDArray[np.int64]], int]:
+def _class_folders(folder: Path) -> tuple[list[_Files], list[NDArray[np.int64]], int]:
     """Return the images of each split, their class numbers, and the number of classes."""
     splits = [folder]
     if (folder / "train").is_dir():
@@ -239,39 +223,31 @@ def _class_folders(folder: Path) -> tuple[list[Pictures], list[NDArray[np.int64]
             f"`data.path` must hold a folder of images for each class, or Parquet files, but {str(splits[0])!r} holds "
             f"{len(names)} folders."
         )
-    parts: list[Pictures] = []
-    labels: list[NDArray[np.int64]] = []
+    parts, labels = [], []
     for split in splits:
-        found = [(str(file), number) for number, name in enumerate(names) for file in _files(split / name)]
-        if not found:
+        by_class = [
+            sorted(file for file in (split / name).rglob("*") if file.suffix.lower() in SUFFIXES) for name in names
+        ]
+        parts.append(_Files(tuple(map(str, itertools.chain(*by_class)))))
+        labels.append(np.repeat(np.arange(len(names)), [len(files) for files in by_class]))
+        if not len(labels[-1]):
             raise ValueError(f"`data.path` must hold images ({', '.join(SUFFIXES)}), but {str(split)!r} has none.")
-        paths, numbers = zip(*found, strict=True)
-        parts.append(_Files(paths))
-        labels.append(np.array(numbers, np.int64))
     return parts, labels, len(names)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        yield from sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
 
 
 def _encoded(source: RowSource, column: str) -> _Encoded:
     """Return the images of a column, copied once to a mapped Arrow file."""
 
-    def write(place: Path) -> None:
+    def write(path: Path) -> None:
         schema = pa.schema([(column, pa.binary())])
-        with pa.OSFile(str(place), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             row = 0
             for batch in source.batches([column]):
-                encoded = [
-                    _bytes_of(value, row + place_in, source) for place_in, value in enumerate(batch[0].to_pylist())
-                ]
+                encoded = [_bytes_of(value, row + i, source) for i, value in enumerate(batch[0].to_pylist(), 1)]
                 writer.write_batch(pa.record_batch([pa.array(encoded, pa.binary())], schema))
                 row += batch.num_rows
 
-    path = str(cached("pictures", source.files, [source.name, column], write, ".arrow"))
-    return _Encoded(path, len(_arrow_column(path)), source)
+    return _Encoded(str(cached("pictures", source.files, [source.name, column], write, ".arrow")), source)
 
 
 def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
@@ -279,5 +255,42 @@ def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
     if isinstance(value, dict):
         value = value.get("bytes") or (Path(value["path"]).read_bytes() if value.get("path") else None)
     if not isinstance(value, bytes):
-        raise ValueError(f"There is no encoded image in {source.row(row + 1)}.")
+        raise ValueError(f"There is no encoded image in {source.row(row)}.")
     return value
+
+
+def normalise(
+    images: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...], scale: float = 255.0
+) -> Tensor:
+    """Return (x / scale - mean) / std in float32, of (batch, channel, height, width)."""
+    means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return torch.from_numpy(images).float().div_(scale).sub_(means).div_(stds)
+
+
+def augmented(images: NDArray[np.uint8], ids: NDArray[np.int64], epoch: int, key: int, style: str) -> NDArray[np.uint8]:
+    """Return images moved and mirrored, each in one of all ways: anew in each epoch (`random`), `fixed` for each id, or not."""
+    if style == "none":
+        return images
+    offsets = 2 * PADDING + 1
+    key = derive_key(key, "augment", epoch if style == "random" else "fixed")
+    ways = draws(ids, key) % np.uint64(2 * offsets * offsets)
+    corner, mirrored = np.divmod(ways.astype(np.int64), 2)
+    top, left = np.divmod(corner, offsets)
+    padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
+    windows = sliding_window_view(padded, images.shape[2:], axis=(2, 3))  # (batch, channel, top, left, height, width)
+    moved = windows[np.arange(len(ids)), :, top, left]
+    flips = np.flatnonzero(mirrored)
+    moved[flips] = moved[flips][..., ::-1]
+    return moved
+
+
+def draws(ids: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
+    """Return one random 64-bit number a sample, a function of `key` and its id: SplitMix64 at counter id + 1.
+
+    >>> draws(np.array([3, 5]), key=1) == draws(np.array([5, 3]), key=1)[::-1]
+    array([ True,  True])
+    """
+    z = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raysim.notation import suggestion
-from raysim.workloads.options import import_hub, reason_of
+from raysim.workloads.options import check_path, import_hub, reason_of
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 _AT_ONCE = 4096
 _AT_ONCE_OF_HUB = 1000
 
 
-class RowSource(ABC):
-    """Rows with named columns, read from `files`; messages use its name."""
+class RowPart(ABC):
+    """Rows with named columns of one file, or of one split on the hub; messages use its name."""
 
-    def __init__(self, name: str, files: Sequence[Path]) -> None:
+    def __init__(self, name: str, *files: Path) -> None:
         self.name = name
-        self.files = tuple(files)
+        self.files = files
 
     @property
     @abstractmethod
@@ -37,21 +38,6 @@ class RowSource(ABC):
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield some columns of all rows, in order; raises ValueError naming a row that cannot be read."""
-
-    def row(self, number: int) -> str:
-        """Return the name of a row for messages; rows count from 1, up to the next batch of `batches`."""
-        return f"row {number} of {self.name}"
-
-    def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Yield the texts of some columns row by row; raises ValueError naming a row that has none."""
-        number = 0
-        for batch in self.batches(columns):
-            for texts in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                number += 1
-                for name, text in zip(columns, texts, strict=True):
-                    if not isinstance(text, str):
-                        raise ValueError(f"There is no text in column `{name}` in {self.row(number)}.")
-                yield texts
 
     def check_column(self, field: str, column: str) -> str:
         """Return a column's name; raises ValueError naming `field` if there is no such column."""
@@ -63,44 +49,23 @@ class RowSource(ABC):
             )
         return column
 
-
-def open_rows_of(files: Sequence[Path]) -> RowSource:
-    """Return the rows of files one after another, by their suffixes; raises ValueError if a suffix is not among `SUFFIXES`."""
-    sources = [_open_file(file) for file in files]
-    return sources[0] if len(sources) == 1 else _Chained(sources)
-
-
-def _open_file(path: Path) -> RowSource:
-    kinds: dict[str, type[RowSource]] = {".parquet": _ParquetRows, ".jsonl": _JsonRows, ".json": _JsonRows}
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"`data.path` must end in {', '.join(SUFFIXES)} to be read by rows, but got {str(path)!r}.")
-    return kinds.get(path.suffix, _CsvRows)(str(path), [path])
+    @contextmanager
+    def _readable(self, as_what: str = "") -> Iterator[None]:
+        """Name the file in errors of reading it."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{self.name} cannot be read{as_what}: {reason_of(error)}.") from None
 
 
-def split_files(field: str, path: Path, suffixes: Sequence[str] = SUFFIXES) -> list[list[Path]]:
-    """Return the files of each split: `path` alone, or train* and test* (or else valid*, val* or dev*) of a folder."""
-    if path.is_file():
-        return [[path]]
-    splits = []
-    for names in (("train",), ("test", "valid", "val", "dev")):
-        by_name = ([file for file in sorted(path.rglob(f"{name}*")) if file.suffix in suffixes] for name in names)
-        files = next((found for found in by_name if found), None)
-        if files is None:
-            ends = ", ".join(suffixes)
-            raise ValueError(
-                f"`{field}` must hold files {names[0]}* that end in {ends}, but {str(path)!r} has no such file."
-            )
-        splits.append(files)
-    return splits
+class RowSource(RowPart):
+    """The rows of one split: parts of one schema, one after the other."""
 
-
-class _Chained(RowSource):
-    """The rows of several files of one schema, one file after the other."""
-
-    def __init__(self, parts: Sequence[RowSource]) -> None:
-        super().__init__(f"{parts[0].name} and {len(parts) - 1} more", [file for part in parts for file in part.files])
+    def __init__(self, *parts: RowPart) -> None:
+        more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+        super().__init__(f"{parts[0].name}{more}", *(file for part in parts for file in part.files))
         self._parts = parts
-        self._starts = [0]  # of the files that have been begun
+        self._starts = [0]  # of the parts that have been begun
 
     @property
     def schema(self) -> pa.Schema:
@@ -117,48 +82,83 @@ class _Chained(RowSource):
                 count += batch.num_rows
 
     def row(self, number: int) -> str:
-        place = sum(start < number for start in self._starts) - 1
-        return self._parts[place].row(number - self._starts[place])
+        """Return the name of a row for messages; rows count from 1, up to the next batch of `batches`."""
+        i = sum(start < number for start in self._starts) - 1
+        return f"row {number - self._starts[i]} of {self._parts[i].name}"
+
+    def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Yield the texts of some columns row by row; raises ValueError naming a row that has none."""
+        number = 0
+        for batch in self.batches(columns):
+            for texts in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                number += 1
+                for name, text in zip(columns, texts, strict=True):
+                    if not isinstance(text, str):
+                        raise ValueError(f"There is no text in column `{name}` in {self.row(number)}.")
+                yield texts
 
 
-class _ParquetRows(RowSource):
+def open_rows_of(*files: Path) -> RowSource:
+    """Return the rows of files one after another, by their suffixes; raises ValueError if a suffix is not among `SUFFIXES`."""
+    parts = []
+    for file in files:
+        if file.suffix not in SUFFIXES:
+            raise ValueError(
+                f"`data.path` must end in {', '.join(SUFFIXES)} to be read by rows, but got {str(file)!r}."
+            )
+        kind = {".parquet": _ParquetRows, ".jsonl": _JsonRows, ".json": _JsonRows}.get(file.suffix, _CsvRows)
+        parts.append(kind(str(file), file))
+    return RowSource(*parts)
+
+
+def open_splits(value: object, suffixes: Sequence[str] = SUFFIXES) -> list[RowSource]:
+    """Return the rows of each split in `data.path`: of a file, or of the files train* and test* of a folder.
+
+    Files valid*, val* or dev* are the test split if there are no files test*. Raises ValueError if a split has no file.
+    """
+    path = check_path("data.path", value)
+    if path.is_file():
+        return [open_rows_of(path)]
+    splits = []
+    for names in (("train",), ("test", "valid", "val", "dev")):
+        by_name = ([file for file in sorted(path.rglob(f"{name}*")) if file.suffix in suffixes] for name in names)
+        files = next((matches for matches in by_name if matches), None)
+        if files is None:
+            ends = ", ".join(suffixes)
+            raise ValueError(
+                f"`data.path` must hold files {names[0]}* that end in {ends}, but {str(path)!r} has no such file."
+            )
+        splits.append(open_rows_of(*files))
+    return splits
+
+
+class _ParquetRows(RowPart):
     @property
     def schema(self) -> pa.Schema:
-        return self._open().schema_arrow
+        with self._readable(" as Parquet"):
+            return pq.read_schema(self.files[0])
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._open().iter_batches(_AT_ONCE, columns=list(columns))
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read: {reason_of(error)}.") from None
-
-    def _open(self) -> pq.ParquetFile:
-        try:
-            return pq.ParquetFile(self.files[0])
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read as Parquet: {reason_of(error)}.") from None
+        with self._readable():
+            yield from pq.ParquetFile(self.files[0]).iter_batches(_AT_ONCE, columns=list(columns))
 
 
-class _CsvRows(RowSource):
+class _CsvRows(RowPart):
     """Rows of a CSV file; numbers are read as floating point, so that a column may begin with whole ones."""
 
     @property
     def schema(self) -> pa.Schema:
-        try:
-            found = self._open(None).schema
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read: {reason_of(error)}.") from None
-        wide = [
-            f.with_type(pa.float64()) if pa.types.is_integer(f.type) or pa.types.is_null(f.type) else f for f in found
-        ]
-        return pa.schema(wide)
+        with self._readable():
+            inferred = self._open(None).schema
+        whole = [pa.types.is_integer(field.type) or pa.types.is_null(field.type) for field in inferred]
+        return pa.schema(
+            [field.with_type(pa.float64()) if wide else field for field, wide in zip(inferred, whole, strict=True)]
+        )
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         options = pa_csv.ConvertOptions(include_columns=list(columns), column_types=self.schema)
-        try:
+        with self._readable():
             yield from self._open(options)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.name} cannot be read: {reason_of(error)}.") from None
 
     def _open(self, options: pa_csv.ConvertOptions | None) -> pa_csv.CSVStreamingReader:
         delimiter = "\t" if self.files[0].suffix == ".tsv" else ","
@@ -170,7 +170,7 @@ class _CsvRows(RowSource):
         )
 
 
-class _JsonRows(RowSource):
+class _JsonRows(RowPart):
     """Rows of a file with one JSON object a line."""
 
     @property
@@ -215,11 +215,11 @@ class _JsonRows(RowSource):
                 yield number, row
 
 
-class HubRows(RowSource):
+class HubRows(RowPart):
     """A split of a data set of Hugging Face, whose files are Arrow files of the library's cache; images stay encoded."""
 
     def __init__(self, name: str, split: Any) -> None:
-        super().__init__(name, [Path(each["filename"]) for each in split.cache_files])
+        super().__init__(name, *(Path(each["filename"]) for each in split.cache_files))
         datasets = import_hub("datasets")
         for column, feature in split.features.items():
             if isinstance(feature, datasets.Image):
@@ -235,6 +235,17 @@ class HubRows(RowSource):
             yield from table.combine_chunks().to_batches()
 
 
+def load_hub_set(*name: str) -> Any:
+    """Return a data set of Hugging Face's hub, by split; raises ValueError if it cannot be loaded."""
+    datasets = import_hub("datasets")
+    try:
+        return datasets.load_dataset(*name)
+    except Exception as error:  # the library raises of all kinds
+        raise ValueError(
+            f"{name[0]} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
+        ) from error
+
+
 def coded_labels(
     sources: Sequence[RowSource], label: str, *, from_zero: bool = False
 ) -> tuple[list[NDArray[np.int64]], int]:
@@ -244,15 +255,13 @@ def coded_labels(
     `from_zero` negative numbers raise ValueError.
     """
     parts = [_labels_of(source, label) for source in sources]
-    labels = np.concatenate(parts)
-    known = np.unique(labels)
+    known, codes = np.unique(np.concatenate(parts), return_inverse=True)
+    num_classes = len(known)
     whole = known.dtype.kind in "iu"
     if from_zero and whole and known[0] < 0:
         raise ValueError(f"Column `{label}` of {sources[0].name} must hold classes from 0, but holds {known[0]}.")
     if whole and known[0] >= 0:
-        codes, num_classes = labels.astype(np.int64), int(known[-1]) + 1
-    else:
-        codes, num_classes = np.searchsorted(known, labels), len(known)
+        codes, num_classes = np.concatenate(parts).astype(np.int64), int(known[-1]) + 1
     return np.split(codes, np.cumsum([len(part) for part in parts[:-1]])), num_classes
 
 
@@ -264,9 +273,10 @@ def _labels_of(source: RowSource, label: str) -> NDArray[Any]:
             row = sum(len(part) for part in parts) + int(np.asarray(batch[0].is_null()).argmax()) + 1
             raise ValueError(f"There is no value in column `{label}` in {source.row(row)}.")
         parts.append(np.asarray(batch[0].to_pylist()))
-    found = np.concatenate(parts)
-    if found.dtype.kind == "f" and (found == found.round()).all():  # whole numbers of a CSV file
-        found = found.astype(np.int64)
-    if found.dtype.kind not in "iuUb":
+    labels = np.concatenate(parts)
+    kind = labels.dtype.kind
+    if kind == "b" or (kind == "f" and (labels == labels.round()).all()):  # a CSV file holds whole numbers as fractions
+        return labels.astype(np.int64)
+    if kind not in "iuU":
         raise ValueError(f"Column `{label}` of {source.name} must hold classes, as whole numbers or words.")
-    return found.astype(np.int64) if found.dtype.kind == "b" else found
+    return labels

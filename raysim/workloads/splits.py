@@ -1,32 +1,38 @@
-"""Data sets: two splits of samples that live in numpy arrays, read by id.
+"""Data sets: two splits of samples in arrays, read by id, and the order of samples in training.
 
-Splits pickle without copies of their arrays, which may come back read-only. Randomness is counter-based
-(`raysim.random.derive_key`), so a sample does not depend on the batch it is in. The order of samples is a function of the seed and
-the step, so that a resumed run sees the same samples; its numbers are from Philox, whose bits are fixed for every version of numpy.
+Splits pickle without copies of their arrays, which may come back read-only. The order of samples is a function of the seed and the
+step, so that a resumed run sees the same samples; its numbers are from Philox, whose bits are fixed for every version of numpy.
+
+An array of a data set's files is written once to a cache folder. If small it is read into memory and sent to workers whole. If
+large it is mapped, and sent as a path, so on a cluster all nodes must share the cache folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from raysim.storage.files import CACHE, cache_folder
 from raysim.notation import check_integer
-from raysim.on_demand import torch
 from raysim.random import derive_key
-from raysim.workloads.mapped_arrays import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_LAYERS = 1024  # of a model whose depth is an option
-PADDING = 4  # pixels by which a random crop moves at most
+IN_MEMORY = 2**28  # bytes up to which an array is read into memory
 TEST_SHARE = 10  # one in this many samples is a test sample, if the data have no test split
+
+Wanted = tuple[int | None, int | None]
+"""Numbers of samples to train and to test on; None for all of a split."""
 
 
 class DataShape(NamedTuple):
@@ -70,79 +76,16 @@ class Data(NamedTuple):
     shape: DataShape
 
 
-@dataclass(frozen=True, eq=False)
-class ImageSplit:
-    """Images kept as uint8 and normalised on access, as (x / scale - mean) / std.
-
-    `augment` moves each image by up to 4 pixels (the border becomes black) and mirrors every other image: `random` draws again
-    in each epoch, `fixed` draws once for each sample, `none` does neither.
-
-    >>> split = ImageSplit(np.full((1, 1, 2, 2), 51, np.uint8), np.array([7]), mean=(0.1,), std=(0.5,))
-    >>> split.inputs(np.array([0]), epoch=0, key=0, training=True)
-    tensor([[[[0.2000, 0.2000],
-              [0.2000, 0.2000]]]])
-    """
-
-    images: NDArray[np.uint8]  # (sample, channel, height, width)
-    labels: NDArray[np.int64]  # (sample,)
-    mean: tuple[float, ...]  # per channel, of x / scale
-    std: tuple[float, ...]
-    scale: float = 255.0
-    augment: str = "none"
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return (batch, channel, height, width) in float32."""
-        images = augmented(self.images[ids], ids, epoch, key, self.augment if training else "none")
-        return normalise(images, self.mean, self.std, self.scale)
-
-    def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the labels, (batch,)."""
-        return torch.from_numpy(self.labels[ids])
+def limits(wanted: Wanted, available: Sequence[int]) -> tuple[int, int]:
+    """Return how many first samples of each split to take; raises ValueError naming the option of too large a number."""
+    for name, number, most in zip(("train", "test"), wanted, available, strict=True):
+        if number is not None and check_integer(f"data.{name}_samples", number, 1) > most:
+            raise ValueError(f"`data.{name}_samples` must be at most the number of samples ({most}), but got {number}.")
+    train, test = (most if number is None else int(number) for number, most in zip(wanted, available, strict=True))
+    return train, test
 
 
-@dataclass(frozen=True, eq=False)
-class TextSplit:
-    """One flat row of tokens; sample i reads the `length` tokens from i x length on, its targets are one token further.
-
-    >>> split = TextSplit(np.arange(10, dtype=np.uint8), length=4)
-    >>> len(split), split.inputs(np.array([1]), epoch=0, key=0, training=True), split.targets(np.array([1]))
-    (2, tensor([[4, 5, 6, 7]]), tensor([[5, 6, 7, 8]]))
-    """
-
-    tokens: Rows
-    length: int
-
-    def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.length
-
-    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return (batch, length) in int64."""
-        return self._read(ids, 0)
-
-    def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the next tokens, (batch, length)."""
-        return self._read(ids, 1)
-
-    def _read(self, ids: NDArray[np.int64], shift: int) -> Tensor:
-        positions = ids[:, None] * self.length + np.arange(shift, shift + self.length)
-        return torch.from_numpy(self.tokens[positions].astype(np.int64))
-
-
-def limit(field: str, wanted: int | None, available: int) -> int:
-    """Return the number of samples to take from a split: all, or the first `wanted`; raises ValueError by field."""
-    if wanted is None:
-        return available
-    if check_integer(field, wanted, 1) > available:
-        raise ValueError(f"`{field}` must be at most the number of samples ({available}), but got {wanted}.")
-    return int(wanted)
-
-
-def split_rows(
-    kind: str, counts: Sequence[int], train_samples: int | None, test_samples: int | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_rows(kind: str, counts: Sequence[int], wanted: Wanted) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows to train and to test on, at most the wanted first of each.
 
     `counts`: numbers of rows in the training and the test part, indexed consecutively. From a single part, a tenth
@@ -157,51 +100,8 @@ def split_rows(
             raise ValueError(f"`data.path` must hold 2 samples or more, to train and to test on, but holds {count}.")
         order, num_test = permutation(count, derive_key(kind, "split")), max(1, count // TEST_SHARE)
         train, test = np.sort(order[num_test:]), np.sort(order[:num_test])
-    return (
-        train[: limit("data.train_samples", train_samples, len(train))],
-        test[: limit("data.test_samples", test_samples, len(test))],
-    )
-
-
-def draws(ids: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
-    """Return one random 64-bit number a sample, a function of `key` and its id: SplitMix64 at counter id + 1.
-
-    >>> draws(np.array([3, 5]), key=1) == draws(np.array([5, 3]), key=1)[::-1]
-    array([ True,  True])
-    """
-    z = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def normalise(
-    images: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...], scale: float = 255.0
-) -> Tensor:
-    """Return (x / scale - mean) / std in float32, of (batch, channel, height, width)."""
-    means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
-    return torch.from_numpy(images).float().div_(scale).sub_(means).div_(stds)
-
-
-def augmented(images: NDArray[np.uint8], ids: NDArray[np.int64], epoch: int, key: int, style: str) -> NDArray[np.uint8]:
-    """Return images moved and mirrored: anew in each epoch (`random`), once for each sample (`fixed`), or not (`none`)."""
-    if style == "none":
-        return images
-    return _crop_and_flip(images, ids, derive_key(key, "augment", epoch if style == "random" else "fixed"))
-
-
-def _crop_and_flip(images: NDArray[np.uint8], ids: NDArray[np.int64], key: int) -> NDArray[np.uint8]:
-    """Return each of (batch, channel, height, width) at a place and in a direction drawn for its id."""
-    places = 2 * PADDING + 1
-    chosen = draws(ids, key) % np.uint64(2 * places * places)
-    place, mirrored = np.divmod(chosen.astype(np.int64), 2)
-    top, left = np.divmod(place, places)
-    padded = np.pad(images, ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING)))
-    windows = sliding_window_view(padded, images.shape[2:], axis=(2, 3))  # (batch, channel, top, left, height, width)
-    moved = windows[np.arange(len(ids)), :, top, left]
-    flips = np.flatnonzero(mirrored)
-    moved[flips] = moved[flips][..., ::-1]
-    return moved
+    num_train, num_test = limits(wanted, (len(train), len(test)))
+    return train[:num_train], test[:num_test]
 
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:
@@ -240,3 +140,79 @@ def batch_ids(num_samples: int, batch_size: int, seed: int, step: int) -> tuple[
 @lru_cache(maxsize=2)
 def _epoch_order(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return permutation(num_samples, derive_key(seed, "order", epoch))
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """Rows `start` to `stop` of an array in a .npy file, pickled as its path. Raises ValueError if the file is gone.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "x.npy"
+    >>> np.save(path, np.arange(10))
+    >>> Mapped(str(path), 2, 10)[np.array([0, 3])], len(Mapped(str(path), 2, 10)[:3])
+    (array([2, 5]), 3)
+    """
+
+    path: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start, stop, _ = index.indices(len(self))
+            return Mapped(self.path, self.start + start, self.start + max(start, stop))
+        return _mapped(self.path)[np.asarray(index) + self.start]
+
+
+@cache
+def _mapped(path: str) -> NDArray[Any]:
+    try:
+        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+    except OSError as error:
+        raise ValueError(
+            f"The array {path} cannot be read ({error.strerror or error}). "
+            f"All nodes must share the folder that {CACHE} names."
+        ) from None
+
+
+Rows = NDArray[Any] | Mapped
+
+
+def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None], suffix: str) -> Path:
+    """Return the cache file that `write` makes from some files, rewritten if the files or the options have changed."""
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(json.dumps([kind, stats, options], sort_keys=True, default=str).encode()).hexdigest()[:24]
+    path = cache_folder() / f"{kind}-{key}{suffix}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{os.getpid()}.{path.name}")
+        try:
+            write(draft)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    return path
+
+
+def cached_rows(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None]) -> Rows:
+    """Return the array of a .npy file, see `cached`: in memory if small, else mapped."""
+    path = cached(kind, files, options, write, ".npy")
+    if path.stat().st_size <= IN_MEMORY:
+        return np.load(path)  # type: ignore[no-any-return]
+    return Mapped(str(path), 0, len(np.load(path, mmap_mode="r")))
+
+
+def write_parts(path: Path, parts: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
+    """Write flat arrays after each other as one .npy file, one in memory at a time."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+    total = 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_2_0(file, {**header, "shape": (total,)})
+        for part in parts:
+            file.write(np.ascontiguousarray(part, dtype).tobytes())
+            total += len(part)
+        file.seek(0)
+        np.lib.format.write_array_header_2_0(file, {**header, "shape": (total,)})  # padded to the same size by numpy

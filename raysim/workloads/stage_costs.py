@@ -1,24 +1,35 @@
-"""Costs of layers and memory of stages, counted by running a model on fake tensors, which have shapes but no values.
+"""Operations of layers and memory of stages, counted by running a model on fake tensors, which have shapes but no values.
 
 Fake tensors choose the same kernels as real ones, so that attention saves the same tensors for backward. Torch's meta device
 would fall back to the form that saves the whole attention matrix.
+
+Memory is counted from the start of a microbatch's forward to the end of its backward. Every storage is followed from the operation
+that makes it until it is freed, including temporaries that autograd and the layers hold. Memory that a kernel allocates and frees
+within one operation is not seen.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from raysim.values import UNNAMED, BoundaryTensors, Value, join, only, sent_bytes, split
-from raysim.workloads.footprint import Alive, Footprint, counting_operations, footprint
 from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.options import reason_of
 from raysim.workloads.splits import DataShape
+from raysim.workloads.two_part_backward import input_gradients, run_branches
 from raysim.workloads.weightless import fake
+
+Shape = tuple[int, ...]
 
 
 class LayerCost(NamedTuple):
@@ -36,6 +47,27 @@ class LayerCost(NamedTuple):
         return 2 * self.output_bytes + sum(self.output.exact_bytes.values())
 
 
+class Footprint(NamedTuple):
+    """Bytes of one microbatch at a stage, without parameters, buffers and previously accumulated gradients.
+
+    A peak is the maximum, over time, of the live tensors of the microbatch. `waiting` and `weights` are for backwards
+    in two parts, else 0.
+    """
+
+    received: int  # the stage's input
+    gradient: int  # that arrives for the backward
+    saved: (
+        int  # from the end of the forward to the start of the backward: what autograd saves, the input, and the output
+    )
+    waiting: int  # between the two parts of a backward
+    forward: int  # peak of the forward
+    backward: int  # peak of it, or of its part for the input, where gradients of parameters are added to earlier ones
+    weights: int  # peak of the part for the weights, likewise
+    first: int  # peak of a step's first backward, or of its part for the weights, with the gradients of parameters that it makes
+    constants: int  # tensors that all microbatches share, such as a causal mask
+    weight_share: float  # of a backward in two parts: the weights' share of its operations
+
+
 class Shadow:
     """A copy of a model on fake tensors, in training mode, and the cost of each of its layers for `batch` samples.
 
@@ -51,10 +83,10 @@ class Shadow:
     """
 
     def __init__(self, model: nn.Sequential, shape: DataShape, batch: int, loss: Loss | None = None) -> None:
-        self._loss = loss if loss is not None else make_loss(None, {}, shape)
+        self.loss = loss if loss is not None else make_loss(None, {}, shape)
         self._shape = shape
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._modules = named_layers(model)
+        self._names = list(named_layers(model))
         with self._mode:
             # deepcopy does not copy the entries of its memo, so no weight is copied, and tied weights stay tied
             state: dict[int, Any] = {id(x): torch.empty_like(x) for x in model.buffers()}
@@ -65,76 +97,93 @@ class Shadow:
         if shape.input_dtype != "int64":  # as the model's parameters: a model in bfloat16 is fed bfloat16
             dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
         self._footprints: dict[tuple[int, int, bool, torch.dtype], Footprint] = {}
-        self._input = ((batch, *shape.input_shape), dtype)
-        self.layers = self._count()
+        self.layers: list[LayerCost] = []
+        with fake(self._mode), torch.no_grad():
+            self._values: list[Value] = [torch.empty((batch, *shape.input_shape), dtype=dtype)]  # that layers are given
+            for i, name in enumerate(self._names):
+                with counting_operations() as counter:
+                    self._values.append(self._run(i, self._values[i]))
+                floats, exact = split(self._values[-1])
+                output = BoundaryTensors(
+                    {key: tuple(y.shape) for key, y in floats.items()},
+                    {key: sent_bytes(y) for key, y in exact.items()},
+                )
+                dtypes, size = {key: y.dtype for key, y in floats.items()}, sum(y.nbytes for y in floats.values())
+                self.layers.append(LayerCost(name, counter.get_total_flops(), output, dtypes, size))
 
     def footprint(
         self, start: int, stop: int, *, two_parts: bool = False, dtype: torch.dtype = torch.float32
     ) -> Footprint:
         """Return the bytes of a microbatch at layers start..stop-1, as one stage whose backward is in one part or in two.
 
-        The loss belongs to the last layer. `dtype` is that of the stage's computation, see `autocast` of torch.
+        The loss belongs to the last layer. `dtype` is that of the stage's computation, see `autocast` of torch. A backward that
+        fake tensors cannot run is counted at its start alone.
         """
         key = start, stop, two_parts, dtype
         if key not in self._footprints:
-            self._footprints[key] = self._footprint(*key)
+            layers = self._copies[start:stop]
+            parameters = dict.fromkeys(p for layer in layers for p in layer.parameters() if p.requires_grad)
+            alive = Alive(self._state, lambda x: isinstance(x, FakeTensor))
+            hooks = [p.register_post_accumulate_grad_hook(alive.settle) for p in parameters]  # type: ignore[no-untyped-call]
+            try:
+                with fake(self._mode), torch.enable_grad(), alive:
+                    self._footprints[key] = self._count(alive, *key)
+            finally:
+                for hook, parameter in zip(hooks, parameters, strict=True):
+                    hook.remove()
+                    parameter.grad = None
         return self._footprints[key]
 
-    def _footprint(self, start: int, stop: int, two_parts: bool, dtype: torch.dtype) -> Footprint:
-        last, low_precision = stop == len(self.layers), dtype != torch.float32
+    def _count(self, alive: Alive, start: int, stop: int, two_parts: bool, dtype: torch.dtype) -> Footprint:
+        inputs, exact = self._inputs(start, dtype)
+        received = alive.now
+        outputs = self._outputs(join(inputs, exact), start, stop, dtype)
+        del exact
+        saved, most_forward = alive.now, alive.most
+        alive.begin()
+        roots = [y for y in outputs.values() if y.requires_grad]
+        gradients = [torch.empty_like(y) for y in roots]
+        arrived = alive.now - saved
+        kept = [inputs, outputs]
+        del inputs, outputs
+        try:
+            waiting, backward, weights, share = _backward(alive, kept, roots, gradients, start == 0, two_parts)
+        except Exception:
+            waiting, backward, weights, share = saved + arrived, saved + arrived, saved + arrived, math.nan
+        constants = sum(alive.constants.values())
+        return Footprint(
+            received, arrived, saved, waiting, most_forward, backward, weights, alive.most_made, constants, share
+        )
 
-        def make_input() -> Value:
-            floats, exact = split(self._values[start])
-            sources = {
-                name: torch.empty_like(
-                    like,
-                    dtype=dtype if low_precision and start > 0 else like.dtype,
-                    requires_grad=start > 0 and like.is_floating_point(),
-                )
-                for name, like in floats.items()
-            }
-            return join(sources, {name: torch.empty_like(like) for name, like in exact.items()})
+    def _inputs(self, start: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        floats, exact = split(self._values[start])
+        inputs = {
+            name: torch.empty_like(
+                like,
+                dtype=dtype if dtype != torch.float32 and start > 0 else like.dtype,
+                requires_grad=start > 0 and like.is_floating_point(),
+            )
+            for name, like in floats.items()
+        }
+        return inputs, {name: torch.empty_like(like) for name, like in exact.items()}
 
-        def forward(x: Value) -> dict[str, Tensor]:
-            with torch.autocast("cpu", dtype, enabled=low_precision):
-                for index in range(start, stop):
-                    x = self._run(index, x)
-            if last:
-                y = only(x)
-                return {UNNAMED: self._loss(y, example_targets(self._loss, y, self._shape))}
-            return {name: y.to(dtype) if low_precision else y for name, y in split(x)[0].items()}
-
-        parameters = {p: None for layer in self._copies[start:stop] for p in layer.parameters()}
-        alive = Alive(self._state, lambda x: isinstance(x, FakeTensor))
-        with fake(self._mode), torch.enable_grad():
-            return footprint(alive, make_input, forward, parameters, first=start == 0, two_parts=two_parts)
-
-    def _count(self) -> list[LayerCost]:
-        layers = []
-        with fake(self._mode), torch.no_grad():
-            x: Value = torch.empty(self._input[0], dtype=self._input[1])
-            self._values: list[Value] = [x]  # that layers are given
-            for index, layer in enumerate(self._modules):
-                with counting_operations() as counter:
-                    x = self._run(index, x)
-                self._values.append(x)
-                floats, exact = split(x)
-                output = BoundaryTensors(
-                    {name: tuple(y.shape) for name, y in floats.items()},
-                    {name: sent_bytes(y) for name, y in exact.items()},
-                )
-                dtypes, size = {name: y.dtype for name, y in floats.items()}, sum(y.nbytes for y in floats.values())
-                layers.append(LayerCost(layer, counter.get_total_flops(), output, dtypes, size))
-        return layers
+    def _outputs(self, x: Value, start: int, stop: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the outputs that the stage keeps until its backward, or the loss."""
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            for i in range(start, stop):
+                x = self._run(i, x)
+        if stop == len(self.layers):
+            y = only(x)
+            return {UNNAMED: self.loss(y, example_targets(self.loss, y, self._shape))}
+        return {name: y.to(dtype) if dtype != torch.float32 else y for name, y in split(x)[0].items()}
 
     def _run(self, index: int, x: Value) -> Value:
-        name = list(self._modules)[index]
+        name = self._names[index]
         try:
-            y = self._copies[index](x)
+            y: Value = self._copies[index](x)
         except (Exception, SystemExit) as error:
-            reason = reason_of(error)
             on = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"the tensors {', '.join(x)}"
-            raise ValueError(f"Layer `{name}` failed on {on}: {reason}.") from error
+            raise ValueError(f"Layer `{name}` failed on {on}: {reason_of(error)}.") from error
         last = index == len(self._copies) - 1
         named = isinstance(y, dict) and all(isinstance(each, Tensor) for each in y.values()) and not last
         if not isinstance(y, Tensor) and not named:
@@ -146,10 +195,130 @@ class Shadow:
             split(y)
         except ValueError as error:
             raise ValueError(f"Layer `{name}`: {error}") from None
-        found: Value = y
-        return found
+        return y
 
 
 def named_layers(model: nn.Sequential) -> dict[str, nn.Module]:
     """Return the layers by name, in order; unlike `named_children`, a module used twice counts twice."""
     return {name: module for name, module in model.named_modules(remove_duplicate=False) if name and "." not in name}
+
+
+def _backward(
+    alive: Alive,
+    kept: list[dict[str, Tensor]],
+    roots: list[Tensor],
+    gradients: list[Tensor],
+    first: bool,
+    two_parts: bool,
+) -> tuple[int, int, int, float]:
+    """Run a backward; returns `waiting`, `backward`, `weights` and `weight_share` of its footprint.
+
+    `kept`: the inputs and the outputs. All of the first stage's backward is for the weights, since its input has no gradient.
+    """
+    before, waiting = alive.operations, alive.now
+    if first or not two_parts:
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        return (waiting, waiting, alive.most, 1.0) if two_parts else (0, alive.most, 0, 0.0)
+    input_grads, caught = input_gradients(roots, gradients, list(kept[0].values()))
+    for_inputs = alive.operations - before
+    most = alive.most
+    for held in (kept, roots, gradients, input_grads):
+        held.clear()
+    waiting = alive.now
+    alive.begin()
+    run_branches(caught)
+    both = alive.operations - before
+    return waiting, most, alive.most, (both - for_inputs) / max(both, 1)
+
+
+class Alive(TorchDispatchMode):
+    """Counts the operations within its context, and the live bytes of the storages that they create.
+
+    Storages of the tensors `apart` are not counted, nor `constants`, the tensors for which `counts` is false. `settled`
+    bytes belong to accumulated gradients: `most` excludes them, `most_made` includes them.
+    """
+
+    def __init__(self, apart: Iterable[Tensor] = (), counts: Callable[[Tensor], bool] = lambda x: True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = counts
+        # the counter as a context splits operations, which takes more memory
+        self._formulas = counting_operations().flop_registry
+        self.operations = 0
+        self._known: dict[int, Any] = {int(x.untyped_storage()._cdata): None for x in apart}
+        self.constants: dict[int, int] = {}
+        self.now = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an action, and measure its peaks."""
+        self.settled = 0
+        self.most = self.most_made = self.now
+
+    def add(self, x: Tensor) -> None:
+        """Count a tensor's storage from now on, unless it is counted already."""
+        storage = x.untyped_storage()
+        key, size = int(storage._cdata), storage.nbytes()
+        if key in self._known:
+            return
+
+        def drop(_: object) -> None:
+            del self._known[key]
+            self.now -= size
+
+        self._known[key] = weakref.ref(storage, drop)
+        self.now += size
+        self.most = max(self.most, self.now - self.settled)
+        self.most_made = max(self.most_made, self.now)
+
+    def settle(self, parameter: Tensor) -> None:
+        """Count the gradient of a parameter as accumulated; called after its accumulation."""
+        assert parameter.grad is not None
+        self.settled += parameter.grad.untyped_storage().nbytes()
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and count the storages of its results."""
+        results = function(*args, **(kwargs or {}))
+        if formula := self._formulas.get(getattr(function, "_overloadpacket", None)):
+            self.operations += formula(*args, **(kwargs or {}), out_val=results)
+        for x in tree_leaves(results):
+            if isinstance(x, Tensor) and self._counts(x):
+                self.add(x)
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and not self._counts(x):
+                storage = x.untyped_storage()
+                self.constants[int(storage._cdata)] = storage.nbytes()
+        return results
+
+
+def counting_operations() -> Any:
+    """Return a context that counts operations, two for a multiplication and addition."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, if installed
+
+    return FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS)
+
+
+def _attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Return the operations of the two matrix products; as torch's own count for GPUs, a causal mask saves none."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (width + value[3])
+
+
+def _attention_backward_flops(gradient: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Return the operations of the five matrix products, the scores' included: the kernel computes them again."""
+    batch, heads, length, width = query
+    return 2 * batch * heads * length * key[2] * (3 * width + 2 * value[3])
+
+
+def _lstm_flops(x: Shape, input_weight: Shape, state_weight: Shape, *_: object, **__: object) -> int:
+    """Return the operations of the four gates' matrix products at every position of (length, batch, width)."""
+    return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
+
+
+_CPU_FLOPS: dict[Any, Any] = {  # of kernels that torch's counter does not know
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
+}

@@ -65,17 +65,16 @@ def _build(layers: nn.Sequential, size: int, added: Sequence[str], *, projected:
         drawn = [F.rms_norm(rows, rows.shape[-1:]) for rows in drawn]
     subspace = Subspace(size, *drawn)
     entry: Entry = ProjectedEntry(embedding, subspace) if projected else Entry(embedding, subspace)
-    found: OrderedDict[str, nn.Module] = OrderedDict(embedding=entry)
+    parts: OrderedDict[str, nn.Module] = OrderedDict(embedding=entry)
     for name, module in blocks:
-        for place in added:
-            parent, _, child = place.rpartition(".")
-            linear = module.get_submodule(place)
-            assert isinstance(linear, nn.Linear), f"{place} must be a linear layer"
-            replaced = ProjectedLinear(linear, subspace) if projected else SubspaceLinear(linear, subspace)
-            module.get_submodule(parent).add_module(child, replaced)
-        found[name] = Inner(module, subspace)
-    found["head"] = nn.Sequential(OrderedDict({last: Exit(block, subspace), "head": head}))
-    return nn.Sequential(found)
+        for path in added:
+            linear = module.get_submodule(path)
+            assert isinstance(linear, nn.Linear), f"{path} must be a linear layer"
+            narrow = ProjectedLinear(linear, subspace) if projected else SubspaceLinear(linear, subspace)
+            module.set_submodule(path, narrow)
+        parts[name] = Inner(module, subspace)
+    parts["head"] = nn.Sequential(OrderedDict({last: Exit(block, subspace), "head": head}))
+    return nn.Sequential(parts)
 
 
 def out_of_subspace(layers: nn.Sequential) -> nn.Sequential:
@@ -83,23 +82,23 @@ def out_of_subspace(layers: nn.Sequential) -> nn.Sequential:
 
     Raises ValueError for the projected form, whose normalised outputs no ordinary decoder has.
     """
-    found: OrderedDict[str, nn.Module] = OrderedDict()
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
     for name, layer in layers.named_children():
         if isinstance(layer, ProjectedEntry):
             raise ValueError("No ordinary decoder has the normalised outputs of `model.subspace_form` = 'projected'.")
         if isinstance(layer, Entry):
             layer.make_ordinary()
-            found[name] = layer.embedding
+            parts[name] = layer.embedding
         elif isinstance(layer, Inner):
-            for place, module in list(layer.block.named_modules()):
+            for path, module in list(layer.block.named_modules()):
                 if isinstance(module, SubspaceLinear):
-                    parent, _, child = place.rpartition(".")
-                    layer.block.get_submodule(parent).add_module(child, module.ordinary())
-            found[name] = layer.block
+                    layer.block.set_submodule(path, module.ordinary())
+            parts[name] = layer.block
         else:
-            for inner, module in layer.named_children():
-                found[inner] = module.block if isinstance(module, Exit) else module
-    return nn.Sequential(found)
+            parts |= {
+                inner: module.block if isinstance(module, Exit) else module for inner, module in layer.named_children()
+            }
+    return nn.Sequential(parts)
 
 
 class Subspace(nn.Module):
@@ -136,7 +135,7 @@ class Subspace(nn.Module):
 
 
 class Entry(nn.Module):
-    """The embedding, which returns coordinates."""
+    """The embedding, which returns coordinates and the tokens."""
 
     def __init__(self, embedding: nn.Module, subspace: Subspace) -> None:
         super().__init__()
@@ -148,7 +147,6 @@ class Entry(nn.Module):
             table.embedding_dim = columns
 
     def forward(self, tokens: Tensor) -> Value:
-        """Return the first coordinates and the tokens."""
         x, name, beside = split_one(self.embedding(tokens))
         sent = shortened(tokens, len(self.subspace.tokens))
         return {name or "hidden": self._coordinates(x), "tokens": sent, **beside}
@@ -186,7 +184,7 @@ class ProjectedEntry(Entry):
 
 
 class Exit(nn.Module):
-    """The last block, which has its full rank."""
+    """The last block, which has its full rank and returns the residual stream."""
 
     def __init__(self, block: nn.Module, subspace: Subspace) -> None:
         super().__init__()
@@ -194,7 +192,6 @@ class Exit(nn.Module):
         self.subspace = subspace
 
     def forward(self, value: Value) -> Value:
-        """Return the residual stream behind the block."""
         code, name, beside = split_one(value)
         rest = {other: x for other, x in beside.items() if other != "tokens"}
         x = self.subspace.decode(code, lengthened(beside["tokens"]))
@@ -223,7 +220,6 @@ class SubspaceLinear(nn.Module):
         self.bias = None if linear.bias is None else nn.Parameter(basis.t() @ linear.bias.detach())
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return (..., width) of (..., features)."""
         return F.linear(F.linear(z, self.weight, self.bias), self.subspace.basis)
 
     def ordinary(self) -> nn.Linear:
@@ -252,7 +248,6 @@ class ProjectedLinear(nn.Module):
                 parameter.copy_(self.subspace.project(parameter))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return (..., width) of (..., features)."""
         y: Tensor = self.linear(z)
         return F.rms_norm(y, y.shape[-1:])
 

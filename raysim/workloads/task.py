@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from raysim.on_demand import torch
 from raysim.quality import MEASURES, Measure
-from raysim.workloads.losses import IGNORED, CrossEntropy, Loss, OwnLoss, make_loss
+from raysim.workloads.losses import IGNORED, CrossEntropy, Loss, make_loss
 from raysim.workloads.metrics import F1, Accuracy, ExactMatch, Metric, OwnMetric, Sums, count, make_metric
 from raysim.workloads.splits import Data, DataShape, Split
 
@@ -45,13 +46,9 @@ class Task:
     @property
     def measures(self) -> tuple[Measure, ...]:
         """Figures of an evaluation, the measure by which settings are judged first."""
-        found = [MEASURES["loss"], *([MEASURES["perplexity"]] if self._has_perplexity else [])]
-        found += [metric.measure for metric in self.metrics]
-        return tuple(sorted(found, key=lambda measure: measure.name != self.judged_by))
-
-    @property
-    def _has_perplexity(self) -> bool:
-        return isinstance(self.loss, CrossEntropy)
+        measures = [MEASURES["loss"], *([MEASURES["perplexity"]] if isinstance(self.loss, CrossEntropy) else [])]
+        measures += [metric.measure for metric in self.metrics]
+        return tuple(sorted(measures, key=lambda measure: measure.name != self.judged_by))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> tuple[float, ...]:
         """Return a batch's part of an evaluation: loss times weight, weight, predictions, and the sums of all metrics.
@@ -62,12 +59,8 @@ class Task:
         predictions = count(targets)
         weight = predictions * len(targets) / targets.numel() if targets.numel() else 0.0
         loss = float(self.loss.evaluate(outputs, targets)) * weight if weight else 0.0
-        parts = [
-            part
-            for metric in self.metrics
-            for part in ([0.0] * metric.size if isinstance(metric, ExactMatch) else metric.sums(outputs, targets))
-        ]
-        return (loss, float(weight), float(predictions), *map(float, parts))
+        parts = ([0.0] * m.size if isinstance(m, ExactMatch) else m.sums(outputs, targets) for m in self.metrics)
+        return (loss, float(weight), float(predictions), *map(float, chain.from_iterable(parts)))
 
     @property
     def generates(self) -> bool:
@@ -76,34 +69,30 @@ class Task:
 
     def generated_sums(self, generated: Tensor, targets: Tensor) -> tuple[float, ...]:
         """Return a batch's part of an evaluation, as `sums`, that depends on generated tokens, (batch, length)."""
-        parts = [
-            part
-            for metric in self.metrics
-            for part in (metric.matches(generated, targets) if isinstance(metric, ExactMatch) else [0.0] * metric.size)
-        ]
-        return (0.0, 0.0, 0.0, *map(float, parts))
+        parts = (m.matches(generated, targets) if isinstance(m, ExactMatch) else [0.0] * m.size for m in self.metrics)
+        return (0.0, 0.0, 0.0, *map(float, chain.from_iterable(parts)))
 
     def each(self, outputs: Tensor, targets: Tensor) -> SampleScores | None:
         """Return the scores of a batch's samples; None with a custom loss, which may not be a mean over samples."""
         losses = self.loss.each(outputs, targets)
         if losses is None:
             return None
-        counted = (targets != IGNORED) if isinstance(self.loss, CrossEntropy) else torch.ones_like(targets)
-        right = ((outputs.argmax(dim=-1) == targets) & counted) if isinstance(self.loss, CrossEntropy) else None
-        hits = None if right is None else _by_sample(right)
-        return SampleScores(losses.float().cpu().numpy(), _by_sample(counted), hits)
+        counted, right = torch.ones_like(targets), None
+        if isinstance(self.loss, CrossEntropy):
+            counted = targets != IGNORED
+            right = _by_sample((outputs.argmax(dim=-1) == targets) & counted)
+        return SampleScores(losses.float().cpu().numpy(), _by_sample(counted), right)
 
     def results(self, sums: Sequence[float]) -> dict[str, float]:
         """Return the figures of an evaluation by name, from the sums over its batches, and the number of `predictions`."""
         loss = sums[0] / sums[1] if sums[1] else math.nan
-        found: dict[str, float] = {"loss": loss, "predictions": int(sums[2])}
-        if self._has_perplexity:
-            found["perplexity"] = math.exp(min(loss, _MOST_EXPONENT))
-        place = 3
+        figures: dict[str, float] = {"loss": loss, "predictions": int(sums[2])}
+        if isinstance(self.loss, CrossEntropy):
+            figures["perplexity"] = math.exp(min(loss, _MOST_EXPONENT))
+        rest = iter(sums[3:])
         for metric in self.metrics:
-            found[metric.measure.name] = metric.value(np.array(sums[place : place + metric.size], np.float64))
-            place += metric.size
-        return found
+            figures[metric.measure.name] = metric.value(np.array(list(islice(rest, metric.size)), np.float64))
+        return figures
 
 
 def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence[str] | None, shape: DataShape) -> Task:
@@ -112,35 +101,31 @@ def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence
     Settings are judged by the first of `metrics`. The default is accuracy for classes, the loss for tokens, and R2 for numbers.
     Raises ValueError for an unknown or unfit loss or metric.
     """
-    found = make_loss(loss, options, shape)
+    made_loss = make_loss(loss, options, shape)
     if metrics is None:
         metrics = ("accuracy",) if shape.classifies else ("r2", "mae")
         judged_by = "loss" if shape.classifies and shape.target_shape else metrics[0]
     else:
         judged_by = metrics[0].rpartition(":")[2]
-    known = {"loss", "perplexity"} if isinstance(found, CrossEntropy) else {"loss"}
-    if "perplexity" in metrics and "perplexity" not in known:
+    of_loss = {"loss", "perplexity"} if isinstance(made_loss, CrossEntropy) else {"loss"}
+    if "perplexity" in metrics and "perplexity" not in of_loss:
         raise ValueError("`metrics` can have 'perplexity' only with `loss` = 'cross_entropy'.")
-    made = tuple(make_metric(name, shape) for name in metrics if name not in known)
+    made = tuple(make_metric(name, shape) for name in metrics if name not in of_loss)
     names = [metric.measure.name for metric in made]
+    taken = {*MEASURES, "predictions", "seconds", "step", "mode", "batchnorm"} - set(metrics)
     for name in names:
-        if names.count(name) > 1 or name in {*MEASURES, "predictions", "seconds", "step", "mode", "batchnorm"} - set(
-            metrics
-        ):
+        if names.count(name) > 1 or name in taken:
             raise ValueError(f"`metrics` must have names of their own, but {name!r} is there already.")
-    return Task(found, made, judged_by, shape.has_ignored and isinstance(found, CrossEntropy))
+    return Task(made_loss, made, judged_by, shape.has_ignored and isinstance(made_loss, CrossEntropy))
 
 
 def answer_span(split: Split, given: int) -> tuple[int, int]:
     """Return the first position, from `given` on, of a target that counts in any sample, and the position after the last."""
-    counted = np.zeros(0, bool)
-    for targets in _targets(split):
-        here = (targets != IGNORED).any(axis=0)
-        counted = here if not len(counted) else counted | here
-    places = given + np.flatnonzero(counted[given:])
-    if not len(places):
+    counted = np.any([(targets != IGNORED).any(axis=0) for targets in _targets(split)], axis=0)
+    positions = given + np.flatnonzero(counted[given:])
+    if not len(positions):
         raise ValueError("`data` must have test targets that count, but all are -100.")
-    return int(places[0]), int(places[-1]) + 1
+    return int(positions[0]), int(positions[-1]) + 1
 
 
 _AT_ONCE = 65_536  # targets that are read at once
@@ -153,75 +138,46 @@ def chance(data: Data, task: Task) -> dict[str, float]:
     training counts as seen once, so that the loss stays finite. Custom metrics are evaluated on batches of such
     outputs. If a custom metric or loss cannot be evaluated in this way, its value is NaN.
     """
-    if data.shape.classifies:
-        return _of_classes(data, task)
-    return _of_numbers(data, task)
+    known, constant = _of_classes(data, task) if data.shape.classifies else ({}, _mean_target(data))
+    if "loss" not in known:
+        known["loss"] = _mean_metric(OwnMetric(MEASURES["loss"], task.loss.evaluate), data, constant)
+    figures = {name: known[name] for name in ("loss", "perplexity") if name in known}
+    for metric in task.metrics:
+        name = metric.measure.name
+        figures[name] = known[name] if name in known else _mean_metric(metric, data, constant)
+    return figures
 
 
-def _of_classes(data: Data, task: Task) -> dict[str, float]:
+def _of_classes(data: Data, task: Task) -> tuple[dict[str, float], Tensor]:
+    """Return the figures that follow from the frequencies of classes alone, and the constant outputs."""
     trained, tested = (_count(split, data.shape.num_classes) for split in (data.train, data.test))
     seen = np.maximum(trained, 1)
     logs = np.log(seen / seen.sum())
-    found = {}
-    constant = torch.from_numpy(logs).float()
+    known = {}
     if isinstance(task.loss, CrossEntropy):
-        found["loss"] = float(-(tested @ logs) / tested.sum())
-        found["perplexity"] = math.exp(found["loss"])
-    else:
-        found["loss"] = _mean_loss(data, task, constant)
+        known["loss"] = float(-(tested @ logs) / tested.sum())
+        known["perplexity"] = math.exp(known["loss"])
+    ranked = np.argsort(-trained, kind="stable")
     for metric in task.metrics:
         if isinstance(metric, Accuracy):
-            found[metric.measure.name] = _share(trained, tested, metric.top)
+            known[metric.measure.name] = float(tested[ranked[: metric.top]].sum() / tested.sum())
         elif isinstance(metric, F1):
-            found[metric.measure.name] = _f1(trained, tested)
-        else:
-            found[metric.measure.name] = _mean_metric(metric, data, constant)
-    return found
+            predicted = np.where(np.arange(len(tested)) == ranked[0], tested.sum(), 0)
+            right = np.minimum(predicted, tested)
+            known[metric.measure.name] = metric.value(np.concatenate([right, predicted, tested]).astype(np.float64))
+    return known, torch.from_numpy(logs).float()
 
 
-def _share(trained: np.ndarray, tested: np.ndarray, top: int) -> float:
-    """Return the share of test targets that are among the `top` most frequent classes of training."""
-    best = np.argsort(-trained, kind="stable")[:top]
-    return float(tested[best].sum() / tested.sum())
-
-
-def _f1(trained: np.ndarray, tested: np.ndarray) -> float:
-    """Return the F1 score, see `F1`, of predicting the most frequent class of training every time."""
-    predicted = int(trained.argmax())
-    precision = tested[predicted] / tested.sum()
-    score = float(2 * precision / (1 + precision))
-    if len(tested) == 2:
-        return score if predicted == 1 else 0.0
-    occurring = np.union1d(np.flatnonzero(tested), [predicted])
-    return score / len(occurring)
-
-
-def _of_numbers(data: Data, task: Task) -> dict[str, float]:
-    width = data.shape.num_classes
-    number, total = 0, np.zeros(width)
+def _mean_target(data: Data) -> Tensor:
+    number, total = 0, np.zeros(data.shape.num_classes)
     for targets in _targets(data.train):
-        rows = targets.reshape(-1, width)
+        rows = targets.reshape(-1, data.shape.num_classes)
         number, total = number + len(rows), total + rows.sum(axis=0, dtype=np.float64)
-    constant = torch.from_numpy(total / number).float()
-    found = {"loss": _mean_loss(data, task, constant)}
-    return found | {metric.measure.name: _mean_metric(metric, data, constant) for metric in task.metrics}
-
-
-def _mean_loss(data: Data, task: Task, constant: Tensor) -> float:
-    """Return the loss of constant outputs."""
-    total, weight = 0.0, 0
-    try:
-        for outputs, targets in _batches(data, constant):
-            total, weight = total + float(task.loss.evaluate(outputs, targets)) * len(targets), weight + len(targets)
-    except Exception:
-        if not isinstance(task.loss, OwnLoss):
-            raise
-        return math.nan
-    return total / weight
+    return torch.from_numpy(total / number).float()
 
 
 def _mean_metric(metric: Metric, data: Data, constant: Tensor) -> float:
-    """Return a metric of constant outputs."""
+    """Return a metric of constant outputs; NaN if it is custom and fails."""
     total: Sums = np.zeros(metric.size)
     try:
         for outputs, targets in _batches(data, constant):

@@ -2,27 +2,70 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raysim.notation import check_integer
 from raysim.on_demand import torch
-from raysim.workloads.mapped_arrays import IN_MEMORY, Rows, cached, new_rows, open_rows, write_parts
-from raysim.workloads.options import check_path, load_hub_set
-from raysim.workloads.row_files import SUFFIXES, RowSource, coded_labels, open_rows_of
-from raysim.workloads.splits import TEST_SHARE, Data, DataShape, TextSplit, limit, split_rows
+from raysim.workloads import splits
+from raysim.workloads.options import check_path
+from raysim.workloads.row_files import SUFFIXES, RowSource, coded_labels, load_hub_set, open_rows_of
+from raysim.workloads.splits import Data, DataShape, Rows, Wanted, cached_rows, limits, split_rows, write_parts
 from raysim.workloads.tokenizers import Bytes, HuggingFace, Tokenizer, make_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WIKITEXT2_HUB = ("Salesforce/wikitext", "wikitext-2-v1")
+
+
+@dataclass(frozen=True, eq=False)
+class TextSplit:
+    """One flat row of tokens; sample i reads the `length` tokens from i x length on, its targets are one token further.
+
+    >>> split = TextSplit(np.arange(10, dtype=np.uint8), length=4)
+    >>> len(split), split.inputs(np.array([1]), epoch=0, key=0, training=True), split.targets(np.array([1]))
+    (2, tensor([[4, 5, 6, 7]]), tensor([[5, 6, 7, 8]]))
+    """
+
+    tokens: Rows
+    length: int
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.length
+
+    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
+        return self._read(ids, 0)
+
+    def targets(self, ids: NDArray[np.int64]) -> Tensor:
+        return self._read(ids, 1)
+
+    def _read(self, ids: NDArray[np.int64], shift: int) -> Tensor:
+        positions = ids[:, None] * self.length + np.arange(shift, shift + self.length)
+        return torch.from_numpy(self.tokens[positions].astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledSplit:
+    """Some `rows` of an array of token rows, (row, length), and of their classes."""
+
+    tokens: Rows
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
+        return torch.from_numpy(self.tokens[self.rows[ids]].astype(np.int64))
+
+    def targets(self, ids: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(self.labels[self.rows[ids]])
 
 
 def topics(*, length: int = 64, train_samples: int | None = None, test_samples: int | None = None) -> Data:
@@ -34,7 +77,7 @@ def topics(*, length: int = 64, train_samples: int | None = None, test_samples: 
     from pydoc_data.topics import topics as pages
 
     tokens = np.frombuffer("\n".join(pages.values()).encode(), dtype=np.uint8)
-    return _data(*_last_tenth(tokens), 256, length, train_samples, test_samples)
+    return _data([tokens], 256, length, (train_samples, test_samples))
 
 
 def text(
@@ -59,37 +102,27 @@ def text(
     to `length`. Of a single file, a fixed tenth of the rows is the test split.
     """
     length = check_integer("data.length", length, 1)
-    found = check_path("data.path", path)
-    if found.is_file():
+    place = check_path("data.path", path)
+    if place.is_file():
         for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
             if name is not None:
                 raise ValueError(f"`{field}` has no effect unless `data.path` is a folder, but {path!r} is a file.")
-        files = [found]
+        files = [place]
     else:
-        files = list(_split_files(found, train_file, test_file))
-    reader = make_tokenizer(tokenizer)
+        files = _split_files(place, train_file, test_file)
+    reader, wanted = make_tokenizer(tokenizer), (train_samples, test_samples)
     if label is not None:
-        sources = [open_rows_of([file]) for file in files]
-        return labelled_texts(sources, reader, length, column, pair, label, train_samples, test_samples)
+        sources = [open_rows_of(file) for file in files]
+        return labelled_texts(sources, reader, length, column, pair, label, wanted)
     if pair is not None:
         raise ValueError("`data.pair` has no effect without `data.label`. Leave it out.")
-    parts = [_read(file, reader, column) for file in files]
-    train, test = parts if len(parts) == 2 else _last_tenth(parts[0])
-    return _data(train, test, reader.num_tokens, length, train_samples, test_samples)
+    return _data([_read(file, reader, column) for file in files], reader.num_tokens, length, wanted)
 
 
-def packed_texts(
-    sources: Sequence[RowSource],
-    tokenizer: Tokenizer,
-    length: int,
-    column: str,
-    train_samples: int | None,
-    test_samples: int | None,
-) -> Data:
+def packed_texts(sources: Sequence[RowSource], tokenizer: Tokenizer, length: int, column: str, wanted: Wanted) -> Data:
     """Return the texts of rows, one after the other, in blocks of `length` tokens."""
     parts = [_read_rows(source, tokenizer, column) for source in sources]
-    train, test = parts if len(parts) == 2 else _last_tenth(parts[0])
-    return _data(train, test, tokenizer.num_tokens, length, train_samples, test_samples)
+    return _data(parts, tokenizer.num_tokens, length, wanted)
 
 
 def wikitext2(
@@ -109,14 +142,14 @@ def wikitext2(
     tokenizer's files, or a hub name.
     """
     length = check_integer("data.length", length, 1)
-    files: tuple[Path, Path] | None = None
+    files = None
     if path is not None:
-        found = check_path("data.path", path)
-        if not found.is_dir():
+        folder = check_path("data.path", path)
+        if not folder.is_dir():
             raise ValueError(
                 f"`data.path` must be a folder of text files, but {path!r} is a file. Use `data = 'text'` for one file."
             )
-        files = _split_files(found, train_file, test_file)
+        files = _split_files(folder, train_file, test_file)
     reader = HuggingFace(tokenizer)
     if files is not None:
         lines = [file.read_bytes().splitlines(keepends=True) for file in files]
@@ -126,40 +159,35 @@ def wikitext2(
                 raise ValueError(f"`{field}` has no effect without `data.path`.")
         loaded = load_hub_set(*WIKITEXT2_HUB)
         lines = [[row.encode() for row in loaded[split]["text"]] for split in ("train", "test")]
-    train, test = (reader.read(line for line in part if line.strip()) for part in lines)
-    return _data(train, test, reader.num_tokens, length, train_samples, test_samples)
+    parts = [reader.read(line for line in part if line.strip()) for part in lines]
+    return _data(parts, reader.num_tokens, length, (train_samples, test_samples))
 
 
 def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
     """Return the tokens of a file, cached on disk, and mapped if there are many."""
     if file.suffix in SUFFIXES:
-        return _read_rows(open_rows_of([file]), reader, column)
-    if file.stat().st_size <= IN_MEMORY and isinstance(reader, Bytes):
+        return _read_rows(open_rows_of(file), reader, column)
+    if file.stat().st_size <= splits.IN_MEMORY and isinstance(reader, Bytes):
         return reader.read([file.read_bytes()])
 
-    def write(place: Path) -> None:
-        write_parts(place, (reader.read([piece]) for piece in _pieces(file)), _dtype(reader))
+    def write(path: Path) -> None:
+        write_parts(path, (reader.read([piece]) for piece in _pieces(file)), reader.dtype)
 
-    return open_rows(cached("tokens", [file], reader.key, write, ".npy"))
+    return cached_rows("tokens", [file], reader.key, write)
 
 
 def _read_rows(source: RowSource, reader: Tokenizer, column: str) -> Rows:
     source.check_column("data.column", column)
 
     def write(path: Path) -> None:
-        texts = (text for (text,) in source.texts([column]))
-        write_parts(path, reader.documents(texts), _dtype(reader))
+        write_parts(path, reader.documents(text for (text,) in source.texts([column])), reader.dtype)
 
-    return open_rows(cached("tokens", source.files, [source.name, column, reader.key], write, ".npy"))
-
-
-def _dtype(reader: Tokenizer) -> np.dtype[Any]:
-    return np.min_scalar_type(max(reader.num_tokens - 1, 0))
+    return cached_rows("tokens", source.files, [source.name, column, reader.key], write)
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
     """Yield a text file whole if it is small, else some lines at a time."""
-    if file.stat().st_size <= IN_MEMORY:
+    if file.stat().st_size <= splits.IN_MEMORY:
         yield file.read_bytes()
         return
     with file.open("rb") as lines:
@@ -167,62 +195,36 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _split_files(folder: Path, train_file: str | None, test_file: str | None) -> tuple[Path, Path]:
+def _split_files(folder: Path, train_file: str | None, test_file: str | None) -> list[Path]:
     files = []
-    for field, name in (("data.train_file", train_file or "train.txt"), ("data.test_file", test_file or "test.txt")):
-        file = folder / name
-        if not file.is_file() and (train_file if "train" in field else test_file) is None:
-            of_rows = (each for suffix in SUFFIXES for each in sorted(folder.glob(f"{Path(name).stem}*{suffix}")))
+    for split, given in (("train", train_file), ("test", test_file)):
+        file = folder / (given or f"{split}.txt")
+        if not file.is_file() and given is None:
+            of_rows = (path for suffix in SUFFIXES for path in sorted(folder.glob(f"{split}*{suffix}")))
             file = next(of_rows, file)
         if not file.is_file():
-            held = (
-                ", ".join(itertools.islice(sorted(each.name for each in folder.iterdir() if each.is_file()), 10))
-                or "no file"
-            )
+            names = sorted(path.name for path in folder.iterdir() if path.is_file())
             raise ValueError(
-                f"`data.path` must hold {name}, but {str(folder)!r} holds {held}. Name another by `{field}`."
+                f"`data.path` must hold {given or file.name}, but {str(folder)!r} holds {', '.join(names[:10]) or 'no file'}. "
+                f"Name another by `data.{split}_file`."
             )
         files.append(file)
-    return files[0], files[1]
+    return files
 
 
-def _last_tenth(tokens: Rows) -> tuple[Rows, Rows]:
-    cut = len(tokens) - len(tokens) // TEST_SHARE
-    return tokens[:cut], tokens[cut:]
-
-
-def _data(
-    train: Rows, test: Rows, num_tokens: int, length: int, train_samples: int | None, test_samples: int | None
-) -> Data:
-    splits = []
-    for name, tokens, wanted in (("train", train, train_samples), ("test", test, test_samples)):
-        available = (len(tokens) - 1) // length
-        if available < 1:
+def _data(parts: Sequence[Rows], num_tokens: int, length: int, wanted: Wanted) -> Data:
+    """Return blocks of the tokens to train and to test on; the last tenth of a single part is the test split."""
+    if len(parts) == 1:
+        cut = len(parts[0]) - len(parts[0]) // splits.TEST_SHARE
+        parts = parts[0][:cut], parts[0][cut:]
+    for name, tokens in zip(("train", "test"), parts, strict=True):
+        if len(tokens) <= length:
             raise ValueError(
                 f"`data.length` must be less than the number of tokens to {name} on ({len(tokens)}), but got {length}."
             )
-        splits.append(TextSplit(tokens[: limit(f"data.{name}_samples", wanted, available) * length + 1], length))
-    return Data(splits[0], splits[1], DataShape((length,), "int64", num_tokens, target_shape=(length,)))
-
-
-@dataclass(frozen=True, eq=False)
-class LabelledSplit:
-    """Some `rows` of an array of token rows, and of their classes."""
-
-    tokens: Rows
-    labels: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return (batch, length) in int64."""
-        return torch.from_numpy(self.tokens[self.rows[ids]].astype(np.int64))
-
-    def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the classes, (batch,)."""
-        return torch.from_numpy(self.labels[self.rows[ids]])
+    counts = limits(wanted, [len(TextSplit(tokens, length)) for tokens in parts])
+    train, test = (TextSplit(tokens[: count * length + 1], length) for tokens, count in zip(parts, counts, strict=True))
+    return Data(train, test, DataShape((length,), "int64", num_tokens, target_shape=(length,)))
 
 
 def labelled_texts(
@@ -232,11 +234,10 @@ def labelled_texts(
     column: str,
     pair: str | None,
     label: str,
-    train_samples: int | None,
-    test_samples: int | None,
+    wanted: Wanted,
 ) -> Data:
     """Return texts and their classes, from one source (a fixed tenth is the test split) or from two."""
-    columns = [column, *([] if pair is None else [pair])]
+    columns = [column] if pair is None else [column, pair]
     for source in sources:
         for field, name in zip(("data.column", "data.pair"), columns, strict=False):
             source.check_column(field, name)
@@ -245,17 +246,17 @@ def labelled_texts(
     codes = np.concatenate(labels)
 
     def write(path: Path) -> None:
-        dtype = np.min_scalar_type(max(tokenizer.num_tokens - 1, tokenizer.padding))
-        array = new_rows(path, (len(codes), length), dtype)
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=tokenizer.dtype, shape=(len(codes), length))
         array[:] = tokenizer.padding
         texts = (row for source in sources for row in source.texts(columns))
-        for row, (text, *other) in enumerate(texts):
+        for i, (text, *other) in enumerate(texts):
             ids = tokenizer.sample(text, other[0] if other else None, length)
-            array[row, : len(ids)] = ids
+            array[i, : len(ids)] = ids
 
     files = [file for source in sources for file in source.files]
-    tokens = open_rows(cached("labelled", files, [columns, length, tokenizer.key], write, ".npy"))
-    parts = split_rows("labelled", [len(each) for each in labels], train_samples, test_samples)
-    train, test = (LabelledSplit(tokens, codes, rows) for rows in parts)
+    tokens = cached_rows("labelled", files, [columns, length, tokenizer.key], write)
+    train, test = (
+        LabelledSplit(tokens, codes, rows) for rows in split_rows("labelled", [len(part) for part in labels], wanted)
+    )
     shape = DataShape((length,), "int64", num_classes, num_tokens=tokenizer.num_tokens, padding=tokenizer.padding)
     return Data(train, test, shape)

@@ -24,8 +24,8 @@ class Tokenizer(Protocol):
 
     num_tokens: int
     padding: int
-    key: str
-    """Text that is another one wherever tokens would be."""
+    dtype: np.dtype[Any]  # of the tokens
+    key: str  # differs wherever tokens would
 
     def read(self, pieces: Iterable[bytes]) -> Tokens:
         """Return the concatenated tokens of pieces, without separators."""
@@ -42,6 +42,7 @@ class Bytes:
 
     num_tokens = 256
     padding = 0
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
     key = "bytes"
 
     def read(self, pieces: Iterable[bytes]) -> Tokens:
@@ -90,21 +91,21 @@ class HuggingFace:
             raise ValueError(f"`data.tokenizer` {name!r} cannot be loaded: {str(error).rstrip('.')}.") from error
         vocabulary = self._tokenizer.get_vocab()
         self.num_tokens = max(vocabulary.values(), default=-1) + 1
-        said = _said(folder / "tokenizer_config.json")
-        self._end = _first(vocabulary, (said.get("eos_token"), *_ENDS))
-        self.padding = _first(vocabulary, (said.get("pad_token"), *_PADS)) or 0
+        named = _special_tokens(folder / "tokenizer_config.json")
+        self._end = next((vocabulary[token] for token in (named.get("eos_token"), *_ENDS) if token in vocabulary), None)
+        self.padding = next((vocabulary[token] for token in (named.get("pad_token"), *_PADS) if token in vocabulary), 0)
         self.key = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
-        self._dtype = np.min_scalar_type(max(self.num_tokens - 1, 0))
+        self.dtype = np.min_scalar_type(max(self.num_tokens - 1, 0))
 
     def read(self, pieces: Iterable[bytes]) -> Tokens:
         try:
             parts = [self._encode(piece.decode()) for piece in pieces]
         except UnicodeDecodeError as error:
             raise ValueError(f"`data.path` must hold UTF-8 text to be tokenised, but it does not: {error}.") from error
-        return np.concatenate(parts) if parts else np.empty(0, self._dtype)
+        return np.concatenate(parts) if parts else np.empty(0, self.dtype)
 
     def documents(self, texts: Iterable[str]) -> Iterator[Tokens]:
-        end = np.array([] if self._end is None else [self._end], self._dtype)
+        end = np.array([] if self._end is None else [self._end], self.dtype)
         for text in texts:
             yield np.concatenate([self._encode(text), end])
 
@@ -115,7 +116,7 @@ class HuggingFace:
         return found
 
     def _encode(self, text: str) -> Tokens:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
 
 
 def make_tokenizer(name: str | None) -> Tokenizer:
@@ -123,16 +124,11 @@ def make_tokenizer(name: str | None) -> Tokenizer:
     return Bytes() if name is None else HuggingFace(name)
 
 
-def _said(file: Path) -> dict[str, str]:
+def _special_tokens(file: Path) -> dict[str, Any]:
     """Return the special tokens that a tokenizer_config.json names."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    values = {name: entries.get(name) for name in ("eos_token", "pad_token")}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _first(vocabulary: dict[str, int], names: Iterable[str | None]) -> int | None:
-    return next((vocabulary[name] for name in names if name is not None and name in vocabulary), None)
+    tokens = {name: entries.get(name) for name in ("eos_token", "pad_token")}
+    return {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}

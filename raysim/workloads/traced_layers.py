@@ -106,13 +106,9 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
         try:
             graphs.append(shaped.trace(model.train(mode), concrete_args=constants or None))
         except Exception as error:
-            reason = reason_of(error)
-            where = _line(error.__traceback__)
-            if isinstance(error, FailedError):
-                raise ValueError(
-                    f"{name} failed on samples of shape {shape.input_shape}: {where}: {reason}."
-                ) from error
-            raise ValueError(f"{name} cannot be cut: {where}: {reason}.") from error
+            failed = f"failed on samples of shape {shape.input_shape}"
+            what = failed if isinstance(error, FailedError) else "cannot be cut"
+            raise ValueError(f"{name} {what}: {_line(error.__traceback__)}: {reason_of(error)}.") from error
         finally:
             model.train(training)
     first_code, second_code = (graph.python_code("self").src for graph in graphs)
@@ -226,7 +222,6 @@ class ShapedTracer(fx.Tracer):
             self._sample = torch.zeros((SAMPLES, *input_shape), dtype=dtype)
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """Return the graph of a module's forward."""
         with _factories_traced(self):
             graph = super().trace(root, concrete_args)
         self._ask_nearby(graph)
@@ -236,22 +231,18 @@ class ShapedTracer(fx.Tracer):
         return graph
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Return the symbol of a node's value."""
         return _ShapedProxy(node, self)
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
-        """Return the symbol of an operation's result, and run the operation."""
         proxy: fx.Proxy = super().create_proxy(*args, **kwargs)
         if proxy.node not in self.values:
             self.values[proxy.node] = self._run(proxy.node)
         return proxy
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Trace a submodule, or run it."""
         return forward(*args, **kwargs) if self._running else super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Return the symbol of a parameter, or the parameter itself while an operation runs."""
         return attr_val if self._running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _ask_nearby(self, graph: fx.Graph) -> None:

@@ -7,6 +7,7 @@ in one backward, so the gradients are equal bit for bit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -67,12 +68,13 @@ def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[B
     if not way:
         leaves = [leaf for node in above if (leaf := _leaf(node)) is not None]
         return [Branch(None, leaves)] if above else []
-    reached = {node: _leaves_off(node, way) for node in above if node in way}
-    off = _leaves_from([node for node in dict.fromkeys(edge.node for edge in _roots(outputs)) if node not in way], way)
-    uses: dict[int, int] = {id(leaf): 2 for leaf in off}  # under an output that no input leads to
-    for leaves in reached.values():
-        for leaf in leaves:
-            uses[id(leaf)] = uses.get(id(leaf), 0) + 1
+    reached = {
+        node: _leaves_from([below for below, _ in node.next_functions if below is not None and below not in way])
+        for node in above
+        if node in way
+    }
+    off = _leaves_from([node for node in dict.fromkeys(edge.node for edge in _roots(outputs)) if node not in way])
+    uses = Counter(id(leaf) for leaves in (off, off, *reached.values()) for leaf in leaves)  # `off`: in no branch
     branches = []
     shared: dict[int, Tensor] = {id(leaf): leaf for leaf in off}
     for node, leaves in reached.items():
@@ -125,13 +127,8 @@ def _leaf(node: Node) -> Tensor | None:
     return leaf
 
 
-def _leaves_off(node: Node, way: set[Node]) -> list[Tensor]:
-    """Return the leaves that a node on the way reaches by leaving it at once, each once."""
-    return _leaves_from([below for below, _ in node.next_functions if below is not None and below not in way], way)
-
-
-def _leaves_from(nodes: Sequence[Node], way: set[Node]) -> list[Tensor]:
-    """Return the leaves that nodes off the way reach, each once."""
+def _leaves_from(nodes: Sequence[Node]) -> list[Tensor]:
+    """Return the leaves that nodes reach, each once."""
     leaves: dict[int, Tensor] = {}
     unseen = list(nodes)
     seen = set(unseen)

@@ -8,7 +8,7 @@ from raysim.config import make_config
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.prepare import prepare
 from raysim.values import split
-from raysim.workloads.footprint import Alive
+from raysim.workloads.stage_costs import Alive
 
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
 TEXT = {"name": "topics", "length": 64, "train_samples": 64, "test_samples": 8}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from raysim.codecs.draws import bits64
 from raysim.workloads import data as data_module
 from raysim.workloads.data import DATASETS, DataShape, ImageSplit, TextSplit, batch_ids, steps_per_epoch
-from raysim.workloads.splits import draws
+from raysim.workloads.picture_data import draws
 
 load_data: Any = data_module.load_data  # its results have fields of their own
 

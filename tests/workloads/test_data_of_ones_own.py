@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from raysim.workloads import mapped_arrays
+from raysim.workloads import splits
 from raysim.workloads.data import load_data
 
 
@@ -166,10 +166,10 @@ def test_what_is_large_is_mapped_and_is_the_same(tmp_path, monkeypatch):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": f"line {i} of it"}) + "\n" for i in range(400)))
     path, text = write(houses(), tmp_path / "houses.csv"), str(tmp_path / "corpus.jsonl")
     small = [load("table", path=path, target="price"), load("text", path=text, length=8)]
-    monkeypatch.setattr(mapped_arrays, "IN_MEMORY", 100)
+    monkeypatch.setattr(splits, "IN_MEMORY", 100)
     large = [load("table", path=path, target="price"), load("text", path=text, length=8)]
-    assert isinstance(large[0].train.features, mapped_arrays.Mapped)
-    assert isinstance(large[1].train.tokens, mapped_arrays.Mapped)
+    assert isinstance(large[0].train.features, splits.Mapped)
+    assert isinstance(large[1].train.tokens, splits.Mapped)
     for one, other in zip(small, large, strict=True):
         again = pickle.loads(pickle.dumps(other))
         for place in (0, 1):

@@ -16,8 +16,8 @@ from raysim.workloads import models as models_module
 from raysim.workloads.data import DataShape, batch_ids, load_data
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.metrics import Accuracy
-from raysim.workloads.model_depths import DEPTHS, num_layers
 from raysim.workloads.models import MODELS, gpt, gpt2
+from raysim.workloads.options import DEPTHS, num_layers
 
 build_model: Any = models_module.build_model  # its results have fields of their own
 

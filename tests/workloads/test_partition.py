@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raysim.values import BoundaryTensors
-from raysim.workloads.cuts import TOLERANCE, balance, cheapest, cut_lines
 from raysim.workloads.data import DataShape
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
-from raysim.workloads.partition import Tied, partition
+from raysim.workloads.partition import TOLERANCE, Tied, balance, cheapest, cut_lines, partition
 from raysim.workloads.stage_costs import LayerCost, Shadow, named_layers
 
 CIFAR = DataShape((3, 32, 32), "float32", 10)
