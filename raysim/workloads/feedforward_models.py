@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,13 +39,7 @@ def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
         "hidden": nn.Sequential(nn.Flatten(), nn.Linear(4 * width * spots, 8 * width), nn.ReLU()),
         "head": nn.Linear(8 * width, shape.num_classes),
     }
-    model = nn.Sequential(OrderedDict(layers))
-    for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    return model
+    return _initialised(nn.Sequential(OrderedDict(layers)), "fan_in")
 
 
 def resnet18(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Sequential:
@@ -95,12 +90,12 @@ def _resnet(
     }
     layers: dict[str, nn.Module] = {"conv1": nn.Sequential(OrderedDict(stem))}
     inputs = width
-    for index, count in enumerate(counts, start=1):
-        middle = width << (index - 1)
+    for i, count in enumerate(counts, start=1):
+        middle = width << (i - 1)
         outputs = middle * block.expansion
-        blocks = [block(inputs, middle, 1 if index == 1 else 2, make_norm)]
+        blocks = [block(inputs, middle, 1 if i == 1 else 2, make_norm)]
         blocks += [block(outputs, middle, 1, make_norm) for _ in range(count - 1)]
-        layers[f"layer{index}"] = nn.Sequential(*blocks)
+        layers[f"layer{i}"] = nn.Sequential(*blocks)
         inputs = outputs
     layers["linear"] = nn.Sequential(MeanOverSpace(), nn.Linear(inputs, shape.num_classes))
     return nn.Sequential(OrderedDict(layers))
@@ -136,14 +131,18 @@ def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
     )
     layers["hidden2"] = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.5))
     layers["head"] = nn.Linear(hidden, shape.num_classes)
-    model = nn.Sequential(OrderedDict(layers))
+    return _initialised(nn.Sequential(OrderedDict(layers)), "fan_out", 0.08 / math.sqrt(width))
+
+
+def _initialised(model: nn.Sequential, mode: Any, linear_std: float | None = None) -> nn.Sequential:
+    """Draw weights as He et al., those of linear layers with a deviation of `linear_std` if given; biases are zero."""
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            if linear_std is not None and isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, 0, linear_std)
+            else:
+                nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
             assert module.bias is not None
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, 0, 0.08 / math.sqrt(width))
             nn.init.zeros_(module.bias)
     return model
 
@@ -158,6 +157,12 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 _NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": _group_norm}
 
 
+def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Sequential:
+    if stride == 1 and inputs == outputs:
+        return nn.Sequential()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
+
 class BasicBlock(nn.Module):
     """Two convolutions with a skip connection, projected if the shape changes."""
 
@@ -169,9 +174,7 @@ class BasicBlock(nn.Module):
         self.bn1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = norm(outputs)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+        self.shortcut = _shortcut(inputs, outputs, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
@@ -192,9 +195,7 @@ class Bottleneck(nn.Module):
         self.bn2 = norm(width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = norm(outputs)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+        self.shortcut = _shortcut(inputs, outputs, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))

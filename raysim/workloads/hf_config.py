@@ -45,21 +45,22 @@ def configuration(
                 f"`model.config.model_type` must be a type of transformers, such as 'llama' or 'gpt2', but got {kind!r}."
                 f"{suggestion(str(kind), transformers.CONFIG_MAPPING)}"
             )
-        _check_keys(transformers.CONFIG_MAPPING[kind](), given)
+        default = transformers.CONFIG_MAPPING[kind]()
+        _check_keys(default, given)
         try:
-            return transformers.CONFIG_MAPPING[kind](**_of_data(transformers.CONFIG_MAPPING[kind](), shape) | given)
+            return type(default)(**_of_data(default, shape) | given)
         except Exception as error:
             raise ValueError(f"`model.config`: {first_sentence(error)}.") from error
     if values is not None and not isinstance(values, Mapping):
         raise ValueError(f"`model.config` must be a table of values to change with `model.path`, but got {values!r}.")
-    place = local_or_hub("model.path", path)
-    if not Path(place).is_dir():
-        check_hub("`model.path`", place, "config.json")
+    source = local_or_hub("model.path", path)
+    if not Path(source).is_dir():
+        check_hub("`model.path`", source, "config.json")
     labels = {"num_labels": shape.num_classes} if task_of(shape) != "causal-lm" else {}
 
     def load(**changes: Any) -> Any:
         try:
-            return transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **changes)
+            return transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, **changes)
         except Exception as error:
             raise refusal(path, error) from error
 
@@ -71,23 +72,23 @@ def _read(values: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """Return the values of a configuration, of a table or a JSON file."""
     if isinstance(values, Mapping):
         return dict(values)
-    place = Path(str(values)).expanduser()
-    place = place / "config.json" if place.is_dir() else place
+    file = Path(str(values)).expanduser()
+    file = file / "config.json" if file.is_dir() else file
     try:
-        read = json.loads(read_text(place))
+        entries = json.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise ValueError(f"`model.config` {values!r} cannot be read: {error}.") from None
-    if not isinstance(read, dict):
+    if not isinstance(entries, dict):
         raise ValueError(f"`model.config` {values!r} must hold a JSON object.")
-    return {key: value for key, value in read.items() if key not in ("architectures", "transformers_version", "dtype")}
+    return {key: entries[key] for key in entries if key not in ("architectures", "transformers_version", "dtype")}
 
 
 def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
     """Return the values of a configuration that a new model takes from the data."""
     if task_of(shape) != "images":
         special = [key for key in default.to_dict() if key.endswith("_token_id")]  # of another vocabulary
-        found = {"vocab_size": num_tokens(shape), **dict.fromkeys(special), "pad_token_id": shape.padding}
-        return found | ({"num_labels": shape.num_classes} if task_of(shape) == "texts" else {})
+        tokens = {"vocab_size": num_tokens(shape), **dict.fromkeys(special), "pad_token_id": shape.padding}
+        return tokens | ({"num_labels": shape.num_classes} if task_of(shape) == "texts" else {})
     channels, height, _ = shape.input_shape
     sizes = {"num_channels": channels, "image_size": height}
     return {"num_labels": shape.num_classes, **{key: sizes[key] for key in sizes if hasattr(default, key)}}
@@ -215,5 +216,5 @@ def layout_of(config: Any, base: nn.Module) -> Layout:
             f"A model of type {kind!r} cannot be cut: its configuration has no pipeline plan of transformers, and raysim "
             f"knows only the layouts of {known}."
         )
-    place = plan.index(lists[0])
-    return Layout(tuple(plan[:place]), lists[0], tuple(plan[place + 1 :]))
+    i = plan.index(lists[0])
+    return Layout(tuple(plan[:i]), lists[0], tuple(plan[i + 1 :]))

@@ -160,10 +160,10 @@ class Arguments:
         return {**self.__dict__, "_mask": None, "_kept": {}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Arguments:
-        found = memo[id(self)] = Arguments.__new__(Arguments)
+        copied = memo[id(self)] = Arguments.__new__(Arguments)
         with unset_fake_temporarily():
-            found.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
-        return found
+            copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
 
 def _block_names(model: Any, layout: Layout) -> list[str]:

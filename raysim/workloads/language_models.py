@@ -197,10 +197,10 @@ _GPT2_BLOCK = {
 
 def _gpt2_config(path: str) -> Any:
     """Return the configuration; raises ValueError unless it is of a GPT-2 as ours."""
-    place = local_or_hub("model.path", path)
+    source = local_or_hub("model.path", path)
     transformers = import_hub("transformers")
     try:
-        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"`model.path` {path!r} cannot be loaded: {reason_of(error)}.") from error
     if config.model_type != "gpt2":
@@ -223,10 +223,10 @@ def _gpt2_config(path: str) -> Any:
 
 def _gpt2_weights(path: str) -> dict[str, Tensor]:
     """Return the weights under our names, in float32."""
-    place = local_or_hub("model.path", path)
+    source = local_or_hub("model.path", path)
     transformers = import_hub("transformers")
     try:
-        model, loaded = transformers.GPT2LMHeadModel.from_pretrained(place, output_loading_info=True)
+        model, loaded = transformers.GPT2LMHeadModel.from_pretrained(source, output_loading_info=True)
     except Exception as error:
         raise ValueError(f"`model.path` {path!r} cannot be loaded: {reason_of(error)}.") from error
     missing = sorted(set(loaded["missing_keys"]) - {"lm_head.weight"})

@@ -126,10 +126,9 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
     Raises ValueError, which calls it a `kind` ("Model").
     """
     try:
-        found: Callable[..., Any] = import_object(name, "function")
+        return import_object(name, "function")  # type: ignore[no-any-return]
     except ValueError as error:
         raise ValueError(f"{kind} {error}") from error
-    return found
 
 
 class Depth(NamedTuple):

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.storage.files import CACHE, cache_folder
 from raysim.notation import check_integer
 from raysim.random import derive_key
+from raysim.storage.files import CACHE, cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

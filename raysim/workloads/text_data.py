@@ -102,14 +102,14 @@ def text(
     to `length`. Of a single file, a fixed tenth of the rows is the test split.
     """
     length = check_integer("data.length", length, 1)
-    place = check_path("data.path", path)
-    if place.is_file():
+    source = check_path("data.path", path)
+    if source.is_file():
         for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
             if name is not None:
                 raise ValueError(f"`{field}` has no effect unless `data.path` is a folder, but {path!r} is a file.")
-        files = [place]
+        files = [source]
     else:
-        files = _split_files(place, train_file, test_file)
+        files = _split_files(source, train_file, test_file)
     reader, wanted = make_tokenizer(tokenizer), (train_samples, test_samples)
     if label is not None:
         sources = [open_rows_of(file) for file in files]

@@ -60,9 +60,9 @@ class HuggingFace:
     """A tokenizer from a folder with tokenizer.json or GPT-2's two older files, from any folder of transformers, or the hub."""
 
     def __init__(self, name: str) -> None:
-        place = local_or_hub("data.tokenizer", name)
+        source = local_or_hub("data.tokenizer", name)
         library = import_hub("tokenizers")
-        folder = Path(place)
+        folder = Path(source)
         pairs = [(folder / "vocab.json", folder / "merges.txt"), (folder / "encoder.json", folder / "vocab.bpe")]
         pair = next((files for files in pairs if all(file.is_file() for file in files)), None)
         try:
@@ -73,13 +73,13 @@ class HuggingFace:
             elif (folder / "tokenizer_config.json").is_file():
                 library = import_hub("transformers")
                 self._tokenizer = library.AutoTokenizer.from_pretrained(
-                    place, trust_remote_code=False
+                    source, trust_remote_code=False
                 ).backend_tokenizer
             elif folder.is_dir():
                 raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
             else:
-                check_hub(f"`data.tokenizer` = {name!r}", place, "tokenizer.json")
-                self._tokenizer = library.Tokenizer.from_pretrained(place)
+                check_hub(f"`data.tokenizer` = {name!r}", source, "tokenizer.json")
+                self._tokenizer = library.Tokenizer.from_pretrained(source)
         except Exception as error:  # the library raises bare exceptions
             if "trust_remote_code" in str(error):
                 raise ValueError(
@@ -111,9 +111,9 @@ class HuggingFace:
 
     def sample(self, text: str, pair: str | None, length: int) -> list[int]:
         self._tokenizer.enable_truncation(length)
-        found: list[int] = self._tokenizer.encode(text).ids if pair is None else self._tokenizer.encode(text, pair).ids
+        ids: list[int] = self._tokenizer.encode(text, pair).ids
         self._tokenizer.no_truncation()
-        return found
+        return ids
 
     def _encode(self, text: str) -> Tokens:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)

@@ -13,7 +13,7 @@ import inspect
 import os
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from itertools import pairwise
@@ -51,36 +51,101 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
     >>> [name for name, _ in layers.named_children()]
     ['body', 'head']
     """
-    graph, tensors = _trace(model, shape)
-    nodes = [node for node in graph.nodes if node.op not in ("output", "get_attr")]  # the input, then all operations
-    places = {0: ""}  # the place of the last operation of each layer, and its name
+    graph = _Operations(model, shape)
+    last = len(graph.nodes) - 1
+    layers = {0: ""}  # the names of the layers by the index of their last operation
     with_several, joined = dict[int, str](), dict[int, str]()
-    named = {cut.replace("/", ".") for cut in cuts}
-    for name, place in _ends(nodes):
-        alive = [tensors.get(node) for node in _alive(nodes, place)]
-        if place == len(nodes) - 1 or not alive or None in alive:
+    named = {cut.replace(".", "/") for cut in cuts}
+    for name, i in graph.ends:
+        alive = [graph.tensors.get(node) for node in graph.alive(i)]
+        if i == last or not alive or None in alive:
             continue
-        after = _joined(nodes, tensors, place) if len(alive) > 1 else None
+        after = graph.joined(i) if len(alive) > 1 else None
         if after is not None:
-            (places if f"{name}+" in named else joined)[after] = f"{name.replace('.', '/')}+"
+            (layers if f"{name}+" in named else joined)[after] = f"{name}+"
         if name in named:
-            places[place] = name.replace(".", "/")
+            layers[i] = name
         elif len(alive) == 1:
-            places.setdefault(place, name.replace(".", "/"))
+            layers.setdefault(i, name)
         elif any(dtype.is_floating_point for dtype in alive if dtype is not None):
-            with_several.setdefault(place, name.replace(".", "/"))
+            with_several.setdefault(i, name)
     if num_stages > 1:  # nothing else divides such a row of blocks
-        whole = tuple(f"{name}/" for name in places.values())
-        places = {at: name for at, name in joined.items() if not name.startswith(whole)} | places
+        whole = tuple(f"{name}/" for name in layers.values())
+        layers = {i: name for i, name in joined.items() if not name.startswith(whole)} | layers
     for others in (joined, with_several):
-        if len(places) < num_stages:
-            places = others | places
-    last = next((name for name, place in _ends(nodes) if place == len(nodes) - 1), "output").replace(".", "/")
-    places[len(nodes) - 1] = last if last not in places.values() else f"{last}_"
-    layers = [
-        (places[stop], _part(model, graph, nodes, start, stop)) for start, stop in pairwise(sorted(places)) if stop > 0
-    ]
-    return nn.Sequential(OrderedDict(layers))
+        if len(layers) < num_stages:
+            layers = others | layers
+    head = next((name for name, i in graph.ends if i == last), "output")
+    layers[last] = head if head not in layers.values() else f"{head}_"
+    parts = {layers[stop]: graph.part(start, stop) for start, stop in pairwise(sorted(layers)) if stop > 0}
+    return nn.Sequential(OrderedDict(parts))
+
+
+class _Operations:
+    """The operations of a module's forward, in order, the tensors among their results, and where its submodules end."""
+
+    def __init__(self, model: nn.Module, shape: DataShape) -> None:
+        self.model = model
+        self.graph, self.tensors = _trace(model, shape)
+        self.nodes = [node for node in self.graph.nodes if node.op not in ("output", "get_attr")]  # the input first
+        last: dict[str, int] = {}
+        for i, node in enumerate(self.nodes):
+            paths = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
+            for path in [*paths, *([str(node.target)] if node.op == "call_module" else [])]:
+                if path:
+                    last[path.replace(".", "/")] = i
+        # each submodule and the index of its last operation; of submodules that end together, outer ones come first
+        self.ends = sorted(last.items(), key=lambda item: (item[1], item[0].count("/")))
+
+    def alive(self, index: int) -> list[fx.Node]:
+        """Return the nodes up to an index whose values are used after it."""
+        early = set(self.nodes[: index + 1])
+        return [node for node in self.nodes[: index + 1] if any(user not in early for user in node.users)]
+
+    def joined(self, index: int) -> int | None:
+        """Return the first index after `index`, and before the next submodule, where one tensor with a gradient is alive."""
+        ends = {end for _, end in self.ends}
+        for after in range(index + 1, len(self.nodes) - 1):
+            if self.nodes[after].op == "call_module" or after in ends:
+                return None
+            alive = self.alive(after)
+            if len(alive) == 1 and alive[0] in self.tensors and self.tensors[alive[0]].is_floating_point:
+                return after
+        return None
+
+    def part(self, start: int, stop: int) -> nn.Module:
+        """Return the module that computes the operations after index `start` up to `stop`."""
+        part = fx.Graph()
+        received = part.placeholder("x")
+        names = self._names(start)
+        values = {node: part.call_function(getitem, (received, name)) for node, name in names.items() if len(names) > 1}
+        if len(names) == 1:
+            values[next(iter(names))] = received
+
+        def value(node: fx.Node) -> fx.Node:
+            if node.op == "get_attr" and node not in values:  # a parameter, in whichever layers use it
+                values[node] = part.node_copy(node)
+            return values[node]
+
+        for node in self.nodes[start + 1 : stop + 1]:
+            values[node] = part.node_copy(node, value)
+        result = next(node for node in self.graph.nodes if node.op == "output").args[0]
+        if stop < len(self.nodes) - 1:
+            sent = {name: node for node, name in self._names(stop).items()}
+            result = sent if len(sent) > 1 else next(iter(sent.values()))
+        part.output(fx.map_arg(result, value))
+        return fx.GraphModule(self.model, part)
+
+    def _names(self, index: int) -> dict[fx.Node, str]:
+        """Return the tensors alive at an index, each named by the outermost submodule that it is the result of."""
+        results: dict[fx.Node, str] = {}
+        for name, end in self.ends:
+            results.setdefault(self.nodes[end], name.replace("/", "_"))
+        taken = {node.name: node for node in self.nodes}
+        return {
+            node: name if taken.get(name := results.get(node, node.name), node) is node else node.name
+            for node in self.alive(index)
+        }
 
 
 def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, torch.dtype]]:
@@ -132,72 +197,6 @@ def _line(trace: TracebackType | None) -> str:
         return "torch.fx cannot trace it"
     last = outside[-1]
     return f"{last.filename}:{last.lineno}, `{last.line}`"
-
-
-def _ends(nodes: Sequence[fx.Node]) -> Iterable[tuple[str, int]]:
-    """Return each submodule and the place of its last operation; of submodules that end together, outer ones come first."""
-    last: dict[str, int] = {}
-    for place, node in enumerate(nodes):
-        paths = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
-        for path in [*paths, *([str(node.target)] if node.op == "call_module" else [])]:
-            if path:
-                last[path] = place
-    return sorted(last.items(), key=lambda item: (item[1], item[0].count(".")))
-
-
-def _alive(nodes: Sequence[fx.Node], place: int) -> list[fx.Node]:
-    """Return the nodes up to a place whose values are used after it."""
-    early = set(nodes[: place + 1])
-    return [node for node in nodes[: place + 1] if any(user not in early for user in node.users)]
-
-
-def _joined(nodes: Sequence[fx.Node], tensors: Mapping[fx.Node, torch.dtype], place: int) -> int | None:
-    """Return the first place after `place`, and before the next submodule, where one tensor of floating-point numbers is alive."""
-    ends = {end for _, end in _ends(nodes)}
-    for after in range(place + 1, len(nodes) - 1):
-        if nodes[after].op == "call_module" or after in ends:
-            return None
-        alive = _alive(nodes, after)
-        if len(alive) == 1 and alive[0] in tensors and tensors[alive[0]].is_floating_point:
-            return after
-    return None
-
-
-def _part(model: nn.Module, graph: fx.Graph, nodes: Sequence[fx.Node], start: int, stop: int) -> nn.Module:
-    """Return the module that computes the operations after place `start` up to `stop`."""
-    part = fx.Graph()
-    received = part.placeholder("x")
-    names = _names(nodes, start)
-    values = {node: part.call_function(getitem, (received, name)) for node, name in names.items() if len(names) > 1}
-    if len(names) == 1:
-        values[next(iter(names))] = received
-
-    def value(node: fx.Node) -> fx.Node:
-        if node.op == "get_attr" and node not in values:  # a parameter, in whichever layers use it
-            values[node] = part.node_copy(node)
-        return values[node]
-
-    for node in nodes[start + 1 : stop + 1]:
-        values[node] = part.node_copy(node, value)
-    output = next(node for node in graph.nodes if node.op == "output")
-    result = output.args[0]
-    if stop < len(nodes) - 1:
-        sent = {name: node for node, name in _names(nodes, stop).items()}
-        result = sent if len(sent) > 1 else next(iter(sent.values()))
-    part.output(fx.map_arg(result, value))
-    return fx.GraphModule(model, part)
-
-
-def _names(nodes: Sequence[fx.Node], place: int) -> dict[fx.Node, str]:
-    """Return the tensors that are alive at a place, each with the name of the outermost submodule that it is the result of."""
-    results: dict[fx.Node, str] = {}
-    for name, end in _ends(nodes):
-        results.setdefault(nodes[end], name.replace(".", "_"))
-    taken = {node.name: node for node in nodes}
-    return {
-        node: name if taken.get(name := results.get(node, node.name), node) is node else node.name
-        for node in _alive(nodes, place)
-    }
 
 
 SAMPLES = 1013  # a prime: a size that it divides may depend on the number of samples
@@ -311,11 +310,11 @@ class _ShapedProxy(fx.Proxy):
             return self.tracer.create_proxy("call_method", "size", (self,) if dim is None else (self, dim), {})
         if dim is not None:
             return self._size(value, dim)
-        return tuple(self._size(value, place) for place in range(value.ndim))
+        return tuple(self._size(value, axis) for axis in range(value.ndim))
 
-    def _size(self, value: Tensor, place: int) -> Any:
-        size = value.shape[place]
-        return size if size % SAMPLES else self.tracer.create_proxy("call_method", "size", (self, place), {})
+    def _size(self, value: Tensor, axis: int) -> Any:
+        size = value.shape[axis]
+        return size if size % SAMPLES else self.tracer.create_proxy("call_method", "size", (self, axis), {})
 
 
 @contextmanager
