@@ -187,7 +187,7 @@ class OwnSamples:
         return y.to(getattr(torch, shape.target_dtype)).numpy()
 
     def num_classes(self, known: NDArray[Any] | None, shape: DataShape) -> int:
-        """Return one more than the greatest target, of which all may be `known`; raises ValueError for one below 0 but -100."""
+        """Return one more than the greatest target; `known` targets are not read again. Raises ValueError for one below 0 but -100."""
         greatest = 0
         parts = [known] if known is not None else (self.target(i, shape).numpy() for i in range(len(self)))
         for targets in parts:

@@ -111,28 +111,23 @@ def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape)
     """
     name = name or ("cross_entropy" if shape.classifies else "mse")
     if ":" in name:
-        return OwnLoss(name, _with_options(name, import_function("Loss", name), options))
+        function = import_function("Loss", name)
+        if options:
+            rest = partial(function, None, None)  # the function without outputs and targets
+            try:
+                inspect.signature(rest)
+            except (TypeError, ValueError):  # of a function in C, or of one that does not take outputs and targets
+                raise ValueError(
+                    f"Loss `{name}` must be a function of outputs and targets, written in Python, to take options."
+                ) from None
+            function = partial(function, **bind_options("loss", name, rest, options))
+        return OwnLoss(name, function)
     kind = _LOSSES[name]
     arguments = bind_options("loss", name, kind, options)
     if shape.classifies != (name == "cross_entropy"):
         held, other = ("classes", "cross_entropy") if shape.classifies else ("numbers", "mse")
         raise ValueError(f"`loss` = {name!r} does not fit the data, whose targets are {held}. Use {other!r}.")
     return kind(**arguments)
-
-
-def _with_options(
-    name: str, function: Callable[..., Tensor], options: Mapping[str, object]
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of outputs and targets with its further arguments given; raises ValueError naming a wrong one."""
-    if not options:
-        return function
-    try:
-        inspect.signature(partial(function, None, None))
-    except (TypeError, ValueError):  # of a function in C, or of one that does not take outputs and targets
-        raise ValueError(
-            f"Loss `{name}` must be a function of outputs and targets, written in Python, to take options."
-        ) from None
-    return partial(function, **bind_options("loss", name, partial(function, None, None), options))
 
 
 def example_targets(loss: Loss, outputs: Tensor, shape: DataShape) -> Tensor:

@@ -1,9 +1,7 @@
 """Models by name or by import path, and their initialisation from the seed alone.
 
 A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
-after any of them (`partition`). Models of images and tables are in `feedforward_models`, models of text in `language_models`.
-Models of transformers (`hf_layers`) and other modules (`traced_layers`) are made into such layers. The key of the seed comes from
-`raysim.random.derive_key`, as all keys do.
+after any of them (`partition`). Models of transformers (`hf_layers`) and other modules (`traced_layers`) are made into such layers.
 """
 
 from __future__ import annotations

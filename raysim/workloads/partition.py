@@ -1,7 +1,7 @@
 """A model cut into stages: at named layers, or so that the largest stage computes as little as possible.
 
-Among cuts of about equal work those are chosen that send the fewest bytes. Inserts learned bottlenecks at them, and counts the
-costs of each stage; `raysim.pipeline` runs the stages.
+Of cuts with about the same work, the one that sends the fewest bytes is chosen. Learned bottlenecks are inserted at the cuts, and
+the costs of each stage counted; `raysim.pipeline` runs the stages.
 """
 
 from __future__ import annotations
@@ -99,12 +99,11 @@ def partition(
 ) -> Partition:
     """Return `model` cut after the layers named in `cuts`, or into `num_stages` with the largest stage as small as possible.
 
-    The size of a stage is its number of forward operations; for equal sizes, the bytes of the layers' outputs decide.
-    `balance` defines the choice among equally good cuts. Each cut then moves to where fewer bytes cross, if the stages
-    compute about as much: see `cheapest`. `batch` is the number of samples in a microbatch. `loss`
-    defaults to the loss for the kind of targets. Nothing is computed. With `bottleneck` the stages at a cut get one
-    more layer each, drawn from `seed`: see `with_bottleneck`. Raises ValueError naming the field, or the layer that is
-    unfit.
+    The size of a stage is its number of forward operations; for equal sizes, the bytes of the layers' outputs decide, see
+    `balance`. Each cut then moves to where fewer bytes cross, if the stages compute about as much: see `cheapest`. `batch`:
+    samples in a microbatch. `loss`: by default that for the kind of targets. Nothing is computed. With `bottleneck` the stages
+    at a cut get one more layer each, drawn from `seed`: see `with_bottleneck`. Raises ValueError naming the field or the unfit
+    layer.
 
     >>> from raysim.workloads.data import DataShape
     >>> from raysim.workloads.models import build_model
@@ -122,15 +121,16 @@ def partition(
         raise ValueError("Exactly one of `num_stages` and `cuts` must be given.")
     names = list(named_layers(model))
     if num_stages is not None:
-        check_num_stages(check_integer("num_stages", num_stages, 1), len(names))
-    given = None if cuts is None else [*_ends(cuts, names), len(names)]
+        num_stages = check_integer("num_stages", num_stages, 1)
+        check_num_stages(num_stages, len(names))
+    ends = [] if cuts is None else [*_ends(cuts, names), len(names)]
     shadow = Shadow(model, shape, batch, loss)
     layers = shadow.layers
-    if given is None:
-        others = balance([(layer.flops, layer.output_bytes) for layer in layers], int(num_stages))  # type: ignore[arg-type]
-        ends = cheapest(layers, others)
+    if num_stages is None:
+        others = cheapest(layers, ends)
     else:
-        ends, others = given, cheapest(layers, given)
+        others = balance([(layer.flops, layer.output_bytes) for layer in layers], num_stages)
+        ends = cheapest(layers, others)
     _check_boundaries(layers, ends, batch)
     check_loss(shadow.loss, layers[-1].name, layers[-1].output.shape, shape)
     if bottleneck is not None:

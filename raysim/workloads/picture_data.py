@@ -268,7 +268,7 @@ def normalise(
 
 
 def augmented(images: NDArray[np.uint8], ids: NDArray[np.int64], epoch: int, key: int, style: str) -> NDArray[np.uint8]:
-    """Return images moved and mirrored, each in one of all ways: anew in each epoch (`random`), `fixed` for each id, or not."""
+    """Return images cropped and mirrored at random: anew in each epoch (`random`), once for each id (`fixed`), or not (`none`)."""
     if style == "none":
         return images
     offsets = 2 * PADDING + 1

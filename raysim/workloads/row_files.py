@@ -24,7 +24,7 @@ _AT_ONCE_OF_HUB = 1000
 
 
 class RowPart(ABC):
-    """Rows with named columns of one file, or of one split on the hub; messages use its name."""
+    """The rows of one file, or of one split on the hub; error messages use its name."""
 
     def __init__(self, name: str, *files: Path) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class RowSource(RowPart):
         more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
         super().__init__(f"{parts[0].name}{more}", *(file for part in parts for file in part.files))
         self._parts = parts
-        self._starts = [0]  # of the parts that have been begun
+        self._starts = [0]  # of the parts read so far
 
     @property
     def schema(self) -> pa.Schema:
@@ -100,15 +100,13 @@ class RowSource(RowPart):
 
 def open_rows_of(*files: Path) -> RowSource:
     """Return the rows of files one after another, by their suffixes; raises ValueError if a suffix is not among `SUFFIXES`."""
-    parts = []
     for file in files:
         if file.suffix not in SUFFIXES:
             raise ValueError(
                 f"`data.path` must end in {', '.join(SUFFIXES)} to be read by rows, but got {str(file)!r}."
             )
-        kind = {".parquet": _ParquetRows, ".jsonl": _JsonRows, ".json": _JsonRows}.get(file.suffix, _CsvRows)
-        parts.append(kind(str(file), file))
-    return RowSource(*parts)
+    kinds = {".parquet": _ParquetRows, ".jsonl": _JsonRows, ".json": _JsonRows}
+    return RowSource(*(kinds.get(file.suffix, _CsvRows)(str(file), file) for file in files))
 
 
 def open_splits(value: object, suffixes: Sequence[str] = SUFFIXES) -> list[RowSource]:

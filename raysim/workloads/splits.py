@@ -77,7 +77,7 @@ class Data(NamedTuple):
 
 
 def limits(wanted: Wanted, available: Sequence[int]) -> tuple[int, int]:
-    """Return how many first samples of each split to take; raises ValueError naming the option of too large a number."""
+    """Return the number of samples to take from each split; raises ValueError for more than it has."""
     for name, number, most in zip(("train", "test"), wanted, available, strict=True):
         if number is not None and check_integer(f"data.{name}_samples", number, 1) > most:
             raise ValueError(f"`data.{name}_samples` must be at most the number of samples ({most}), but got {number}.")
