@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ class Head(nn.Module):
 
 
 def _assemble(
-    length: int, num_tokens: int, num_blocks: int, width: int, num_heads: int, rates: tuple[float, float, float]
+    length: int, num_tokens: int, num_blocks: int, width: int, num_heads: int, rates: Sequence[float]
 ) -> nn.Sequential:
     """Return the layers, not initialised; `rates` are the dropout of embedding, residuals and attention."""
     layers: dict[str, nn.Module] = {"embedding": Embedding(length, num_tokens, width, rates[0])}
