@@ -89,7 +89,7 @@ class RowSource(RowPart):
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Yield the texts of some columns row by row; raises ValueError naming a row that has none."""
         number = 0
-        for batch in self.batches(columns):
+        for batch in self.batches(list(dict.fromkeys(columns))):
             for texts in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                 number += 1
                 for name, text in zip(columns, texts, strict=True):

@@ -211,8 +211,10 @@ def write_parts(path: Path, parts: Iterable[NDArray[Any]], dtype: np.dtype[Any])
     total = 0
     with path.open("wb") as file:
         np.lib.format.write_array_header_2_0(file, {**header, "shape": (total,)})
+        start = file.tell()
         for part in parts:
             file.write(np.ascontiguousarray(part, dtype).tobytes())
             total += len(part)
         file.seek(0)
-        np.lib.format.write_array_header_2_0(file, {**header, "shape": (total,)})  # padded to the same size by numpy
+        np.lib.format.write_array_header_2_0(file, {**header, "shape": (total,)})
+        assert file.tell() == start, "numpy pads headers, so that the number of rows may change in place"

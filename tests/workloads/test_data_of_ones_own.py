@@ -291,6 +291,8 @@ def test_pairs_of_texts_with_labels_are_cut_or_filled_up(tmp_path, tokenizer):
     kept = data.train.rows.tolist()
     assert x.tolist() == [[i + 3, 4, 5, 0, 0] for i in kept]
     assert y.tolist() == [int(i % 3 > 0) for i in kept]
+    twice = load("text", path=path, tokenizer=tokenizer, column="two", pair="two", label="label", length=5)
+    assert everything(twice.train)[0].tolist() == [[5, 5, 0, 0, 0]] * len(kept)
     shape = data.shape
     assert (shape.num_classes, shape.num_tokens, shape.padding, shape.target_shape) == (2, 53, 0, ())
     assert "must be a column" in refusal(lambda: load("text", path=path, column="one", label="lable"))
