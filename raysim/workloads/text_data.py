@@ -104,9 +104,7 @@ def text(
     length = check_integer("data.length", length, 1)
     source = check_path("data.path", path)
     if source.is_file():
-        for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
-            if name is not None:
-                raise ValueError(f"`{field}` has no effect unless `data.path` is a folder, but {path!r} is a file.")
+        _check_unnamed(train_file, test_file, f"unless `data.path` is a folder, but {path!r} is a file")
         files = [source]
     else:
         files = _split_files(source, train_file, test_file)
@@ -142,25 +140,27 @@ def wikitext2(
     tokenizer's files, or a hub name.
     """
     length = check_integer("data.length", length, 1)
-    files = None
-    if path is not None:
+    if path is None:
+        _check_unnamed(train_file, test_file, "without `data.path`")
+        reader, loaded = HuggingFace(tokenizer), load_hub_set(*WIKITEXT2_HUB)
+        lines = [[row.encode() for row in loaded[split]["text"]] for split in ("train", "test")]
+    else:
         folder = check_path("data.path", path)
         if not folder.is_dir():
             raise ValueError(
                 f"`data.path` must be a folder of text files, but {path!r} is a file. Use `data = 'text'` for one file."
             )
         files = _split_files(folder, train_file, test_file)
-    reader = HuggingFace(tokenizer)
-    if files is not None:
+        reader = HuggingFace(tokenizer)
         lines = [file.read_bytes().splitlines(keepends=True) for file in files]
-    else:
-        for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
-            if name is not None:
-                raise ValueError(f"`{field}` has no effect without `data.path`.")
-        loaded = load_hub_set(*WIKITEXT2_HUB)
-        lines = [[row.encode() for row in loaded[split]["text"]] for split in ("train", "test")]
     parts = [reader.read(line for line in part if line.strip()) for part in lines]
     return _data(parts, reader.num_tokens, length, (train_samples, test_samples))
+
+
+def _check_unnamed(train_file: str | None, test_file: str | None, condition: str) -> None:
+    for field, name in (("data.train_file", train_file), ("data.test_file", test_file)):
+        if name is not None:
+            raise ValueError(f"`{field}` has no effect {condition}.")
 
 
 def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
