@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from raysim.quality import MEASURES
 from raysim.workloads import models as models_module
 from raysim.workloads.data import DataShape, batch_ids, load_data
 from raysim.workloads.losses import CrossEntropy
@@ -105,7 +106,7 @@ def test_the_cnn_learns_the_digits():
     ids = np.arange(len(data.test))
     with torch.no_grad():
         logits = model(data.test.inputs(ids, 0, 0, training=False))
-    right, asked = Accuracy().sums(logits, data.test.targets(ids))
+    right, asked = Accuracy(MEASURES["accuracy"]).sums(logits, data.test.targets(ids))
     assert right / asked > 0.95
 
 
@@ -200,7 +201,7 @@ def test_loss_is_the_mean_cross_entropy_in_float32(shape, dtype):
     logits, targets = torch.randn(shape, dtype=dtype), torch.randint(7, shape[:-1])
     chosen = logits.float().log_softmax(-1).gather(-1, targets.unsqueeze(-1))
     assert torch.allclose(CrossEntropy()(logits, targets), -chosen.mean())
-    assert Accuracy().sums(logits, targets)[0] == (logits.argmax(-1) == targets).sum()
+    assert Accuracy(MEASURES["accuracy"]).sums(logits, targets)[0] == (logits.argmax(-1) == targets).sum()
 
 
 # GPT-2 through transformers
