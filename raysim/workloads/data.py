@@ -176,7 +176,7 @@ class OwnSamples:
         """Return the targets: from an attribute `targets`, which torchvision's sets have, or from the samples one by one."""
         given = getattr(self.samples, "targets", None)
         if given is None or len(given) != len(self):
-            return torch.stack([self.target(i, shape) for i in range(len(self))]).numpy()  # type: ignore[no-any-return]
+            return torch.stack([self.target(i, shape) for i in range(len(self))]).numpy()
         y = _tensor(given, f"The attribute `targets` of {self.name}")
         y = y.reshape(-1, 1) if shape.target_shape == (1,) else y
         if tuple(y.shape[1:]) != shape.target_shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,11 @@ def open_rows_of(*files: Path) -> RowSource:
             raise ValueError(
                 f"`data.path` must end in {', '.join(SUFFIXES)} to be read by rows, but got {str(file)!r}."
             )
-    kinds = {".parquet": _ParquetRows, ".jsonl": _JsonRows, ".json": _JsonRows}
+    kinds: dict[str, Callable[[str, Path], RowPart]] = {
+        ".parquet": _ParquetRows,
+        ".jsonl": _JsonRows,
+        ".json": _JsonRows,
+    }
     return RowSource(*(kinds.get(file.suffix, _CsvRows)(str(file), file) for file in files))
 
 

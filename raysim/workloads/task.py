@@ -141,7 +141,7 @@ def chance(data: Data, task: Task) -> dict[str, float]:
     known, constant = _of_classes(data, task) if data.shape.classifies else ({}, _mean_target(data))
     if "loss" not in known:
         known["loss"] = _mean_metric(OwnMetric(MEASURES["loss"], task.loss.evaluate), data, constant)
-    figures = {name: known[name] for name in ("loss", "perplexity") if name in known}
+    figures: dict[str, float] = {name: known[name] for name in ("loss", "perplexity") if name in known}
     for metric in task.metrics:
         name = metric.measure.name
         figures[name] = known[name] if name in known else _mean_metric(metric, data, constant)
