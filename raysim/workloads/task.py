@@ -162,10 +162,17 @@ def _of_classes(data: Data, task: Task) -> tuple[dict[str, float], Tensor]:
         if isinstance(metric, Accuracy):
             known[metric.measure.name] = float(tested[ranked[: metric.top]].sum() / tested.sum())
         elif isinstance(metric, F1):
-            predicted = np.where(np.arange(len(tested)) == ranked[0], tested.sum(), 0)
-            right = np.minimum(predicted, tested)
-            known[metric.measure.name] = metric.value(np.concatenate([right, predicted, tested]).astype(np.float64))
+            known[metric.measure.name] = _f1(int(ranked[0]), tested)
     return known, torch.from_numpy(logs).float()
+
+
+def _f1(predicted: int, tested: NDArray[np.int64]) -> float:
+    """Return the F1 score, see `F1`, of predicting one class every time."""
+    precision = tested[predicted] / tested.sum()
+    score = float(2 * precision / (1 + precision))
+    if len(tested) == 2:
+        return score if predicted == 1 else 0.0
+    return score / len(np.union1d(np.flatnonzero(tested), [predicted]))
 
 
 def _mean_target(data: Data) -> Tensor:
