@@ -159,39 +159,36 @@ def show_advice(advice: Advice) -> None:
         assert isinstance(latency, float)
         wait = f", latency {format_seconds(latency)}" if latency else ", without latency"
         rows = [
-            {"layout": layout, "setting": str(row.way)}
+            names
             | {f"{level:.0%}": _bandwidth(needed) for level, needed in zip(LEVELS, row.needed, strict=True)}
             | {"memory": _memory(row), "known": row.way.known}
-            for row, layout in _with_layouts(advice)
+            for row, names in _named(advice)
         ]
         out.print(table_of(rows, f"Bandwidth for a utilisation{wait}", fold=ways))
     for i, network in enumerate(advice.networks):
         rows = []
-        for row, layout in _with_layouts(advice):
+        for row, names in _named(advice):
             on = row.networks[i]
-            rows.append(
-                {
-                    "layout": layout,
-                    "setting": str(row.way),
-                    "step": format_seconds(on.step_s),
-                    "samples/s": three_digits(on.samples_per_s),
-                    "utilisation": f"{percent(on.utilisation)} ({percent(on.low)} to {percent(on.high)})",
-                    "GPUs busy": percent(on.busy),
-                    "latency": percent(on.parts.latency / on.step_s),
-                    "mostly": f"{on.limit} {getattr(on.parts, on.limit) / on.step_s:.0%}",
-                }
-            )
+            figures = {
+                "step": format_seconds(on.step_s),
+                "samples/s": three_digits(on.samples_per_s),
+                "utilisation": f"{percent(on.utilisation)} ({percent(on.low)} to {percent(on.high)})",
+                "GPUs busy": percent(on.busy),
+                "latency": percent(on.parts.latency / on.step_s),
+                "mostly": f"{on.limit} {getattr(on.parts, on.limit) / on.step_s:.0%}",
+            }
+            rows.append(names | figures)
         out.print(table_of(rows, f"A step on {network!r}", fold=ways, no_wrap=True))
     show_notes(out, assumptions(advice))
 
 
-def _with_layouts(advice: Advice) -> list[tuple[Row, str]]:
-    """Return the rows with the layout's name on the first of each."""
-    rows, last = [], None
-    for row in advice.rows:
-        rows.append((row, "" if row.way.layout == last else str(row.way.layout)))
-        last = row.way.layout
-    return rows
+def _named(advice: Advice) -> list[tuple[Row, dict[str, str]]]:
+    """Return the rows with their names: the layout's on the first of each, and the setting's."""
+    layouts = ["", *(str(row.way.layout) for row in advice.rows)]
+    return [
+        (row, {"layout": "" if layout == last else layout, "setting": str(row.way)})
+        for row, last, layout in zip(advice.rows, layouts, layouts[1:], strict=False)
+    ]
 
 
 def _bandwidth(level: Needed) -> str:

@@ -113,8 +113,8 @@ def free_s(job: Job, layout: Layout) -> float:
     return float(steps_s(job, Way(layout), [FREE])[0])
 
 
-def needed(job: Job, way: Way, network: Network, levels: Sequence[float] = LEVELS) -> tuple[Needed, ...]:
-    """Return the bandwidth that each utilisation needs, all else of `network`, of one bandwidth, kept.
+def needed(job: Job, way: Way, network: Network) -> tuple[Needed, ...]:
+    """Return the bandwidth that each utilisation of `LEVELS` needs, all else of `network`, of one bandwidth, kept.
 
     Utilisation is the step without compression and network as a share of the step. The step falls with the bandwidth, and its
     seconds are piecewise linear in the seconds of a bit; between two close networks they are interpolated so.
@@ -122,14 +122,14 @@ def needed(job: Job, way: Way, network: Network, levels: Sequence[float] = LEVEL
     free = free_s(job, way.layout)
     own = float(steps_s(job, way, [FREE])[0])
     # a step of own + error (step - own) seconds has the utilisation where step = own + (free / level - own) / error
-    targets = np.array([own + (free / level - own) / error for level in levels for error in ERRORS])
+    targets = np.array([own + (free / level - own) / error for level in LEVELS for error in ERRORS])
     grid = np.geomspace(LOWEST, HIGHEST, COARSE)
     seconds = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in grid])
     starts = np.clip(np.searchsorted(-seconds, -targets), 1, COARSE - 1)
     inner = np.geomspace(grid[starts - 1], grid[starts], FINE, axis=1)
     within = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in inner.reshape(-1)])
     brackets = zip(inner, within.reshape(inner.shape), targets.tolist(), strict=True)
-    ends = np.array([_crossing(*bracket) for bracket in brackets]).reshape(len(levels), len(ERRORS))
+    ends = np.array([_crossing(*bracket) for bracket in brackets]).reshape(len(LEVELS), len(ERRORS))
     return tuple(Needed(float(row[0]), float(row.min()), float(row.max())) for row in ends)
 
 

@@ -46,13 +46,13 @@ class Forecast:
     schedule: Schedule
     steady: Profile
     first: Profile
-    """Of steps in which samples are visited for the first time: the same where compressors do not mind."""
+    """Of steps in which samples are visited for the first time: the same unless a compressor tells them from later ones."""
     first_steps: int
     num_steps: int
     memories: tuple[StageMemory, ...]
     """By stage, of one replica: equal to the memories in the plan of a real run."""
     capacity_bytes: int | None
-    """The device's memory, where one is named."""
+    """The device's memory, if one is named."""
     links: tuple[LinkCost, ...]
     averages: tuple[ReplicaCost, ...]
     """By stage and part, of one replica; empty with one replica."""
@@ -90,16 +90,16 @@ class Forecast:
             totals[worker] += memory.total_bytes
         return totals
 
-    def simulate(self, network: Network, *, first: bool = False, ending: int = 0, seed: int = 0) -> Timeline:
+    def simulate(self, network: Network, *, first: bool = False, ending: int = 0) -> Timeline:
         """Return the timeline of a steady step, or of one of first visits, with one of `endings`."""
-        return self._simulate(self._profile(first, ending), network, seed)
+        return self._simulate(self._profile(first, ending), network)
 
     def _profile(self, first: bool, ending: int) -> Profile:
         return replace(self.first if first else self.steady, **self.endings[ending].costs)
 
-    def _simulate(self, profile: Profile, network: Network, seed: int = 0) -> Timeline:
+    def _simulate(self, profile: Profile, network: Network) -> Timeline:
         step = TimedStep(profile, self.schedule, self.config.num_microbatches, self.config.num_replicas)
-        return step.simulate(network, seed=seed)
+        return step.simulate(network)
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
         """Return the seconds of a step, in the mean of its endings."""

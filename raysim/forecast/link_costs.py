@@ -36,7 +36,7 @@ class LinkCost(NamedTuple):
     replica: int | None  # None if all replicas have the same compressors
     boundary: int
     direction: str
-    tensor: str  # its name, where several may cross
+    tensor: str  # its name, if several may cross
     codec: str
     dense_bytes: int
     first_bytes: int
