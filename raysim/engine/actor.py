@@ -39,9 +39,17 @@ class StageActor:
     def __init__(self) -> None:
         self._mailbox = Mailbox()
         self._worker: Any = None
+        self._kept: dict[str, Any] = {}
+
+    def keep(self, **arguments: Any) -> None:
+        """Keep large arguments of the next worker: the objects that held them may then be dropped, before it is made."""
+        self._kept = arguments
 
     def take(self, session: str, peers: Mapping[int, Any], make: Callable[..., Any], *arguments: Any) -> None:
-        """Become the worker that `make` returns, which exchanges messages with `peers`, within this actor's share of a GPU."""
+        """Become the worker that `make` returns, which exchanges messages with `peers`, within this actor's share of a GPU.
+
+        `make` gets the arguments, and those of `keep`.
+        """
         import ray
 
         self._worker = None  # nothing of the last one is left
@@ -56,7 +64,8 @@ class StageActor:
         receiving = {"concurrency_group": MESSAGES, "num_returns": 0}
         self._deliver = {worker: peer.deliver.options(**receiving) for worker, peer in peers.items()}
         self._deliver_piece = {worker: peer.deliver_piece.options(**receiving) for worker, peer in peers.items()}
-        self._worker = make(*arguments)
+        kept, self._kept = self._kept, {}
+        self._worker = make(*arguments, **kept)
 
     def echo(self, num_bytes: int) -> np.ndarray:
         """Return an array of this size, whose way back tells the threshold of this node, see `find_limits`."""

@@ -114,6 +114,8 @@ def start_ray(
         end_ray(watch)
         raise
     watch.dashboard_url = context.dashboard_url
+    host, _, port = context.address_info["gcs_address"].rpartition(":")
+    watch.gcs = host, int(port)
     return watch
 
 

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 from raysim.config import ConfigError
@@ -55,7 +56,7 @@ class RayEngine(Engine):
         self._private = False  # the Ray is this run's own: its CPUs are only counted
         self._gpus: float | None = None  # of each stage, settled by the first start
         self._looked_s = 0.0
-        self._stored: tuple[Any, ...] = ()
+        self._stored: tuple[Ref, list[Ref], Ref] | tuple[()] = ()
 
     def check(self) -> None:
         import ray
@@ -69,7 +70,7 @@ class RayEngine(Engine):
             check_memories(self.all_memories, node_memory())
 
     def start(self) -> None:
-        import ray.cloudpickle
+        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if self._private and self.loss() is not None:  # another Ray takes the place of one without servers
@@ -79,13 +80,6 @@ class RayEngine(Engine):
             self.on_phase("Ray's servers")
             self._connect()
         plan, config = self.plan, self.plan.config
-        if not self._stored:  # modules and data go to the object store once, also for stages that start again
-            self.on_phase("Ray to store the model and the data")
-            for name, module in list(sys.modules.items()):
-                if name.startswith("transformers_modules."):  # classes in a model's folder, which workers cannot import
-                    ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-            modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
-            self._stored = (ray.put(plan), modules, ray.put(self.workload.data))
         self.on_phase(None)
         self._nodes = self._place()
         if self.incarnation and len(set(self._nodes)) > 1:
@@ -103,9 +97,8 @@ class RayEngine(Engine):
             )
             for worker, node in enumerate(self._nodes)
         ]
-        self._enlist(*self._stored)
-        if self._private:  # Ray's core ends a driver that looks for copies of objects of lost servers
-            self._stored = ()
+        self._fetch([actor.__ray_ready__.remote() for actor in self._actors])
+        self._enlist()
 
     def _name(self, worker: int) -> str:
         """Return the name of a worker's actor on Ray's dashboard, unique among those of a cluster."""
@@ -113,25 +106,22 @@ class RayEngine(Engine):
         words = f"replica {worker // len(self.plan.rows)}, stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
         return f"{self.plan.config.name}: {words} ({uuid.uuid4().hex[:8]})"
 
-    def _enlist(self, plan: Ref, modules: Sequence[Ref], data: Ref) -> None:
+    def _enlist(self) -> None:
         """Make workers of the actors, and check that workers that exchange packets reach each other."""
         self._session, self._turn = uuid.uuid4().hex, 0
-        ends = {0, self.plan.num_stages - 1}  # which need data
-        enlisted = [
-            actor.take.remote(
-                self._session,
-                {peer: self._actors[peer] for peer in self.plan.peers(worker)},
-                Worker,
-                plan,
-                worker,
-                modules[worker],
-                data if not ends.isdisjoint(self._stages(worker)) else None,
-                self.device_kind,
-            )
-            for worker, actor in enumerate(self._actors)
-        ]
         try:
-            self._fetch(enlisted)
+            self._hand_over()
+            self.on_phase(f"the models of {self.num_workers} workers")
+            self._fetch(
+                [
+                    actor.take.remote(
+                        self._session,
+                        {peer: self._actors[peer] for peer in self.plan.peers(worker)},
+                        partial(Worker, index=worker, device=self.device_kind),
+                    )
+                    for worker, actor in enumerate(self._actors)
+                ]
+            )
         except StageError as error:
             raise StageError(f"a stage could not be made: {error}") from None
         self.on_phase("calls between the workers")
@@ -140,6 +130,37 @@ class RayEngine(Engine):
         limits = find_limits(first, self._fetch, near=len(first) == 1)
         self._fetch([actor.bound.remote(limits) for actor in self._actors])
         self.call_bytes = limits.call
+
+    def _hand_over(self) -> None:
+        """Send each actor its model and data, by way of the object store.
+
+        If a server of a private Ray is lost while the driver holds objects, Ray's core ends the driver without a sentence, so they
+        are dropped at once. On a cluster they are kept for stages that start again.
+        """
+        plan, modules, data = stored = self._stored or self._store()
+        self._stored = () if self._private else stored
+        ends = {0, self.plan.num_stages - 1}  # which need data
+        self._fetch(
+            [
+                actor.keep.remote(
+                    plan=plan,
+                    modules=modules[worker],
+                    data=data if not ends.isdisjoint(self._stages(worker)) else None,
+                )
+                for worker, actor in enumerate(self._actors)
+            ]
+        )
+
+    def _store(self) -> tuple[Ref, list[Ref], Ref]:
+        """Store the plan, the model of each worker, and the data."""
+        import ray.cloudpickle
+
+        self.on_phase("Ray to store the model and the data")
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers_modules."):  # classes in a model's folder, which workers cannot import
+                ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
+        return ray.put(self.plan), modules, ray.put(self.workload.data)
 
     def _greet(self) -> None:
         """Let each worker call its peers; raises an error that names the first pair of nodes that do not reach each other."""

@@ -20,7 +20,7 @@ import psutil
 
 LOST_S = 20.0  # without an answer, and the head counts as lost; Ray's core waits for 60
 VITAL = ("gcs_server", "raylet")  # servers without which Ray ends
-STOPPED_LOOKS = 5  # in a row at which a server is stopped, and it counts as lost
+SILENT_LOOKS = 5  # in a row at which a server is stopped or refuses connections, and it counts as lost
 IN_ORDER_S = 10.0  # within which a server that is told to end has done so
 
 
@@ -116,8 +116,10 @@ class ServersWatch(RayWatch):
 
     def __init__(self, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0) -> None:
         self._servers: list[subprocess.Popen[bytes]] = []
-        self._stopped: dict[int, int] = {}  # looks in a row at which a server was stopped
+        self._silent: dict[int, int] = {}  # looks in a row at which a server was stopped or refused connections
         self._loss = ""
+        self.gcs: tuple[str, int] | None = None
+        """Host and port of the GCS, once it listens: asked to end while actors start, it closes its port and lives on."""
         super().__init__(on_lost, patience_s)
 
     def adopt(self, server: subprocess.Popen[bytes]) -> None:
@@ -133,25 +135,28 @@ class ServersWatch(RayWatch):
         return self.lost
 
     def _look(self) -> bool:
-        return self._find(_ended) or self._find(self._was_stopped)
+        return self._find(_ended) or self._find(self._was_silent)
 
     def _find(self, fault: Callable[[subprocess.Popen[bytes]], str]) -> bool:
         """Return whether a server that Ray cannot do without has a fault, and put it into words."""
         for server in list(self._servers):
-            name = Path(server.args[0]).name  # type: ignore[index, arg-type]
+            name = _name(server)
             if name in VITAL and (words := fault(server)):
                 self._loss = f"Ray's {name} {words}"
                 _kill_group(server.pid)  # if it is stopped, and its agents, which look for it only now and then
                 return True
         return False
 
-    def _was_stopped(self, server: subprocess.Popen[bytes]) -> str:
-        """Count the looks at which a server is stopped: seconds would also pass while this process is."""
+    def _was_silent(self, server: subprocess.Popen[bytes]) -> str:
+        """Count the looks at which a server is stopped or refuses connections, since seconds pass while this process is stopped."""
+        fault = ""
         with suppress(psutil.Error):
-            stopped = psutil.Process(server.pid).status() == psutil.STATUS_STOPPED
-            self._stopped[server.pid] = self._stopped.get(server.pid, 0) + 1 if stopped else 0
-        looks = self._stopped.get(server.pid, 0)
-        return f"has been stopped for {looks * self.look_s:g} s" if looks >= STOPPED_LOOKS else ""
+            if psutil.Process(server.pid).status() == psutil.STATUS_STOPPED:
+                fault = "has been stopped"
+            elif _name(server) == "gcs_server" and self.gcs is not None and _refuses(self.gcs):
+                fault = "has refused connections"
+        looks = self._silent[server.pid] = self._silent.get(server.pid, 0) + 1 if fault else 0
+        return f"{fault} for {looks * self.look_s:g} s" if looks >= SILENT_LOOKS else ""
 
     def kill(self) -> None:
         for server in self._servers:
@@ -164,6 +169,19 @@ def _ended(server: subprocess.Popen[bytes]) -> str:
     if code is None:
         return ""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _name(server: subprocess.Popen[bytes]) -> str:
+    return Path(server.args[0]).name  # type: ignore[index, arg-type]
+
+
+def _refuses(address: tuple[str, int]) -> bool:
+    """Return whether nothing listens at an address."""
+    try:
+        socket.create_connection(address, timeout=1).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def _kill_group(group: int) -> None:

@@ -46,6 +46,8 @@ def test_no_attack_does_harm(tmp_path, name):
         Blow("the raylet", "stopped for good", "while Ray ends"),
         Blow("the GCS", "stopped for good", "while Ray ends"),
         Blow("the dashboard's agent", "killed", "in a step"),
+        Blow("the dashboard's agent", "asked to end", "while stages start"),
+        Blow("the GCS", "asked to end", "while stages start"),
         Blow("a stage", "stopped for a while", "in an evaluation"),
     ],
     ids=str,

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import threading
 
 import pytest
@@ -20,7 +21,9 @@ WORDS = {
     signal.SIGTERM: "ended with exit code 0",  # in order: Ray tells the driver that its node has left
     signal.SIGSTOP: "has been stopped for 5 s",
 }
-DEAF = [("gcs_server", signal.SIGTERM)]  # it goes on
+LOSSES = {(name, number): words for name in ("raylet", "gcs_server") for number, words in WORDS.items()} | {
+    ("gcs_server", signal.SIGTERM): "has refused connections for 5 s"  # it closes its port, and lives on
+}
 PHASES = {
     "start": lambda name: lambda said, driver: server(driver, name) is not None,
     "training": lambda name: lambda said, driver: "\nstep " in said,
@@ -30,10 +33,7 @@ PHASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [(name, number) for name in ("raylet", "gcs_server") for number in WORDS if (name, number) not in DEAF],
-)
+@pytest.mark.parametrize(("name", "number"), LOSSES)
 def test_a_run_goes_on_with_a_fresh_ray(tmp_path, name, number, phase):
     out = tmp_path / "run"
     words = ["train", "digits-cnn", *KEYS, "--out", str(out)]
@@ -41,11 +41,13 @@ def test_a_run_goes_on_with_a_fresh_ray(tmp_path, name, number, phase):
     assert struck.left == []
     assert "***" not in struck.said
     if phase == "start" and struck.code == 1:  # Ray's start waits for its servers for ever
-        loss = "was ended by SIGTERM" if number == signal.SIGTERM else WORDS[number]  # it had no time to end in order
+        loss = (
+            "was ended by SIGTERM" if number == signal.SIGTERM else LOSSES[name, number]
+        )  # it had no time to end in order
         assert struck.said.splitlines()[-1].startswith(f"raysim: Ray's {name} {loss}. To go on: raysim train ")
         return
     assert struck.code == 0
-    assert phase == "start" or f"stages start again (Ray's {name} {WORDS[number]})" in struck.said
+    assert phase == "start" or f"stages start again (Ray's {name} {LOSSES[name, number]})" in struck.said
     same_records(Run(out), train("digits-cnn", *KEYS, engine="inline", out=tmp_path / "whole"))
 
 
@@ -85,3 +87,21 @@ def test_a_watch_sees_a_server_that_is_killed_or_stopped(tmp_path, monkeypatch, 
     assert lost.wait(60)
     assert watch.sentence.startswith(f"Ray's raylet {WORDS[number].partition(' for')[0]}")
     assert process.wait(60) == -signal.SIGKILL  # a stopped one is killed
+
+
+def test_a_watch_sees_a_gcs_that_lives_on_without_its_port(tmp_path, monkeypatch):
+    from ray._private import services
+
+    monkeypatch.setattr(ServersWatch, "look_s", 0.05)
+    program = tmp_path / "gcs_server"
+    program.symlink_to(shutil.which("sleep"))
+    lost = threading.Event()
+    watch = ServersWatch(lambda watch: lost.set())
+    with new_servers(watch.adopt):
+        process = services.ConsolePopen([str(program), "60"])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        watch.gcs = listening.getsockname()
+        assert not lost.wait(1)  # many looks
+    assert lost.wait(60)
+    assert watch.sentence.startswith("Ray's gcs_server has refused connections for ")
+    assert process.wait(60) == -signal.SIGKILL
