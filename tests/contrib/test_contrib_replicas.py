@@ -229,7 +229,7 @@ def test_a_restored_engine_goes_on_bit_for_bit(small, name) -> None:
     for step in range(3, 6):
         for mine, theirs in zip(one.step(step), other.step(step), strict=True):
             assert mine.losses == theirs.losses
-            sent = [[group._replace(codec_s=0) for group in report.groups] for report in (mine, theirs)]
+            sent = [[dataclasses.replace(group, codec_s=0) for group in report.groups] for report in (mine, theirs)]
             assert sent[0] == sent[1]
     assert all(np.array_equal(a, b) for a, b in zip(one.state(), other.state(), strict=True))
 
@@ -246,7 +246,7 @@ def test_engines_agree_bit_for_bit(ray, small, name) -> None:
         for step in range(4):
             for mine, theirs in zip(inline.step(step), on_ray.step(step), strict=True):
                 assert mine.losses == theirs.losses
-                sent = [[a._replace(codec_s=0) for a in report.groups] for report in (mine, theirs)]
+                sent = [[dataclasses.replace(a, codec_s=0) for a in report.groups] for report in (mine, theirs)]
                 assert sent[0] == sent[1]
         assert all(np.array_equal(a, b) for a, b in zip(inline.state(), on_ray.state(), strict=True))
     finally:

@@ -107,8 +107,8 @@ def test_engines_agree_bit_for_bit(engine, small, monkeypatch, run):
         for mine, theirs in zip(one, other, strict=True):
             assert mine.losses == theirs.losses
             for accounts in ("links", "groups"):
-                assert [a._replace(codec_s=0) for a in getattr(mine, accounts)] == [
-                    a._replace(codec_s=0) for a in getattr(theirs, accounts)
+                assert [dataclasses.replace(a, codec_s=0) for a in getattr(mine, accounts)] == [
+                    dataclasses.replace(a, codec_s=0) for a in getattr(theirs, accounts)
                 ]
     assert all(np.array_equal(a, b) for a, b in zip(inline.state(), on_ray.state(), strict=True))
     for mode in ("on", "off", "on_direct"):
