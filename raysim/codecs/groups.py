@@ -9,15 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from raysim.codecs import kernels
-from raysim.notation import check_integer
+from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
 PER = ("tensor", "sample", "channel", "row", "block")
 BLOCK = 4096  # the default size of a block
 
 
-def check_block(per: str, block: object) -> int:
-    """Return the size of a block; raises ValueError if it is not positive, or has no effect."""
+def check_groups(per: str, block: object) -> int:
+    """Return the size of a block; raises ValueError if `per` is unknown, or the size not positive or without effect."""
+    check_choice("per", per, PER)
     size = check_integer("block", block, 1)
     if per != "block" and size != BLOCK:
         raise ValueError(f"`block` is the size of a group with `per='block'`, but got {size} with `per={per!r}`.")

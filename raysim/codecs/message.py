@@ -226,13 +226,11 @@ class Reader:
     def text(self) -> str:
         """Return the next text."""
         length = self.number()
-        data = self._header[self._position : self._position + length]
-        if len(data) < length or length > MAX_LENGTH:
+        if length > min(MAX_LENGTH, len(self._header) - self._position):
             raise ValueError(
                 f"A text in a header must have at most {MAX_LENGTH} bytes, all present, but states {length}."
             )
-        self._position += length
-        return data.decode()
+        return self.take(length).decode()
 
     def take(self, length: int) -> bytes:
         """Return the next bytes."""

@@ -24,7 +24,7 @@ from raysim.codecs.codec import (
     to_tensor,
 )
 from raysim.codecs.draws import uniform
-from raysim.codecs.groups import PER, Layout, check_block, group_sums, layout_of
+from raysim.codecs.groups import Layout, check_groups, group_sums, layout_of
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
@@ -43,6 +43,14 @@ class Levels(NamedTuple):
     def absmax(self) -> bool:
         """True if the range is -a to a around zero, and a alone is sent."""
         return self.middle > 0
+
+
+class Coding(NamedTuple):
+    """How values are coded: their groups, the levels of a group, and the error of values or packets that have no such code."""
+
+    layout: Layout
+    levels: Levels
+    error: Callable[[], Exception]
 
 
 class UniformCodec(Codec):
@@ -72,9 +80,8 @@ class UniformCodec(Codec):
         return self.rounding == "stochastic"
 
     def _check_groups(self) -> None:
-        check_choice("per", self.per, PER)
+        self._coerce(block=check_groups(self.per, self.block))
         check_choice("rounding", self.rounding, ["nearest", "stochastic"])
-        self._coerce(block=check_block(self.per, self.block))
 
     def array_names(self) -> tuple[str, ...]:
         return ("codes", "high") if self.levels.absmax else ("codes", "high", "low")
@@ -99,10 +106,11 @@ class UniformCodec(Codec):
     ) -> dict[str, np.ndarray]:
         """Return the arrays of `x`, or of x + `memory`; the kernel writes the coding error to `residual`."""
         x, layout = x.contiguous(), layout_of(tuple(x.shape), self.per, self.block)
-        quantize = kernels.find("uniform.quantize", x) or _quantize
-        draw = (key or 0) if self.random else None
-        ends = self._ends(x, layout)
-        codes, low, high = quantize(x, layout, self.levels, draw, self._not_finite, ends, memory, residual)
+        coding, draw = Coding(layout, self.levels, self._not_finite), (key or 0) if self.random else None
+        ends, kernel = self._ends(x, layout), kernels.find("uniform.quantize", x)
+        codes, low, high = (
+            kernel(x, coding, draw, ends, memory, residual) if kernel else _quantize(x, coding, draw, ends)
+        )
         return {"codes": codes, "high": high} | ({} if self.levels.absmax else {"low": low})
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -111,7 +119,7 @@ class UniformCodec(Codec):
         high = packet.bytes_of("high", 4 * layout.groups)
         low = high if levels.absmax else packet.bytes_of("low", 4 * layout.groups)
         dequantize = kernels.find_on("uniform.dequantize", device, layout.numel, dtype) or _dequantize
-        x: torch.Tensor = dequantize(codes, low, high, layout, levels, dtype, device, self._out_of_bounds)
+        x: torch.Tensor = dequantize(codes, low, high, Coding(layout, levels, self._out_of_bounds), dtype, device)
         return x.view(packet.shape)
 
     def _not_finite(self) -> NonFiniteError:
@@ -240,19 +248,10 @@ class QSGD(UniformCodec):
 
 
 def _quantize(
-    x: torch.Tensor,
-    layout: Layout,
-    levels: Levels,
-    key: Key | None,
-    error: Callable[[], Exception],
-    ends: Ends | None = None,
-    memory: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
+    x: torch.Tensor, coding: Coding, key: Key | None, ends: Ends | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the packed codes, and the ends of each group's range as they are sent; a key rounds at random.
-
-    `memory` and `residual` are for kernels alone.
-    """
+    """Return the packed codes, and the ends of each group's range as they are sent; a key rounds at random."""
+    layout, levels, error = coding
     low, high = _ranges(x, layout, levels.absmax) if ends is None else ends
     if not torch.isfinite(low).all() or not torch.isfinite(high).all():
         raise error()
@@ -267,16 +266,10 @@ def _quantize(
 
 
 def _dequantize(
-    codes: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    layout: Layout,
-    levels: Levels,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    error: Callable[[], Exception],
+    codes: np.ndarray, low: np.ndarray, high: np.ndarray, coding: Coding, dtype: torch.dtype, device: torch.device | str
 ) -> torch.Tensor:
     """Return the flat values of packed codes."""
+    layout, levels, error = coding
     least, greatest = (to_tensor(end, torch.float32, device) for end in (low, high))
     center, span = _center_and_span(least, greatest, levels)
     unpacked = unpack(to_tensor(codes, torch.uint8, device), layout.numel, levels.bits)

@@ -10,9 +10,9 @@ import numpy as np
 from raysim.codecs import kernels
 from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
-from raysim.codecs.groups import BLOCK, PER, Layout, check_block, group_sizes, group_sums, layout_of, total
+from raysim.codecs.groups import BLOCK, Layout, check_groups, group_sizes, group_sums, layout_of, total
 from raysim.codecs.quantize import Levels, Quantize
-from raysim.notation import check_choice, check_flag, check_real
+from raysim.notation import check_flag, check_real
 from raysim.on_demand import torch
 
 
@@ -46,8 +46,7 @@ class Sign(Codec):
     scaled: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("per", self.per, PER)
-        self._coerce(block=check_block(self.per, self.block))
+        self._coerce(block=check_groups(self.per, self.block))
         check_flag("scaled", self.scaled)
         if not self.scaled and self.per != "tensor":
             raise ValueError(
@@ -89,8 +88,7 @@ class OneBit(Codec):
     block: int = BLOCK
 
     def __post_init__(self) -> None:
-        check_choice("per", self.per, PER)
-        self._coerce(block=check_block(self.per, self.block))
+        self._coerce(block=check_groups(self.per, self.block))
 
     def array_names(self) -> tuple[str, ...]:
         return ("signs", "low", "high")

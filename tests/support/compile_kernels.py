@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 
 from raysim.codecs.groups import layout_of
 from raysim.codecs.kernels.triton import linear, packing, select, uniform
-from raysim.codecs.quantize import Levels
+from raysim.codecs.quantize import Coding, Levels
 
 TYPES = {
     torch.float32: "*fp32",
@@ -58,8 +58,8 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for per, key in (("tensor", None), ("channel", 5)):
             layout = layout_of(tuple(x.shape), per, 0)
             for levels in (Levels(bits, 3, 0, 2**bits - 1), Levels(bits, 3, 1, 2**bits - 1)):
-                packet = uniform.quantize(x, layout, levels, key, lambda: ERROR)
-                uniform.dequantize(*packet, layout, levels, dtype, "cpu", lambda: ERROR)
+                coding = Coding(layout, levels, lambda: ERROR)
+                uniform.dequantize(*uniform.quantize(x, coding, key), coding, dtype, "cpu")
 x, memory = torch.zeros(4, 6000), torch.zeros(4, 6000)
 for rows in (x, x[:, :300].contiguous()):
     for clear in (False, True):
@@ -67,7 +67,8 @@ for rows in (x, x[:, :300].contiguous()):
 for per in ("tensor", "row", "channel"):
     layout = layout_of((40, 60, 10), per, 0)
     flat, held = torch.zeros(24_000), torch.zeros(24_000)
-    uniform.quantize(flat, layout, Levels(4, 15, 0, 15), None, lambda: ERROR, memory=held, residual=torch.zeros(24_000))
+    coding = Coding(layout, Levels(4, 15, 0, 15), lambda: ERROR)
+    uniform.quantize(flat, coding, None, memory=held, residual=torch.zeros(24_000))
 for width in (*range(1, 9), 11, 20, 32):
     packed = packing.pack(torch.zeros(1000, dtype=torch.int64), width)
     packing.pack(torch.zeros(1000, dtype=torch.uint8), min(8, width))

@@ -22,20 +22,9 @@ _INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0
 _NONE = np.empty(0, np.float32)
 
 
-def select_rows(x, kept, error):
+def select_rows(x, kept, error, term=_NONE, memory=_NONE, total=_NONE, clear=False):
     """Return the flat positions (int64, increasing) and the values of the `kept` greatest magnitudes of each row of contiguous
-    (rows, length), of equal ones the first; raises `error` on NaN or infinity."""
-    return _select(x, kept, error)
-
-
-def add_and_select(x, memory, kept, clear, error):
-    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
-    total = empty_like(memory)
-    terms = (part.view(-1).numpy() for part in (x, memory, total))
-    return total, *_select(total, kept, error, *terms, clear)
-
-
-def _select(x, kept, error, term=_NONE, memory=_NONE, total=_NONE, clear=False):
+    (rows, length), of equal ones the first; raises `error` on NaN or infinity. The last arguments are those of `_select_rows`."""
     num_rows, length = x.shape
     bits = bits_of(x)
     positions, values = empty(num_rows * kept, np.int64), empty(num_rows * kept, bits.dtype)
@@ -50,6 +39,13 @@ def _select(x, kept, error, term=_NONE, memory=_NONE, total=_NONE, clear=False):
     if not all(in_parts(select, num_rows * length, length)):
         raise error
     return torch.from_numpy(positions), torch.from_numpy(values).view(x.dtype)
+
+
+def add_and_select(x, memory, kept, clear, error):
+    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
+    total = empty_like(memory)
+    terms = (part.view(-1).numpy() for part in (x, memory, total))
+    return total, *select_rows(total, kept, error, *terms, clear)
 
 
 def count_at_least(x, floor):

@@ -24,11 +24,12 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _EMPTY = np.empty(0, np.float32)
 
 
-def quantize(x, layout, levels, key, error, ends=None, memory=None, residual=None):
+def quantize(x, coding, key, ends=None, memory=None, residual=None):
     """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
 
     The coding error is written to `residual`, which is x if there is no memory. Raises `error` on NaN and infinity.
     """
+    layout, levels, error = coding
     values, held, left = (
         _EMPTY if part is None else part.contiguous().float().view(-1).numpy() for part in (x, memory, residual)
     )
@@ -64,8 +65,9 @@ def _ranges(x, memory, total, layout):
     return ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)  # NaN in any is NaN in all
 
 
-def dequantize(codes, low, high, layout, levels, dtype, device, error):
+def dequantize(codes, low, high, coding, dtype, device):
     """Return the flat values of packed codes; raises `error` if a code or a range is out of bounds."""
+    layout, levels, error = coding
     high = high.copy().view(np.float32)
     low = -high if levels.absmax else low.copy().view(np.float32)
     center, scale, step = np.empty((3, layout.groups))

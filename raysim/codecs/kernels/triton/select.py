@@ -4,6 +4,7 @@ Magnitudes are compared as the integers of their bit patterns, which order alike
 held by one program, which finds its threshold bit by bit; of long rows a radix histogram finds it, eight bits a pass.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -147,26 +148,14 @@ class _Patterns(NamedTuple):
         return cls(x.view(torch.int16), 0x7FFF, 0x7F80 if x.dtype == torch.bfloat16 else 0x7C00, 15)
 
 
-def select_rows(x: Tensor, kept: int, error: Exception) -> tuple[Tensor, Tensor]:
+def select_rows(
+    x: Tensor, kept: int, error: Exception, terms: tuple[Tensor, Tensor] | None = None, clear: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the flat positions (int64, increasing) and the values of the `kept` greatest magnitudes of each row of contiguous
-    (rows, length), of equal ones the first; NaN and infinity raise `error`, when the open flight lands."""
-    positions, values, bad = _select(x, kept, None, False)
-    check(bad, error)
-    return positions, values
+    (rows, length), of equal ones the first; NaN and infinity raise `error`, when the open flight lands.
 
-
-def add_and_select(
-    x: Tensor, memory: Tensor, kept: int, clear: bool, error: Exception
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
-    total = torch.empty_like(memory)
-    positions, values, bad = _select(total, kept, (x, memory), clear)
-    check(bad, error)
-    return total, positions, values
-
-
-def _select(x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return positions, values, and a flag that is set by NaN and infinity."""
+    With `terms` their sum is written to x first. With `clear` selected values are zero in x afterwards.
+    """
     rows, length = x.shape
     bits, mask, infinity, top = _Patterns.of(x)
     positions = torch.empty(rows * kept, dtype=torch.int64, device=x.device)
@@ -180,23 +169,30 @@ def _select(x: Tensor, kept: int, terms: tuple[Tensor, Tensor] | None, clear: bo
             _select_short, blocks(rows, height), *source, total, positions, values, bad, rows, length, kept,
             MASK=mask, INFINITY=infinity, TOP=top, ADD=terms is not None, CLEAR=clear, ROWS=height, BLOCK=width,
         )  # fmt: skip
-        return positions, values.view(x.dtype), bad
-    prefix = torch.zeros(rows, dtype=torch.int32, device=x.device)
-    ranks = torch.full_like(prefix, kept)
-    bins = torch.zeros(rows, 256, dtype=torch.int32, device=x.device)
-    across = blocks(length, _STEPS * _BLOCK)
-    shifts = [*range(top - 8, 0, -8), 0]
-    for index, shift in enumerate(shifts):
-        width = (shifts[index - 1] if index else top) - shift
-        first = index == 0
-        launch(
-            _histogram, rows * across, *(source if first else (bits, bits)), total if first else bits,
-            prefix, bins, bad, length, across, SHIFT=shift, WIDTH=width, MASK=mask, INFINITY=infinity,
-            ADD=terms is not None and first, FIRST=first, STEPS=_STEPS, BLOCK=_BLOCK,
-        )  # fmt: skip
-        launch(_narrow, rows, bins, prefix, ranks, SHIFT=shift)
-    _compacted(bits, mask, prefix, ranks, _counted(bits, mask, prefix), positions, values, kept, clear)
-    return positions, values.view(x.dtype), bad
+    else:
+        prefix = torch.zeros(rows, dtype=torch.int32, device=x.device)
+        ranks = torch.full_like(prefix, kept)
+        bins = torch.zeros(rows, 256, dtype=torch.int32, device=x.device)
+        across = blocks(length, _STEPS * _BLOCK)
+        for above, shift in pairwise((top, *range(top - 8, 0, -8), 0)):
+            first = above == top
+            launch(
+                _histogram, rows * across, *(source if first else (bits, bits)), total if first else bits,
+                prefix, bins, bad, length, across, SHIFT=shift, WIDTH=above - shift, MASK=mask, INFINITY=infinity,
+                ADD=terms is not None and first, FIRST=first, STEPS=_STEPS, BLOCK=_BLOCK,
+            )  # fmt: skip
+            launch(_narrow, rows, bins, prefix, ranks, SHIFT=shift)
+        _compacted(bits, mask, prefix, ranks, _counted(bits, mask, prefix), positions, values, kept, clear)
+    check(bad, error)
+    return positions, values.view(x.dtype)
+
+
+def add_and_select(
+    x: Tensor, memory: Tensor, kept: int, clear: bool, error: Exception
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
+    total = torch.empty_like(memory)
+    return total, *select_rows(total, kept, error, (x, memory), clear)
 
 
 def _counted(bits: Tensor, mask: int, thresholds: Tensor) -> Tensor:

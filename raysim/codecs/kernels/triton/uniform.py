@@ -3,8 +3,6 @@
 Values lie in groups as (outer, groups, inner), of which the last run may be cut short; see `raysim.codecs.groups.Layout`.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 import triton
@@ -14,7 +12,7 @@ from torch import Tensor
 from raysim.codecs.codec import to_bytes, to_tensor
 from raysim.codecs.groups import Layout
 from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
-from raysim.codecs.quantize import Ends, Levels
+from raysim.codecs.quantize import Coding, Ends, Levels
 from raysim.codecs.transfers import check
 
 _TILE = 4096  # values of a program
@@ -172,10 +170,8 @@ def _dequantize(
 
 def quantize(
     x: Tensor,
-    layout: Layout,
-    levels: Levels,
+    coding: Coding,
     key: int | None,
-    error: Callable[[], Exception],
     ends: Ends | None = None,
     memory: Tensor | None = None,
     residual: Tensor | None = None,
@@ -185,6 +181,7 @@ def quantize(
     The coding error is written to `residual`, float32, which is x if there is no memory. NaN and infinity raise `error`
     when the open flight lands.
     """
+    layout, levels, error = coding
     if ends is None:
         low, high = _ranges(x, layout, None if memory is None else memory.contiguous(), residual)
     else:
@@ -206,16 +203,10 @@ def quantize(
 
 
 def dequantize(
-    codes: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    layout: Layout,
-    levels: Levels,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    error: Callable[[], Exception],
+    codes: np.ndarray, low: np.ndarray, high: np.ndarray, coding: Coding, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
     """Return the flat values of packed codes in `dtype`, 16-bit ones saturated; `error` is raised when the open flight lands."""
+    layout, levels, error = coding
     (center, _, step), bad = _make_grid(
         *(to_tensor(end, torch.int32, device) for end in (low, high)), levels, ordered=False
     )
