@@ -182,9 +182,9 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
         marks = Marks.of(packet, kept)
         bits, low = (to_tensor(part, torch.uint8, device) for part in (marks.bits, marks.low))
         if positions_of := kernels.find_on("packing.positions_of", device, total):  # on a GPU
-            positions, bad = positions_of(bits, marks.length, kept, total, low, marks.width)
-            transfers.check(bad, misplaced(packet, kept))
-            return positions
+            decoded: tuple[torch.Tensor, torch.Tensor] = positions_of(bits, marks.length, kept, total, low, marks.width)
+            transfers.check(decoded[1], misplaced(packet, kept))
+            return decoded[0]
         positions = unpack_bits(bits, marks.length).nonzero().view(-1)
         if marks.width is not None and len(positions) == kept:
             positions = (positions - torch.arange(kept, device=device) << marks.width) | unpack(low, kept, marks.width)
