@@ -62,7 +62,7 @@ class ByRow(Codec):
     def kept_share(self) -> float:
         return self.density
 
-    def _rows(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    def rows(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the number of rows, their length, and how many values each keeps."""
         rows = 1 if self.per == "tensor" or not shape else shape[0]
         length = math.prod(shape) // max(1, rows)
@@ -97,7 +97,7 @@ class TopK(ByRow):
         return (*nested_names("values", self.values), *INDEX_ARRAYS)
 
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        rows, length, kept = self._rows(tuple(x.shape))
+        rows, length, kept = self.rows(tuple(x.shape))
         if kept == length:
             return nest("values", self.values.encode(x.reshape(rows, kept), key))
         return self._arrays(*select_with_values(x.reshape(rows, length), kept), tuple(x.shape), key)
@@ -106,18 +106,18 @@ class TopK(ByRow):
         self, positions: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], key: Key | None
     ) -> dict[str, np.ndarray]:
         """Return the arrays of selected values and their positions."""
-        rows, length, kept = self._rows(shape)
+        rows, length, kept = self.rows(shape)
         form = smallest_form(rows * kept, rows * length) if self.index == "auto" else self.index
         sent = nest("values", self.values.encode(values.view(rows, kept), key))
         return sent | encode_positions(positions, rows * length, form)
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
-        rows, length, kept = self._rows(packet.shape)
+        rows, length, kept = self.rows(packet.shape)
         values = packet.part("values", self.values, (rows, kept)).decode(device)
         return (values if kept == length else expand(packet, values.reshape(-1))).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
-        rows, length, kept = self._rows(packet.shape)
+        rows, length, kept = self.rows(packet.shape)
         count = rows * kept
         positions = torch.arange(count, device=device) if kept == length else decode_positions(packet, count, device)
         return Support(positions.view(rows, kept), packet.shape)
@@ -127,7 +127,7 @@ class TopK(ByRow):
     ) -> tuple[Packet, torch.Tensor]:
         """Like `Codec.encode_with_residual`, without its pass over unsent values."""
         shape = tuple(x.shape)
-        rows, length, kept = self._rows(shape)
+        rows, length, kept = self.rows(shape)
         if kept == length or dtype == torch.float64 or kernels.find("select.select_rows", x) is None:
             return super().encode_with_residual(x, dtype, key, memory)
         self._check(shape, key)
@@ -192,7 +192,7 @@ class RandomK(ByRow):
 
     def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
         """Return the flat positions kept under a key; positions of a lower density are a subset of those of a higher density."""
-        rows, length, kept = self._rows(shape)
+        rows, length, kept = self.rows(shape)
         # the greatest of random numbers are a uniform subset; of equal ones the first is kept
         return select_topk(ranks(key, rows * length, device).view(rows, length), kept)
 
@@ -201,12 +201,12 @@ class RandomK(ByRow):
 
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
-        rows, _, kept = self._rows(tuple(x.shape))
+        rows, _, kept = self.rows(tuple(x.shape))
         values = x.reshape(-1)[self.draw(key or 0, tuple(x.shape), x.device)].view(rows, kept)
         return nest("values", self.values.encode(values, key)) | {"key": integer_bytes(key or 0)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
-        rows, length, kept = self._rows(packet.shape)
+        rows, length, kept = self.rows(packet.shape)
         positions = self.support(packet, device).positions.view(-1)
         values = packet.part("values", self.values, (rows, kept)).decode(device).reshape(-1)
         if self.unbiased and kept:
@@ -214,5 +214,5 @@ class RandomK(ByRow):
         return scatter(positions, values, packet.numel).view(packet.shape)
 
     def support(self, packet: Packet, device: torch.device | str = "cpu") -> Support:
-        rows, _, kept = self._rows(packet.shape)
+        rows, _, kept = self.rows(packet.shape)
         return Support(self.draw(packet.integer_of("key"), packet.shape, device).view(rows, kept), packet.shape)

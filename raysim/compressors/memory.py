@@ -13,7 +13,7 @@ from raysim.codecs.bits import pack_bits
 from raysim.codecs.codec import DTYPES, check_codec, dtype_name, nest, nested_names, to_bytes
 from raysim.codecs.draws import uniform
 from raysim.codecs.message import Entry
-from raysim.codecs.positions import kept_of, select_topk
+from raysim.codecs.positions import select_topk
 from raysim.compressors.compressor import Compressor, Context, State
 from raysim.notation import check_choice, check_flag, check_integer
 from raysim.on_demand import torch
@@ -158,9 +158,8 @@ class MixedErrorFeedback(Residual):
     def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert isinstance(self.codec, TopK)
         residual = recall(state, self.key, context, x.detach())
-        num_rows = 1 if self.codec.per == "tensor" or x.ndim == 0 else len(x)
-        message, held = x.detach().float().reshape(num_rows, -1), residual.reshape(num_rows, -1)
-        kept = kept_of(self.codec.density, message.shape[1]) if message.numel() else 0
+        rows, length, kept = self.codec.rows(tuple(x.shape))
+        message, held = x.detach().float().reshape(rows, length), residual.reshape(rows, length)
         of_message = select_topk(message, kept - kept // 2)
         of_residual = select_topk(held, kept // 2)
         wanted = message + held

@@ -45,12 +45,10 @@ class LazyErrorPropagation(Compressor):
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
-        """The codec inside."""
         return self.inner.codec
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]
-        """True if the compressor inside also sends packets of other codecs."""
         return self.inner.message_varies
 
     def entries(self) -> tuple[Entry, ...]:
@@ -117,7 +115,6 @@ class Epilogue(Compressor):
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
-        """The codec inside."""
         return self.inner.codec
 
     def entries(self) -> tuple[Entry, ...]:
@@ -125,12 +122,10 @@ class Epilogue(Compressor):
 
     @property
     def two_ended(self) -> bool:  # type: ignore[override]
-        """True if the compressor inside is two-ended."""
         return self.inner.two_ended
 
     @property
     def commits_at(self) -> str:  # type: ignore[override]
-        """The `commits_at` of the compressor inside."""
         return self.inner.commits_at
 
     @staticmethod
