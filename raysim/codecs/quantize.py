@@ -46,7 +46,7 @@ class Levels(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """How values are coded: their groups, the levels of a group, and the error of values or packets that have no such code."""
+    """The groups of values, the levels of a group, and the error of values or packets without a code."""
 
     layout: Layout
     levels: Levels
