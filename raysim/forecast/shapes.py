@@ -5,7 +5,6 @@ Nothing is allocated, and neither torch nor transformers is imported.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -13,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raysim.forecast.timings import read_values
 from raysim.notation import InputError, check_integer, known_words
-from raysim.storage.files import is_file, read_text
+from raysim.storage.files import is_file
 
 UNNAMED = "the model"
 """Name of a model given by its shape."""
@@ -263,12 +263,7 @@ def read_shape(path: str, length: int | None = None) -> ModelShape | None:
     file = Path(path) / "config.json" if not path.endswith(".json") else Path(path)
     if not is_file(file):
         return None
-    try:
-        values = json.loads(read_text(file))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not JSON: {error}.") from None
+    values = read_values(file)
     if not isinstance(values, dict) or "model_type" not in values:
         raise InputError(
             f"{file} must be a config of transformers with `model_type`. Give --layers, --width, --length, --vocabulary."

@@ -273,13 +273,7 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     """
     if Path(path).suffix not in (".toml", ".json") or not is_file(path):
         return None
-    try:
-        text = read_text(path)
-        values = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not {Path(path).suffix[1:].upper()}: {error}.") from None
+    values = read_values(path)
     if not isinstance(values, dict):
         return None
     if values.get("format") == FORMAT:
@@ -293,6 +287,18 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     except ValidationError as error:
         raise InputError(sentence(error, Timings.model_fields, f" in {path}")) from None
     return timings.step()
+
+
+def read_values(path: str | Path) -> Any:
+    """Return the content of a TOML or JSON file; raises InputError."""
+    kind = Path(path).suffix
+    try:
+        text = read_text(path)
+        return json.loads(text) if kind == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not {kind[1:].upper()}: {error}.") from None
 
 
 def _saved_step(path: str, overrides: Sequence[str]) -> TimedStep:
