@@ -31,8 +31,7 @@ _MOST_SAMPLES = 10**7
 _AT_ONCE = 16_384  # samples that are drawn at once
 
 Tokens = NDArray[np.uint8]
-Draw = Callable[[int, int], NDArray[np.int64]]
-"""Returns random integers of shape (sample, given width), below a given bound."""
+Draw = Callable[[int, int], NDArray[np.int64]]  # random integers of shape (sample, given width), below a given bound
 
 
 @dataclass(frozen=True, eq=False)

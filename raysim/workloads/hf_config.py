@@ -167,12 +167,9 @@ def first_sentence(error: Exception) -> str:
 class Layout(NamedTuple):
     """Names of submodules of a base model, in the order of its forward."""
 
-    before: tuple[str, ...]
-    """Modules that make the first hidden state, such as the embedding."""
-    blocks: str
-    """The `nn.ModuleList` of blocks; the model may be cut between any two of them."""
-    after: tuple[str, ...]
-    """Modules that take the last hidden state, such as the final norm."""
+    before: tuple[str, ...]  # modules that make the first hidden state, such as the embedding
+    blocks: str  # the `nn.ModuleList` of blocks; the model may be cut between any two of them
+    after: tuple[str, ...]  # modules that take the last hidden state, such as the final norm
 
 
 _BERT = Layout(("embeddings",), "encoder.layer", ("pooler",))

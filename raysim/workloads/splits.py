@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 IN_MEMORY = 2**28  # bytes up to which an array is read into memory
 TEST_SHARE = 10  # one in this many samples is a test sample, if the data have no test split
 
-Wanted = tuple[int | None, int | None]
-"""Numbers of samples to train and to test on; None for all of a split."""
+Wanted = tuple[int | None, int | None]  # numbers of samples to train and to test on; None for all of a split
 
 
 class DataShape(NamedTuple):

@@ -26,11 +26,9 @@ _MOST_EXPONENT = 700.0  # of a perplexity that a float64 holds
 class SampleScores(NamedTuple):
     """Scores of the samples of a batch: one value of each array for each sample."""
 
-    loss: NDArray[np.float32]
-    """Mean over the sample's predictions."""
+    loss: NDArray[np.float32]  # mean over the sample's predictions
     predictions: NDArray[np.int32]
-    right: NDArray[np.int32] | None
-    """Number of right predictions; None if targets are numbers."""
+    right: NDArray[np.int32] | None  # number of right predictions; None if targets are numbers
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,7 @@ class Task:
     loss: Loss
     metrics: tuple[Metric, ...]
     judged_by: str
-    has_ignored: bool = False
-    """True if some targets may be ignored, so that microbatches are weighted by the number of targets that count."""
+    has_ignored: bool = False  # whether microbatches are weighted by the number of targets that count
 
     @property
     def measures(self) -> tuple[Measure, ...]:
