@@ -17,11 +17,10 @@ from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.power import chance_of_safe, paired_spread
 from raysim.analysis.comparison.rule import RULE, SKILL
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.branches import COLUMNS, figures, safe_from
 from raysim.analysis.report.gather import gather
+from raysim.analysis.report.over_time import branch_cells, safe_from
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.verdict import verdict
-from raysim.analysis.report.words import listed, plural
+from raysim.analysis.report.words import listed, plural, verdict
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of
 from raysim.records import Run
@@ -91,14 +90,15 @@ def show_branches(sweep: Sweep) -> None:
         say("No branch can be judged: it needs a setting and dense with the same seed, both finished.")
     else:
         unit, within = harms["unit"].iloc[0], harms["within"].iloc[0]
-        table = Table("setting", title=f"Harm in {unit}, margin {within:g}, by the steps that are compressed")
-        for column in COLUMNS:
-            table.add_column(column.text, justify="right" if column.number else "left")
-        for row in harms.to_dict("records"):
-            table.add_row(row["setting"], *figures(row))
+        table = Table(title=f"Harm in {unit}, margin {within:g}, by the steps that are compressed")
+        rows = [branch_cells(row) for row in harms.to_dict("records")]
+        for cell in rows[0]:
+            table.add_column(cell.column, justify="right" if cell.kind == "number" else "left")
+        for cells in rows:
+            table.add_row(*(str(cell.text) for cell in cells))
         console.print(table)
-        for _, rows in harms.groupby("setting", sort=False):
-            say(safe_from(rows).replace("`", ""))
+        for _, of_setting in harms.groupby("setting", sort=False):
+            say(safe_from(of_setting).replace("`", ""))
         say(ASSUMPTION)
     counts = Counter("repeated" if row.same_as is not None else row.status for row in sweep.rows)
     say(f"{', '.join(f'{count} {status}' for status, count in counts.items()) or 'no trials'}: {sweep.store.out}")
@@ -154,7 +154,7 @@ def _show_verdicts(console: Console, results: analysis.Results, compute: str, *,
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     network = parse_network(results.network_of(results.runs["study"].dropna()))
     name = repr(network)
-    jobs = gather(results, {name: network}, compute).jobs
+    jobs = gather(results, [network], compute).jobs
     for job in jobs:
         title = f"{job.title}: " if len(jobs) > 1 else ""
         say(f"{title}{verdict(job, name)}".replace("`", ""))

@@ -6,17 +6,16 @@ compressing from n to the end by the sum of the parts, which `parts_and_whole` t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.comparison.choice import VERDICTS
+from raysim.analysis.comparison.choice import VERDICTS, outcome_columns
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, judge
+from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
 from raysim.analysis.comparison.statistics import bounds
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, plain
 from raysim.analysis.runs.results import Results
@@ -47,17 +46,9 @@ class Part(NamedTuple):
         worse = self.value(setting, seed) - self.value(Setting(), seed)
         return -worse if self.context.quality.higher else worse
 
-    def harms(self, setting: Setting, seeds: Iterable[int]) -> dict[int, float]:
-        """Return the harm of a setting by seed, with compression on."""
-        harm = self.context.quality.harm
-        return {seed: harm(self.value(setting, seed), self.value(Setting(), seed)) for seed in seeds}
-
-    def seeds(self, setting: Setting) -> set[int]:
-        """Return the seeds that a setting and dense have in common."""
-        known = self.context.settings
-        return (
-            set(known[setting].index) & set(known[Setting()].index) if {setting, Setting()} <= known.keys() else set()
-        )
+    def harms(self, setting: Setting) -> dict[int, float]:
+        """Return the harm of a setting at each seed that it shares with dense, with compression on."""
+        return self.context.harms(setting) if setting in self.context.settings else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +83,7 @@ class Family:
         ]
         *_, last = within
         quality, harms = last.context.quality, {}
-        for seed in sorted(set.intersection(*(part.seeds(setting) for part in within))):
+        for seed in sorted(set.intersection(*(set(part.harms(setting)) for part in within))):
             total = sum(w * part.difference(setting, seed) for w, part in zip(weights, within, strict=True))
             dense = last.value(Setting(), seed)
             harms[seed] = quality.harm(dense - total if quality.higher else dense + total, dense)
@@ -134,9 +125,14 @@ def branch_harms(
     """
     rows = []
     for family in families(results, quality=quality, margin=margin):
-        pairs = [(setting, part) for setting in family.settings for part in family.parts if part.seeds(setting)]
-        alone = _judged([_alone(setting, part, 1 - confidence) for setting, part in pairs], pairs, confidence)
-        rest = _judged([_rest(family, setting, part) for setting, part in pairs], pairs, confidence)
+        pairs = [(setting, part) for setting in family.settings for part in family.parts if part.harms(setting)]
+        alpha, end = 1 - confidence, family.parts[-1].context
+        harms = [part.context.harm_sample(setting, part.harms(setting), alpha) for setting, part in pairs]
+        sums = [
+            part.context.harm_sample(setting, family.sums(setting, part.first, family.planned), alpha, end)
+            for setting, part in pairs
+        ]
+        alone, rest = (_judged(samples, pairs, alpha) for samples in (harms, sums))
         rest = [_bounded(columns, family.parts[-1] is part) for columns, (_, part) in zip(rest, pairs, strict=True)]
         safe: dict[Setting, int] = {}
         for (setting, part), after in reversed(list(zip(pairs, rest, strict=True))):
@@ -173,11 +169,10 @@ def parts_and_whole(results: Results, *, quality: str = "auto") -> pd.DataFrame:
         for setting in family.settings:
             for whole in family.wholes:
                 sums = family.sums(setting, whole.first, whole.end)
-                seeds = sorted(sums.keys() & whole.seeds(setting))
+                harms = {seed: harm for seed, harm in whole.harms(setting).items() if seed in sums}
                 spanned = [part for part in family.parts if whole.first <= part.first < whole.end]
-                if len(spanned) < 2 or len(seeds) < 2:
+                if len(spanned) < 2 or len(harms) < 2:
                     continue
-                harms = whole.harms(setting, seeds)
                 differences = [sums[seed] - harm for seed, harm in harms.items()]
                 mean, low, high = bounds(differences)
                 rows.append(
@@ -187,29 +182,16 @@ def parts_and_whole(results: Results, *, quality: str = "auto") -> pd.DataFrame:
                         "first_step": whole.first,
                         "end_step": whole.end,
                         "parts": len(spanned),
-                        "seeds": len(seeds),
+                        "seeds": len(harms),
                         "unit": whole.context.unit,
                         "whole": sum(harms.values()) / len(harms),
-                        "sum_of_parts": sum(sums[seed] for seed in seeds) / len(seeds),
+                        "sum_of_parts": sum(sums[seed] for seed in harms) / len(harms),
                         "difference": mean,
                         "low": low,
                         "high": high,
                     }
                 )
     return pd.DataFrame(rows)
-
-
-def _alone(setting: Setting, part: Part, alpha: float) -> Sample:
-    """Return the harms of compressing a part alone."""
-    harms = part.harms(setting, sorted(part.seeds(setting)))
-    sample = part.context.sample(harms, setting, Setting())
-    return _with_learned(sample, part.context, alpha)
-
-
-def _rest(family: Family, setting: Setting, part: Part) -> Sample:
-    """Return the harms of compressing from the begin of a part to the end of training."""
-    sample = part.context.sample(family.sums(setting, part.first, family.planned), setting, Setting())
-    return _with_learned(sample, family.parts[-1].context, 1 - CONFIDENCE)
 
 
 def _bounded(columns: dict[str, Any], alone: bool) -> dict[str, Any]:
@@ -219,23 +201,9 @@ def _bounded(columns: dict[str, Any], alone: bool) -> dict[str, Any]:
     return columns | {"verdict": VERDICTS["undecided"], "lacking": "harm of early parts may pass"}
 
 
-def _with_learned(sample: Sample, context: Context, alpha: float) -> Sample:
-    if sample.lacking or context.learned(Setting(), sample.seeds, alpha=alpha):
-        return sample
-    return sample._replace(lacking="the dense runs are not surely above chance")
-
-
-def _judged(
-    samples: Sequence[Sample], pairs: Sequence[tuple[Setting, Part]], confidence: float
-) -> list[dict[str, Any]]:
+def _judged(samples: Sequence[Sample], pairs: Sequence[tuple[Setting, Part]], alpha: float) -> list[dict[str, Any]]:
     """Return the bounds and the verdict of each sample, all one family."""
     family = [i for i, sample in enumerate(samples) if sample.values]
     margins = [pairs[i][1].context.margin for i in family]
-    outcomes = dict(zip(family, judge([samples[i] for i in family], margins, 1 - confidence), strict=True))
-    return [_columns(sample, outcomes.get(i)) for i, sample in enumerate(samples)]
-
-
-def _columns(sample: Sample, judged: Judged | None) -> dict[str, Any]:
-    mean, low, high = judged.bounds if judged is not None else (math.nan, -math.inf, math.inf)
-    verdict = VERDICTS[judged.where if judged is not None else "undecided"]
-    return dict(zip(_HARM, (len(sample.values), mean, low, high, verdict, sample.lacking), strict=True))
+    outcomes = dict(zip(family, judge([samples[i] for i in family], margins, alpha), strict=True))
+    return [outcome_columns(sample, outcomes.get(i)) for i, sample in enumerate(samples)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +46,30 @@ def safe_set(
         raise AnalysisError(
             f"`within` must be a number, in points of accuracy or per cent of the loss, but got {within!r}: write 1 for 1 %."
         )
-    rows = []
+    judged = judged_contexts(results, within, quality=quality, confidence=confidence)
+    return pd.DataFrame([row for _, rows in judged for row in rows.values()], columns=[*_COLUMNS, *_SAFE])
+
+
+def judged_contexts(
+    results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = CONFIDENCE
+) -> Iterator[tuple[Context, dict[Setting, dict[str, Any]]]]:
+    """Yield comparable runs, each with the rows of `safe_set` of its compressed settings."""
     for context in contexts(results, quality=quality, margin=within):
         judged = _verdicts(context, 1 - confidence)
+        rows = {}
         for setting, runs in context.settings.items():
-            if setting == Setting():
-                continue
-            confirms = runs["confirms"].astype(bool)
-            rows.append(
-                _named(context.label, setting, results, runs)
-                | {
+            if setting != Setting():
+                confirms = runs["confirms"].astype(bool)
+                rows[setting] = {
+                    **_named(context.label, setting, results, runs),
                     "chose_on": [int(seed) for seed in runs.index[~confirms]],
                     "confirmed_on": [int(seed) for seed in runs.index[confirms]],
                     "unit": context.unit,
                     "within": context.margin,
                     "confidence": confidence,
+                    **judged[setting],
                 }
-                | judged[setting]
-            )
-    return pd.DataFrame(rows, columns=[*_COLUMNS, *_SAFE])
+        yield context, rows
 
 
 def is_promising(judged: Mapping[str, Any]) -> bool:
@@ -124,31 +129,28 @@ def _judged(
     rows = {}
     for setting, sample in samples.items():
         outcome, prior = judged.get(setting, (None, ALONE))
-        rows[setting] = _outcome(sample, outcome, size) | _spread(sample, prior, context.margin)
+        rows[setting] = outcome_columns(sample, outcome) | {"family": size} | _spread(sample, prior, context.margin)
         rows[setting] |= _divergence(context.settings[setting], sample, alpha)
     return rows
 
 
 def _samples(context: Context, alpha: float) -> dict[Setting, Sample]:
-    """Return the differences from dense that count of each setting; lacking if the dense runs may have learned nothing."""
+    """Return the differences from dense that count of each compressed setting."""
     samples = {}
     for setting in context.settings:
         if setting != Setting():
-            sample = context.sample(context.harms(setting), setting, Setting())
-            if not sample.lacking and not context.learned(Setting(), sample.seeds, alpha=alpha):
-                sample = sample._replace(lacking="the dense runs are not surely above chance")
-            samples[setting] = sample
+            samples[setting] = context.harm_sample(setting, context.harms(setting), alpha)
     return samples
 
 
-def _outcome(sample: Sample, judged: Judged | None, family: int) -> dict[str, Any]:
+def outcome_columns(sample: Sample, judged: Judged | None) -> dict[str, Any]:
+    """Return a sample's bounds and verdict; None if it was not judged."""
     mean, low, high = judged.bounds if judged is not None else (math.nan, -math.inf, math.inf)
     return {
         "seeds": len(sample.values),
         "harm": mean,
         "harm_low": low,
         "harm_high": high,
-        "family": family,
         "verdict": VERDICTS[judged.where if judged is not None else "undecided"],
         "lacking": sample.lacking,
     }

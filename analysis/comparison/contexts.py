@@ -93,6 +93,18 @@ class Context:
         grown = not set(effects) <= set(plan) if by_plan else bool(named) or confirming
         return sample(effects, plan=plan, grown=grown, step=self.step if step is None else step)
 
+    def harm_sample(
+        self, setting: Setting, harms: Mapping[int, float], alpha: float, end: Context | None = None
+    ) -> Sample:
+        """Return the harms by seed on which a verdict is based; none is given if the dense runs may have learned nothing.
+
+        `end`: the context of the dense runs in question, if it is another.
+        """
+        chosen = self.sample(harms, setting, Setting())
+        if chosen.lacking or (end or self).learned(Setting(), chosen.seeds, alpha=alpha):
+            return chosen
+        return chosen._replace(lacking="the dense runs are not surely above chance")
+
     def harms(self, setting: Setting) -> dict[int, float]:
         """Return how much worse a setting is than dense at each seed that both have, with compression on."""
         runs, dense = self.settings[setting], self.settings.get(Setting())

@@ -10,18 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.report.blocks import Block, Heading, Page, Section, Text
-from raysim.analysis.report.branches import branches_section, has_branches
 from raysim.analysis.report.frontier import frontier_section, quality_section
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, Job, Material
 from raysim.analysis.report.one_step import links_section, timeline_section
-from raysim.analysis.report.over_time import curves_section, decisions_section
-from raysim.analysis.report.own_network import own_network_section
+from raysim.analysis.report.over_time import branches_section, curves_section, decisions_section, has_branches
+from raysim.analysis.report.page import Block, Heading, Page, Section, Text
 from raysim.analysis.report.parameters import importance_section, parallel_section
 from raysim.analysis.report.probes import probes_section
 from raysim.analysis.report.reuse import reproduce_section
-from raysim.analysis.report.summary import summary_section
+from raysim.analysis.report.summary import own_network_section, summary_section
 from raysim.analysis.report.tables import findings_section, runs_section
 from raysim.analysis.report.words import plural
 from raysim.analysis.runs.loading import load
@@ -57,16 +55,16 @@ def compose(
     if networks is None:
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
     parsed = [parse_network(network) if isinstance(network, str) else network for network in networks]
-    by_name = {repr(network): network for network in parsed}
-    material = gather(results, by_name, compute, profile, first=first or own, transport=transport)
+    material = gather(results, parsed, compute, profile, first=first or own, transport=transport)
     sections = _sections(material)  # which adds problems as it reads tables
-    priced = any(job.priced for job in (*material.jobs, *material.probes))
+    jobs = (*material.jobs, *material.probes)
+    settings = sum(len(job.settings) for job in jobs)
     return Page(
         title=f"Compressed pipelines: {results.folders[0].resolve().name}",
-        subtitle=_counts(material),
-        problems=list(dict.fromkeys(material.results.problems)),
+        subtitle=f"{plural(len(results), 'run')}, {plural(settings, 'setting')}, {plural(len(jobs), 'job')}.",
+        problems=list(dict.fromkeys(results.problems)),
         sections=sections,
-        networks=list(material.networks) if priced else (),
+        networks=list(material.networks) if any(job.priced for job in jobs) else (),
         network=material.network,
         transport=material.transport,
     )
@@ -106,19 +104,8 @@ def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], mate
     return Section(job.key, job.title, blocks)
 
 
-def write_report(
-    folder: Path | str,
-    out: Path,
-    *,
-    form: str = "html",
-    networks: Sequence[Network | str] | None = None,
-    first: str | None = None,
-    compute: str = "auto",
-    profile: Path | str | None = None,
-    transport: str | None = None,
-) -> Page:
-    """Write the report of a folder to `out`: a file for "html", a folder for "md"; returns it."""
-    page = compose(folder, networks, first=first, compute=compute, profile=profile, transport=transport)
+def write_report(page: Page, out: Path, form: str = "html") -> None:
+    """Write a report to `out`: a file for "html", a folder for "md"."""
     if form == "html":
         from raysim.analysis.report.html import write_html
 
@@ -127,11 +114,3 @@ def write_report(
         from raysim.analysis.report.markdown import write_markdown
 
         write_markdown(page, out)
-    return page
-
-
-def _counts(material: Material) -> str:
-    runs = len(material.results)
-    jobs = (*material.jobs, *material.probes)
-    settings = sum(len(job.settings) for job in jobs)
-    return f"{plural(runs, 'run')}, {plural(settings, 'setting')}, {plural(len(jobs), 'job')}."

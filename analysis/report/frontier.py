@@ -10,9 +10,9 @@ import numpy as np
 
 from raysim.analysis.comparison.choice import break_even, divergence
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import COMPRESSION, read_method
-from raysim.analysis.report.blocks import Cell, Column, Section, Table
-from raysim.analysis.report.figures import (
+from raysim.analysis.data.settings import COMPRESSION, Method, read_method
+from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
+from raysim.analysis.report.page import (
     BLACK,
     COLOURS,
     DENSE,
@@ -20,16 +20,30 @@ from raysim.analysis.report.figures import (
     SYMBOLS,
     Axis,
     ByNetwork,
+    Cell,
     Figure,
     Panel,
+    Section,
     Series,
     Style,
-    family,
+    Table,
+    code,
     finite,
+    number,
+    quality_axis,
+    sentences,
     style,
 )
-from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
-from raysim.analysis.report.words import against_dense, bandwidth, bytes_of, plural, speedup, step_time
+from raysim.analysis.report.words import (
+    against_dense,
+    bandwidth,
+    bytes_of,
+    measure_text,
+    plural,
+    quality,
+    speedup,
+    step_time,
+)
 from raysim.analysis.runs.estimates import Estimate
 from raysim.quality import Measure
 
@@ -37,16 +51,6 @@ from raysim.quality import Measure
 
 
 BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
-SETTING_COLUMNS = (
-    Column("setting"),
-    *(
-        Column(name, number=True)
-        for name in ("point", "seeds", "bytes a step", "factor", "step", "speed-up", "pays below")
-    ),
-    *(Column(mode, number=True) for mode in MODES),
-    Column("verdict"),
-    Column("quality", long=True),
-)
 
 
 def frontier_section(material: Material) -> Section:
@@ -60,7 +64,7 @@ def frontier_section(material: Material) -> Section:
 def _frontier_figure(job: Job, material: Material) -> Figure:
     groups = grouped(job.trained)
     untrained = ", ".join(
-        f"`{setting.name}` ({job.metric.write(setting.quality['on'].mean)})"
+        f"`{setting.name}` ({quality(job.measure, setting.quality['on'].mean)})"
         for setting in job.priced
         if setting not in job.trained
     )
@@ -68,7 +72,7 @@ def _frontier_figure(job: Job, material: Material) -> Figure:
         Panel(
             f"Compression {mode} at inference",
             Axis("step_s", "time of a step", log=True, unit="s"),
-            Axis(f"{job.metric.name}_{mode}", job.metric.text, unit=job.metric.unit),
+            quality_axis(job.measure, f"_{mode}"),
             [
                 *(_points(job, name, settings, look, mode, material) for name, (look, settings) in groups.items()),
                 _front(job, mode, material),
@@ -80,8 +84,8 @@ def _frontier_figure(job: Job, material: Material) -> Figure:
     ]
     return Figure(
         f"{job.key}-frontier",
-        f"{job.title}: step time against {job.metric.text}",
-        f"Left is faster, {'up' if job.metric.higher else 'down'} is better. Each point is the mean of a setting over its seeds, with "
+        f"{job.title}: step time against {measure_text(job.measure)}",
+        f"Left is faster, {'up' if job.measure.higher else 'down'} is better. Each point is the mean of a setting over its seeds, with "
         "bars of one standard deviation. The star and the dashed line are dense; the grey line is the Pareto front. Numbers refer to "
         "the table below. Hover over a point for its bytes and seeds."
         + (f" Settings that learned less than half as much as dense are not drawn: {untrained}." if untrained else ""),
@@ -101,17 +105,17 @@ def _settings_table(job: Job, material: Material) -> Table:
         pays = "" if setting.dense else below(matches[0]) if matches else "unknown"
         rows.append(
             [
-                Cell(setting.name, code=True),
-                Cell(str(i), i),
-                Cell(str(setting.seeds), setting.seeds),
-                Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
-                Cell(f"{setting.factor:.2f}", setting.factor),
-                priced(setting, step_time, setting.step_s),
-                priced(setting, speedup, setting.speedup),
-                Cell(pays, float(matches[0]["break_even_bps"]) if matches else math.nan),
-                *(Cell(job.metric.write(*setting.quality[m][:2]), setting.quality[m].mean) for m in MODES),
-                Cell(setting.verdict or ("baseline" if setting.dense else "no dense run")),
-                Cell(_evidence(setting, job.metric.measure) if judged else ""),
+                code("setting", setting.name),
+                number("point", str(i), i),
+                number("seeds", str(setting.seeds), setting.seeds),
+                number("bytes a step", bytes_of(setting.wire_bytes), setting.wire_bytes),
+                number("factor", f"{setting.factor:.2f}", setting.factor),
+                priced("step", setting, step_time, setting.step_s),
+                priced("speed-up", setting, speedup, setting.speedup),
+                number("pays below", pays, float(matches[0]["break_even_bps"]) if matches else math.nan),
+                *(number(m, quality(job.measure, *setting.quality[m]), setting.quality[m].mean) for m in MODES),
+                Cell("verdict", setting.verdict or ("baseline" if setting.dense else "no dense run")),
+                sentences("quality", _evidence(setting, job.measure) if judged else ""),
             ]
         )
     return Table(
@@ -119,7 +123,6 @@ def _settings_table(job: Job, material: Material) -> Table:
         f"The settings of {job.title} that are named in figures. Step times and speed-ups over dense, with 90 % intervals, are for "
         f"the chosen network {over(job.transport)}. Pays below: the bandwidth below which a step is faster than dense, without "
         f"latency; within the interval the two are not distinguishable. Compute: {job.source}.",
-        SETTING_COLUMNS,
         rows,
         live=True,
     )
@@ -131,13 +134,14 @@ def _evidence(setting: SettingRuns, measure: Measure) -> str:
     return f"{against_dense(setting, measure)}{diverged}"
 
 
-def priced(setting: SettingRuns, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:
+def priced(column: str, setting: SettingRuns, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:
     """Return a cell of estimates by network; a dense setting is as fast as itself."""
     if not values:
-        return Cell("not priced" if not setting.step_s else "unknown")
+        return number(column, "not priced" if not setting.step_s else "unknown")
     if setting.dense and values is setting.speedup:
-        return Cell("1", 1.0)
-    return Cell(
+        return number(column, "1", 1.0)
+    return number(
+        column,
         ByNetwork.of(values, lambda network: write(values[network])),
         ByNetwork.of(values, lambda network: values[network].value),
     )
@@ -157,6 +161,22 @@ def below(row: Mapping[Any, Any]) -> str:
     middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in bandwidths)
     unit = middle.partition(" ")[2] or " "
     return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
+
+
+def family(notation: str) -> str:
+    """Return a notation without its numbers and options, common to codecs of one kind.
+
+    >>> family("ErrorFeedback(TopK(0.1, values=Quantize(4)))"), family("Quantize(4, range='absmax')")
+    ('ErrorFeedback(TopK(Quantize))', 'Quantize')
+    """
+    method = read_method(notation)
+    return _kind(method) if method is not None else "each boundary its own"
+
+
+def _kind(method: Method) -> str:
+    parts = (*method.arguments, *(value for _, value in method.options))
+    inner = ", ".join(_kind(part) for part in parts if isinstance(part, Method))
+    return f"{method.name}({inner})" if inner else method.name
 
 
 def grouped(settings: list[SettingRuns]) -> dict[str, tuple[Style, list[SettingRuns]]]:
@@ -263,7 +283,7 @@ def _quality_figure(job: Job) -> Figure | None:
         return None
     return Figure(
         f"{job.key}-quality",
-        f"{job.title}: {job.metric.text} by density and bits",
+        f"{job.title}: {measure_text(job.measure)} by density and bits",
         "Lines join settings with one kind of codec whose other direction is dense: their loss is due to this direction alone. "
         "Points are means over seeds with bars of one standard deviation; the dashed line is dense.",
         panels,
@@ -302,7 +322,7 @@ def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[Setti
     return Panel(
         f"{kind.capitalize()} of {carried} ({direction})",
         Axis(f"{direction}_{kind}", text, log=kind == "density"),
-        Axis(job.metric.name, job.metric.text, unit=job.metric.unit),
+        quality_axis(job.measure),
         series,
         level=job.dense.quality["on"].mean if job.dense is not None else None,
     )

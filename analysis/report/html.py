@@ -18,22 +18,25 @@ from string import Template
 from typing import Any
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.blocks import (
+from raysim.analysis.report.material import WORTH, Price
+from raysim.analysis.report.page import (
+    PATTERNS,
+    Axis,
     Block,
+    ByNetwork,
     Cell,
-    Column,
     Details,
+    Figure,
     Heading,
-    Nodes,
     Page,
+    Scaled,
     Section,
+    Series,
     Table,
     Text,
     Typed,
 )
-from raysim.analysis.report.figures import PATTERNS, Axis, ByNetwork, Figure, Scaled, Series
-from raysim.analysis.report.material import WORTH
-from raysim.analysis.report.own_network import BANDWIDTHS_BPS, LATENCIES_S
+from raysim.analysis.report.summary import BANDWIDTHS_BPS, LATENCIES_S
 
 FEW_ROWS = 12  # need no filter
 MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
@@ -54,7 +57,7 @@ class _Writer:
         self.spans: list[list[str]] = []  # texts by network, in the order of its networks
         self.values: list[list[Any]] = []
         self.figures: dict[str, Any] = {}
-        self.nodes: dict[int, Nodes] = {}  # prices that the page interpolates, by id
+        self.prices: dict[int, Price] = {}  # that the page interpolates, by id
 
     def write(self, plotly: str) -> str:
         page = self.page
@@ -68,7 +71,7 @@ class _Writer:
             "strings": list(self.strings),
             "over": over(page.transport),
             "grid": {"bandwidths_bps": BANDWIDTHS_BPS, "latencies_s": LATENCIES_S, "worth": WORTH},
-            "nodes": [_of_nodes(nodes) for nodes in self.nodes.values()],
+            "nodes": [_on_grid(price) for price in self.prices.values()],
         }
         script, typed = _own("page.js"), _own("typed.js")
         policy = "; ".join(
@@ -149,24 +152,23 @@ class _Writer:
             return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code
         return f'<p class="{block.kind}">{inner}</p>'
 
-    def _changing(self, text: str | ByNetwork | Typed, *, code: bool = False, number: bool = False) -> str:
-        """Return a text as HTML. Texts that depend on the network are marked, and a script changes them."""
-        write = _figure_text if number else _prose
+    def _changing(self, text: str | ByNetwork | Typed, kind: str = "") -> str:
+        """Return a text of a kind of cells as HTML. Texts that depend on the network are marked, and a script changes them."""
+        write = _figure_text if kind == "number" else _prose
         if isinstance(text, Typed):
-            self.nodes.setdefault(id(text.nodes), text.nodes)
-            return f'<span data-nodes="{list(self.nodes).index(id(text.nodes))}" data-part="{text.part}"></span>'
+            self.prices.setdefault(id(text.price), text.price)
+            return f'<span data-nodes="{list(self.prices).index(id(text.price))}" data-part="{text.part}"></span>'
         if not isinstance(text, ByNetwork):
-            return f"<code>{escape(text)}</code>" if code else write(text)
+            return f"<code>{escape(text)}</code>" if kind == "code" else write(text)
         self.spans.append([write(text.values[network]) for network in self.page.networks])
         return f'<span data-text="{len(self.spans) - 1}">{write(text.values[self.page.network])}</span>'
 
     def _table(self, table: Table) -> str:
         heads = []
-        for column in table.columns:
-            kind = _class(column)
-            name = escape(column.text)
+        for cell in table.heads:
+            name = escape(cell.column)
             inner = f'<button type="button">{name}<span aria-hidden="true"></span></button>' if table.live else name
-            heads.append(f'<th scope="col"{kind}>{inner}</th>')
+            heads.append(f'<th scope="col"{_class(cell.kind)}>{inner}</th>')
         rows = "\n".join(self._row(table, row) for row in table.rows)
         filter_ = ""
         if table.live and len(table.rows) > FEW_ROWS:
@@ -187,17 +189,18 @@ class _Writer:
 
     def _row(self, table: Table, row: Sequence[Cell]) -> str:
         cells = []
-        for i, (column, cell) in enumerate(zip(table.columns, row, strict=True)):
-            attributes = f'{_class(column, cell)} data-head="{escape(column.text)}"'
+        for i, cell in enumerate(row):
+            notation = cell.kind == "code" and len(str(cell.text)) > LONGEST_WORD  # long enough to be broken
+            attributes = f'{_class("notation" if notation else cell.kind)} data-head="{escape(cell.column)}"'
             if table.live:
                 attributes += self._sorting(cell)
-            inner = self._changing(cell.text, code=cell.code, number=column.number)
+            inner = self._changing(cell.text, cell.kind)
             cells.append(f'<th scope="row"{attributes}>{inner}</th>' if i == 0 else f"<td{attributes}>{inner}</td>")
         current = ""
-        if table.current is not None:
-            current = f' data-network="{escape(str(row[table.current].text))}"'
-        if table.verdict is not None:
-            current += f' class="verdict-{escape(str(row[table.verdict].value))}"'
+        if table.networks:
+            current = f' data-network="{escape(str(row[0].text))}"'
+        if table.verdicts:
+            current = f' class="verdict-{escape(str(row[0].value))}"'
         return f"<tr{current}>{''.join(cells)}</tr>"
 
     def _sorting(self, cell: Cell) -> str:
@@ -282,22 +285,20 @@ class _Writer:
         return [self.strings.setdefault(label, len(self.strings)) for label in labels]
 
 
-def _of_nodes(nodes: Nodes) -> dict[str, Any]:
+def _on_grid(price: Price) -> dict[str, Any]:
     """Return prices as lists over the grid; the ends of a speed-up's interval as shares of it, which stays a ratio of steps."""
     return {
-        "step": [_numbers(ends) for ends in zip(*nodes.step_s, strict=True)],
-        "dense": _numbers(nodes.dense_step_s),
+        "step": [_numbers(ends) for ends in zip(*price.step_s.values(), strict=True)],
+        "dense": _numbers(price.dense_step_s.values()),
         "shares": [
-            _numbers(getattr(estimate, end) / estimate.value for estimate in nodes.speedup) for end in ("low", "high")
+            _numbers(getattr(estimate, end) / estimate.value for estimate in price.speedup.values())
+            for end in ("low", "high")
         ],
     }
 
 
-def _class(column: Column, cell: Cell | None = None) -> str:
-    kind = "number" if column.number else "long" if column.long else ""
-    if cell is not None and cell.code and len(str(cell.text)) > LONGEST_WORD:
-        kind = "notation"  # long enough to be broken
-    return f' class="{kind}"' if kind else ""
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind in ("number", "long", "notation") else ""
 
 
 def _own(name: str) -> str:

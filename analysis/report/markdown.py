@@ -10,8 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.blocks import Block, Cell, Details, Heading, Page, Section, Table, Text
-from raysim.analysis.report.figures import BLACK, PATTERNS, Axis, Figure, Panel, Series, on_network
+from raysim.analysis.report.page import (
+    BLACK,
+    PATTERNS,
+    Axis,
+    Block,
+    Cell,
+    Details,
+    Figure,
+    Heading,
+    Page,
+    Panel,
+    Section,
+    Series,
+    Table,
+    Text,
+    on_network,
+)
 from raysim.storage.files import write_whole
 
 FIGURES = "figures"
@@ -81,8 +96,8 @@ def _block(block: Block, network: str) -> Iterator[str]:
 
 
 def _table(table: Table, network: str) -> Iterator[str]:
-    yield _row(_plain(column.text) for column in table.columns)
-    yield _row("---:" if column.number else "---" for column in table.columns)
+    yield _row(_plain(cell.column) for cell in table.heads)
+    yield _row("---:" if cell.kind == "number" else "---" for cell in table.heads)
     for row in table.rows:
         yield _row(_cell(cell, network) for cell in row)
 
@@ -93,7 +108,7 @@ def _row(cells: Any) -> str:
 
 def _cell(cell: Cell, network: str) -> str:
     text = str(on_network(cell.text, network)).replace("\n", " ")
-    if cell.code and text:
+    if cell.kind == "code" and text:
         return f"`{text.replace('`', chr(39))}`".replace("|", "\\|")
     return _prose(text)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import is_promising
@@ -16,11 +17,15 @@ from raysim.analysis.comparison.objectives import frontier
 from raysim.analysis.comparison.power import Spread as PairedSpread
 from raysim.analysis.comparison.power import seeds_needed
 from raysim.analysis.comparison.rule import SKILL
+from raysim.analysis.data import ReplayError
 from raysim.analysis.data.folders import USUAL_TRANSPORT
 from raysim.analysis.runs.estimates import Estimate
+from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
+from raysim.analysis.runs.step import Replay
 from raysim.network.topology import Network
 from raysim.quality import Measure
+from raysim.records import FINISHED
 
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Presets of a report; `free` shows compute and codecs alone."""
@@ -29,52 +34,37 @@ WORTH = 1.05  # how many times as fast a setting must be to be worth a recommend
 MOST_NAMED = 6  # highlighted settings besides dense: more cannot be distinguished
 
 
-@dataclass(frozen=True)
-class Metric:
-    """The measure of a job's quality."""
-
-    measure: Measure
-
-    @property
-    def name(self) -> str:
-        """The name of its column."""
-        return self.measure.name
-
-    @property
-    def text(self) -> str:
-        """Name on axes and in table heads."""
-        return {"f1": "F1", "r2": "R²", "mae": "mean absolute error"}.get(self.name, self.name.replace("_", " "))
-
-    @property
-    def higher(self) -> bool:
-        """True if more is better."""
-        return self.measure.higher
-
-    @property
-    def unit(self) -> str:
-        """Unit of axes."""
-        return "%" if self.measure.counted else ""
-
-    def write(self, value: float | None, spread: float | None = None) -> str:
-        """Return it for a person to read, with its spread over seeds.
-
-        >>> from raysim.quality import MEASURES
-        >>> Metric(MEASURES["accuracy"]).write(0.9126, 0.004), Metric(MEASURES["loss"]).write(None)
-        ('91.3 ± 0.4 %', 'none')
-        """
-        if value is None or math.isnan(value):
-            return "none"
-        scale, digits, unit = (100, 1, " %") if self.measure.counted else (1, 3, "")
-        around = "" if spread is None or math.isnan(spread) else f" ± {spread * scale:.{digits}f}"
-        return f"{value * scale:.{digits}f}{around}{unit}"
-
-
 class Spread(NamedTuple):
     """A mean over seeds, and the standard deviation over them: missing for one seed."""
 
     mean: float
     sd: float
-    seeds: int
+
+
+class Price(NamedTuple):
+    """The price of a step by network, of a run or the mean of a setting's runs; empty if none could be priced."""
+
+    step_s: Mapping[str, Estimate]
+    dense_step_s: Mapping[str, float]
+    """The step of the dense run or setting of the same job and schedule; empty without one."""
+    speedup: Mapping[str, Estimate]
+    """`dense_step_s` over `step_s`; empty without a dense setting."""
+
+    @classmethod
+    def mean(cls, prices: Sequence[Price]) -> Price:
+        """Return the mean over the runs of a setting: these share all but their bytes, so the ends of intervals average too."""
+        against = [price for price in prices if price.speedup]
+        step_s = _mean_estimates([price.step_s for price in prices])
+        speedup = _mean_estimates([price.speedup for price in against])
+        dense_step_s = {name: float(np.mean([price.dense_step_s[name] for price in against])) for name in speedup}
+        for name, dense_s in dense_step_s.items():  # of the mean steps themselves, as the rows show them
+            speedup[name] = speedup[name].at(dense_s / step_s[name].value)
+        return cls(step_s, dense_step_s, speedup)
+
+
+def _mean_estimates(values: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
+    networks = values[0] if values else ()
+    return {name: Estimate(*np.mean([each[name] for each in values], axis=0).tolist()) for name in networks}
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,28 +79,28 @@ class SettingRuns:
     runs: tuple[str, ...]
     seeds: int
     diverged: int
-    steps: int
     wire_bytes: float
     """Of a step."""
     dense_bytes: float
     quality: Mapping[str, Spread]
     """By mode: with compression "on" and "off" in the last evaluation."""
-    priced: str | None
-    """The first run with a price."""
-    notes: Sequence[str]
-    exceeds_dense: str | None
-    """A sentence if replicas send more than an uncompressed all-reduce would."""
-    """Limits of its recording."""
-    step_s: Mapping[str, Estimate]
-    """By network: of its runs, which differ only in their bytes; empty if none could be priced."""
-    dense_step_s: Mapping[str, float]
-    """By network: the step of the dense setting of the same job and schedule; empty without one."""
-    speedup: Mapping[str, Estimate]
-    """By network: `dense_step_s` over `step_s`; empty without a dense setting."""
+    priced: str
+    """The first run with a price; empty without one."""
+    price: Price
     judged: Mapping[str, Any]
     """Its row of `safe_set`; empty without one."""
     skill: float = math.nan
     """Per cent of the way from chance to perfection, with compression on, mean over seeds; NaN if chance is unknown."""
+
+    @property
+    def step_s(self) -> Mapping[str, Estimate]:
+        """The seconds of a step by network; empty if no run could be priced."""
+        return self.price.step_s
+
+    @property
+    def speedup(self) -> Mapping[str, Estimate]:
+        """The speed-up over dense by network; empty without a dense setting."""
+        return self.price.speedup
 
     @property
     def factor(self) -> float:
@@ -134,7 +124,8 @@ class Job:
 
     key: str
     title: str
-    metric: Metric
+    measure: Measure
+    """Of its quality."""
     settings: Sequence[SettingRuns]
     runs: pd.DataFrame
     networks: Sequence[str]
@@ -168,7 +159,7 @@ class Job:
     @cached_property
     def fronts(self) -> Mapping[str, Mapping[str, list[SettingRuns]]]:
         """By network and mode: the trained settings that no other one beats in time and quality, fastest first."""
-        trained, direction = self.trained, "maximize" if self.metric.higher else "minimize"
+        trained, direction = self.trained, "maximize" if self.measure.higher else "minimize"
         fronts: dict[str, dict[str, list[SettingRuns]]] = {}
         for network in self.networks:
             frame = pd.DataFrame(
@@ -260,3 +251,36 @@ class Material:
     def options(self) -> dict[str, Any]:
         """The keyword arguments of `Results.replay`."""
         return {"compute": self.compute, "profile": self.profile, "transport": self.transport}
+
+    @cached_property
+    def finished(self) -> Results:
+        """The finished runs."""
+        return self.results.select(self.results.runs["status"].isin(FINISHED))
+
+    @cached_property
+    def partners(self) -> dict[str, str]:
+        """The dense run to compare each finished run with."""
+        return dense_partners(self.finished)
+
+    def replay(self, run: str, **options: Any) -> Replay:
+        """Return a run ready to be priced; `options`: arguments of `Results.replay` in place of the report's."""
+        return self.results.replay(run, **(self.options | options))
+
+    def prices(self, runs: Iterable[str], networks: Mapping[str, Network], **options: Any) -> dict[str, Price]:
+        """Return the price of each run's step on networks; `options`: as for `replay`.
+
+        A run that cannot be priced is left out, and named in the problems.
+        """
+        chosen, prices = list(networks.values()), dict[str, Price]()
+        for run in runs:
+            try:
+                replay = self.replay(run, **options)
+                dense = self.replay(self.partners[run], **options) if run in self.partners else None
+                steps = replay.step_s(chosen)
+                speedups = replay.speedup(dense, chosen) if dense is not None else []
+                dense_s = dense.step_seconds(chosen).mean(axis=1).tolist() if dense is not None else []
+            except ReplayError as error:
+                self.results.complain(str(error))
+                continue
+            prices[run] = Price(*(dict(zip(networks, each, strict=False)) for each in (steps, dense_s, speedups)))
+        return prices

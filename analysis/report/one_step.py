@@ -10,10 +10,26 @@ import pandas as pd
 
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
-from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table
-from raysim.analysis.report.figures import COLOURS, GREY, SYMBOLS, Axis, ByNetwork, Figure, Panel, Series, Style, finite
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.over_time import looks
+from raysim.analysis.report.page import (
+    COLOURS,
+    GREY,
+    SYMBOLS,
+    Axis,
+    Block,
+    ByNetwork,
+    Cell,
+    Figure,
+    Panel,
+    Section,
+    Series,
+    Style,
+    Table,
+    code,
+    finite,
+    number,
+)
 from raysim.analysis.report.words import bytes_of, seconds
 from raysim.analysis.runs.step import Replay
 from raysim.network.simulate import simulate
@@ -22,12 +38,6 @@ from raysim.network.topology import Network
 from raysim.records import with_replicas
 from raysim.schedules.arrays import OPS
 
-LINK_COLUMNS = (
-    Column("setting"),
-    Column("link"),
-    Column("codec"),
-    *(Column(name, number=True) for name in ("dense", "wire", "factor", "fidelity", "encode", "decode")),
-)
 ARROWS = {"forward": "→", "backward": "←"}
 AMOUNTS = ("wire_bytes", "dense_bytes", "packets", "encode_s", "decode_s")
 
@@ -127,18 +137,21 @@ def _links_table(job: Job, links: pd.DataFrame, material: Material) -> Table:
         f"Traffic per step of {job.title} by link, mean over steps and seeds, for the settings recommended on some network, or else "
         "for the first compressed setting. Factor: dense bytes over wire bytes. Fidelity: 1 if messages arrive exactly, 0 if they "
         "arrive as zeros.",
-        LINK_COLUMNS,
         [
             [
-                Cell(row["setting"], code=True),
-                Cell(row["link"]),
-                Cell(row["codec"], code=True),
-                Cell(bytes_of(row["dense_bytes"]), row["dense_bytes"]),
-                Cell(bytes_of(row["wire_bytes"]), row["wire_bytes"]),
-                Cell(f"{row['dense_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "none"),
-                Cell(f"{row['fidelity']:.4f}" if pd.notna(row["fidelity"]) else "not measured", row["fidelity"]),
-                Cell(seconds(row["encode_s"]), row["encode_s"]),
-                Cell(seconds(row["decode_s"]), row["decode_s"]),
+                code("setting", row["setting"]),
+                Cell("link", row["link"]),
+                code("codec", row["codec"]),
+                number("dense", bytes_of(row["dense_bytes"]), row["dense_bytes"]),
+                number("wire", bytes_of(row["wire_bytes"]), row["wire_bytes"]),
+                number("factor", f"{row['dense_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "none"),
+                number(
+                    "fidelity",
+                    "not measured" if pd.isna(row["fidelity"]) else f"{row['fidelity']:.4f}",
+                    row["fidelity"],
+                ),
+                number("encode", seconds(row["encode_s"]), row["encode_s"]),
+                number("decode", seconds(row["decode_s"]), row["decode_s"]),
             ]
             for row in rows
         ],
@@ -182,8 +195,7 @@ def _pair(job: Job, material: Material) -> list[SettingRuns]:
 def _timeline_figure(job: Job, settings: list[SettingRuns], material: Material) -> Figure | None:
     spans: list[Mapping[str, KindSpans]] = []
     for setting in settings:
-        assert setting.priced is not None
-        replay = material.results.replay(setting.priced, **material.options)
+        replay = material.replay(setting.priced)
         if sum(map(len, replay.rows)) > MOST_ACTIONS:
             return None
         spans.append({name: _step(replay, network) for name, network in material.networks.items()})

@@ -1,30 +1,41 @@
-"""Training over time: learning curves, and decisions of adaptive methods such as GraVAC."""
+"""Training over time: learning curves, decisions of adaptive methods such as GraVAC, and branches from a dense run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import pandas as pd
 
+from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms, parts_and_whole
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table
-from raysim.analysis.report.figures import (
+from raysim.analysis.data.settings import is_missing
+from raysim.analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.report.page import (
     DENSE,
     GREY,
     Axis,
+    Block,
     ByNetwork,
+    Cell,
     Figure,
     Panel,
     Scaled,
+    Section,
     Series,
     Style,
+    Table,
+    Text,
+    code,
     finite,
     joined,
+    number,
+    quality_axis,
     style,
     thinned,
 )
-from raysim.analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.runs.results import Results
 
 MOST_CURVE_POINTS = 120  # of a setting with a look of its own
 MOST_FAINT_POINTS = 30  # of a line for comparison
@@ -33,18 +44,6 @@ MOST_LINES = 6  # places with lines of their own; the other layers share one
 MOST_DECISIONS = 400  # points of a line
 
 Curve: TypeAlias = "pd.DataFrame"  # columns step, sent_bytes, value, sd: a setting's mean over seeds
-
-DECISION_COLUMNS = (
-    Column("run"),
-    Column("place"),
-    Column("method"),
-    Column("decisions", number=True),
-    Column("by branch"),
-    Column("mean factor", number=True),
-    Column("mean gain", number=True),
-    Column("events"),
-)
-
 
 # --- learning curves against steps, bytes and simulated seconds ---------------------------------------------------------------
 
@@ -62,7 +61,7 @@ def _curves_figure(job: Job, material: Material) -> Figure:
     steps = steps.sort_values(["run", "step"])
     steps["wire_bytes"] = steps["wire_bytes"].fillna(0)
     steps["sent_bytes"] = steps.groupby("run")["wire_bytes"].cumsum().astype("int64")
-    evals = runs.table("evals", ["step", "mode", "batchnorm", job.metric.name])
+    evals = runs.table("evals", ["step", "mode", "batchnorm", job.measure.name])
     evals["run"] = evals["run"].astype(str)
     evals = evals[evals["batchnorm"] == "running"]
     sent = steps[["run", "step", "sent_bytes"]].assign(step=steps["step"] + 1)  # evaluations count the steps done
@@ -70,9 +69,9 @@ def _curves_figure(job: Job, material: Material) -> Figure:
     rows = [
         (
             f"Evaluation, compression {mode}",
-            Axis(f"{job.metric.name}_{mode}", job.metric.text, unit=job.metric.unit),
+            quality_axis(job.measure, f"_{mode}"),
             evals[evals["mode"] == mode],
-            job.metric.name,
+            job.measure.name,
         )
         for mode in ("on", "off")
     ]
@@ -190,7 +189,7 @@ def _places(rows: pd.DataFrame) -> list[str]:
     return places
 
 
-def _decisions_figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Figure:
+def _decisions_figure(job: Job, run: str, rows: pd.DataFrame, i: int) -> Figure:
     places = list(dict.fromkeys(rows["place"]))
     factor = Axis("factor", "factor sent", log=True)
     panels = [Panel("Factor sent", Axis("step", "step"), factor, _lines(rows, places, "factor"))]
@@ -202,7 +201,7 @@ def _decisions_figure(job: Job, run: str, rows: pd.DataFrame, number: int) -> Fi
         gain = Axis("gain", "gain of the sent messages")
         panels.append(Panel("Gain", Axis("step", "step"), gain, _lines(rows, places, "gain")))
         text = f"Left: {text[0].lower()}{text[1:]} Right: its gain, the share of the squared norm that arrived."
-    return Figure(f"{job.key}-decisions{number}", f"Decisions of {run}", text, panels)
+    return Figure(f"{job.key}-decisions{i}", f"Decisions of {run}", text, panels)
 
 
 def _lines(rows: pd.DataFrame, places: list[str], column: str) -> list[Series]:
@@ -239,15 +238,84 @@ def _decisions_table(job: Job, rows: pd.DataFrame) -> Table:
         factor, gain = float(decisions["factor"].mean()), float(decisions["gain"].mean())
         cells.append(
             [
-                Cell(str(run)),
-                Cell(str(place)),
-                Cell(str(decisions["method"].iloc[0]), code=True),
-                Cell(f"{len(decisions):,}", len(decisions)),
-                Cell(", ".join(f"{name} {count / len(decisions):.0%}" for name, count in branches.items() if count)),
-                Cell(f"{factor:.3g}", factor),
-                Cell("none") if decisions["gain"].isna().all() else Cell(f"{gain:.3f}", gain),
-                Cell(", ".join(f"{count} {name}" for name, count in events.items() if count) or "none"),
+                Cell("run", str(run)),
+                Cell("place", str(place)),
+                code("method", str(decisions["method"].iloc[0])),
+                number("decisions", f"{len(decisions):,}", len(decisions)),
+                Cell("by branch", ", ".join(f"{name} {n / len(decisions):.0%}" for name, n in branches.items() if n)),
+                number("mean factor", f"{factor:.3g}", factor),
+                number("mean gain", "none") if math.isnan(gain) else number("mean gain", f"{gain:.3f}", gain),
+                Cell("events", ", ".join(f"{count} {name}" for name, count in events.items() if count) or "none"),
             ]
         )
     caption = f"The decisions of {job.title}, by run and place."
-    return Table(f"{job.key}-decision-table", caption, DECISION_COLUMNS, cells, live=True)
+    return Table(f"{job.key}-decision-table", caption, cells, live=True)
+
+
+# --- branches: the harm of compressing each part of training, and from which step on a setting is safe --------------------
+
+
+def has_branches(results: Results) -> bool:
+    """Return whether runs branch from another one at several of its steps; at a single step, the other tables have all of it."""
+    if "parent" not in results.runs:
+        return False
+    starts = results.runs[results.runs["parent"].notna()].groupby("parent")["first_step"].nunique()
+    return bool((starts > 1).any())
+
+
+def branches_section(material: Material) -> Section:
+    """Return a table for each dense run from which others branch: settings by point, with a sentence on where each is safe."""
+    key, title = "branches", "Where in training compression harms"
+    harms, blocks = branch_harms(material.results), list[Block]()
+    for i, (job, rows) in enumerate(harms.groupby("job", sort=False), start=1):
+        blocks.append(
+            Text(" ".join(safe_from(of_setting) for _, of_setting in rows.groupby("setting", sort=False)), "lead")
+        )
+        unit, within = rows["unit"].iloc[0], rows["within"].iloc[0]
+        caption = f"{job}: harm in {unit}, with a margin of {within:g}"
+        blocks.append(Table(f"branches{i}", caption, [branch_cells(row) for row in rows.to_dict("records")]))
+    blocks.append(Text(ASSUMPTION, "note"))
+    for row in parts_and_whole(material.results).to_dict("records"):
+        blocks.append(Text(sum_sentence(row), "note"))
+    return Section.of(key, title, blocks, "No branch has a dense one beside it.")
+
+
+def branch_cells(row: Mapping[Any, Any]) -> list[Cell]:
+    """Return the cells of a row of `branch_harms`."""
+    cells = [
+        code("setting", row["setting"]),
+        number("compressed steps", f"{row['first_step']:,} to {row['end_step']:,}"),
+        number("seeds", str(row["seeds"])),
+    ]
+    for prefix, column in (("", "harm"), ("rest_", "harm to the end")):
+        why = row[f"{prefix}lacking"]
+        cells += [
+            number(column, f"{row[f'{prefix}harm']:+.2f}"),
+            number("at most", f"{row[f'{prefix}harm_high']:+.2f}"),
+            Cell("verdict", f"{row[f'{prefix}verdict']}{f' ({why})' if why else ''}"),
+        ]
+    return cells
+
+
+def safe_from(rows: pd.DataFrame) -> str:
+    """Return a sentence on the step from which on a setting is safe, and where it harms most; `rows` of `branch_harms`."""
+    setting, start, planned = rows["setting"].iloc[0], rows["safe_from"].iloc[0], int(rows["planned_steps"].iloc[0])
+    harmed = rows[rows["harm"] > 0].sort_values("harm")
+    where = ""
+    if len(harmed):
+        worst = harmed.iloc[-1]
+        where = f" It harms most in steps {worst['first_step']:,} to {worst['end_step']:,} ({worst['harm']:+.2f} {worst['unit']})."
+    if is_missing(start):
+        return f"`{setting}` is not shown to be safe from any of these steps on.{where}"
+    if start == 0:
+        return f"`{setting}` is safe for all {planned:,} steps.{where}"
+    return f"`{setting}` is safe from step {start:,} of {planned:,} on: `compress_from={start}`.{where}"
+
+
+def sum_sentence(row: Mapping[Any, Any]) -> str:
+    """Return a sentence that compares the sum of parts with the whole, by a row of `parts_and_whole`."""
+    return (
+        f"Steps {row['first_step']:,} to {row['end_step']:,} of `{row['setting']}`: the {row['parts']} parts add up to "
+        f"{row['sum_of_parts']:+.2f} {row['unit']}, the whole is {row['whole']:+.2f} (difference {row['difference']:+.2f}, from "
+        f"{row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)."
+    )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
 
 from raysim.analysis.comparison.objectives import importance
-from raysim.analysis.report.blocks import Section
-from raysim.analysis.report.figures import COLOURS, Axis, ByNetwork, Figure, Panel, Series, Style, finite, joined
 from raysim.analysis.report.frontier import grouped
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
-from raysim.analysis.report.words import bytes_of, seconds
+from raysim.analysis.report.page import COLOURS, Axis, ByNetwork, Figure, Panel, Section, Series, Style, finite, joined
+from raysim.analysis.report.words import bytes_of, measure_text, quality, seconds
 
 LEAST_SETTINGS = 4  # fewer are read in a table
 
@@ -84,7 +84,7 @@ def _scales(job: Job, network: str) -> list[Scale]:
     ]
     for mode in MODES:
         means = {setting.name: setting.quality[mode].mean for setting in settings}
-        numbers.append((f"{job.metric.text} {mode}", means, job.metric.write, False))
+        numbers.append((f"{measure_text(job.measure)} {mode}", means, partial(quality, job.measure), False))
     for text, values, write, log in numbers:
         known = {name: value for name, value in values.items() if math.isfinite(value) and (value > 0 or not log)}
         if known:

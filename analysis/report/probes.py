@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,10 +12,9 @@ import pandas as pd
 
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import DENSE
-from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
-from raysim.analysis.report.figures import ByNetwork
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.report.page import Block, ByNetwork, Cell, Section, Table, Text, code, number
 from raysim.analysis.report.words import bytes_of, seconds, speedup, step_time
 
 LIMIT = (
@@ -71,13 +71,11 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
     return [*commands, f"raysim report {FOLDER}"]
 
 
-CANDIDATE_COLUMNS = (
-    Column("candidate"),
-    *(Column(name, number=True) for name in ("bytes a step", "factor")),
-    *(Column(f"fidelity{part}", number=True) for part in (", activations", ", gradients", " of the average")),
-    *(Column(name, number=True) for name in ("step", "speed-up")),
-)
-DIRECTIONS = ("forward", "backward", "replica_gradient")
+FIDELITIES = {
+    "forward": "fidelity, activations",
+    "backward": "fidelity, gradients",
+    "replica_gradient": "fidelity of the average",
+}
 
 
 def probes_section(material: Material) -> Section:
@@ -96,7 +94,6 @@ def _probe_blocks(job: Job, material: Material) -> Iterator[Block]:
         f"The candidates of {job.title}: their errors as fidelity (1 if messages arrive exactly, 0 if they arrive as "
         f"zeros), and their steps and speed-ups on the chosen network {over(job.transport)} with 90 % intervals. Compute: "
         f"{job.source}.",
-        CANDIDATE_COLUMNS,
         [_candidate_row(setting, links) for setting in job.settings],
         live=True,
     )
@@ -121,12 +118,12 @@ def _probe_lead(job: Job, network: str) -> str:
 
 def _candidate_row(setting: SettingRuns, links: pd.DataFrame) -> list[Cell]:
     means = links[links["run"].isin(setting.runs)].groupby("direction", observed=True)["fidelity"].mean()
-    errors = [float(means.get(direction, float("nan"))) for direction in DIRECTIONS]
+    fidelities = {text: float(means.get(direction, math.nan)) for direction, text in FIDELITIES.items()}
     return [
-        Cell(setting.name, code=True),
-        Cell(bytes_of(setting.wire_bytes), setting.wire_bytes),
-        Cell(f"{setting.factor:.2f}", setting.factor),
-        *(Cell("none" if pd.isna(value) else f"{value:.4f}", value) for value in errors),
-        priced(setting, step_time, setting.step_s),
-        priced(setting, speedup, setting.speedup),
+        code("candidate", setting.name),
+        number("bytes a step", bytes_of(setting.wire_bytes), setting.wire_bytes),
+        number("factor", f"{setting.factor:.2f}", setting.factor),
+        *(number(text, "none" if math.isnan(value) else f"{value:.4f}", value) for text, value in fidelities.items()),
+        priced("step", setting, step_time, setting.step_s),
+        priced("speed-up", setting, speedup, setting.speedup),
     ]

@@ -12,13 +12,13 @@ import pandas as pd
 
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, plain
-from raysim.analysis.report.blocks import Block, Cell, Column, Heading, Section, Table, Text
+from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import Job, Material
+from raysim.analysis.report.page import Block, Cell, Heading, Section, Table, Text
 from raysim.analysis.report.words import speedup
 from raysim.config.boundaries import OTHERS, is_by_replica
 
 if TYPE_CHECKING:
-    from raysim.analysis.report.material import Job
     from raysim.analysis.runs.results import Results
     from raysim.network.topology import Network
 
@@ -63,16 +63,9 @@ def _price(job: Job, setting: str, network: str) -> str:
 
 def adoptions(results: Results, network: Network, transport: str | None = None) -> list[Adoption]:
     """Return the `adoption` of every job of results on a network, with the title of each if there are several."""
-    from raysim.analysis.report.gather import gather
-
-    jobs = gather(results, {repr(network): network}, transport=transport).jobs
-    by_job = [adoption(job, repr(network)) for job in jobs]
-    if len(jobs) == 1:
-        return by_job
-    return [
-        job_adoption._replace(text=f"{job.title}: {job_adoption.text}")
-        for job, job_adoption in zip(jobs, by_job, strict=True)
-    ]
+    jobs = gather(results, [network], transport=transport).jobs
+    adopted = [(job, adoption(job, repr(network))) for job in jobs]
+    return [own if len(jobs) == 1 else own._replace(text=f"{job.title}: {own.text}") for job, own in adopted]
 
 
 def snippet(row: Mapping[Any, Any], price: str = "") -> str:
@@ -226,8 +219,7 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     yield Table(
         f"{job.key}-versions",
         f"Software and hardware of the runs of {job.title}.",
-        (Column("what"), Column("version")),
-        [[Cell(name), Cell(_counted(runs[name]))] for name in ENVIRONMENT if name in runs],
+        [[Cell("what", name), Cell("version", _counted(runs[name]))] for name in ENVIRONMENT if name in runs],
     )
 
 

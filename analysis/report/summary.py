@@ -11,27 +11,57 @@ from typing import Any
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import RULE
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.blocks import Block, Cell, Column, Details, Heading, Section, Table, Text
-from raysim.analysis.report.figures import COLOURS, DENSE, Axis, ByNetwork, Figure, Panel, Series, Style, finite, style
-from raysim.analysis.report.material import Job, Material, SettingRuns
-from raysim.analysis.report.own_network import BANDWIDTHS_BPS, GRID, finished_runs, nodes_of
+from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns
+from raysim.analysis.report.page import (
+    COLOURS,
+    DENSE,
+    Axis,
+    Block,
+    ByNetwork,
+    Cell,
+    Details,
+    Figure,
+    Heading,
+    Panel,
+    Section,
+    Series,
+    Style,
+    Table,
+    Text,
+    Typed,
+    code,
+    finite,
+    number,
+    sentences,
+    style,
+)
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.verdict import GAIN, answer_and_evidence, fastest, headline, seeds_of
-from raysim.analysis.report.words import against_dense, bytes_of, listed, plural, seconds, speedup, step_time
+from raysim.analysis.report.words import (
+    GAIN,
+    against_dense,
+    answer_and_evidence,
+    bytes_of,
+    fastest,
+    headline,
+    listed,
+    measure_text,
+    plural,
+    quality,
+    seconds,
+    seeds_of,
+    speedup,
+    step_time,
+)
+from raysim.network.topology import Network
 
+BANDWIDTHS_BPS = (*(step * 10.0**decade for decade in range(6, 11) for step in (1, 2, 5)), 1e11)
+LATENCIES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+GRID = {
+    repr(network): network
+    for network in (Network(bandwidth, latency) for bandwidth in BANDWIDTHS_BPS for latency in LATENCIES_S)
+}
 MOST_WARNINGS = 5  # different ones, of runs
 MOST_CURVES = 4  # settings
-COLUMNS = (
-    Column("network"),
-    Column("setting"),
-    Column("step", number=True),
-    Column("dense step", number=True),
-    Column("speed-up", number=True),
-    Column("bytes a step", number=True),
-    Column("on", number=True),
-    Column("off", number=True),
-    Column("evidence", long=True),
-)
 
 
 def summary_section(material: Material) -> Section:
@@ -61,26 +91,24 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         f"{job.key}-recommended",
         f"For each network, the fastest setting shown to be safe, or dense if compression gains less than {GAIN}; "
         f"without dense runs, the fastest setting. Steps are priced {over(job.transport)}, with 90 % intervals in brackets. "
-        f"Columns on and off: {job.metric.text} of the last evaluation with compression on and off, mean ± standard deviation "
-        "over seeds. A setting is written forward / backward.",
-        COLUMNS,
+        f"Columns on and off: {measure_text(job.measure)} of the last evaluation with compression on and off, mean ± standard "
+        "deviation over seeds. A setting is written forward / backward.",
         [_row(job, network) for network in material.networks],
-        current=0,
+        networks=True,
     )
     yield from _adoption(job, material)
-    yield Details("How steps were priced and settings judged", list(_caveats(job)))
+    yield Details("How steps were priced and settings judged", list(_caveats(job, material)))
 
 
 def _curve(job: Job, material: Material) -> Figure:
     """Return the seconds of a step against bandwidth, of dense and of the settings chosen on some network."""
-    results, partners = finished_runs(material)
-    plain = [i for i, network in enumerate(GRID.values()) if not network.latency_s]
+    instant = [name for name, network in GRID.items() if not network.latency_s]
     series = []
     settings = _curve_settings(job)
     for i, setting in enumerate(settings):
-        nodes = nodes_of(setting, material, results, partners)
+        price = price_on_grid(setting, material)
         look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
-        seconds_s = finite(nodes.step_s[j].value for j in plain)
+        seconds_s = finite(price.step_s[name].value for name in instant)
         series.append(Series(setting.name, list(BANDWIDTHS_BPS), seconds_s, look, kind="line"))
     x, y, labels = {}, {}, {}
     for name, network in material.networks.items():
@@ -122,12 +150,13 @@ def _curve_settings(job: Job) -> list[SettingRuns]:
     return list({setting.name: setting for setting in (*dense, *chosen)}.values())[:MOST_CURVES]
 
 
-def _caveats(job: Job) -> Iterator[Text]:
+def _caveats(job: Job, material: Material) -> Iterator[Text]:
     """Yield how the figures of a job were made, their limits, and the rule of its verdicts."""
     yield Text(f"Bytes are counted from the packets; step times are simulated on the network. {job.compute}", "note")
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
-    yield from (Text(note, "note") for note in reference.notes)
-    exceeding = {setting.exceeds_dense for setting in job.priced if setting is not reference}
+    yield from (Text(note, "note") for note in material.replay(reference.priced).notes)
+    others = [material.replay(setting.priced).recording for setting in job.priced if setting is not reference]
+    exceeding = {recording.more_than_dense for recording in others}
     yield from (Text(sentence, "note") for sentence in sorted(filter(None, exceeding)))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
         yield Text(f"{plural(runs, 'run')} warned: {warning}", "note")
@@ -202,25 +231,78 @@ def _short_why(job: Job, network: str) -> str:
 def _row(job: Job, network: str) -> list[Cell]:
     recommended = job.recommended(network)
     chosen = recommended or fastest(job, network)
-    dense_s = chosen.dense_step_s[network] if chosen.dense_step_s else math.nan
+    dense_s = chosen.price.dense_step_s.get(network, math.nan)
     if recommended is None:
         evidence = "no dense run"
     elif chosen.dense:
         evidence = _short_why(job, network)
     else:
         evidence = (
-            f"{chosen.verdict}: {against_dense(chosen, job.metric.measure)}, {seeds_of(chosen.judged)}; "
+            f"{chosen.verdict}: {against_dense(chosen, job.measure)}, {seeds_of(chosen.judged)}; "
             f"{divergence(chosen.judged)}"
         )
     faster = speedup(chosen.speedup[network]) if chosen.speedup else "unknown"
     return [
-        Cell(network),
-        Cell(chosen.name, code=True),
-        Cell(step_time(chosen.step_s[network])),
-        Cell(seconds(dense_s)),
-        Cell("1" if chosen.dense else faster),
-        Cell(bytes_of(chosen.wire_bytes)),
-        Cell(job.metric.write(*chosen.quality["on"][:2])),
-        Cell(job.metric.write(*chosen.quality["off"][:2])),
-        Cell(evidence),
+        Cell("network", network),
+        code("setting", chosen.name),
+        number("step", step_time(chosen.step_s[network])),
+        number("dense step", seconds(dense_s)),
+        number("speed-up", "1" if chosen.dense else faster),
+        number("bytes a step", bytes_of(chosen.wire_bytes)),
+        *(number(mode, quality(job.measure, *chosen.quality[mode])) for mode in MODES),
+        sentences("evidence", evidence),
     ]
+
+
+# --- prices on the reader's typed network, interpolated by the page between simulated networks
+#
+# The seconds of a step are interpolated linearly in latency and in seconds a bit. If the schedule alone orders every wire, a
+# step is the longest of paths that are linear in both, so the interpolation is never below the simulation.
+
+
+def own_network_section(material: Material) -> Section:
+    """Return a table per job, to be priced on the page: the settings named in figures, and all safe settings."""
+    key, title = "typed-network", "A network of your own"
+    jobs = [job for job in material.jobs if job.priced]
+    if not jobs:
+        return Section(key, title, absent="No trained run here can be priced.", interactive=True)
+    blocks: list[Block] = [
+        Text(
+            "Type a bandwidth and a latency, such as `300mbps+8ms`, at the top of the page. Its prices are interpolated between "
+            f"{len(GRID)} simulated networks, from 1 Mbit/s to 100 Gbit/s and up to 300 ms. For an exact simulation, "
+            "and for other kinds of networks, pass the network or its file to `raysim report --network`."
+        )
+    ]
+    for job in jobs:
+        blocks += [Heading(job.title)] if len(jobs) > 1 else []
+        blocks.append(_typed_table(job, material))
+    return Section(key, title, blocks, interactive=True)
+
+
+def _typed_table(job: Job, material: Material) -> Table:
+    named = [setting for setting in job.named if setting.step_s]  # dense first
+    settings = [*named, *(setting for setting in job.priced if setting.verdict == "safe" and setting not in named)]
+    rows = []
+    for setting in settings:
+        price = price_on_grid(setting, material)
+        rows.append(
+            [
+                code("setting", setting.name),
+                number("step", Typed(price, "step")),
+                number("speed-up", "1" if setting.dense else Typed(price, "speedup") if price.speedup else "unknown"),
+                *(number(mode, quality(job.measure, *setting.quality[mode])) for mode in MODES),
+                Cell("verdict", setting.verdict or ("baseline" if setting.dense else "no dense run")),
+            ]
+        )
+    return Table(
+        f"{job.key}-typed",
+        f"The settings of {job.title} that are named in figures, and all safe settings, on the typed network "
+        f"{over(job.transport)}. Step times and speed-ups over dense have 90 % intervals in brackets. Compute: {job.source}.",
+        rows,
+        typed=True,
+    )
+
+
+def price_on_grid(setting: SettingRuns, material: Material) -> Price:
+    """Return the price of a setting on all networks of `GRID`."""
+    return Price.mean([*material.prices(setting.runs, GRID).values()])

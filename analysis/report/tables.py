@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,25 +14,12 @@ from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.claims.verdicts import findings
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
-from raysim.analysis.report.blocks import Block, Cell, Column, Section, Table, Text
-from raysim.analysis.report.figures import ByNetwork
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
-from raysim.analysis.report.words import bytes_of, points, seconds, step_time
+from raysim.analysis.report.page import Block, ByNetwork, Cell, Section, Table, Text, code, number, sentences
+from raysim.analysis.report.words import bytes_of, measure_text, points, quality, seconds, step_time
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
-
-
-RUN_COLUMNS = (
-    *(Column(name) for name in ("run", "forward", "backward")),
-    Column("seed", number=True),
-    Column("status"),
-    *(
-        Column(name, number=True)
-        for name in ("steps", "bytes a step", "factor", "on", "off", "train loss", "step, simulated", "recorded")
-    ),
-    Column("front"),
-)
 
 
 def runs_section(material: Material) -> Section:
@@ -49,10 +37,9 @@ def _runs_table(job: Job, material: Material) -> Table:
     owners = {run: setting for setting in job.settings for run in setting.runs}
     return Table(
         f"{job.key}-runs",
-        f"The runs of {job.title}. On and off: {job.metric.text} of the last evaluation with compression on and off. "
+        f"The runs of {job.title}. On and off: {measure_text(job.measure)} of the last evaluation with compression on and off. "
         f"Simulated step: step time on the chosen network {over(job.transport)}, mean of the setting's seeds with its 90 % "
         f"interval (compute: {job.source}). Front: the modes in which no other setting is both faster and better there.",
-        RUN_COLUMNS,
         [_run_row(job, owners[str(row["run"])], row, material) for row in job.runs.to_dict("records")],
         live=True,
     )
@@ -61,66 +48,55 @@ def _runs_table(job: Job, material: Material) -> Table:
 def _run_row(job: Job, setting: SettingRuns, row: dict[Any, Any], material: Material) -> list[Cell]:
     done = max(1.0, _number(row.get("steps_done")))  # in this order, 1 if it is missing
     wire, dense = _number(row.get("wire_bytes")), _number(row.get("dense_bytes"))
-    on, off = (_number(row.get(f"final_{job.metric.name}_{mode}")) for mode in ("on", "off"))
+    on, off = (_number(row.get(f"final_{job.measure.name}_{mode}")) for mode in ("on", "off"))
     loss, took = _number(row.get("final_train_loss")), _number(row.get("seconds"))
-    front = Cell("")
-    if setting.step_s:
-        modes = ByNetwork.of(
-            material.networks,
-            lambda network: " ".join(mode for mode, members in job.fronts[network].items() if setting in members),
-        )
-        front = Cell(modes)
+    front = ByNetwork.of(
+        material.networks,
+        lambda network: " ".join(mode for mode, members in job.fronts[network].items() if setting in members),
+    )
     return [
-        Cell(str(row["run"])),
-        Cell(setting.forward, code=True),
-        Cell(setting.backward, code=True),
-        _plain_cell(row.get("seed")),
-        Cell(str(row["status"])),
-        Cell(f"{done:,.0f}", done),
-        Cell(bytes_of(wire / done), wire / done),
-        Cell(f"{dense / wire:.2f}" if wire > 0 else "none", dense / wire if wire > 0 else None),
-        Cell(job.metric.write(on), on),
-        Cell(job.metric.write(off), off),
-        Cell("none" if math.isnan(loss) else f"{loss:.3f}", loss),
-        priced(setting, step_time, setting.step_s),
-        Cell(seconds(took), took),
-        front,
+        Cell("run", str(row["run"])),
+        code("forward", setting.forward),
+        code("backward", setting.backward),
+        _recorded("seed", row)._replace(kind="number"),
+        Cell("status", str(row["status"])),
+        number("steps", f"{done:,.0f}", done),
+        number("bytes a step", bytes_of(wire / done), wire / done),
+        number("factor", f"{dense / wire:.2f}" if wire > 0 else "none", dense / wire if wire > 0 else None),
+        number("on", quality(job.measure, on), on),
+        number("off", quality(job.measure, off), off),
+        number("train loss", "none" if math.isnan(loss) else f"{loss:.3f}", loss),
+        priced("step, simulated", setting, step_time, setting.step_s),
+        number("recorded", seconds(took), took),
+        Cell("front", front if setting.step_s else ""),
     ]
 
 
 def _unfinished(rows: pd.DataFrame) -> Table:
-    columns = (Column("run"), Column("status"), Column("setting"), Column("error"))
     cells = [
         [
-            Cell(str(row["run"])),
-            _plain_cell(row.get("status")),
-            Cell(str(row["setting"]), code=True),
-            _plain_cell(row.get("error")),
+            Cell("run", str(row["run"])),
+            _recorded("status", row),
+            code("setting", str(row["setting"])),
+            _recorded("error", row),
         ]
         for row in rows.to_dict("records")
     ]
-    return Table("open-runs", "These runs are not finished, and are in no figure.", columns, cells, live=True)
+    return Table("open-runs", "These runs are not finished, and are in no figure.", cells, live=True)
 
 
 def _number(value: Any) -> float:
     return math.nan if is_missing(value) else float(value)
 
 
-def _plain_cell(value: Any) -> Cell:
-    return Cell("none") if is_missing(value) else Cell(str(value), value)
+def _recorded(column: str, row: Mapping[Any, Any]) -> Cell:
+    value = row.get(column)
+    return Cell(column, "none") if is_missing(value) else Cell(column, str(value), value)
 
 
 # --- claims of papers, tested on these runs -----------------------------------------------------------------------------------
 
 
-FINDING_COLUMNS = (
-    Column("verdict"),
-    Column("claim", long=True),
-    Column("runs", long=True),
-    Column("effect", long=True),
-    Column("seeds", number=True),
-    Column("why", long=True),
-)
 MARKS = {"supported": "✓ supported", "contradicted": "✗ contradicted", "undecided": "? undecided"}
 
 
@@ -136,7 +112,7 @@ def findings_section(material: Material) -> Section:
     if tested:
         caption = f"The claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}"
         rows = [_finding_row(finding) for finding in tested]
-        blocks.append(Table("finding-table", caption, FINDING_COLUMNS, rows, live=True, verdict=0))
+        blocks.append(Table("finding-table", caption, rows, live=True, verdicts=True))
     commands = list(dict.fromkeys(command for finding in all_findings for command in finding.commands))
     if commands:
         blocks += [Text(f"To decide the others, run{_cost(all_findings)}:"), Text("\n".join(commands), "code")]
@@ -160,10 +136,10 @@ def _finding_row(finding: Finding) -> list[Cell]:
             effect += f" ({points(finding.low)} to {points(finding.high)})"
     claim = finding.claim
     return [
-        Cell(MARKS[finding.verdict], finding.verdict),
-        Cell(f"{claim.text} {f'“{claim.quote}”: ' if claim.quote else ''}{claim.source}"),
-        Cell(finding.context),
-        Cell(effect, finding.effect),
-        Cell(str(finding.seeds), finding.seeds),
-        Cell(finding.reason),
+        Cell("verdict", MARKS[finding.verdict], finding.verdict),
+        sentences("claim", f"{claim.text} {f'“{claim.quote}”: ' if claim.quote else ''}{claim.source}"),
+        sentences("runs", finding.context),
+        sentences("effect", effect, finding.effect),
+        number("seeds", str(finding.seeds), finding.seeds),
+        sentences("why", finding.reason),
     ]

@@ -1,18 +1,20 @@
-"""Numbers for a person to read."""
+"""Numbers for a person to read, and the verdict on a job: the same in the report, in a terminal and in findings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from raysim.analysis.comparison.rule import MIN_SEEDS
+from raysim.analysis.comparison.choice import divergence
+from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS
+from raysim.analysis.data.folders import over
+from raysim.analysis.report.material import MODES, WORTH, Job, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
 from raysim.quality import Measure
 from raysim.units import format_bytes
 
-if TYPE_CHECKING:
-    from raysim.analysis.report.material import SettingRuns
+GAIN = f"{100 * (WORTH - 1):.0f} %"
 
 
 def seconds(value: float) -> str:
@@ -88,6 +90,25 @@ def bandwidth(bps: float) -> str:
     return f"{bps:.3g} bit/s"
 
 
+def measure_text(measure: Measure) -> str:
+    """Return the name of a measure on axes and in table heads."""
+    return {"f1": "F1", "r2": "R²", "mae": "mean absolute error"}.get(measure.name, measure.name.replace("_", " "))
+
+
+def quality(measure: Measure, value: float | None, spread: float | None = None) -> str:
+    """Return a quality, with its standard deviation over seeds.
+
+    >>> from raysim.quality import MEASURES
+    >>> quality(MEASURES["accuracy"], 0.9126, 0.004), quality(MEASURES["loss"], None)
+    ('91.3 ± 0.4 %', 'none')
+    """
+    if value is None or math.isnan(value):
+        return "none"
+    scale, digits, unit = (100, 1, " %") if measure.counted else (1, 3, "")
+    around = "" if spread is None or math.isnan(spread) else f" ± {spread * scale:.{digits}f}"
+    return f"{value * scale:.{digits}f}{around}{unit}"
+
+
 def against_dense(setting: SettingRuns, measure: Measure) -> str:
     """Return the difference of a setting's quality from dense with compression on, with its interval if it has one."""
     judged = setting.judged
@@ -131,3 +152,132 @@ def listed(values: Iterable[Any]) -> str:
             ranges.append([value])
     texts = [[f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run) for run in ranges]
     return ", ".join(text for several in texts for text in several) or "none"
+
+
+# --- the verdict on a job on one network ------------------------------------------------------------------------------------
+
+
+def verdict(job: Job, network: str) -> str:
+    """Return the setting to use on a network, with its price and its quality; `code` stands in back ticks."""
+    return " ".join(filter(None, answer_and_evidence(job, network)))
+
+
+def answer_and_evidence(job: Job, network: str) -> tuple[str, str]:
+    """Return the verdict in two parts: one sentence with the setting to use, and the reasons."""
+    if not job.priced:
+        profiled = "train with `profile_every_steps` of at least 1"
+        return f"No run here has profiled actions, so no step can be priced: {profiled}.", ""
+    on = f"On {network} {over(job.transport)}"
+    chosen = job.recommended(network)
+    if chosen is None or job.dense is None:
+        best = fastest(job, network)
+        return (
+            f"{on}, the fastest setting is `{best.name}`, but there is no dense run to compare it with.",
+            f"It takes {_facts(job, best, network)} Train the same job with `forward=Identity backward=Identity`, once for each seed.",
+        )
+    if len(job.settings) == 1:
+        return (
+            f"{on}, only dense was trained, so there is nothing to compare.",
+            f"It takes {_facts(job, chosen, network)}",
+        )
+    if chosen.dense:
+        return f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step.", _why_dense(job, network)
+    gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
+    return f"{on}, use `{chosen.name}`: {gain}.", f"It takes {_facts(job, chosen, network)}{sure(chosen)}"
+
+
+def headline(job: Job, network: str) -> str:
+    """Return the verdict on a network in a few words."""
+    chosen = job.recommended(network) if job.priced else None
+    if not job.priced:
+        return "No step can be priced"
+    if chosen is None:
+        return "No dense baseline"
+    if chosen.dense:
+        return "Stay dense" if len(job.settings) > 1 else "Only dense was trained"
+    return f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast"
+
+
+def fastest(job: Job, network: str) -> SettingRuns:
+    """Return the fastest setting on a network, safe or not."""
+    return min(job.priced, key=lambda setting: setting.step_s[network].value)
+
+
+def sure(setting: SettingRuns) -> str:
+    """Return a sentence on the confidence that a setting does no harm; empty if it was not judged."""
+    judged = setting.judged
+    if not judged:
+        return ""
+    return (
+        f" At {judged['confidence']:.0%} confidence, over {seeds_of(judged)}, it is at most "
+        f"{judged['within']:g} {judged['unit']} worse than dense; {divergence(judged)}."
+    )
+
+
+def seeds_of(judged: Mapping[str, Any]) -> str:
+    """Return the number of seeds behind a verdict, called fresh if they did not choose the setting."""
+    return f"{judged['seeds']}{' fresh' if judged.get('confirmed_on') else ''} seeds"
+
+
+def _why_dense(job: Job, network: str) -> str:
+    """Return why no compressed setting is recommended, the most promising one, and the seeds to decide about it."""
+    faster = job.faster(network)
+    if not faster:
+        return f"No other setting is at least {GAIN} faster."
+    if all(setting.verdict == "harmful" for setting in faster):
+        return f"{_counted(len(faster))} faster, but shown to be harmful."
+    best, least = job.promising(network), job.least_harmful(network)
+    reason = f"{_counted(len(faster))} faster, but none is shown to be safe."
+    setting = best or least
+    if setting is None:
+        return reason
+    difference = against_dense(setting, job.measure)
+    if best is not None:
+        chance = best.judged["chance"]
+        share = "over 99" if chance > 0.99 else f"{100 * chance:.0f}"
+        likely = "" if math.isnan(chance) else f", {share} % likely to be safe"
+        reason += f" The most promising is `{best.name}`: {_faster_than_dense(best, network)}; {difference}{likely}."
+    else:
+        reason += f" None is promising. The least harmful is `{setting.name}`: {difference}."
+    return f"{reason} {_seeds_words(job, setting)}".rstrip()
+
+
+def _counted(count: int) -> str:
+    return f"{plural(count, 'setting')} {'is' if count == 1 else 'are'}"
+
+
+def _seeds_words(job: Job, setting: SettingRuns) -> str:
+    """Return why a setting is undecided, and the seeds and hours that would decide."""
+    have, lacking = int(setting.judged["seeds"]), setting.judged["lacking"]
+    if setting.verdict != "undecided":
+        return ""
+    if lacking and have >= MIN_SEEDS:
+        return f"No verdict: {lacking}."
+    needed = job.seeds_for(setting)
+    outcome = f"{plural(have, 'seed')} cannot decide" if have < MIN_SEEDS else f"{plural(have, 'seed')} did not decide"
+    if needed is None and not math.isnan(setting.judged["deviation"]):
+        return f"{outcome}, and {MOST_SEEDS} would not either: the difference is too close to the margin for its spread over seeds."
+    needed = max(needed or MIN_SEEDS, MIN_SEEDS if have < MIN_SEEDS else have + 1)
+    hours = job.cost_s(needed)
+    return f"{outcome}, but {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
+
+
+def _faster_than_dense(setting: SettingRuns, network: str) -> str:
+    """Return the speed-up of a setting over its dense setting, with the interval and the dense step."""
+    value, low, high = setting.speedup[network]
+    dense = seconds(setting.price.dense_step_s[network])
+    return f"{value:.2f} times as fast as dense ({low:.2f} to {high:.2f}; dense takes {dense})"
+
+
+def _facts(job: Job, setting: SettingRuns, network: str) -> str:
+    """Return the seconds and bytes of a step and the quality, of a compressed setting with that of dense."""
+    dense = job.dense if job.dense is not setting else None
+    reached = [
+        f"{quality(job.measure, *setting.quality[mode])} with compression {mode} at inference"
+        + (f" (dense {quality(job.measure, *dense.quality[mode])})" if dense is not None else "")
+        for mode in MODES
+    ]
+    return (
+        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. "
+        f"{measure_text(job.measure).capitalize()}: {', '.join(reached)}."
+    )

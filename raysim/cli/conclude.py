@@ -218,7 +218,7 @@ def report(
     own = [repr(each) for each in given]
     check_runs(folder, "no folder there has a run.parquet")
     target = _report_target(folder, out, form)
-    from raysim.analysis.report import NETWORKS, write_report
+    from raysim.analysis.report import NETWORKS, compose, write_report
     from raysim.cli.terminal import console
 
     unlike = next((repr(each) for each in given if given[own.index(repr(each))] != each), None)
@@ -226,16 +226,9 @@ def report(
         fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
     networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))] if given else None
     with console().status(f"reading {folder}"):
-        page = write_report(
-            folder,
-            target,
-            form=form,
-            networks=networks,
-            first=own[0] if own else None,
-            compute=compute,
-            profile=profile,
-            transport=transport,
-        )
+        first = own[0] if own else None
+        page = compose(folder, networks, first=first, compute=compute, profile=profile, transport=transport)
+        write_report(page, target, form)
     for problem in page.problems:
         typer.echo(f"- {problem}")
     typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")

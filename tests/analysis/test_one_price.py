@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from raysim.analysis import break_even, load, replay
 from raysim.analysis.report import compose
-from raysim.analysis.report.blocks import Table
-from raysim.analysis.report.figures import ByNetwork, Figure
+from raysim.analysis.report.page import ByNetwork, Figure, Table
 from raysim.analysis.report.words import seconds, speedup, step_time
 from raysim.cli import app
 from raysim.sweeps.runner import Sweep
@@ -49,6 +48,11 @@ def page(study):
 
 def blocks(page, kind):
     return [block for one in page.sections for block in one.blocks if isinstance(block, kind)]
+
+
+def by_name(settings):
+    """Return the rows of a table by their first cell, each by the headings of its columns."""
+    return {cells[0].text: {cell.column: cell for cell in cells} for cells in settings.rows}
 
 
 def table(page, key):
@@ -98,8 +102,8 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
 
     name = f"{setting} / Identity"  # the report's row
     settings = table(page, "job1-settings")
-    titles = [column.text for column in settings.columns]
-    row = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == name)
+    rows = by_name(settings)
+    row = rows[name]
     assert row["step"].value.values[NETWORK] == pytest.approx(step_s, rel=1e-12)
     assert row["speed-up"].value.values[NETWORK] == pytest.approx(faster, rel=1e-9)
     assert "pooled over 4 runs" in settings.caption
@@ -114,7 +118,7 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
     if promising is None:
         assert "None is promising" in said
     else:
-        told = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == promising[1])
+        told = rows[promising[1]]
         assert told["speed-up"].text.values[NETWORK].startswith(f"{promising[2]}x ({promising[3]} to {promising[4]})")
         assert promising[5] == seconds(dense_s)
 
@@ -124,15 +128,13 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
     ends = (picture["start_s"] + picture["duration_s"]).groupby(picture["panel"]).max()
     assert ends["dense"] == pytest.approx(dense_s, rel=1e-9)
     compressed = next(panel for panel in ends.index if panel != "dense")
-    drawn = next(dict(zip(titles, cells, strict=True)) for cells in settings.rows if cells[0].text == compressed)
-    assert ends[compressed] == pytest.approx(drawn["step"].value.values[NETWORK], rel=1e-9)
+    assert ends[compressed] == pytest.approx(rows[compressed]["step"].value.values[NETWORK], rel=1e-9)
 
 
 def test_sentences_say_what_the_tables_say(page):
     """On every network: the fastest and the faster ones, by the numbers of the page alone."""
     summary, settings = table(page, "job1-recommended"), table(page, "job1-settings")
-    titles = [column.text for column in settings.columns]
-    rows = {cells[0].text: dict(zip(titles, cells, strict=True)) for cells in settings.rows}
+    rows = by_name(settings)
     for cells in summary.rows:
         network, chosen, step, dense_step, faster, *_, evidence = (cell.text for cell in cells)
         assert step == rows[chosen]["step"].text.values[network]

@@ -18,16 +18,15 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
-from raysim.analysis.report.blocks import Details, Heading, Table, Text
-from raysim.analysis.report.figures import ByNetwork, Figure
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.html import write_html
 from raysim.analysis.report.markdown import write_markdown
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
-from raysim.analysis.report.material import WORTH, Job, Metric, SettingRuns, Spread
-from raysim.analysis.report.own_network import BANDWIDTHS_BPS, GRID, LATENCIES_S
+from raysim.analysis.report.material import WORTH, Job, Price, SettingRuns, Spread
+from raysim.analysis.report.page import ByNetwork, Details, Figure, Heading, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
-from raysim.analysis.report.verdict import sure, verdict
+from raysim.analysis.report.summary import BANDWIDTHS_BPS, GRID, LATENCIES_S
+from raysim.analysis.report.words import sure, verdict
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
@@ -206,7 +205,7 @@ def test_a_curve_over_time_is_one_over_steps_scaled(page):
 
 
 def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.9):
-    quality = {mode: Spread(accuracy, 0.0, 3) for mode in ("on", "off")}
+    quality = {mode: Spread(accuracy, 0.0) for mode in ("on", "off")}
     price = {network: Estimate(step_s, 0.99 * step_s, 1.01 * step_s) for network in NETWORKS}
     times = speedup if speedup is not None else 1.0 / step_s
     faster = {network: Estimate(times, 0.99 * times, 1.01 * times) for network in NETWORKS}
@@ -218,22 +217,17 @@ def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.
         (name,),
         3,
         0,
-        6,
         10.0,
         100.0,
         quality,
         name,
-        (),
-        None,
-        price,
-        dict.fromkeys(NETWORKS, 1.0),
-        faster,
+        Price(price, dict.fromkeys(NETWORKS, 1.0), faster),
         {"verdict": verdict},
     )
 
 
 def job(*settings):
-    return Job("job1", "a job", Metric(MEASURES["accuracy"]), settings, pd.DataFrame(), NETWORKS)
+    return Job("job1", "a job", MEASURES["accuracy"], settings, pd.DataFrame(), NETWORKS)
 
 
 def test_what_is_recommended_is_safe_and_worth_it():
@@ -290,7 +284,7 @@ def undecided(name, harm, *, seeds=2, **changes):
 
 def of_losses(*settings):
     runs = pd.DataFrame({"run": [one.name for one in settings], "seconds": 600.0})
-    return dataclasses.replace(job(*settings), metric=Metric(MEASURES["loss"]), runs=runs)
+    return dataclasses.replace(job(*settings), measure=MEASURES["loss"], runs=runs)
 
 
 def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_promising():
@@ -421,8 +415,7 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
 def test_one_run_has_a_price_with_an_interval(runs, tmp_path):
     copy_run(runs / "dense-s1", tmp_path / "dense")
     copy_run(runs / "q8-s1", tmp_path / "q8")
-    networks = {name: parse_network(name) for name in NETWORKS}
-    (job,) = gather(load(tmp_path), networks).jobs
+    (job,) = gather(load(tmp_path), [parse_network(name) for name in NETWORKS]).jobs
     for one in job.settings:
         for name in NETWORKS:
             assert one.step_s[name].low < one.step_s[name].value < one.step_s[name].high

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from report_runs import SPITE
 
-from raysim.analysis.report.figures import Figure
+from raysim.analysis.report.page import Figure
 
 RUNS = 40
 
@@ -247,7 +247,7 @@ def test_the_network_is_kept_in_the_address(opened):
 
 @pytest.mark.slow
 def test_a_typed_network_is_priced_and_kept_in_the_address(opened, report):
-    from raysim.analysis.report.own_network import GRID
+    from raysim.analysis.report.summary import GRID
     from raysim.analysis.report.words import seconds, speedup, step_time
 
     page = opened()

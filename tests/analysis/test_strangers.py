@@ -8,7 +8,7 @@ from record_mutations import EVIL, SIGNS, VALUES, copy_run, mutate, train_runs
 from typer.testing import CliRunner
 
 from raysim import Run, analysis, plugins, save_pretrained, train
-from raysim.analysis.report import write_report
+from raysim.analysis.report import compose, write_report
 from raysim.cli import app
 from raysim.compressors import parse
 from raysim.config import ConfigError
@@ -163,7 +163,8 @@ def test_a_bad_run_is_named_and_the_rest_opens(stranger, spoil, reason):
     results = analysis.load(".")
     assert {"dense-s0", "topk-s0"} <= set(analysis.replay(results, "1gbps", against="dense")["run"])
     analysis.findings(results)
-    page = write_report(".", stranger.parent / "report.html", networks=["1gbps"])
+    page = compose(".", ["1gbps"])
+    write_report(page, stranger.parent / "report.html")
     for problems in (results.problems, page.problems):
         assert any("changed" in one and reason in one for one in problems), problems
     assert output("replay", "changed", "--network", "1gbps")[0] in (

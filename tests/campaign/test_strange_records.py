@@ -9,7 +9,7 @@ from record_mutations import EVIL, copy_run, mutate, mutations, train_runs
 from typer.testing import CliRunner
 
 from raysim import Run, analysis, save_pretrained
-from raysim.analysis.report import write_report
+from raysim.analysis.report import compose, write_report
 from raysim.cli import app
 from raysim.config import ConfigError
 from raysim.records import RecordsError
@@ -33,7 +33,7 @@ def read_together(home, out):
     for table in ("steps", "evals", "links", "actions", "decisions"):
         results.table(table)
     analysis.findings(results)
-    write_report(home, out / "report.html", networks=["100mbps"])
+    write_report(compose(home, ["100mbps"]), out / "report.html")
     with suppress(analysis.AnalysisError):  # runs that disagree on a column, or a table that cannot be read
         analysis.pack(home, out / "pack")
     return wrong + [f"an unprintable problem: {one!r}" for one in results.problems if not one.isprintable()]

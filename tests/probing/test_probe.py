@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from raysim.analysis import load, replay
 from raysim.analysis.report import compose
-from raysim.analysis.report.blocks import Table, Text
+from raysim.analysis.report.page import Table, Text
 from raysim.analysis.report.probes import LIMIT, smaller_runs
 from raysim.cli import app
 from raysim.codecs import TopK

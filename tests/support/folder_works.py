@@ -76,10 +76,10 @@ def _pack() -> dict[str, Any]:
 
 
 def _report() -> dict[str, Any]:
-    from raysim.analysis.report import write_report
+    from raysim.analysis.report import compose, write_report
 
     try:
-        write_report("run", Path("report.html"))
+        write_report(compose("run"), Path("report.html"))
     except analysis.AnalysisError as error:
         return {"refused": str(error)}
     return {"reported": True}

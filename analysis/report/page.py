@@ -1,6 +1,6 @@
-"""Figures as data, separate from their drawing, so that a page, a picture and a CSV file cannot disagree.
+"""A report as data: sections of text, tables and figures, of which a page, pictures and CSV files are made.
 
-`html` draws them in a browser, `markdown` for a paper. Values that depend on a network are held for every network.
+`html` writes it for a browser, `markdown` for a paper. Values that depend on a network are held for every network.
 """
 
 from __future__ import annotations
@@ -8,11 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.data.settings import Method, read_method
+from raysim.analysis.data.folders import USUAL_TRANSPORT
+from raysim.analysis.report.words import measure_text
+from raysim.quality import Measure
+
+if TYPE_CHECKING:
+    from raysim.analysis.report.material import Price
 
 Values = Sequence[Any]
 
@@ -77,22 +82,6 @@ def style(number: int) -> Style:
     return Style(COLOURS[number], SYMBOLS[number], DASHES[number])
 
 
-def family(notation: str) -> str:
-    """Return a notation without its numbers and options, common to codecs of one kind.
-
-    >>> family("ErrorFeedback(TopK(0.1, values=Quantize(4)))"), family("Quantize(4, range='absmax')")
-    ('ErrorFeedback(TopK(Quantize))', 'Quantize')
-    """
-    method = read_method(notation)
-    return _kind(method) if method is not None else "each boundary its own"
-
-
-def _kind(method: Method) -> str:
-    parts = (*method.arguments, *(value for _, value in method.options))
-    inner = ", ".join(_kind(part) for part in parts if isinstance(part, Method))
-    return f"{method.name}({inner})" if inner else method.name
-
-
 @dataclass(frozen=True)
 class Series:
     """A series: points drawn in one style.
@@ -129,6 +118,11 @@ class Axis(NamedTuple):
     """Tick labels at the given positions."""
     order: Sequence[str] = ()
     """Of names: the first is on the left, or on top."""
+
+
+def quality_axis(measure: Measure, suffix: str = "") -> Axis:
+    """Return the axis of a measure of quality; `suffix` of its name."""
+    return Axis(measure.name + suffix, measure_text(measure), unit="%" if measure.counted else "")
 
 
 @dataclass(frozen=True)
@@ -208,7 +202,7 @@ def finite(values: Iterable[Any]) -> list[float | None]:
     >>> finite([1, float("nan"), None, float("inf"), 2.5])
     [1.0, None, None, None, 2.5]
     """
-    numbers = [math.nan if value is None or repr(value) in ("<NA>", "NaT") else float(value) for value in values]
+    numbers = [math.nan if pd.isna(value) else float(value) for value in values]
     return [number if math.isfinite(number) else None for number in numbers]
 
 
@@ -233,3 +227,135 @@ def thinned(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+# --- blocks of a page, its sections, and the page ------------------------------------------------------------------------------
+
+
+class Text(NamedTuple):
+    """A paragraph. Text in `back ticks` is set as code; all other text is shown as it is."""
+
+    text: str | ByNetwork
+    kind: str = "paragraph"
+    """"headline" (the verdict in a few words, large), "lead" (the verdict in a sentence), "evidence" (its reasons), "paragraph",
+    "note" (limits of figures), "code" (shell commands) or "python"."""
+
+
+class Typed(NamedTuple):
+    """A price on the reader's typed network, interpolated by the page: the "step" or the "speedup" of a setting."""
+
+    price: Price
+    """On every network of the page's grid."""
+    part: str
+
+
+class Cell(NamedTuple):
+    """A cell in the column of a heading, which has the unit."""
+
+    column: str
+    text: str | ByNetwork | Typed
+    value: Any = None
+    """The value to sort by, if the text is another."""
+    kind: str = "word"
+    """"word", "code", "number" (aligned to the right) or "long" (sentences)."""
+
+
+def code(column: str, text: str) -> Cell:
+    """Return a cell with a notation."""
+    return Cell(column, text, kind="code")
+
+
+def number(column: str, text: str | ByNetwork | Typed, value: Any = None) -> Cell:
+    """Return a cell of a column of numbers."""
+    return Cell(column, text, value, "number")
+
+
+def sentences(column: str, text: str, value: Any = None) -> Cell:
+    """Return a cell of a column of sentences."""
+    return Cell(column, text, value, "long")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. A `live` table can be sorted and filtered on the page. The rows of a table of `networks` have a network in the first
+    column, those of `verdicts` "supported", "contradicted" or "undecided". A `typed` table is filled in on the page for the reader's
+    typed network, under a sentence with the setting to use there."""
+
+    key: str
+    caption: str
+    rows: Sequence[Sequence[Cell]]
+    """All with the same columns."""
+    live: bool = False
+    networks: bool = False
+    verdicts: bool = False
+    typed: bool = False
+
+    @property
+    def heads(self) -> Sequence[Cell]:
+        """A cell of each column."""
+        return self.rows[0] if self.rows else ()
+
+
+class Heading(NamedTuple):
+    """A heading within a section."""
+
+    text: str
+
+
+class Details(NamedTuple):
+    """Paragraphs behind a link: how figures were made, and their limits."""
+
+    title: str
+    texts: Sequence[Text]
+
+
+Block = Text | Table | Figure | Heading | Details
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block] = ()
+    absent: str = ""
+    """Why it lacks figures; empty if it lacks none."""
+    interactive: bool = False
+    """True if it means nothing without a browser."""
+
+    @classmethod
+    def of(cls, key: str, title: str, blocks: Sequence[Block], without: str) -> Section:
+        """Return a section of blocks, or with the reason why there are none."""
+        return cls(key, title, blocks, "" if blocks else without)
+
+
+class Page(NamedTuple):
+    """The whole report."""
+
+    title: str
+    subtitle: str
+    problems: Sequence[str]
+    """Unreadable records, one sentence each."""
+    sections: Sequence[Section]
+    networks: Sequence[str]
+    network: str
+    """The network chosen at first."""
+    transport: str = USUAL_TRANSPORT
+    """The transport of all its prices."""
+
+    def decisions(self, networks: Sequence[str]) -> list[str]:
+        """Return the verdicts with their evidence, as plain text, on each of some networks."""
+        texts = [block for section in self.sections for block in section.blocks if isinstance(block, Text)]
+        verdicts: list[list[Text]] = []
+        for text in texts:
+            if text.kind == "lead":
+                verdicts.append([text])
+            elif text.kind == "evidence":
+                verdicts[-1].append(text)
+        sentences = [
+            " ".join(filter(None, (str(on_network(text.text, network)) for text in parts)))
+            for parts in verdicts
+            for network in networks
+        ]
+        return [sentence.replace("`", "") for sentence in dict.fromkeys(sentences)]
