@@ -3,7 +3,7 @@
 The number of seeds may change as long as no verdict depends on the change. Before any setting has a final evaluation, the rest of the
 race is simulated from its standing, and the number with the best chance of an answer is taken. Before any setting has been trained on
 all planned seeds, a plan that the leading setting cannot end is shortened, by costs alone. After the planned seeds, what is left of
-the budget goes to a later look of the rule, which has its own share of the error (`analysis.comparison.looks`).
+the budget goes to a later look of the rule, which has its own share of the error (`analysis.comparison.rule`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from raysim.sweeps.study_checks import (
 )
 
 MOST_SEEDS = 10_000
-MOST_PLANNED = 21  # by a budget: the last look of the rule, as in `analysis.comparison.looks`
+MOST_PLANNED = 21  # by a budget: the last look of the rule, as in `analysis.comparison.rule`
 PARTS: Mapping[str, type] = {"objectives": Objective, "constraints": Constraint, "baselines": Baseline}
 
 

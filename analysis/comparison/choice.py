@@ -108,7 +108,8 @@ def _judged(
 
     The settings of `lender`, on other seeds, lend their spread.
     """
-    samples, lenders = _samples(context, alpha), [] if lender is None else [*_samples(lender, alpha).values()]
+    samples = _samples(context, alpha)
+    lenders = [] if lender is None else [*_samples(lender, alpha).values()]
     family = {setting: sample for setting, sample in samples.items() if sample.values}
     borrowed = priors(
         [sample.values for sample in family.values()],
@@ -129,18 +130,20 @@ def _judged(
     rows = {}
     for setting, sample in samples.items():
         outcome, prior = judged.get(setting, (None, ALONE))
-        rows[setting] = outcome_columns(sample, outcome) | {"family": size} | _spread(sample, prior, context.margin)
-        rows[setting] |= _divergence(context.settings[setting], sample, alpha)
+        diverged = int(context.settings[setting].loc[list(sample.seeds), "diverged"].sum())
+        rows[setting] = {
+            **outcome_columns(sample, outcome),
+            **_spread(sample, prior, context.margin),
+            "family": size,
+            "diverged": diverged,
+            "diverged_high": highest_rate(diverged, len(sample.seeds), 1 - alpha) if sample.seeds else 1.0,
+        }
     return rows
 
 
 def _samples(context: Context, alpha: float) -> dict[Setting, Sample]:
-    """Return the differences from dense that count of each compressed setting."""
-    samples = {}
-    for setting in context.settings:
-        if setting != Setting():
-            samples[setting] = context.harm_sample(setting, context.harms(setting), alpha)
-    return samples
+    compressed = [setting for setting in context.settings if setting != Setting()]
+    return {setting: context.harm_sample(setting, context.harms(setting), alpha) for setting in compressed}
 
 
 def outcome_columns(sample: Sample, judged: Judged | None) -> dict[str, Any]:
@@ -165,15 +168,6 @@ def _spread(sample: Sample, prior: Prior, margin: float) -> dict[str, float]:
         "deviation": float(studentised.error) * math.sqrt(len(sample.values)),
         "borrowed": float(prior.freedom),
         "chance": 1 - float(studentised.p_value(margin, "below")),
-    }
-
-
-def _divergence(runs: pd.DataFrame, sample: Sample, alpha: float) -> dict[str, Any]:
-    """Return how many of the counted runs of a setting diverged, and the upper bound of their rate: 1 without runs."""
-    diverged = int(runs.loc[list(sample.seeds), "diverged"].sum())
-    return {
-        "diverged": diverged,
-        "diverged_high": highest_rate(diverged, len(sample.seeds), 1 - alpha) if sample.seeds else 1.0,
     }
 
 
@@ -227,15 +221,11 @@ def _even(
     step_s, dense_step_s = np.mean(steps, axis=0) if steps else (math.nan, math.nan)
     return {
         "seeds": len(steps),
-        "break_even_bps": bandwidth.value,
-        "break_even_low_bps": bandwidth.low,
-        "break_even_high_bps": bandwidth.high,
+        **bandwidth.columns("break_even", "_bps"),
         "pays": _pays(bandwidth),
         "step_s": step_s,
         "dense_step_s": dense_step_s,
-        "speedup": dense_step_s / step_s,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
+        **speedup._replace(value=dense_step_s / step_s).columns("speedup"),
         "verdict": speedup.verdict if steps else None,
     }
 

@@ -108,8 +108,10 @@ class Context:
     def harms(self, setting: Setting) -> dict[int, float]:
         """Return how much worse a setting is than dense at each seed that both have, with compression on."""
         runs, dense = self.settings[setting], self.settings.get(Setting())
-        seeds = [] if dense is None else [seed for seed in runs.index if seed in dense.index]
-        return {seed: self.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds if dense is not None}
+        if dense is None:
+            return {}
+        seeds = (seed for seed in runs.index if seed in dense.index)
+        return {seed: self.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds}
 
     def learned(self, setting: Setting, seeds: Iterable[int], mode: Mode = "on", *, alpha: float) -> bool:
         """Return whether the models of a setting at these seeds are clearly better than chance."""
@@ -265,17 +267,12 @@ def _predictions(results: Results, column: str) -> dict[str, int]:
 
 
 def _untrained(results: Results, run: str, measure: Measure, chance: float) -> tuple[float, str]:
-    """Return the quality assigned to a diverged run, and why."""
     if measure.name == "loss":
-        return _first_loss(results, run), "the loss of its first step"
+        steps = results.select([run]).table("steps", ["step", "loss"]).sort_values("step")
+        return float(steps["loss"].iloc[0]) if len(steps) else math.nan, "the loss of its first step"
     if measure.counted:
         return 0.0, f"{measure.name} 0"
     return chance, f"the {measure.name} by chance"
-
-
-def _first_loss(results: Results, run: str) -> float:
-    steps = results.select([run]).table("steps", ["step", "loss"]).sort_values("step")
-    return float(steps["loss"].iloc[0]) if len(steps) else math.nan
 
 
 def _number(value: object) -> float:

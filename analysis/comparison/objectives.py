@@ -60,7 +60,6 @@ def frontier(
 
 
 def _measures(frame: pd.DataFrame) -> dict[str, Measure]:
-    """Return the measures of the runs whose rows a frame has."""
     texts: list[str] = frame["measures"].dropna().unique().tolist() if "measures" in frame else []
     return {name: measure for text in texts for name, measure in measures_of({"measures": text}).items()}
 
@@ -110,7 +109,7 @@ def importance(
     parameters that all trials have. A parameter that only some trials have (such as a density, if others quantise) is
     judged over these trials, beside the parameters that all have: the column `trials` is their number, and
     `conditional` marks such parameters. Trials without the objective, baselines, and trials that share another's
-    results are left out. Raises AnalysisError if an objective is unknown. Source: Hutter, Hoos, Leyton-Brown 2014, "An
+    results are left out. Raises AnalysisError if an objective is unknown. Source: Optuna's fANOVA; Hutter, Hoos, Leyton-Brown 2014, "An
     efficient approach for assessing hyperparameter importance".
     """
     trials = _trials(of)

@@ -144,11 +144,23 @@ class Race:
             each = evidence[name]
             if name in safe or not each.observed:
                 continue
-            if each.step_s > fastest:
-                exits[name] = Exit("slower", each.rung, len(each.harms), fmean(each.harms), math.nan)
-            elif (reason := self._harmful(each, evidence) or self._hopeless(each, evidence)) is not None:
-                exits[name] = reason
+            reason: tuple[Kind, float] | None = (
+                ("slower", math.nan) if each.step_s > fastest else self._reason(each, evidence)
+            )
+            if reason is not None:
+                kind, bound = reason
+                exits[name] = Exit(kind, each.rung, len(each.harms), fmean(each.harms), bound)
         return exits
+
+    def _reason(self, each: Evidence, evidence: Mapping[str, Evidence]) -> tuple[Kind, float] | None:
+        """Return why a setting leaves: its final harm surely lies above the margin, or its seeds would hardly show that it is safe."""
+        if len(each.final) >= self.seeds:
+            return None
+        bound = self.lower_bound(each, evidence) if len(each.harms) > 1 else -math.inf
+        if bound > self.margin:
+            return "harmful", bound
+        chance = self.chance_safe(each, evidence) if each.rung >= PATIENCE else 1.0
+        return ("hopeless", chance) if chance < self.hopeless else None
 
     def next_parts(self, evidence: Mapping[str, Evidence], running: Sequence[str], width: int = 2) -> list[Part]:
         """Return the next parts: the first rung of all settings, then those of the `width` fastest ones that are likely safe.
@@ -199,15 +211,6 @@ class Race:
         spread = math.hypot(deviation.within, error / mean)
         return float(special.ndtr((math.log(self.margin / mean) - deviation.mean) / spread))
 
-    def _harmful(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
-        """Return the exit of a setting whose final harm surely lies above the margin."""
-        if len(each.harms) < 2 or len(each.final) >= self.seeds:
-            return None
-        bound = self.lower_bound(each, evidence)
-        if bound <= self.margin:
-            return None
-        return Exit("harmful", each.rung, len(each.harms), fmean(each.harms), bound)
-
     def lower_bound(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
         """Return the lower bound of a setting's final harm, at a rung's share of the error."""
         level = self.error / len(RUNGS)
@@ -219,15 +222,6 @@ class Race:
         deviation = deviation_of(each.rung, evidence)
         unsure = float(-special.ndtri(level)) * deviation.within
         return mean * math.exp(min(0.0, deviation.mean) - math.hypot(unsure, half / mean))
-
-    def _hopeless(self, each: Evidence, evidence: Mapping[str, Evidence]) -> Exit | None:
-        """Return the exit of a setting that all planned seeds would hardly show to be safe."""
-        if len(each.final) >= self.seeds or each.rung < PATIENCE:
-            return None
-        chance = self.chance_safe(each, evidence)
-        if chance >= self.hopeless:
-            return None
-        return Exit("hopeless", each.rung, len(each.harms), fmean(each.harms), chance)
 
     def chance_safe(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
         """Return the chance that `seeds` seeds will call a setting safe."""

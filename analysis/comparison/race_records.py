@@ -14,13 +14,7 @@ import pandas as pd
 from raysim.analysis.comparison.choice import safe_set
 from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.harm_forecast import Trace, observe
-from raysim.analysis.comparison.race import (
-    RUNGS,
-    Evidence,
-    Exit,
-    Part,
-    Race,
-)
+from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Part, Race
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.results import Results
 from raysim.network.presets import parse_network
@@ -92,14 +86,11 @@ class _Replay:
             str(key).removeprefix("chance_"): float(row[key]) for key in row.index if str(key).startswith("chance_")
         }
 
-    def race(self) -> Race:
-        """Return the terms of the race; raises AnalysisError if there are too few seeds."""
-        step = 0.0 if math.isnan(self.context.step) else self.context.step
-        return Race(len(self.seeds), self.context.margin, len(self.settings), self.first, step=step)
-
     def rows(self, full: Mapping[str, Mapping[Any, Any]]) -> list[dict[str, Any]]:
         """Return the rows of the settings and of dense, beside the verdicts by all seeds."""
-        race, evidence = self.race(), {name: Evidence(self._step_s(runs)) for name, runs in self.settings.items()}
+        step = 0.0 if math.isnan(self.context.step) else self.context.step
+        race = Race(len(self.seeds), self.context.margin, len(self.settings), self.first, step=step)
+        evidence = {name: Evidence(self._step_s(runs)) for name, runs in self.settings.items()}
         costs = {name: np.zeros(race.seeds) for name in ("", *evidence)}  # in runs, by seed; "" is dense
         costs[""][: race.first] = 1.0
         left: dict[str, Exit] = {}
@@ -123,6 +114,7 @@ class _Replay:
     ) -> dict[str, Any]:
         verdicts = {"harmful": "harmful", "hopeless": "undecided", "slower": "slower"}
         share = RUNGS[left.rung] if left is not None else 1.0
+        num_steps = min(len(self.traces[run].losses) for run in self._runs(name, range(len(self.seeds))))
         return {
             "setting": name,
             "full": full["verdict"],
@@ -130,13 +122,10 @@ class _Replay:
             "race": "safe" if safe else verdicts[left.kind] if left is not None else "undecided",
             "reason": left.kind if left is not None else "all seeds",
             "seeds": left.seeds if left is not None else len(self.seeds),
-            "steps": round(share * self._num_steps(name)),
+            "steps": round(share * num_steps),
             "runs": float(cost.sum()),
             "full_runs": float(len(self.settings[name])),
         }
-
-    def _num_steps(self, name: str) -> int:
-        return min(len(self.traces[run].losses) for run in self._runs(name, range(len(self.seeds))))
 
     def _runs(self, name: str, seeds: Sequence[int] | range) -> list[str]:
         """Return the runs of a setting, or of dense if it has no name, at these positions of seeds."""
@@ -144,7 +133,6 @@ class _Replay:
         return [str(runs.loc[self.seeds[i], "run"]) for i in seeds]
 
     def _train(self, part: Part, before: Evidence) -> Evidence:
-        """Return the evidence after a part."""
         if part.rung == len(RUNGS) - 1:
             runs, dense = self.settings[part.setting], self.context.settings[Setting()]
             at: list[Any] = [self.seeds[i] for i in part.seeds]
@@ -156,7 +144,6 @@ class _Replay:
         return before._replace(observed=(*before.observed, seen))
 
     def _step_s(self, runs: pd.DataFrame) -> float:
-        """Return the seconds of a step of a setting on the network of its study."""
         run = str(runs["run"].iloc[0])
         studies = runs["study"].dropna()
         replay = self.results.replay(run, transport=self.results.transport_of(studies))

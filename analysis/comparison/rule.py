@@ -33,7 +33,9 @@ def planned_share(planned: int) -> float:
 def looks_after(planned: int) -> dict[int, float]:
     """Return the looks that can happen after a plan, with their shares of the error; all of `LOOKS` without a plan (0).
 
-    A plan of fewer than `MIN_SEEDS` seeds is not judged, and spends nothing.
+    A study that fixed its seeds is judged on all of them first: looks at fewer seeds can then no longer happen, and later looks
+    have their shares. The shares of a plan and of its looks sum to one (Lan and DeMets 1983; Bonferroni). A plan of fewer than
+    `MIN_SEEDS` seeds is not judged, and spends nothing.
 
     >>> {count: round(share, 3) for count, share in looks_after(8).items()}
     {13: 0.333, 21: 0.167}

@@ -97,7 +97,6 @@ def _pairs(
 
 
 def _parted(pairs: list[tuple[pd.DataFrame, pd.DataFrame]], measure: Measure) -> dict[str, Any]:
-    """Return the mean harm and the parts of its variance."""
     harms = np.stack([_differences(worse, dense, measure) for worse, dense in pairs])
     seeds, samples = harms.shape
     of_seeds, of_samples = harms.mean(axis=1), harms.mean(axis=0)

@@ -66,7 +66,6 @@ def _run_problems(row: Mapping[Any, Any], folder: Place) -> Iterator[str]:
 
 
 def _table_problems(file: Path, table: str, row: Mapping[Any, Any], filled: tuple[str, ...]) -> Iterator[str]:
-    """Yield the problems of a table in a single file."""
     try:
         metadata = pq.read_metadata(file)
     except (OSError, pa.ArrowException) as error:

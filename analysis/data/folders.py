@@ -164,6 +164,8 @@ class StudyFile:
         self.seeds = seeds[:planned] if isinstance(planned, int) else seeds
         """The seeds fixed before it began, or by the plan of its budget; none if it names none."""
         self._objectives = [_named(objective) for objective in _list(written, "objectives")]
+        self._names = [str(objective.get("name", "")) for objective in self._objectives]
+        self._step = next((network_and_transport(name) for name in self._names if name.startswith("step_s@")), None)
 
     @property
     def directions(self) -> dict[str, str]:
@@ -173,28 +175,23 @@ class StudyFile:
     @property
     def network(self) -> str | None:
         """The network of the first `step_s@NETWORK` among its objectives; None without one, or if its file is missing here."""
-        name = self._step
-        network = None if name is None else network_and_transport(name)[0]
+        if self._step is None:
+            return None
         try:
-            return network if network is None or parse_network(network) else None
+            parse_network(self._step[0])
         except (OSError, ValueError):
             return None
+        return self._step[0]
 
     @property
     def transport(self) -> str | None:
         """The transport of the first `step_s@NETWORK` among its objectives; None without one."""
-        return None if self._step is None else network_and_transport(self._step)[1]
+        return None if self._step is None else self._step[1]
 
     @property
     def qualities(self) -> list[str]:
         """Its objectives with compression on, without `_on`; by the first of them it chooses settings."""
-        names = (str(objective.get("name", "")) for objective in self._objectives)
-        return [name.removesuffix("_on") for name in names if name.endswith("_on")]
-
-    @property
-    def _step(self) -> str | None:
-        names = (str(objective.get("name", "")) for objective in self._objectives)
-        return next((name for name in names if name.startswith("step_s@")), None)
+        return [name.removesuffix("_on") for name in self._names if name.endswith("_on")]
 
 
 def _list(written: Mapping[str, Any], key: str) -> list[Any]:

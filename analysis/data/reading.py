@@ -81,7 +81,9 @@ def stacked(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pa.T
         by_schema.setdefault(table.schema, []).append(table)
     groups = [pa.concat_tables(group) for group in by_schema.values()]
     filled = {name for group in groups for name in group.column_names if not _is_empty(group, name)}
-    groups = [_rewritten(group, {n for n in filled if _is_empty(group, n)}, _as_null) for group in groups]
+    groups = [
+        _rewritten(group, {n for n in filled if _is_empty(group, n)}, lambda c: pa.nulls(len(c))) for group in groups
+    ]
     disputed = {name for name in {n for g in groups for n in g.column_names} if not _agree(groups, name)}
     groups = [_rewritten(group, disputed, _as_text) for group in groups]
     return pa.concat_tables(groups, promote_options="permissive")
@@ -99,10 +101,6 @@ def _agree(groups: Sequence[pa.Table], name: str) -> bool:
 def _is_empty(table: pa.Table, name: str) -> bool:
     """Return whether a column holds only nulls, so that another table decides its type."""
     return name in table.column_names and table[name].null_count == len(table)
-
-
-def _as_null(column: pa.ChunkedArray) -> pa.Array:
-    return pa.nulls(len(column))
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.Array:

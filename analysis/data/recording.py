@@ -98,8 +98,10 @@ class Recording:
         actions = actions[actions["step"] >= self.compress_from]
         if actions.empty:
             raise ValueError(f"it has no profiled step from `compress_from` = {self.compress_from} on")
-        warm = self.first_step + WARMUP_STEPS
-        actions = actions[actions["step"].isin(_chosen(actions["step"], max_steps, warm))]
+        profiled = sorted(int(step) for step in actions["step"].unique())
+        warm = [step for step in profiled if step >= self.first_step + WARMUP_STEPS] or profiled
+        chosen = np.linspace(0, len(warm) - 1, min(max_steps, len(warm))).astype(int)
+        actions = actions[actions["step"].isin([warm[i] for i in chosen])]
         self.links = self.links[self.links["step"] >= self.compress_from]
         tables = {"steps": self.steps, "actions": actions, "links": self.links, "collectives": self._transfers}
         check_tables(self.row, tables)
@@ -286,7 +288,6 @@ class Recording:
         return float(sent.mean()) if 0 < len(sent) < len(self.priced_steps) else None
 
     def _collective_bytes(self, direction: str) -> pd.Series[float]:
-        """Return the bytes of all transfers of one direction, by priced step."""
         rows = self.links[(self.links["direction"] == direction) & self.links["step"].isin(self.priced_steps)]
         return rows.groupby("step")["wire_bytes"].sum()
 
@@ -317,10 +318,3 @@ class Recording:
             for direction, stage, members, sent in groups
         ]
         return np.concatenate([as_transfers([]), *spread])
-
-
-def _chosen(steps: pd.Series[int], max_steps: int, warm: int) -> list[int]:
-    """Return at most `max_steps` of the profiled steps, evenly spread; steps before `warm` only if no others were profiled."""
-    profiled = sorted(int(step) for step in steps.unique())
-    warm_steps = [step for step in profiled if step >= warm] or profiled
-    return [warm_steps[i] for i in np.linspace(0, len(warm_steps) - 1, min(max_steps, len(warm_steps))).astype(int)]

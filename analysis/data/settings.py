@@ -1,4 +1,7 @@
-"""Settings of runs: methods, compression, jobs, and texts of the keys in which runs differ."""
+"""Settings of runs: methods, compression, jobs, and texts of the keys in which runs differ.
+
+Methods in records are parsed without their classes, since records may come from a raysim with other methods.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ class Method(NamedTuple):
     arguments: tuple[Any, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
 
-    def __str__(self) -> str:
-        written = [*map(_write, self.arguments), *(f"{name}={_write(value)}" for name, value in self.options)]
+    def __repr__(self) -> str:
+        written = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.options)]
         return f"{self.name}({', '.join(written)})" if written else self.name
 
     @property
@@ -61,10 +64,6 @@ def read_method(text: str) -> Method | None:
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
     return method if isinstance(method, Method) else None
-
-
-def _write(value: Any) -> str:
-    return str(value) if isinstance(value, Method) else repr(value)
 
 
 def _build(node: ast.expr, paths: Mapping[str, str]) -> Any:
@@ -184,6 +183,9 @@ def as_text(value: object) -> str:
     """Return a value of a key as it is written on the command line; nothing if it is not given."""
     value = plain(value)
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- jobs: runs that do the same computation, and so share its measured time ------------------------------------------------
 
 
 Job: TypeAlias = tuple[tuple[str, str], ...]

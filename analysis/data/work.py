@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -55,15 +56,12 @@ def work_codes(
 
     shape = wire_bytes.shape
     compute, encode, decode = (np.full(shape, NO_KIND, np.int32) for _ in range(3))
-    for i, step in enumerate(steps):
-        for stage in range(shape[2]):
-            extra = extra_work.get((step, stage), "")
-            for op in range(shape[3]):
-                for microbatch in range(shape[4]):
-                    split = (stage, microbatch) in split_backwards
-                    if op < 2 or split:
-                        kind = ("compute", stage, OPS[op], split and op > 0, extra)
-                        compute[i, :, stage, op, microbatch] = code(kind)
+    every_action = product(range(len(steps)), range(shape[2]), range(shape[3]), range(shape[4]))
+    for i, stage, op, microbatch in every_action:
+        split = (stage, microbatch) in split_backwards
+        if op < 2 or split:
+            kind = ("compute", stage, OPS[op], split and op > 0, extra_work.get((steps[i], stage), ""))
+            compute[i, :, stage, op, microbatch] = code(kind)
     for stage in range(shape[2]):
         for op, direction, boundary, target in (
             (0, "forward", stage, stage + 1),

@@ -12,6 +12,8 @@ from pathlib import Path
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.report.frontier import frontier_section, quality_section
 from raysim.analysis.report.gather import gather
+from raysim.analysis.report.html import write_html
+from raysim.analysis.report.markdown import write_markdown
 from raysim.analysis.report.material import NETWORKS, Job, Material
 from raysim.analysis.report.one_step import links_section, timeline_section
 from raysim.analysis.report.over_time import branches_section, curves_section, decisions_section, has_branches
@@ -96,7 +98,6 @@ def _sections(material: Material) -> list[Section]:
 
 
 def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], material: Material) -> Section:
-    """Return one section with all topics of a job, for a folder of several jobs."""
     blocks: list[Block] = []
     for topic in topics:
         section = topic(replace(material, jobs=[job]))
@@ -107,10 +108,6 @@ def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], mate
 def write_report(page: Page, out: Path, form: str = "html") -> None:
     """Write a report to `out`: a file for "html", a folder for "md"."""
     if form == "html":
-        from raysim.analysis.report.html import write_html
-
         write_whole(out, write_html(page).encode())
     else:
-        from raysim.analysis.report.markdown import write_markdown
-
         write_markdown(page, out)

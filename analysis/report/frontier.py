@@ -31,7 +31,6 @@ from raysim.analysis.report.page import (
     finite,
     number,
     quality_axis,
-    sentences,
     style,
 )
 from raysim.analysis.report.words import (
@@ -45,7 +44,6 @@ from raysim.analysis.report.words import (
     step_time,
 )
 from raysim.analysis.runs.estimates import Estimate
-from raysim.quality import Measure
 
 # --- step time against quality, with the dense baseline -----------------------------------------------------------------------
 
@@ -102,6 +100,9 @@ def _settings_table(job: Job, material: Material) -> Table:
         judged = setting.judged
         same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
         matches = even[np.logical_and.reduce(same)].to_dict("records")
+        evidence = against_dense(setting, job.measure)
+        if setting.verdict == "safe":
+            evidence += f"; {divergence(judged)}"
         pays = "" if setting.dense else below(matches[0]) if matches else "unknown"
         rows.append(
             [
@@ -115,7 +116,7 @@ def _settings_table(job: Job, material: Material) -> Table:
                 number("pays below", pays, float(matches[0]["break_even_bps"]) if matches else math.nan),
                 *(number(m, quality(job.measure, *setting.quality[m]), setting.quality[m].mean) for m in MODES),
                 Cell("verdict", setting.verdict or ("baseline" if setting.dense else "no dense run")),
-                sentences("quality", _evidence(setting, job.measure) if judged else ""),
+                Cell("quality", evidence if judged else "", kind="long"),
             ]
         )
     return Table(
@@ -126,12 +127,6 @@ def _settings_table(job: Job, material: Material) -> Table:
         rows,
         live=True,
     )
-
-
-def _evidence(setting: SettingRuns, measure: Measure) -> str:
-    """Return the difference of a setting from dense, with the bound on divergence if it is safe."""
-    diverged = f"; {divergence(setting.judged)}" if setting.verdict == "safe" else ""
-    return f"{against_dense(setting, measure)}{diverged}"
 
 
 def priced(column: str, setting: SettingRuns, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:
@@ -224,18 +219,14 @@ def _points(job: Job, name: str, settings: list[SettingRuns], look: Style, mode:
 
 
 def _front(job: Job, mode: str, material: Material) -> Series:
-    def members(network: str) -> list[SettingRuns]:
-        return job.fronts[network][mode]
-
+    fronts = {network: job.fronts[network][mode] for network in material.networks}
     return Series(
         "front",
-        ByNetwork.of(
-            material.networks, lambda network: [setting.step_s[network].value for setting in members(network)]
-        ),
-        ByNetwork.of(material.networks, lambda network: [setting.quality[mode].mean for setting in members(network)]),
+        ByNetwork.of(fronts, lambda network: [setting.step_s[network].value for setting in fronts[network]]),
+        ByNetwork.of(fronts, lambda network: [setting.quality[mode].mean for setting in fronts[network]]),
         Style(BLACK, dash="dot", faint=True),
         kind="line",
-        labels=ByNetwork.of(material.networks, lambda network: [setting.name for setting in members(network)]),
+        labels=ByNetwork.of(fronts, lambda network: [setting.name for setting in fronts[network]]),
     )
 
 

@@ -55,7 +55,7 @@ def gather(
     return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
 
 
-def _judged(results: Results) -> dict[str, Mapping[str, Any]]:
+def _judged(results: Results) -> dict[str, dict[str, Any]]:
     """Return the row of `safe_set` that each run is among the evidence of, with a sentence on its samples."""
     sentences = {
         (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
@@ -70,15 +70,11 @@ def _judged(results: Results) -> dict[str, Mapping[str, Any]]:
 
 def _home(job: Job, material: Material) -> dict[str, dict[str, Mapping[str, Estimate]]]:
     """Return the speed-ups of the settings to take home over the transports of torch's own training code."""
-    networks = material.networks
-    chosen = {setting.name: setting for network in networks if (setting := job.taken_home(network)) is not None}
-    return {
-        name: {
-            transport: Price.mean([*material.prices(setting.runs, networks, transport=transport).values()]).speedup
-            for transport in HOME_TRANSPORTS
-        }
-        for name, setting in chosen.items()
-    }
+    home = {}
+    for setting in job.on_some_network(job.taken_home):
+        prices = {name: material.prices(setting.runs, material.networks, transport=name) for name in HOME_TRANSPORTS}
+        home[setting.name] = {name: Price.mean([*by_run.values()]).speedup for name, by_run in prices.items()}
+    return home
 
 
 def _job(

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import resources
 from string import Template
@@ -192,8 +192,11 @@ class _Writer:
         for i, cell in enumerate(row):
             notation = cell.kind == "code" and len(str(cell.text)) > LONGEST_WORD  # long enough to be broken
             attributes = f'{_class("notation" if notation else cell.kind)} data-head="{escape(cell.column)}"'
-            if table.live:
-                attributes += self._sorting(cell)
+            if table.live and isinstance(cell.value, ByNetwork):
+                self.values.append([_number(cell.value.values[network]) for network in self.page.networks])
+                attributes += f' data-values="{len(self.values) - 1}"'
+            elif table.live and cell.value is not None:
+                attributes += f' data-value="{escape(str(_number(cell.value)))}"'
             inner = self._changing(cell.text, cell.kind)
             cells.append(f'<th scope="row"{attributes}>{inner}</th>' if i == 0 else f"<td{attributes}>{inner}</td>")
         current = ""
@@ -202,14 +205,6 @@ class _Writer:
         if table.verdicts:
             current = f' class="verdict-{escape(str(row[0].value))}"'
         return f"<tr{current}>{''.join(cells)}</tr>"
-
-    def _sorting(self, cell: Cell) -> str:
-        if isinstance(cell.value, ByNetwork):
-            self.values.append([_number(cell.value.values[network]) for network in self.page.networks])
-            return f' data-values="{len(self.values) - 1}"'
-        if cell.value is None:
-            return ""
-        return f' data-value="{escape(str(_number(cell.value)))}"'
 
     def _figure(self, figure: Figure) -> str:
         self.figures[figure.key] = {
@@ -255,34 +250,28 @@ class _Writer:
         if series.widths is not None:
             drawn["widths"] = self._values(series.widths)
         if series.labels:
-            drawn["labels"] = self._labels(series.labels)
+            drawn["labels"] = self._by_network(series.labels, self._numbered)
         if series.texts:
             drawn["texts"] = list(series.texts)
         return drawn
 
     def _axis(self, axis: Axis) -> dict[str, Any]:
-        ticks: Any = axis.ticks
-        if isinstance(ticks, ByNetwork):
-            ticks = {"by": [dict(ticks.values[network]) for network in self.page.networks]}
-        high: Any = axis.high
-        if isinstance(high, ByNetwork):
-            high = {"by": [_number(high.values[network]) for network in self.page.networks]}
-        return axis._asdict() | {"ticks": ticks or {}, "high": high, "order": list(axis.order)}
+        ticks, high = self._by_network(axis.ticks or {}, dict), self._by_network(axis.high, _number)
+        return axis._asdict() | {"ticks": ticks, "high": high, "order": list(axis.order)}
 
     def _values(self, values: Any) -> Any:
-        if isinstance(values, ByNetwork):
-            return {"by": [_numbers(values.values[network]) for network in self.page.networks]}
         if isinstance(values, Scaled):
-            return {
-                "times": _numbers(values.values),
-                "by": [_number(values.factors[network]) for network in self.page.networks],
-            }
-        return _numbers(values)
+            return {"times": _numbers(values.values)} | self._by_network(ByNetwork(values.factors), _number)
+        return self._by_network(values, _numbers)
 
-    def _labels(self, labels: Any) -> Any:
-        if isinstance(labels, ByNetwork):
-            return {"by": [self._labels(labels.values[network]) for network in self.page.networks]}
+    def _numbered(self, labels: Iterable[str]) -> list[int]:
         return [self.strings.setdefault(label, len(self.strings)) for label in labels]
+
+    def _by_network(self, value: Any, write: Callable[[Any], Any]) -> Any:
+        """Return a value for JSON; of one by network, a list in the order of the page's networks."""
+        if isinstance(value, ByNetwork):
+            return {"by": [write(value.values[network]) for network in self.page.networks]}
+        return write(value)
 
 
 def _on_grid(price: Price) -> dict[str, Any]:

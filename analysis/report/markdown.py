@@ -181,7 +181,6 @@ def draw_png(figure: Figure, network: str) -> bytes:
     columns = min(figure.columns, len(figure.panels))
     rows = math.ceil(len(figure.panels) / columns)
     heights = [max(p.height for p in figure.panels[row * columns : (row + 1) * columns]) for row in range(rows)]
-    names = figure.names() if figure.legend else []
     width = PANEL_WIDTH * max(columns, 2)
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(width, sum(heights) / POINTS_PER_INCH + 0.5), layout="constrained")
@@ -193,12 +192,10 @@ def draw_png(figure: Figure, network: str) -> bytes:
                 _draw(axes, figure.panels[i], network, handles)
             else:
                 axes.set_axis_off()
-        if len(names) > 1:
-            known = [series.name for series in names if series.name in handles]
-            fitting = int(width * CHARACTERS_PER_INCH / (max(map(len, known)) + 6))
-            canvas.legend(
-                [handles[n] for n in known], known, loc="outside upper left", ncols=max(min(len(known), fitting), 1)
-            )
+        if figure.legend and len(handles) > 1:
+            fitting = int(width * CHARACTERS_PER_INCH / (max(map(len, handles)) + 6))
+            ncols = max(min(len(handles), fitting), 1)
+            canvas.legend([*handles.values()], [*handles], loc="outside upper left", ncols=ncols)
         drawn = BytesIO()
         canvas.savefig(drawn, format="png", dpi=200, metadata={"Software": None})
         return drawn.getvalue()

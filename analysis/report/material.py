@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -198,6 +198,11 @@ class Job:
         recommended = self.recommended(network)
         return recommended if recommended is not None and not recommended.dense else self.promising(network)
 
+    def on_some_network(self, choose: Callable[[str], SettingRuns | None]) -> list[SettingRuns]:
+        """Return the settings that are chosen on some network, each once."""
+        chosen = [setting for network in self.networks if (setting := choose(network)) is not None]
+        return list(dict.fromkeys(chosen))
+
     def least_harmful(self, network: str) -> SettingRuns | None:
         """Return the faster setting of the least mean harm; None if none was compared with dense."""
         known = [setting for setting in self.faster(network) if not math.isnan(setting.judged.get("harm", math.nan))]
@@ -218,13 +223,12 @@ class Job:
     def named(self) -> list[SettingRuns]:
         """The settings highlighted in figures: dense, the recommended settings, then the fronts."""
         chosen = [self.dense] if self.dense is not None else []
-        chosen += [setting for network in self.networks if (setting := self.recommended(network)) is not None]
+        chosen += self.on_some_network(self.recommended)
         fronts = [front for modes in self.fronts.values() for front in modes.values()]
         for i in range(max(map(len, fronts), default=0)):
             chosen += [front[i] for front in fronts if i < len(front)]
         chosen += [*self.trained, *self.settings]
-        distinct = list({id(setting): setting for setting in chosen}.values())
-        return distinct[: MOST_NAMED + (self.dense is not None)]
+        return list(dict.fromkeys(chosen))[: MOST_NAMED + (self.dense is not None)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,5 +286,9 @@ class Material:
             except ReplayError as error:
                 self.results.complain(str(error))
                 continue
-            prices[run] = Price(*(dict(zip(networks, each, strict=False)) for each in (steps, dense_s, speedups)))
+            prices[run] = Price(
+                dict(zip(networks, steps, strict=True)),
+                dict(zip(networks, dense_s, strict=False)),
+                dict(zip(networks, speedups, strict=False)),
+            )
         return prices

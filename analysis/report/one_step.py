@@ -68,13 +68,12 @@ def links_section(material: Material) -> Section:
     for job in material.jobs:
         links = _links(job, material)
         if len(links):
-            blocks += [_links_figure(job, links), _links_table(job, links, material)]
+            blocks += [_links_figure(job, links), _links_table(job, links)]
     without = "No run here has links that sent anything: pipelines of one stage have none."
     return Section.of("links", "Bytes per link", blocks, without)
 
 
 def _links(job: Job, material: Material) -> pd.DataFrame:
-    """Return one row for each setting and link, means over steps and seeds."""
     owners = {run: setting.name for setting in job.named for run in setting.runs}
     rows = material.results.select(list(owners)).links
     if not len(rows):
@@ -122,16 +121,12 @@ def _links_figure(job: Job, links: pd.DataFrame) -> Figure:
     )
 
 
-def _links_table(job: Job, links: pd.DataFrame, material: Material) -> Table:
+def _links_table(job: Job, links: pd.DataFrame) -> Table:
     """Return the links of the settings that are recommended on some network, or else of the first compressed setting."""
-    recommended = [
-        setting
-        for network in material.networks
-        if (setting := job.recommended(network)) is not None and not setting.dense
-    ]
-    compressed = [setting for setting in job.named if not setting.dense] or list(job.named)
-    order = list(dict.fromkeys(setting.name for setting in recommended or compressed[:1]))
-    rows = [row for name in order for row in links[links["setting"] == name].to_dict("records")]
+    recommended = [setting for setting in job.on_some_network(job.recommended) if not setting.dense]
+    compressed = [setting for setting in job.named if not setting.dense] or job.named
+    shown = recommended or compressed[:1]
+    rows = [row for setting in shown for row in links[links["setting"] == setting.name].to_dict("records")]
     return Table(
         f"{job.key}-link-table",
         f"Traffic per step of {job.title} by link, mean over steps and seeds, for the settings recommended on some network, or else "

@@ -31,6 +31,7 @@ from raysim.analysis.report.page import (
     finite,
     joined,
     number,
+    on_network,
     quality_axis,
     style,
     thinned,
@@ -94,7 +95,6 @@ def _curves_figure(job: Job, material: Material) -> Figure:
 
 
 def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[str, Curve]:
-    """Return each setting's curve, mean over its seeds at each step."""
     owners = {run: setting.name for setting in job.settings for run in setting.runs}
     grouped = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
     curves = grouped[["sent_bytes"]].mean().assign(value=grouped[column].mean(), sd=grouped[column].std())
@@ -148,16 +148,12 @@ def _curve_series(
 
 
 def _faint(curves: list[tuple[Any, list[float | None], str]], material: Material) -> Series:
-    """Return the other settings' lines as one series."""
-    x, y, labels = joined(((x.values if isinstance(x, Scaled) else x), y, name) for x, y, name in curves)
-    positions: Any = x
-    if any(isinstance(x, Scaled) for x, _, _ in curves):
-        positions = ByNetwork.of(
-            material.networks,
-            lambda network: joined(
-                ([None if v is None else v * x.factors[network] for v in x.values], y, "") for x, y, _ in curves
-            )[0],
-        )
+    def line(network: str) -> tuple[list[Any], list[Any], list[str]]:
+        return joined((on_network(x, network), y, name) for x, y, name in curves)
+
+    x, y, labels = line(material.network)
+    scaled = isinstance(curves[0][0], Scaled)
+    positions = ByNetwork.of(material.networks, lambda network: line(network)[0]) if scaled else x
     return Series("other settings", positions, y, Style(GREY, faint=True), kind="line", labels=labels)
 
 
@@ -179,7 +175,6 @@ def decisions_section(material: Material) -> Section:
 
 
 def _places(rows: pd.DataFrame) -> list[str]:
-    """Return the place of each decision in words."""
     places = []
     for row in rows[["where", "stage", "boundary", "layer", "replica"]].to_dict("records"):
         parts = [str(row["where"]).replace("_", " ")]

@@ -151,14 +151,6 @@ class Figure:
     columns: int = 2
     legend: bool = True
 
-    def names(self) -> list[Series]:
-        """Return the series for the legend, one of each name."""
-        first: dict[str, Series] = {}
-        for panel in self.panels:
-            for series in panel.series:
-                first.setdefault(series.name, series)
-        return list(first.values())
-
     def table(self, network: str | None = None) -> pd.DataFrame:
         """Return the drawn points as rows, for one network or for all; the network is empty for a series that depends on none."""
         return pd.DataFrame(
@@ -166,18 +158,14 @@ class Figure:
         )
 
 
-def networks_of(series: Series) -> list[str]:
-    """Return the networks that a series depends on."""
-    for part in (series.x, series.y, series.widths):
-        if isinstance(part, ByNetwork):
-            return list(part.values)
-        if isinstance(part, Scaled):
-            return list(part.factors)
-    return []
-
-
 def _rows(panel: Panel, series: Series, network: str | None) -> Iterable[dict[str, Any]]:
-    networks = networks_of(series)
+    parts = (series.x, series.y, series.widths)
+    by_network = [
+        part.values if isinstance(part, ByNetwork) else part.factors
+        for part in parts
+        if isinstance(part, (ByNetwork, Scaled))
+    ]
+    networks = list(by_network[0]) if by_network else []
     for chosen in [network] if network is not None and networks else networks or [""]:
         x, y, labels, widths = (on_network(part, chosen) for part in (series.x, series.y, series.labels, series.widths))
         for i, (left, up) in enumerate(zip(x, y, strict=True)):
@@ -268,11 +256,6 @@ def code(column: str, text: str) -> Cell:
 def number(column: str, text: str | ByNetwork | Typed, value: Any = None) -> Cell:
     """Return a cell of a column of numbers."""
     return Cell(column, text, value, "number")
-
-
-def sentences(column: str, text: str, value: Any = None) -> Cell:
-    """Return a cell of a column of sentences."""
-    return Cell(column, text, value, "long")
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,6 @@ def _of_tensor(setting: Any, tensor: str | None) -> str | list[str]:
 
 
 def _quoted(value: str | list[str]) -> str:
-    """Return Python's literal of a notation, in double quotes."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import RULE
@@ -32,17 +30,15 @@ from raysim.analysis.report.page import (
     code,
     finite,
     number,
-    sentences,
     style,
 )
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import (
     GAIN,
     against_dense,
-    answer_and_evidence,
+    answer,
     bytes_of,
     fastest,
-    headline,
     listed,
     measure_text,
     plural,
@@ -77,11 +73,11 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     if len(material.jobs) > 1:
         yield Heading(job.title)
     of = f"{job.title}: " if len(material.jobs) > 1 else ""
-    yield Text(ByNetwork.of(material.networks, partial(headline, job)), "headline")
-    verdicts = {network: answer_and_evidence(job, network) for network in material.networks}
-    yield Text(ByNetwork.of(verdicts, lambda network: f"{of}{verdicts[network][0]}"), "lead")
-    if any(evidence for _, evidence in verdicts.values()):
-        yield Text(ByNetwork.of(verdicts, lambda network: verdicts[network][1]), "evidence")
+    answers = {network: answer(job, network) for network in material.networks}
+    yield Text(ByNetwork.of(answers, lambda network: answers[network].headline), "headline")
+    yield Text(ByNetwork.of(answers, lambda network: f"{of}{answers[network].sentence}"), "lead")
+    if any(each.evidence for each in answers.values()):
+        yield Text(ByNetwork.of(answers, lambda network: answers[network].evidence), "evidence")
     if job.priced:
         yield _curve(job, material)
     yield Text(_counts(job))
@@ -110,15 +106,14 @@ def _curve(job: Job, material: Material) -> Figure:
         look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
         seconds_s = finite(price.step_s[name].value for name in instant)
         series.append(Series(setting.name, list(BANDWIDTHS_BPS), seconds_s, look, kind="line"))
-    x, y, labels = {}, {}, {}
-    for name, network in material.networks.items():
-        single = not isinstance(network.bandwidth_bps, tuple) and math.isfinite(network.bandwidth_bps)
-        shown = settings if single else []
-        x[name] = [network.bandwidth_bps] * len(shown)
-        y[name] = [setting.step_s[name].value for setting in shown]
-        labels[name] = [f"{setting.name} on {name}" for setting in shown]
+    bandwidths = {name: network.bandwidth_bps for name, network in material.networks.items()}
+    shown = {name: [] if isinstance(bps, tuple) or math.isinf(bps) else settings for name, bps in bandwidths.items()}
     chosen_network = Series(
-        "the chosen network", ByNetwork(x), ByNetwork(y), Style(COLOURS[1], "circle"), labels=ByNetwork(labels)
+        "the chosen network",
+        ByNetwork.of(shown, lambda name: [bandwidths[name]] * len(shown[name])),
+        ByNetwork.of(shown, lambda name: [setting.step_s[name].value for setting in shown[name]]),
+        Style(COLOURS[1], "circle"),
+        labels=ByNetwork.of(shown, lambda name: [f"{setting.name} on {name}" for setting in shown[name]]),
     )
     return Figure(
         f"{job.key}-bandwidth",
@@ -140,14 +135,14 @@ def _curve(job: Job, material: Material) -> Figure:
 
 def _curve_settings(job: Job) -> list[SettingRuns]:
     """Return dense and the settings to use or to try on some network; without any, the one with the greatest speed-up."""
-    chosen = [setting for network in job.networks if (setting := job.taken_home(network)) is not None]
+    chosen = job.on_some_network(job.taken_home)
     if not chosen:
         compressed = [setting for setting in job.priced if not setting.dense and setting.speedup] or [
             fastest(job, job.networks[0])
         ]
         chosen = [max(compressed, key=lambda setting: max((s.value for s in setting.speedup.values()), default=0.0))]
     dense = [job.dense] if job.dense is not None and job.dense.step_s else []
-    return list({setting.name: setting for setting in (*dense, *chosen)}.values())[:MOST_CURVES]
+    return list(dict.fromkeys([*dense, *chosen]))[:MOST_CURVES]
 
 
 def _caveats(job: Job, material: Material) -> Iterator[Text]:
@@ -160,7 +155,7 @@ def _caveats(job: Job, material: Material) -> Iterator[Text]:
     yield from (Text(sentence, "note") for sentence in sorted(filter(None, exceeding)))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
         yield Text(f"{plural(runs, 'run')} warned: {warning}", "note")
-    for setting in {each.name: each for network in job.networks if (each := job.taken_home(network))}.values():
+    for setting in job.on_some_network(job.taken_home):
         if setting.judged.get("samples"):
             yield Text(f"{setting.name}: {setting.judged['samples']}", "note")
     if any(setting.judged for setting in job.settings):
@@ -199,24 +194,18 @@ def _basis(job: Job) -> str:
 
 
 def _counts(job: Job) -> str:
-    """Return how many settings, seeds and runs there are."""
     runs = sum(len(setting.runs) for setting in job.settings)
     diverged = sum(setting.diverged for setting in job.settings)
     counts = sorted({setting.seeds for setting in job.settings})
     each = plural(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    varied = " and ".join(f"{name} {listed(values)}" for name, values in _varied(job) if len(values) > 1).removeprefix(
-        "seeds "
-    )
+    columns = {"steps": "steps_done", "seeds": "seed"}
+    values = {word: job.runs[name].dropna().unique() for word, name in columns.items() if name in job.runs}
+    texts = [f"{word} {listed(sorted(each.tolist()))}" for word, each in values.items() if len(each) > 1]
+    varied = " and ".join(texts).removeprefix("seeds ")
     text = f"{job.title}: {plural(len(job.settings), 'setting')} x {each}{f' ({varied})' if varied else ''} = {plural(runs, 'run')}"
     if diverged:
         text += f", {diverged} diverged"
     return f"{text}."
-
-
-def _varied(job: Job) -> list[tuple[str, list[Any]]]:
-    """Return the numbers of steps and the seeds of a job's runs."""
-    columns = (("steps", "steps_done"), ("seeds", "seed"))
-    return [(word, sorted(job.runs[name].dropna().unique().tolist())) for word, name in columns if name in job.runs]
 
 
 def _short_why(job: Job, network: str) -> str:
@@ -250,7 +239,7 @@ def _row(job: Job, network: str) -> list[Cell]:
         number("speed-up", "1" if chosen.dense else faster),
         number("bytes a step", bytes_of(chosen.wire_bytes)),
         *(number(mode, quality(job.measure, *chosen.quality[mode])) for mode in MODES),
-        sentences("evidence", evidence),
+        Cell("evidence", evidence, kind="long"),
     ]
 
 

@@ -16,7 +16,7 @@ from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
-from raysim.analysis.report.page import Block, ByNetwork, Cell, Section, Table, Text, code, number, sentences
+from raysim.analysis.report.page import Block, ByNetwork, Cell, Section, Table, Text, code, number
 from raysim.analysis.report.words import bytes_of, measure_text, points, quality, seconds, step_time
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
@@ -137,9 +137,9 @@ def _finding_row(finding: Finding) -> list[Cell]:
     claim = finding.claim
     return [
         Cell("verdict", MARKS[finding.verdict], finding.verdict),
-        sentences("claim", f"{claim.text} {f'“{claim.quote}”: ' if claim.quote else ''}{claim.source}"),
-        sentences("runs", finding.context),
-        sentences("effect", effect, finding.effect),
+        Cell("claim", f"{claim.text} {f'“{claim.quote}”: ' if claim.quote else ''}{claim.source}", kind="long"),
+        Cell("runs", finding.context, kind="long"),
+        Cell("effect", effect, finding.effect, "long"),
         number("seeds", str(finding.seeds), finding.seeds),
-        sentences("why", finding.reason),
+        Cell("why", finding.reason, kind="long"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS
@@ -157,45 +157,48 @@ def listed(values: Iterable[Any]) -> str:
 # --- the verdict on a job on one network ------------------------------------------------------------------------------------
 
 
+class Answer(NamedTuple):
+    """The verdict on a network: in a few words, in a sentence with the price, and the reasons; `code` stands in back ticks."""
+
+    headline: str
+    sentence: str
+    evidence: str = ""
+
+
 def verdict(job: Job, network: str) -> str:
-    """Return the setting to use on a network, with its price and its quality; `code` stands in back ticks."""
-    return " ".join(filter(None, answer_and_evidence(job, network)))
+    """Return the setting to use on a network, with its price and its quality, as one text."""
+    return " ".join(filter(None, answer(job, network)[1:]))
 
 
-def answer_and_evidence(job: Job, network: str) -> tuple[str, str]:
-    """Return the verdict in two parts: one sentence with the setting to use, and the reasons."""
+def answer(job: Job, network: str) -> Answer:
+    """Return the verdict on a network in its parts."""
     if not job.priced:
         profiled = "train with `profile_every_steps` of at least 1"
-        return f"No run here has profiled actions, so no step can be priced: {profiled}.", ""
+        return Answer(
+            "No step can be priced", f"No run here has profiled actions, so no step can be priced: {profiled}."
+        )
     on = f"On {network} {over(job.transport)}"
     chosen = job.recommended(network)
     if chosen is None or job.dense is None:
         best = fastest(job, network)
-        return (
+        return Answer(
+            "No dense baseline",
             f"{on}, the fastest setting is `{best.name}`, but there is no dense run to compare it with.",
             f"It takes {_facts(job, best, network)} Train the same job with `forward=Identity backward=Identity`, once for each seed.",
         )
+    facts = f"It takes {_facts(job, chosen, network)}"
     if len(job.settings) == 1:
-        return (
-            f"{on}, only dense was trained, so there is nothing to compare.",
-            f"It takes {_facts(job, chosen, network)}",
-        )
+        sentence = f"{on}, only dense was trained, so there is nothing to compare."
+        return Answer("Only dense was trained", sentence, facts)
     if chosen.dense:
-        return f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step.", _why_dense(job, network)
+        sentence = f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step."
+        return Answer("Stay dense", sentence, _why_dense(job, network))
     gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
-    return f"{on}, use `{chosen.name}`: {gain}.", f"It takes {_facts(job, chosen, network)}{sure(chosen)}"
-
-
-def headline(job: Job, network: str) -> str:
-    """Return the verdict on a network in a few words."""
-    chosen = job.recommended(network) if job.priced else None
-    if not job.priced:
-        return "No step can be priced"
-    if chosen is None:
-        return "No dense baseline"
-    if chosen.dense:
-        return "Stay dense" if len(job.settings) > 1 else "Only dense was trained"
-    return f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast"
+    return Answer(
+        f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast",
+        f"{on}, use `{chosen.name}`: {gain}.",
+        facts + sure(chosen),
+    )
 
 
 def fastest(job: Job, network: str) -> SettingRuns:

@@ -33,6 +33,14 @@ class Estimate(NamedTuple):
         """Return the estimate moved to another value, its interval in proportion."""
         return Estimate(value, *(end * value / self.value for end in (self.low, self.high)))
 
+    def columns(self, name: str, unit: str = "") -> dict[str, float]:
+        """Return the estimate and the ends of its interval under the names of columns.
+
+        >>> Estimate(1.3, 1.2, 1.4).columns("step", "_s")
+        {'step_s': 1.3, 'step_low_s': 1.2, 'step_high_s': 1.4}
+        """
+        return {f"{name}{unit}": self.value, f"{name}_low{unit}": self.low, f"{name}_high{unit}": self.high}
+
     @property
     def verdict(self) -> str:
         """The verdict on a speed-up: "faster" or "slower" if the whole interval is, else "not distinguishable".

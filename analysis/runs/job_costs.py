@@ -104,11 +104,6 @@ class Costs:
         """True if the seconds of the optimiser's update were recorded, or are in the given profile."""
         return self._given is not None or any(UPDATE in recording.samples for recording in self.recordings)
 
-    @staticmethod
-    def host_factors() -> Floats:
-        """Return the factors on a transport's host seconds: 1 for the estimate, then one per resample."""
-        return random_factors((4,), HOST)
-
     def _table(self, kind: Kind) -> Floats:
         if kind[0] == "compute" and self._given is not None:
             return np.full(1 + RESAMPLES, self._of_profile(kind))
@@ -242,6 +237,6 @@ def resampled_profiles(
     for kinds in [recording.average_kinds(step) for step in steps]:
         for stage, kind in kinds.items():
             averages[:, stage] += costs.seconds([kind])[:, 0] / len(steps)
-    drawn = {name: value * costs.host_factors() for name, value in overheads.items()}
+    drawn = {name: value * random_factors((4,), HOST) for name, value in overheads.items()}
     drawn["update_s"] = np.broadcast_to(costs.updates()[:, None], averages.shape)
     return mean.at_seconds(compute_s=compute, encode_s=encode, decode_s=decode, method_s=averages, **drawn)

@@ -93,7 +93,6 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
 
 
 def _pruned_trials(studies: Mapping[str, Place]) -> set[tuple[str, int]]:
-    """Return the trials that a race or a scheduler has stopped, by study and number."""
     tables = read_whole([folder / "trials.parquet" for folder in studies.values()])
     return {
         (name, row["trial"])

@@ -101,7 +101,6 @@ def _checked(target: str | Path) -> Path:
 
 
 def _path(path: Place, root: Place) -> str:
-    """Return the path of a path in the folder that is packed."""
     return str(path).removeprefix(str(root.resolve())).strip("/")
 
 

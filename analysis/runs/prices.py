@@ -200,9 +200,7 @@ def _rows(
             "latency_s": None if isinstance(network.latency_s, tuple) else network.latency_s,
             "compute": priced.costs.source,
             "priced_steps": len(priced.profiles),
-            "step_s": step_s.value,
-            "step_low_s": step_s.low,
-            "step_high_s": step_s.high,
+            **step_s.columns("step", "_s"),
             "recorded_step_s": priced.recorded_step_s,
             "steps": priced.num_steps,
             "run_s": priced.num_steps * step_s.value,
@@ -211,7 +209,11 @@ def _rows(
             "tied_bytes": priced.recording.collective_bytes("tied"),
             "replica_bytes": priced.recording.collective_bytes("replica_gradient"),
         }
-        row |= _exchange_columns(priced, network) | (_split_columns(priced, network) if split else {})
+        row |= _exchange_columns(priced, network)
+        if split:
+            shares = priced.shares(network)
+            row |= {name: float(shares.workers[name].mean()) for name in PARTS}
+            row |= {"pipeline_s": shares.pipeline_s, "busiest_link": shares.utilisation}
         if dense is not None:
             row |= _dense_columns(priced, dense, network, speedups[i])
         for prefix, steps_by_mode in (("", reached), ("dense_", dense_reached)):
@@ -234,19 +236,11 @@ def _exchange_columns(priced: Replay, network: Network) -> dict[str, Any]:
     }
 
 
-def _split_columns(priced: Replay, network: Network) -> dict[str, Any]:
-    shares = priced.shares(network)
-    parts = {name: float(shares.workers[name].mean()) for name in PARTS}
-    return parts | {"pipeline_s": shares.pipeline_s, "busiest_link": shares.utilisation}
-
-
 def _dense_columns(priced: Replay, dense: Replay, network: Network, speedup: Estimate) -> dict[str, Any]:
     even = priced.break_even_bps(dense, network) if priced is not dense else None
     return {
         "dense_step_s": float(dense.step_seconds([network]).mean()),
-        "speedup": speedup.value,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
+        **speedup.columns("speedup"),
         "verdict": speedup.verdict,
         "break_even_bps": None if even is None else even.value,
     }

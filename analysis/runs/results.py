@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,22 +178,19 @@ class Results:
 
     def planned_seeds(self, study: str) -> tuple[int, ...]:
         """Return the seeds that a study fixed before it began; none if its file names none."""
-        file = self._study_file(study)
-        return file.seeds if file is not None else ()
+        return next((file.seeds for file in self._study_files([study])), ())
 
     def network_of(self, studies: Iterable[str]) -> str:
         """Return the network on which studies compare steps: the first of `step_s@NETWORK` in their objectives.
 
         "1gbps" if they name none, different ones, or a missing file.
         """
-        files = [self._study_file(study) for study in set(studies)]
-        networks = {file.network for file in files if file is not None and file.network is not None}
+        networks = {file.network for file in self._study_files(studies) if file.network is not None}
         return networks.pop() if len(networks) == 1 else USUAL_NETWORK
 
     def transport_of(self, studies: Iterable[str]) -> str:
         """Return the transport over which studies compare steps, by the same objectives: "ray" if they name none."""
-        files = [self._study_file(study) for study in set(studies)]
-        transports = {file.transport for file in files if file is not None and file.transport is not None}
+        transports = {file.transport for file in self._study_files(studies) if file.transport is not None}
         return transports.pop() if len(transports) == 1 else USUAL_TRANSPORT
 
     def measure_of(self, runs: pd.DataFrame) -> Measure:
@@ -202,15 +200,17 @@ class Results:
         study, or to studies that differ in it.
         """
         known = measures_of(runs.iloc[0].to_dict())
-        files = [self._study_file(study) for study in runs["study"].dropna().unique()]
-        chosen = {next((name for name in file.qualities if name in known), "") for file in files if file is not None}
+        files = self._study_files(runs["study"].dropna())
+        chosen = {next((name for name in file.qualities if name in known), "") for file in files}
         return known[chosen.pop()] if len(chosen) == 1 and chosen != {""} else next(iter(known.values()))
 
-    def _study_file(self, study: str) -> StudyFile | None:
-        try:
-            return StudyFile(self._contents.studies[study])
-        except (KeyError, OSError, ValueError):
-            return None
+    def _study_files(self, studies: Iterable[str]) -> list[StudyFile]:
+        """Return the readable files of studies, each once."""
+        files = []
+        for study in set(studies):
+            with suppress(KeyError, OSError, ValueError):
+                files.append(StudyFile(self._contents.studies[study]))
+        return files
 
     def files(self, table: str) -> list[str]:
         """Return the Parquet files of a table, run by run, for DuckDB or polars.

@@ -177,18 +177,16 @@ class Replay:
         """Return the seconds of every priced step on every network: shape (networks, steps)."""
         key = tuple(networks)
         if key not in self._step_s:
-            self._step_s[key] = self._priced_seconds(networks)
+            profiles = list(self.profiles.values())
+            quiet = [without_exchange(profile) for profile in profiles]
+            instant = [network.without_latency for network in networks]
+            self._step_s[key] = overlapped(
+                lambda whole, latent: self._seconds(profiles if whole else quiet, networks if latent else instant),
+                np.array([float(profile.method_s.max()) for profile in profiles]),
+                int(self.row.get("exchange_delay") or 0),
+                len(profiles) / max(1, int(self.exchanging.sum())),
+            )
         return self._step_s[key]
-
-    def _priced_seconds(self, networks: Sequence[Network]) -> Floats:
-        profiles = list(self.profiles.values())
-        quiet, instant = [without_exchange(profile) for profile in profiles], [one.without_latency for one in networks]
-        return overlapped(
-            lambda whole, latent: self._seconds(profiles if whole else quiet, networks if latent else instant),
-            np.array([float(profile.method_s.max()) for profile in profiles]),
-            int(self.row.get("exchange_delay") or 0),
-            len(profiles) / max(1, int(self.exchanging.sum())),
-        )
 
     @cached_property
     def exchange_profile(self) -> Profile:

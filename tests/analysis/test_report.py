@@ -25,7 +25,7 @@ from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import WORTH, Job, Price, SettingRuns, Spread
 from raysim.analysis.report.page import ByNetwork, Details, Figure, Heading, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
-from raysim.analysis.report.summary import BANDWIDTHS_BPS, GRID, LATENCIES_S
+from raysim.analysis.report.summary import BANDWIDTHS_BPS, LATENCIES_S
 from raysim.analysis.report.words import sure, verdict
 from raysim.cli import app
 from raysim.config import read_config
@@ -579,17 +579,16 @@ def interpolated(values, network):
 def test_a_typed_network_is_priced_as_a_simulated_one(page, runs):
     """At the nodes it is the price of the other tables; between them at most a twentieth above the simulation, and never below."""
     typed, settings = table(page, "job1-typed"), table(page, "job1-settings")
-    nodes = {row[0].text: row[1].text.nodes for row in typed.rows}
-    assert [*nodes] == [row[0].text for row in settings.rows]
+    prices = {row[0].text: row[1].text.price for row in typed.rows}
+    assert [*prices] == [row[0].text for row in settings.rows]
     for row in settings.rows:
         for network in ("100mbps", "10mbps"):
-            place = list(GRID).index(network)
-            assert nodes[row[0].text].step_s[place].value == row[5].value.values[network]
+            assert prices[row[0].text].step_s[network].value == row[5].value.values[network]
     asked = [parse_network(text) for text in ("1.5mbps", "7mbps+2ms", "45mbps+60ms", "333mbps+0.4ms", "77gbps+250ms")]
     results = load(runs)
     for name, prefix in (("dense", "dense"), ("TopK(0.1) / Identity", "topk")):
         each = [results.replay(f"{prefix}-s{seed}").step_seconds(asked).mean(axis=1) for seed in SEEDS]
-        values = [one.value for one in nodes[name].step_s]
+        values = [estimate.value for estimate in prices[name].step_s.values()]
         for network, simulated in zip(asked, sum(each) / len(each), strict=True):  # type: ignore[assignment]
             assert 1 - 1e-9 < interpolated(values, network) / simulated < 1.05
 
