@@ -105,7 +105,6 @@ class WarmEngine(RayEngine):
     def start(self) -> None:
         if self.incarnation:  # after a loss
             self._warm.dismiss()
-        plan = self.plan
         hosts = self._warm.gather(self.num_workers)
         self._nodes = []  # not known yet
         answers = [host.whereabouts.remote() for host in hosts]
@@ -118,9 +117,12 @@ class WarmEngine(RayEngine):
         self._actors = [free[node].pop(0) for node in self._nodes]
         if not self._warm.gpus:
             check_memories(self.all_memories, dict(places), self.by_stage(self._nodes))
-        warm(plan)  # see RayEngine
+        warm(self.plan)  # see RayEngine
+        self._enlist()
+
+    def _store(self) -> tuple[Any, list[Any], Any]:
         modules = [self._modules(worker) for worker in range(self.num_workers)]
-        self._enlist(ray.put(plan), modules, self._warm.data(self.workload.data))
+        return ray.put(self.plan), modules, self._warm.data(self.workload.data)
 
     def fits_elsewhere(self) -> bool:
         """Return False: the bundles of a placement group stay until their node is gone."""

@@ -56,7 +56,7 @@ class RayEngine(Engine):
         self._private = False  # the Ray is this run's own: its CPUs are only counted
         self._gpus: float | None = None  # of each stage, settled by the first start
         self._looked_s = 0.0
-        self._stored: tuple[Ref, list[Ref], Ref] | tuple[()] = ()
+        self._stored: tuple[Ref, list[Any], Ref] | tuple[()] = ()
 
     def check(self) -> None:
         import ray
@@ -151,7 +151,7 @@ class RayEngine(Engine):
             ]
         )
 
-    def _store(self) -> tuple[Ref, list[Ref], Ref]:
+    def _store(self) -> tuple[Ref, list[Any], Ref]:
         """Store the plan, the model of each worker, and the data."""
         import ray.cloudpickle
 
