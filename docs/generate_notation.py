@@ -24,7 +24,7 @@ from raysim.notation import Notation
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
-from raysim.weights import POLICIES, parse_weights
+from raysim.schedules.weights import POLICIES, parse_weights
 
 FOLDER = Path(__file__).with_name("notation")
 

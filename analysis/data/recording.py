@@ -38,10 +38,10 @@ from raysim.notation import check_choice
 from raysim.plugins import from_record
 from raysim.records import RecordsError, Run
 from raysim.records.run import exceeds_dense
-from raysim.schedules.csv import rows_from_csv
+from raysim.schedules.actions import rows_from_csv
 from raysim.schedules.families import Custom, Schedule, parse_schedule
+from raysim.schedules.weights import parse_weights
 from raysim.storage.places import Place
-from raysim.weights import parse_weights
 
 WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced if others are profiled
 CLOCKS = ("auto", "cpu", "wall")

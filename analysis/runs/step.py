@@ -25,15 +25,14 @@ from raysim.analysis.data.work import Floats
 from raysim.analysis.runs.estimates import BOUNDS, Estimate
 from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.network.collectives import DIRECTIONS
-from raysim.network.overlap import averaging_words, overlapped, without_exchange
-from raysim.network.profile import Profile, mean_profile
+from raysim.network.prices import averaging_words, overlapped, with_model_error, without_exchange
+from raysim.network.profile import Profile
+from raysim.network.recorded import mean_profile
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
 from raysim.network.timeline import Timeline, WorkerTime
+from raysim.network.timeline_views import busiest_share, trace_events
 from raysim.network.topology import FREE, Network, Placement
-from raysim.network.trace import trace_events
 from raysim.network.transport import calibrated_transport
-from raysim.network.uncertainty import with_model_error
-from raysim.network.wire_use import busiest_share
 from raysim.records import Run
 from raysim.schedules import StepsOnEnd
 from raysim.storage.places import Place
@@ -320,7 +319,7 @@ class Replay:
         return [(len(group) / len(profiles), mean_profile(group)) for group in groups if group]
 
     def trace(self, network: Network) -> tuple[int, Iterator[dict[str, Any]]]:
-        """Return the priced step of median duration on `network`, and its trace events, for `raysim.network.trace.write_trace`."""
+        """Return the priced step of median duration on `network`, and its trace events."""
         seconds = self.step_seconds([network])[0]
         median = int(np.argsort(seconds, kind="stable")[(len(seconds) - 1) // 2])
         step, profile = list(self.profiles.items())[median]

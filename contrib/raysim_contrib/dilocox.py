@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from raysim.codecs import Codec, Quantize, derive_key
 from raysim.codecs.codec import cast_saturating, check_codec, check_finite, count_work
-from raysim.codecs.draws import uniform
 from raysim.codecs.lowrank import check_rank
 from raysim.codecs.message import Entry
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
 from raysim.replication.local import LocalSteps, check_momentum
+from raysim.replication.low_rank import matrix_of, orthonormal, side_columns
 from raysim.replication.method import AGREED, Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Rounds
-from raysim.replication.powersgd import matrix_of, orthonormal, revived
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,10 +162,9 @@ class CodedFactors(Layered):
 
     def _start(self, name: str, matrix: Tensor, rank: int | None, memory: Memory, context: ReplicaContext) -> Tensor:
         """Return the right side as the last exchange left it, or drawn at random, the same at all replicas."""
-        columns = self._factor_rank((matrix.shape[0], matrix.shape[1]), rank)
+        factor_rank = self._factor_rank((matrix.shape[0], matrix.shape[1]), rank)
         key = derive_key(context.seed, "DiLoCoX", context.stage, name)
-        drawn = uniform(key, matrix.shape[1] * columns, matrix.device).view(-1, columns) * 2 - 1
-        return revived(memory.get(f"right/{name}"), drawn)
+        return side_columns(memory.get(f"right/{name}"), matrix, "right", factor_rank, key)
 
     def _rank(self, memory: Memory) -> int | None:
         return int(memory[_RANKS][-1]) if _RANKS in memory else self.rank

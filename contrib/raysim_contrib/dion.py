@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from raysim.codecs import derive_key
 from raysim.codecs.codec import cast_saturating, check_finite, count_work
-from raysim.codecs.draws import uniform
 from raysim.codecs.lowrank import check_rank
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, remembered
+from raysim.replication.low_rank import matrix_of, mean_sides, orthonormal, side_columns
 from raysim.replication.method import (
     Averaged,
     Gradients,
@@ -20,7 +20,6 @@ from raysim.replication.method import (
     ReplicaContext,
     Rounds,
 )
-from raysim.replication.powersgd import matrix_of, mean_sides, orthonormal, revived
 
 _TINY = 1e-8  # added to a column's norm, as in the authors' code
 
@@ -92,10 +91,9 @@ class Dion(Layered):
         for name, x in gradients.items():
             check_finite(x)
             matrices[name] = (remembered(memory, "momentum", name, x) + x).reshape(len(x), -1).double()
-            rank, columns = min(*matrices[name].shape, self.rank), matrices[name].shape[1]
             key = derive_key(context.seed, "Dion", context.stage, name)
-            drawn = uniform(key, columns * rank, x.device).view(columns, rank) * 2 - 1
-            starts[name] = revived(memory.get(f"right/{name}"), drawn)  # of the same span in the same order
+            kept = memory.get(f"right/{name}")  # of the same span in the same order
+            starts[name] = side_columns(kept, matrices[name], "right", self.rank, key)
         count_work(4 * sum(x.nbytes for x in gradients.values()))
         left = yield from mean_sides(
             f"left of rank {self.rank}", {name: m @ starts[name] for name, m in matrices.items()}, context

@@ -13,8 +13,8 @@ from raysim.compressors.compressor import Decision
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered
+from raysim.replication.low_rank import PowerSGD, matrix_of
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds
-from raysim.replication.powersgd import PowerSGD, matrix_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from raysim.cli.terminal import Shares, console, counted, shortened, show_notes, show_shares, table_of, write_line
+from raysim.network.timeline_views import busiest_share, summary
 from raysim.network.topology import Network
-from raysim.network.wire_use import busiest_share, summary
 from raysim.units import format_bytes, format_seconds, three_digits
 from raysim.workloads.partition import cut_lines
 

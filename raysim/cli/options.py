@@ -183,6 +183,6 @@ def write_json(figures: dict[str, Any], file: Path) -> None:
 
 def write_trace_file(events: Iterator[dict[str, Any]], file: Path, step: str) -> None:
     """Write the file of `--trace` and say where."""
-    from raysim.network.trace import write_trace
+    from raysim.network.timeline_views import write_trace
 
     typer.echo(f"Trace of {step}: {file}, {write_trace(events, file):,} events")

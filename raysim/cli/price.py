@@ -207,7 +207,7 @@ def simulate(
     networks = parse_networks(network)
     from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.forecast.timings import read_timings
-    from raysim.network.trace import trace_events
+    from raysim.network.timeline_views import trace_events
     from raysim.network.transport import calibrated_transport
 
     timed = read_timings(recipe, overrides or [])

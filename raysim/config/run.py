@@ -12,9 +12,9 @@ from raysim.config.boundaries import UNCOMPRESSED, Pairs, check_numbers, of_repl
 from raysim.config.run_fields import AVERAGED, RunFields
 from raysim.notation import shown
 from raysim.replication.method import ReplicaMethod
+from raysim.schedules.arrays import Unflushed
 from raysim.schedules.families import Schedule
-from raysim.schedules.unflushed import Unflushed
-from raysim.weights import Delays
+from raysim.schedules.weights import Delays
 
 
 class RunConfig(RunFields):

@@ -34,7 +34,7 @@ from raysim.quality import LOSSES, MEASURES
 from raysim.replication import parse_replica_method
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.families import Schedule, parse_schedule
-from raysim.weights import WeightPolicy, parse_weights
+from raysim.schedules.weights import WeightPolicy, parse_weights
 
 AVERAGED = parse_replica_method("Identity")
 SYNCHRONOUS = parse_weights("Synchronous")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
 from raysim.forecast.fleet import HARMFUL, SAME, Layout, Way
 from raysim.forecast.job import STATE_BYTES, Job
-from raysim.network.devices import DEVICES
+from raysim.network.presets import DEVICES
+from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
-from raysim.network.uncertainty import MODEL_ERROR, NINE_TENTHS
 from raysim.notation import InputError
 from raysim.units import format_bytes
 

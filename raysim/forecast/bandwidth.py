@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from raysim.forecast.fleet import Layout, Way
 from raysim.forecast.job import Job
+from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
 from raysim.network.profile import Profile
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network
-from raysim.network.uncertainty import MODEL_ERROR, NINE_TENTHS
 
 Floats = NDArray[np.float64]
 

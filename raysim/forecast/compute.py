@@ -16,8 +16,8 @@ import torch
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.replica_costs import replica_costs
-from raysim.network.profile import Profile, mean_profile
-from raysim.network.recorded import profiles_from_actions
+from raysim.network.profile import Profile
+from raysim.network.recorded import mean_profile, profiles_from_actions
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import Workload, prepare

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from raysim.network.devices import DEVICES, Device
+from raysim.network.presets import DEVICES, Device
 from raysim.network.sharding import FSDP
 from raysim.notation import InputError, known_words, shown
 

@@ -19,14 +19,13 @@ from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import Ending, ReplicaCost, endings_of, replica_costs, tied_transfers
 from raysim.forecast.structure import data_of, structure_of
 from raysim.forecast.timings import TimedStep
-from raysim.network.devices import CODEC_PASSES, DEVICES
 from raysim.network.memory import StageMemory
-from raysim.network.overlap import averaging_words, overlapped, without_exchange
+from raysim.network.presets import CODEC_PASSES, DEVICES
+from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds, overlapped, without_exchange
 from raysim.network.profile import Profile
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, calibrated_transport
-from raysim.network.uncertainty import bounds_with_model_error, mean_bounds
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.groups import exchange_delay, exchange_interval
 from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
@@ -149,7 +148,7 @@ def forecast(
     """Return the forecast of a run on `device`, by its datasheet, or with the compute of `profile`, a file of `raysim profile`.
 
     `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement. The seconds
-    of codecs are their counted work at `codec_bytes_per_s`, by default the device's speed (see `raysim.network.devices`); with a
+    of codecs are their counted work at `codec_bytes_per_s`, by default the device's speed (see `raysim.network.presets`); with a
     recorded profile and no `codec_bytes_per_s`, codecs are timed on this machine. `transport` is the transport of packets: "ray",
     "nccl" or "gloo"; `averaging` how replicas average over it, such as "ring/25MiB", by default the transport's. Raises ConfigError.
 

@@ -35,8 +35,8 @@ from raysim.network.transport import Transport
 from raysim.notation import InputError
 from raysim.schedules import Schedule, parse_schedule
 from raysim.schedules.arrays import make_table
+from raysim.schedules.weights import parse_weights
 from raysim.storage.files import is_file, read_text
-from raysim.weights import parse_weights
 
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
 ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]

@@ -9,13 +9,14 @@ shared, its results equal those of `fast_path.py`.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from raysim.network.fast_path import uniform
-from raysim.network.wires import Record, Records
-
+Record = Any  # one element of `Records`, a view into it
+Records = NDArray[Any]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
@@ -24,68 +25,79 @@ WAITING, DECODE, COMPUTE, ENCODE, DONE = 0, 1, 2, 3, 4  # phases of a worker
 helper = njit(cache=True, forceinline=True)
 
 
-@njit(cache=True, nogil=True)
-def run_shared(
-    rows: I64,  # the actions of each worker in their order
-    actions: Records,
-    costs: Records,
-    progress: Records,
-    workers: Records,
-    machines: Records,
-    posted: Records,  # queues of packets on their way to the wire
-    channels: Records,
-    buckets: Records,
-    ports: Records,  # none where ports are not shared
-    done_s: F64,  # (replica * stage * step,)
-    message_s: float,
-    byte_s: float,
-    seed: int,
-) -> int:
-    """Bring `progress`, `workers` and `done_s` to the end of the step, and return how many actions ran.
+@njit(cache=True, inline="always")
+def uniform(seed: int, slot: int) -> float:
+    """Return a number in [-1, 1) that depends on its arguments alone (SplitMix64), so that networks see the same draws."""
+    # `fast_path.py` inlines this function, unseen by numba's cache: clear `__pycache__` after a change.
+    z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(slot + 1) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return float(z >> np.uint64(11)) * 2.0**-52 - 1.0
 
-    The elements of the arrays are explained in `event_state.py`. Fewer actions run than there are where the rows deadlock.
-    """
-    active = np.empty(channels.shape[0], np.int64)
+
+class State(NamedTuple):
+    """A step of the event loop: `wiring.py` explains the elements of the records."""
+
+    rows: I64
+    """The actions of each worker in their order."""
+    actions: Records
+    costs: Records
+    progress: Records
+    workers: Records
+    machines: Records
+    posted: Records
+    """Queues of packets on their way to the wire."""
+    channels: Records
+    buckets: Records
+    ports: Records
+    """None where ports are not shared."""
+    done_s: F64
+    """By (replica * stage * step)."""
+
+
+@njit(cache=True, nogil=True)
+def run_shared(state: State, message_s: float, byte_s: float, seed: int) -> int:
+    """Bring `progress`, `workers` and `done_s` to the end of the step; return how many actions ran, fewer if the rows deadlock."""
+    active = np.empty(len(state.channels), np.int64)
     next_phase = np.inf
     now = 0.0
     count = 0
     workers_changed, wires_changed = True, False
     while True:
         if workers_changed:
-            _start_actions(rows, actions, costs, progress, workers, now)
-            next_phase = _share_cores(workers, machines, now)
+            _start_actions(state, now)
+            next_phase = _share_cores(state, now)
         if wires_changed:
-            _share_wires(costs, progress, channels, buckets, ports, active, now)
-        soonest = min(next_phase, _next_packet(progress, posted, channels))
+            _share_wires(state, active, now)
+        soonest = min(next_phase, _next_packet(state))
         if soonest == np.inf:
             return count
         now = max(now, soonest)
         ended = next_phase <= now
         if ended:
-            count += _finish_phases(actions, costs, progress, workers, posted, done_s, message_s, byte_s, now)
-        delivered, wires_changed = _move_packets(actions, costs, progress, posted, channels, buckets, seed, now)
+            count += _finish_phases(state, message_s, byte_s, now)
+        delivered, wires_changed = _move_packets(state, seed, now)
         workers_changed = ended or delivered
 
 
 @helper
-def _start_actions(
-    rows: I64, actions: Records, costs: Records, progress: Records, workers: Records, now: float
-) -> None:
+def _start_actions(state: State, now: float) -> None:
     """Let workers begin the next action of their rows where its packet is there."""
-    for a in range(workers.shape[0]):
-        worker = workers[a]
+    for a in range(len(state.workers)):
+        worker = state.workers[a]
         if worker.phase != WAITING:
             continue
         if worker.head == worker.stop:
             worker.phase = DONE
             continue
-        action = rows[worker.head]
-        needs = actions[action].needs
-        if needs >= 0 and not progress[needs].delivered:
+        action = state.rows[worker.head]
+        needs = state.actions[action].needs
+        if needs >= 0 and not state.progress[needs].delivered:
             continue
         worker.action = action
-        progress[action].start_s = now
-        _begin_phase(worker, DECODE, costs[action].decode_s, now)
+        state.progress[action].start_s = now
+        _begin_phase(worker, DECODE, state.costs[action].decode_s, now)
 
 
 @helper
@@ -99,19 +111,19 @@ def _begin_phase(worker: Record, phase: int, seconds: float, now: float) -> None
 
 
 @helper
-def _share_cores(workers: Records, machines: Records, now: float) -> float:
+def _share_cores(state: State, now: float) -> float:
     """Give the threads at work on each machine equal parts of its cores; return when the first phase will end."""
-    for i in range(machines.shape[0]):
-        machines[i].threads = 0.0
-    for a in range(workers.shape[0]):
-        worker = workers[a]
+    for i in range(len(state.machines)):
+        state.machines[i].threads = 0.0
+    for a in range(len(state.workers)):
+        worker = state.workers[a]
         if DECODE <= worker.phase <= ENCODE:
-            machines[worker.machine].threads += worker.threads if worker.phase == COMPUTE else 1
+            state.machines[worker.machine].threads += worker.threads if worker.phase == COMPUTE else 1
     first = np.inf
-    for a in range(workers.shape[0]):
-        worker = workers[a]
+    for a in range(len(state.workers)):
+        worker = state.workers[a]
         if DECODE <= worker.phase <= ENCODE:
-            machine = machines[worker.machine]
+            machine = state.machines[worker.machine]
             speed = min(1.0, machine.cores / machine.threads)
             if speed != worker.speed:
                 worker.left -= (now - worker.since) * worker.speed
@@ -122,25 +134,15 @@ def _share_cores(workers: Records, machines: Records, now: float) -> float:
 
 
 @helper
-def _finish_phases(
-    actions: Records,
-    costs: Records,
-    progress: Records,
-    workers: Records,
-    posted: Records,
-    done_s: F64,
-    message_s: float,
-    byte_s: float,
-    now: float,
-) -> int:
+def _finish_phases(state: State, message_s: float, byte_s: float, now: float) -> int:
     """Move workers whose phase is over to their next one, and post packets of actions that end; return how many end."""
     finished = 0
-    for a in range(workers.shape[0]):
-        worker = workers[a]
+    for a in range(len(state.workers)):
+        worker = state.workers[a]
         if worker.finish > now:
             continue
         action = worker.action
-        cost = costs[action]
+        cost = state.costs[action]
         if worker.phase == DECODE:
             _begin_phase(worker, COMPUTE, cost.compute_s, now)
         elif worker.phase == COMPUTE:
@@ -151,11 +153,11 @@ def _finish_phases(
             worker.finish = np.inf
             worker.head += 1
             worker.free_s = now
-            progress[action].end_s = now
-            done_s[actions[action].part] = now
-            if actions[action].queue >= 0:
+            state.progress[action].end_s = now
+            state.done_s[state.actions[action].part] = now
+            if state.actions[action].queue >= 0:
                 due = now + message_s + byte_s * cost.wire_bytes
-                _post(progress, posted[actions[action].queue], action, cost.messages, due)
+                _post(state.progress, state.posted[state.actions[action].queue], action, cost.messages, due)
     return finished
 
 
@@ -170,49 +172,40 @@ def _post(progress: Records, queue: Record, packet: int, messages: int, due: flo
 
 
 @helper
-def _next_packet(progress: Records, posted: Records, channels: Records) -> float:
+def _next_packet(state: State) -> float:
     """Return when the next packet comes to a wire, leaves one or arrives; infinite where none does."""
     first = np.inf
-    for q in range(posted.shape[0]):
-        if posted[q].first >= 0:
-            first = min(first, progress[posted[q].first].due)
-    for c in range(channels.shape[0]):
-        channel = channels[c]
+    for q in range(len(state.posted)):
+        if state.posted[q].first >= 0:
+            first = min(first, state.progress[state.posted[q].first].due)
+    for c in range(len(state.channels)):
+        channel = state.channels[c]
         first = min(first, channel.finish)
         if channel.flying.first >= 0:
-            first = min(first, progress[channel.flying.first].due)
+            first = min(first, state.progress[channel.flying.first].due)
     return first
 
 
 @helper
-def _move_packets(
-    actions: Records,
-    costs: Records,
-    progress: Records,
-    posted: Records,
-    channels: Records,
-    buckets: Records,
-    seed: int,
-    now: float,
-) -> tuple[bool, bool]:
+def _move_packets(state: State, seed: int, now: float) -> tuple[bool, bool]:
     """Move packets to their wire, off it and to their host; return whether any was delivered, and whether flows changed."""
     delivered = flows_changed = False
-    for q in range(posted.shape[0]):
-        queue = posted[q]
-        while queue.first >= 0 and progress[queue.first].due <= now:
-            if _forward_packet(actions, progress, channels, _pop(progress, queue), now):
+    for q in range(len(state.posted)):
+        queue = state.posted[q]
+        while queue.first >= 0 and state.progress[queue.first].due <= now:
+            if _forward_packet(state, _pop(state.progress, queue), now):
                 delivered = True
             else:
                 flows_changed = True
-    for c in range(channels.shape[0]):
-        channel = channels[c]
+    for c in range(len(state.channels)):
+        channel = state.channels[c]
         if channel.finish <= now:
-            _end_flow(actions, costs, progress, channel, buckets[channel.bucket], seed, now)
+            _end_flow(state, channel, seed, now)
             flows_changed = True
-        while channel.flying.first >= 0 and progress[channel.flying.first].due <= now:
-            packet = _pop(progress, channel.flying)
-            progress[packet].to_come -= 1
-            if _forward_packet(actions, progress, channels, packet, now):
+        while channel.flying.first >= 0 and state.progress[channel.flying.first].due <= now:
+            packet = _pop(state.progress, channel.flying)
+            state.progress[packet].to_come -= 1
+            if _forward_packet(state, packet, now):
                 delivered = True
             else:
                 flows_changed = True
@@ -220,58 +213,55 @@ def _move_packets(
 
 
 @helper
-def _forward_packet(actions: Records, progress: Records, channels: Records, packet: int, now: float) -> bool:
+def _forward_packet(state: State, packet: int, now: float) -> bool:
     """Deliver a packet that is at its host, or put its next message on a wire; return whether it was delivered."""
-    there = actions[packet].there
-    if progress[packet].to_come == 0 or there < 0:
-        progress[packet].delivered = True
-        progress[packet].arrive_s = now
+    there = state.actions[packet].there
+    if state.progress[packet].to_come == 0 or there < 0:
+        state.progress[packet].delivered = True
+        state.progress[packet].arrive_s = now
         if there < 0:
-            progress[packet].begin_s = now
+            state.progress[packet].begin_s = now
         return True
-    asks = progress[packet].to_come % 2 == 0  # the receiver's turn
-    channel = channels[actions[packet].back if asks else there]
+    asks = state.progress[packet].to_come % 2 == 0  # the receiver's turn
+    channel = state.channels[state.actions[packet].back if asks else there]
     if channel.wired.first < 0:
         channel.fresh = True
-    _push(progress, channel.wired, packet)
+    _push(state.progress, channel.wired, packet)
     return False
 
 
 @helper
-def _end_flow(
-    actions: Records, costs: Records, progress: Records, channel: Record, bucket: Record, seed: int, now: float
-) -> None:
+def _end_flow(state: State, channel: Record, seed: int, now: float) -> None:
     """Take the message that is through off its channel; it arrives after the latency."""
-    packet = _pop(progress, channel.wired)
+    bucket = state.buckets[channel.bucket]
+    packet = _pop(state.progress, channel.wired)
     channel.fresh = channel.wired.first >= 0
     channel.finish = np.inf
     bucket.sending -= 1
     bucket.idle_since = now
-    latency = costs[packet].trips * channel.latency_s
+    latency = state.costs[packet].trips * channel.latency_s
     if channel.jitter_s > 0:
-        latency += channel.jitter_s * uniform(seed + actions[packet].replica, actions[packet].number)
+        latency += channel.jitter_s * uniform(seed + state.actions[packet].replica, state.actions[packet].number)
     channel.last_due = max(now + latency, channel.last_due)
-    progress[packet].due = channel.last_due
-    _push(progress, channel.flying, packet)
+    state.progress[packet].due = channel.last_due
+    _push(state.progress, channel.flying, packet)
 
 
 @helper
-def _share_wires(
-    costs: Records, progress: Records, channels: Records, buckets: Records, ports: Records, active: I64, now: float
-) -> None:
+def _share_wires(state: State, active: I64, now: float) -> None:
     """Begin the flows of messages that have come to the head of their channel, and give all flows their rates."""
     number = 0
-    for c in range(channels.shape[0]):
-        channel = channels[c]
+    for c in range(len(state.channels)):
+        channel = state.channels[c]
         if channel.wired.first >= 0:
             active[number] = c
             number += 1
             if channel.fresh:
-                _begin_flow(costs, progress, channel, buckets[channel.bucket], now)
-    if ports.shape[0] > 0:
-        _share_ports(active, number, channels, ports)
+                _begin_flow(state, channel, now)
+    if len(state.ports) > 0:
+        _share_ports(state, active, number)
     for j in range(number):
-        channel = channels[active[j]]
+        channel = state.channels[active[j]]
         if channel.fresh or channel.share != channel.speed:
             if not channel.fresh and now > channel.since:
                 channel.left -= (now - channel.since) * channel.speed
@@ -281,13 +271,14 @@ def _share_wires(
 
 
 @helper
-def _begin_flow(costs: Records, progress: Records, channel: Record, bucket: Record, now: float) -> None:
+def _begin_flow(state: State, channel: Record, now: float) -> None:
     """Begin the transfer of the first message of a channel, of which the tokens of its bucket let bytes through at once."""
+    bucket = state.buckets[channel.bucket]
     packet = channel.wired.first
     size = 0.0
-    if progress[packet].to_come == 1:  # the packet itself
-        progress[packet].begin_s = now
-        size = costs[packet].wire_bytes
+    if state.progress[packet].to_come == 1:  # the packet itself
+        state.progress[packet].begin_s = now
+        size = state.costs[packet].wire_bytes
     if bucket.sending == 0 and bucket.burst_bytes > 0 and now > bucket.idle_since:
         idle_s = now - bucket.idle_since
         bucket.tokens = min(bucket.burst_bytes, bucket.tokens + bucket.refill * idle_s)
@@ -298,31 +289,31 @@ def _begin_flow(costs: Records, progress: Records, channel: Record, bucket: Reco
 
 
 @helper
-def _share_ports(active: I64, number: int, channels: Records, ports: Records) -> None:
+def _share_ports(state: State, active: I64, number: int) -> None:
     """Give the active channels their share, max-min fair: the tightest goes first and leaves the rest to the others."""
-    for p in range(ports.shape[0]):
-        ports[p].left = ports[p].rate
-        ports[p].users = 0
+    for p in range(len(state.ports)):
+        state.ports[p].left = state.ports[p].rate
+        state.ports[p].users = 0
     for j in range(number):
-        channel = channels[active[j]]
+        channel = state.channels[active[j]]
         channel.share = -1.0  # not known
-        ports[channel.out].users += 1
-        ports[channel.into].users += 1
+        state.ports[channel.out].users += 1
+        state.ports[channel.into].users += 1
     for _ in range(number):
         tightest, lowest = -1, np.inf
         for j in range(number):
-            channel = channels[active[j]]
+            channel = state.channels[active[j]]
             if channel.share < 0:
-                out, into = ports[channel.out], ports[channel.into]
+                out, into = state.ports[channel.out], state.ports[channel.into]
                 share = min(channel.rate, out.left / out.users, into.left / into.users)
                 if tightest < 0 or share < lowest:
                     tightest, lowest = j, share
-        channel = channels[active[tightest]]
+        channel = state.channels[active[tightest]]
         channel.share = lowest
         for p in (channel.out, channel.into):
-            ports[p].users -= 1
+            state.ports[p].users -= 1
             if lowest < np.inf:
-                ports[p].left = max(ports[p].left - lowest, 0.0)
+                state.ports[p].left = max(state.ports[p].left - lowest, 0.0)
 
 
 @helper

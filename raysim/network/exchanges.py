@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import Transfers, as_transfers, round_of, round_seconds
+from raysim.network.collectives import Floats, Transfers, as_transfers, round_of, round_seconds
 from raysim.network.topology import Network
 from raysim.network.transport import ALL_REDUCES, BARE, Transport
 from raysim.notation import check_choice
@@ -119,14 +119,16 @@ def sites_of(hosts: Sequence[int], network: Network) -> list[str] | None:
     return [network.host_sites[host] for host in hosts] if network.host_sites else None
 
 
-def rounds_s(rounds: Sequence[Rounds], hosts: Sequence[int], network: Network, transport: Transport = BARE) -> float:
-    """Return the seconds of rounds one after another between members on `hosts`; messages within a host are free."""
-    places = np.asarray(hosts, np.int64)
-    seconds = 0.0
+def rounds_s(
+    rounds: Sequence[Rounds], hosts: Sequence[int], networks: Sequence[Network], transport: Transport = BARE
+) -> Floats:
+    """Return the seconds on each network of rounds one after another between members on `hosts`; messages within a host are free."""
+    host_of = np.asarray(hosts, np.int64)
+    seconds = np.zeros(len(networks))
     for equal in rounds:
-        source, target = places[np.array(equal.pairs, np.int64).T]
+        source, target = host_of[np.array(equal.pairs, np.int64).T]
         each = round_of(source, target, np.full(len(source), float(equal.wire_bytes)), transport)
-        seconds += equal.times * float(round_seconds(each, [network])[0])
+        seconds += equal.times * round_seconds(each, networks)
     return seconds
 
 
@@ -139,14 +141,15 @@ def all_reduce_s(
     tree 2 ceil(log2 D) (a + S/W). A round is as slow as its slowest pair.
     """
     rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites_of(hosts, network))
-    return rounds_s(rounds, hosts, network, transport)
+    return float(rounds_s(rounds, hosts, [network], transport)[0])
 
 
 def all_gather_s(
     wire_bytes: float, hosts: Sequence[int], network: Network, algorithm: str = "ring", transport: Transport = BARE
 ) -> float:
     """Return the seconds until each member on `hosts` has the `wire_bytes` of every other: (D - 1) (a + S/W) in a ring."""
-    return rounds_s(all_gather_rounds(len(hosts), wire_bytes, algorithm), hosts, network, transport)
+    rounds = all_gather_rounds(len(hosts), wire_bytes, algorithm)
+    return float(rounds_s(rounds, hosts, [network], transport)[0])
 
 
 def reduce_scatter_s(wire_bytes: float, hosts: Sequence[int], network: Network, transport: Transport = BARE) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from raysim.schedules.actions import Row, peak_in_flight
+from raysim.schedules.actions import Row, peak_in_flight, split_backwards
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
 
@@ -171,7 +171,7 @@ def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
     """
     worst = [Worst(0, 0, 0)] * len(needs)
     for row in rows:
-        apart = {action._replace(op="B") for action in row if action.op == "W"}
+        apart = split_backwards(row)
         held = {action.stage: (0, 0) for action in row}
         missing = set(held)  # stages that have no gradients yet
         most = (-1, 0)  # bytes, and microbatches where those are of no bytes

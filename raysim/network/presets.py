@@ -1,4 +1,4 @@
-"""Named networks, networks from files, and the parser of `--network`."""
+"""Named networks, networks from files, the parser of `--network`, and GPUs by their datasheets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from raysim.network.topology import Network, read_notation
 from raysim.notation import check_integer, shown
@@ -60,9 +60,14 @@ def _regions(name: str, sizes: Sequence[int], inside: tuple[float, float], acros
     """Return hosts grouped in regions; `inside` and `across(a, b)` are (ms, Gbit/s) within a region and between two."""
     region = [index for index, size in enumerate(sizes) for _ in range(size)]
     links = [[inside if a == b else across(a, b) for b in region] for a in region]
-    bandwidth = tuple(tuple(gbps * 1e9 for _, gbps in row) for row in links)
-    latency = tuple(tuple(ms / 1e3 for ms, _ in row) for row in links)
-    return Network(bandwidth, latency, host_sites=tuple(f"{name}-{index}" for index in region), name=name)
+    matrix = [[(gbps * 1e9, ms / 1e3) for ms, gbps in row] for row in links]
+    return _of_matrix(matrix, host_sites=tuple(f"{name}-{index}" for index in region), name=name)
+
+
+def _of_matrix(matrix: Sequence[Sequence[tuple[float, float]]], **rest: Any) -> Network:
+    """Return the network of a matrix of bandwidth and latency by source and target."""
+    bandwidth, latency = (tuple(tuple(link[i] for link in row) for row in matrix) for i in (0, 1))
+    return Network(bandwidth, latency, **rest)
 
 
 def _four(a: int, b: int) -> tuple[float, float]:
@@ -89,14 +94,8 @@ def presets() -> dict[str, Network]:
         _regions("four-regions", [16] * 4, (10, 2), _four),
         _regions("worldwide", [8] * 8, (10, 2), _world),
     ]
-    found = {level: _level(level) for level in (*LEVELS, "free")}
-    return found | {network.name: network for network in [*named, network_of_sites(ONE_SLOW, "one-slow-replica")]}
-
-
-def _level(text: str) -> Network:
-    network = read_notation(text)
-    assert network is not None
-    return network
+    levels = {level: network for level in (*LEVELS, "free") if (network := read_notation(level)) is not None}
+    return levels | {network.name: network for network in [*named, network_of_sites(ONE_SLOW, "one-slow-replica")]}
 
 
 def parse_network(text: str) -> Network:
@@ -194,16 +193,8 @@ def _from_csv(text: str, name: str) -> Network:
     gap = next((pair for pair in pairs if pair not in links and pair[::-1] not in links), None)
     if gap is not None:
         raise ValueError(f"Every pair of hosts must have a link, but got none between {gap[0]} and {gap[1]}.")
-    matrices: list[list[list[float]]] = [[[0.0] * size for _ in range(size)] for _ in range(2)]
-    for a in range(size):
-        for b in range(size):
-            if a != b:
-                matrices[0][a][b], matrices[1][a][b] = links.get((a, b)) or links[b, a]
-    return replace(Network(_rows(matrices[0]), _rows(matrices[1])), name=name)
-
-
-def _rows(matrix: list[list[float]]) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(row) for row in matrix)
+    matrix = [[links.get((a, b)) or links[b, a] if a != b else (0.0, 0.0) for b in range(size)] for a in range(size)]
+    return _of_matrix(matrix, name=name)
 
 
 SITE_KEYS = ("hosts", "bandwidth", "latency")
@@ -251,9 +242,8 @@ def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
     if len(hosts) < 2:
         raise ValueError(f"`sites` must have two hosts or more, but got {len(hosts)}.")
     matrix = [[roads[frozenset([a, b])] for b in hosts] for a in hosts]
-    return Network(
-        tuple(tuple(bandwidth for bandwidth, _ in row) for row in matrix),
-        tuple(tuple(latency for _, latency in row) for row in matrix),
+    return _of_matrix(
+        matrix,
         sharing=content.get("sharing", "pair"),
         host_sites=tuple(hosts),
         host_names=tuple(names),
@@ -282,3 +272,49 @@ def _road(where: str, values: Mapping[str, Any]) -> tuple[float, float]:
         assert isinstance(value, float)
         found[place] = value
     return found[0], found[1]
+
+
+class Device(NamedTuple):
+    """A device by its datasheet."""
+
+    peak_flops: float
+    """Dense (no sparsity) tensor-core FLOP/s at 16 bits."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+
+    @property
+    def codec_bytes_per_s(self) -> float:
+        """Dense bytes a second that codecs are taken to go over: memory is the limit, and a codec passes `CODEC_PASSES` times.
+
+        An assumption: starting kernels, which takes longer than the work on small tensors, is not in it.
+        """
+        return self.memory_bytes_per_s / CODEC_PASSES
+
+
+CODEC_PASSES = 8
+"""Reads and writes of a dense tensor in one encode or decode, such as a TopK's: find the range, select, move, write."""
+
+
+# From vendors' datasheets, none measured by us. Figures quoted with sparsity are halved. Consumer cards: 16 bits in, 32 bits
+# accumulated. "A100" and "V100" are the cards with more memory; H800 and A800 are H100 and A100 with slower links between cards.
+DEVICES: dict[str, Device] = {
+    "T4": Device(65e12, 16 * 10**9, 300e9),
+    "V100": Device(125e12, 32 * 10**9, 900e9),
+    "V100-16GB": Device(125e12, 16 * 10**9, 900e9),
+    "A10G": Device(70e12, 24 * 10**9, 600e9),
+    "A40": Device(150e12, 48 * 10**9, 696e9),
+    "L4": Device(121e12, 24 * 10**9, 300e9),
+    "L40S": Device(362e12, 48 * 10**9, 864e9),
+    "RTX3090": Device(71e12, 24 * 10**9, 936e9),
+    "RTX4090": Device(165e12, 24 * 10**9, 1008e9),
+    "RTX5090": Device(210e12, 32 * 10**9, 1792e9),
+    "A6000": Device(155e12, 48 * 10**9, 768e9),
+    "A100": Device(312e12, 80 * 10**9, 2039e9),
+    "A100-40GB": Device(312e12, 40 * 10**9, 1555e9),
+    "H20": Device(148e12, 96 * 10**9, 4000e9),
+    "H100": Device(989e12, 80 * 10**9, 3350e9),
+    "H200": Device(989e12, 141 * 10**9, 4800e9),
+    "B200": Device(2250e12, 180 * 10**9, 8000e9),
+    "MI250X": Device(383e12, 128 * 10**9, 3277e9),
+    "MI300X": Device(1307e12, 192 * 10**9, 5300e9),
+}

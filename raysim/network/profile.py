@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.network.collectives import TRANSFER, Transfers, as_transfers, mean_transfers
-from raysim.network.devices import DEVICES
+from raysim.network.collectives import TRANSFER, Transfers, as_transfers
+from raysim.network.presets import DEVICES
 from raysim.network.transport import BARE, Transport
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.schedules.arrays import OPS
@@ -311,20 +310,6 @@ class Profile:
             return cls(**arrays, transfers=as_transfers(transfers))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
-
-
-def mean_profile(profiles: Sequence[Profile]) -> Profile:
-    """Return the mean of profiles of one shape, such as the profiles of a run's recorded steps without the first ones."""
-    if not profiles or len({profile.compute_s.shape for profile in profiles}) != 1:
-        shapes = [profile.compute_s.shape for profile in profiles]
-        raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
-    means = {name: np.mean([getattr(profile, name) for profile in profiles], axis=0) for name in (*COSTS, *STAGE_COSTS)}
-    transfers = mean_transfers([profile.transfers for profile in profiles])
-    busy_s = np.array(
-        [sum(getattr(one, name).sum() for name in ("decode_s", "compute_s", "encode_s")) for one in profiles]
-    )
-    paces = busy_s / busy_s.mean() if busy_s.mean() > 0 else np.ones(len(profiles))
-    return replace(profiles[0], transfers=transfers, paces=paces, source=f"mean of {len(profiles)} steps", **means)
 
 
 def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:

@@ -1,15 +1,17 @@
-"""Profiles of recorded steps and the overheads of their host, from the columns of `actions.parquet`."""
+"""Profiles of recorded steps, from the columns of `actions.parquet`, and their mean."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.network.profile import Floats, Profile
+from raysim.network.collectives import mean_transfers
+from raysim.network.profile import COSTS, STAGE_COSTS, Floats, Profile
 from raysim.schedules.arrays import OPS
 
 
@@ -63,6 +65,20 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
             arrays[name] = whole.reshape(shape)
         profiles[int(number)] = Profile(**({"source": f"recorded step {number}"} | arrays | overheads))
     return profiles
+
+
+def mean_profile(profiles: Sequence[Profile]) -> Profile:
+    """Return the mean of profiles of one shape, such as the profiles of a run's recorded steps without the first ones."""
+    if not profiles or len({profile.compute_s.shape for profile in profiles}) != 1:
+        shapes = [profile.compute_s.shape for profile in profiles]
+        raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
+    means = {name: np.mean([getattr(profile, name) for profile in profiles], axis=0) for name in (*COSTS, *STAGE_COSTS)}
+    transfers = mean_transfers([profile.transfers for profile in profiles])
+    busy_s = np.array(
+        [sum(getattr(one, name).sum() for name in ("decode_s", "compute_s", "encode_s")) for one in profiles]
+    )
+    paces = busy_s / busy_s.mean() if busy_s.mean() > 0 else np.ones(len(profiles))
+    return replace(profiles[0], transfers=transfers, paces=paces, source=f"mean of {len(profiles)} steps", **means)
 
 
 def _numbers(column: NDArray[Any]) -> Floats:

@@ -23,20 +23,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.collectives import round_of, round_seconds
-from raysim.network.exchanges import Pair, Rounds, all_gather_rounds, all_reduce_rounds
-from raysim.network.profile import Profile
+from raysim.network.exchanges import all_gather_rounds, all_reduce_rounds, rounds_s
+from raysim.network.profile import Floats, Profile
 from raysim.network.topology import Network
 from raysim.notation import Notation, check_choice, check_integer, parse
 from raysim.schedules.arrays import OPS, ActionTable
-
-Floats = NDArray[np.float64]
 
 RESHARDS = ("forward", "backward", "step")
 FORWARD, BACKWARD, WEIGHTS = range(len(OPS))
@@ -183,16 +179,21 @@ class Sharded:
         def of_size(size: float, scatters: bool) -> Floats:
             if not size:
                 return np.zeros(len(networks))
-            rounds = _gather_rounds(shards, groups, size)
-            if scatters:
-                rounds = _scatter_rounds(shards, groups, size, self.coded)
-                rounds += _sum_rounds(shards, groups, size) if self.sums_groups else []
-            total = np.zeros(len(networks))
-            for equal in rounds:
-                source, target = hosts[np.array(equal.pairs, np.int64).T]
-                each = round_of(source, target, np.full(len(source), equal.wire_bytes), profile.transport)
-                total += equal.times * round_seconds(each, networks)
-            return total
+            shard = size / shards
+            # A ring passes as many bytes whether it gathers or scatters.
+            in_groups = all_gather_rounds(shards, shard, "direct" if scatters and self.coded else "ring")
+            rounds = [
+                each._replace(pairs=[(g * shards + a, g * shards + b) for g in range(groups) for a, b in each.pairs])
+                for each in in_groups
+            ]
+            if scatters and self.sums_groups:  # the owners of each shard, over the groups
+                rounds += [
+                    each._replace(
+                        pairs=[(a * shards + i, b * shards + i) for a, b in each.pairs for i in range(shards)]
+                    )
+                    for each in all_reduce_rounds(groups, shard)
+                ]
+            return rounds_s(rounds, hosts.tolist(), networks, profile.transport)
 
         gathers = np.stack([of_size(size, False) for size in units.gather_bytes])
         return gathers, np.stack([of_size(size, True) for size in units.scatter_bytes])
@@ -241,29 +242,3 @@ def _ends(table: ActionTable, stage: int) -> tuple[int, int]:
     last = WEIGHTS if (table.op[own] == WEIGHTS).any() else BACKWARD
     forwards, backwards = (table.microbatch[own & (table.op == op)] for op in (FORWARD, last))
     return int(forwards[0]), int(backwards[-1])
-
-
-def _gather_rounds(shards: int, groups: int, size: float) -> list[Rounds]:
-    """Return the rounds in which all groups gather `size` bytes, each replica holding a shard of them."""
-    return [
-        each._replace(pairs=_in_groups(each.pairs, shards, groups)) for each in all_gather_rounds(shards, size / shards)
-    ]
-
-
-def _scatter_rounds(shards: int, groups: int, size: float, coded: bool) -> list[Rounds]:
-    """Return the rounds in which all groups sum `size` bytes of gradients for their owners."""
-    if not coded or shards == 1:
-        return _gather_rounds(shards, groups, size)  # a ring passes as many bytes whether it gathers or scatters
-    return [Rounds(1, _in_groups(list(permutations(range(shards), 2)), shards, groups), size / shards)]
-
-
-def _sum_rounds(shards: int, groups: int, size: float) -> list[Rounds]:
-    """Return the rounds in which the owners of each shard sum it over the groups."""
-    return [
-        each._replace(pairs=[(a * shards + i, b * shards + i) for a, b in each.pairs for i in range(shards)])
-        for each in all_reduce_rounds(groups, size / shards)
-    ]
-
-
-def _in_groups(pairs: Sequence[Pair], shards: int, groups: int) -> list[Pair]:
-    return [(group * shards + a, group * shards + b) for group in range(groups) for a, b in pairs]

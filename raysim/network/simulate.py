@@ -15,12 +15,13 @@ all actions after it. Codec time is on the clock of the worker that packs or unp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raysim.network.collectives import (
     DIRECTIONS,
@@ -30,16 +31,14 @@ from raysim.network.collectives import (
     round_seconds,
     total_seconds,
 )
-from raysim.network.event_inputs import SharedWiring
 from raysim.network.exchanges import all_reduce_rounds, sites_of, transfers_of
-from raysim.network.overlap import last_backwards, start_times
-from raysim.network.profile import Profile
-from raysim.network.steady import on_end, steady_end, steps_table, windows
+from raysim.network.profile import Floats, Profile
+from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end
 from raysim.network.timeline import Exchange, Timeline
 from raysim.network.topology import Network, Placement, replica_hosts
-from raysim.network.wires import Floats, OrderedWiring, is_ordered, questions_wait, receivers_ask
+from raysim.network.wiring import Ends, SharedWiring, are_ordered
 from raysim.notation import check_integer
-from raysim.schedules.arrays import ActionTable
+from raysim.schedules.arrays import ActionTable, steps_table
 from raysim.schedules.families import Schedule
 
 
@@ -65,41 +64,36 @@ def simulate(
     A faster network never takes longer where the schedule alone orders every wire. Where workers share ports or cores it rarely
     may: a packet that arrives sooner can delay another, as in any list scheduling (Graham's anomalies).
     """
-    table, replicas, placement = _set_up(schedule, profile, network, num_microbatches, num_replicas, placement)
-    profile = _joined(on_end(profile, table), table)
-    shape = (replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
-    start, end, begin, arrive = (np.full(shape, math.nan) for _ in range(4))
-    ordered = is_ordered(table, network.sharing, placement, questions=questions_wait(network, receivers_ask([profile])))
-    wiring = (OrderedWiring if ordered else SharedWiring).of(table, [network], placement, replicas, shape[2])
-    times = (start, end, begin, arrive)
-    began, lasted, ready = steady_end(table, *wiring.run(schedule, profile, seed, times))
-    for moments in times:
-        moments -= began
-    found = _collectives(profile, placement, table, replicas, network)
-    seconds = total_seconds(found, [network])
-    starts = start_times(found, seconds, ready, last_backwards(table, profile), lasted)
+    setting = _set_up(schedule, profile, network, num_microbatches, num_replicas, placement)
+    table = setting.table
+    shape = (setting.replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
+    times = np.full((4, *shape), math.nan)
+    ((_, _, end),) = setting.ends([network], [profile], seed, times)
+    times -= end.began_s
     return Timeline(
         table=table,
-        profile=profile,
+        profile=end.profile,
         network=network,
-        placement=placement,
-        start_s=start,
-        end_s=end,
-        begin_s=begin,
-        arrive_s=arrive,
-        window=windows(table),
-        pipeline_s=float(lasted[0]),
+        placement=setting.placement,
+        start_s=times[0],
+        end_s=times[1],
+        begin_s=times[2],
+        arrive_s=times[3],
+        window=table.windows(),
+        pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
             Exchange(
                 collective,
                 float(start),
-                float(end),
+                float(over),
                 tuple(collective.repeats * float(round_seconds(each, [network])[0]) for each in collective.rounds),
             )
-            for collective, start, end in zip(found, starts.start_s[:, 0], starts.end_s[:, 0], strict=True)
+            for collective, start, over in zip(
+                end.collectives, end.starts.start_s[:, 0], end.starts.end_s[:, 0], strict=True
+            )
         ),
-        collectives_end_s=float(starts.over_s[0]),
-        step_s=float((starts.over_s + _end_s(profile, table, _farthest_s([network], placement)))[0]),
+        collectives_end_s=float(end.starts.over_s[0]),
+        step_s=float(end.step_s[0]),
     )
 
 
@@ -123,31 +117,14 @@ def step_seconds(
             f"`profiles` must be one or more of one shape, but got {[profile.compute_s.shape for profile in steps]}."
         )
     result = np.empty((len(networks), len(steps)))
-    asked = receivers_ask(steps)
     groups: dict[tuple[object, ...], list[int]] = {}
-    for row, network in enumerate(networks):
-        groups.setdefault((network.num_hosts, network.host_sites, network.sharing == "inbound"), []).append(row)
+    for i, network in enumerate(networks):
+        groups.setdefault((network.num_hosts, network.host_sites, network.sharing == "inbound"), []).append(i)
     for rows in groups.values():
-        table, replicas, placed = _set_up(
-            schedule, steps[0], networks[rows[0]], num_microbatches, num_replicas, placement
-        )
-        kinds = {row: (networks[row].sharing, questions_wait(networks[row], asked)) for row in rows}
-        ordered = {kind: is_ordered(table, kind[0], placed, questions=kind[1]) for kind in set(kinds.values())}
-        for kernel in (OrderedWiring, SharedWiring):
-            lanes = [row for row in rows if ordered[kinds[row]] == (kernel is OrderedWiring)]
-            if not lanes:
-                continue
-            chosen = [networks[row] for row in lanes]
-            wiring = kernel.of(table, chosen, placed, replicas, steps[0].compute_s.shape[2])
-            farthest_s = _farthest_s(chosen, placed)
-            whole = [_joined(on_end(step, table), table) for step in steps]
-            ran = wiring.run_each(schedule, whole, seed)
-            for column, (profile, moments) in enumerate(zip(whole, ran, strict=True)):
-                _, lasted, ready = steady_end(table, *moments)
-                found = _collectives(profile, placed, table, replicas, chosen[0])
-                seconds = total_seconds(found, chosen)
-                starts = start_times(found, seconds, ready, last_backwards(table, profile), lasted)
-                result[lanes, column] = starts.over_s + _end_s(profile, table, farthest_s)
+        alike = [networks[i] for i in rows]
+        setting = _set_up(schedule, steps[0], alike[0], num_microbatches, num_replicas, placement)
+        for lanes, i, end in setting.ends(alike, steps, seed):
+            result[np.array(rows)[lanes], i] = end.step_s
     return result
 
 
@@ -197,6 +174,92 @@ def break_even_bps(
     return math.sqrt(low * high)
 
 
+class _End(NamedTuple):
+    """The end of a step of one profile on several networks; arrays by network unless stated otherwise."""
+
+    profile: Profile
+    """The costs of all steps of the table."""
+    began_s: Floats
+    """Start of the priced step in the times of the table."""
+    pipeline_s: Floats
+    collectives: list[Collective]
+    starts: Starts
+    step_s: Floats
+
+
+class _Setting(NamedTuple):
+    """A schedule for profiles of one shape, and networks that name their hosts alike."""
+
+    schedule: Schedule
+    table: ActionTable
+    replicas: int
+    placement: Placement
+
+    def ends(
+        self, networks: Sequence[Network], profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
+    ) -> Iterator[tuple[NDArray[np.int64], int, _End]]:
+        """Yield the end of the step of each profile, by index, on those of `networks` that one kernel serves, by index.
+
+        Fill `keep` by the last profile and network.
+        """
+        from raysim.network.fast_path import OrderedWiring  # loads kernels, which takes time: only on first use
+
+        table, placement = self.table, self.placement
+        whole = [_joined(on_end(profile, table), table) for profile in profiles]
+        ends = Ends.of(table, placement, profiles[0].compute_s.shape[2])
+        ordered = are_ordered(networks, ends, placement, asked=any((each.messages > 1).any() for each in profiles))
+        for kernel, served in ((OrderedWiring, ordered), (SharedWiring, ~ordered)):
+            lanes = np.flatnonzero(served)
+            if not len(lanes):
+                continue
+            chosen = [networks[lane] for lane in lanes]
+            farthest_s = np.array(
+                [network.latencies_s(placement.hosts[0], placement.hosts).max() for network in chosen]
+            )  # from the driver, which is beside the first worker, to the farthest one
+            moments = kernel.of(table, chosen, placement, ends).run(self.schedule, whole, seed, keep)
+            for i, (profile, (free, done)) in enumerate(zip(whole, moments, strict=True)):
+                began_s, pipeline_s, ready_s = steady_end(table, free, done)
+                collectives = self.collectives(profile, chosen[0])
+                seconds = total_seconds(collectives, chosen)
+                starts = start_times(collectives, seconds, ready_s, last_backwards(table, profile), pipeline_s)
+                after_s = profile.step_s  # without a flush stages have updated, and the driver waits for nobody
+                if table.num_steps == 1:
+                    trips_s = profile.transport.step_trips * farthest_s
+                    after_s = float(profile.update_s.max()) + trips_s + profile.step_s
+                yield lanes, i, _End(profile, began_s, pipeline_s, collectives, starts, starts.over_s + after_s)
+
+    def collectives(self, profile: Profile, network: Network) -> list[Collective]:
+        """Return the collectives that end the step: of the profile's transfers, and of gradients averaged uncompressed."""
+        replicas, placement, table = self.replicas, self.placement, self.table
+        if replicas == 1 and not len(profile.transfers):
+            return []
+        for name in ("source_replica", "target_replica"):
+            highest = int(profile.transfers[name].max(initial=0))
+            if highest >= replicas:
+                raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
+        hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
+        averaging = profile.transport.averaging
+        transfers = [profile.transfers]
+        for stage in np.flatnonzero(profile.gradient_bytes).tolist() if replicas > 1 else ():
+            listed = (transfers[0]["direction"] == DIRECTIONS[0]) & (transfers[0]["stage"] == stage)
+            if averaging.algorithm == "direct" and listed.any():
+                continue
+            transfers[0] = transfers[0][~listed]
+            sites = tuple(sites_of(hosts[:, stage].tolist(), network) or ())
+            transfers.append(
+                _average(stage, replicas, float(profile.gradient_bytes[stage]), averaging.algorithm, sites)
+            )
+        num_buckets = [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()]
+        return collectives(
+            np.concatenate(transfers),
+            profile.method_s,
+            hosts,
+            table.owner,
+            num_buckets,
+            transport=profile.transport,
+        )
+
+
 def _set_up(
     schedule: Schedule,
     profile: Profile,
@@ -204,8 +267,8 @@ def _set_up(
     num_microbatches: int | None,
     num_replicas: int | None,
     placement: Placement | None,
-) -> tuple[ActionTable, int, Placement]:
-    """Return the table, the number of replicas and the placement, checked against one another."""
+) -> _Setting:
+    """Return the setting, its parts checked against one another."""
     count = num_microbatches if num_microbatches is not None else profile.num_microbatches or 1
     check_integer("num_microbatches", count, 1)
     if profile.num_microbatches not in (None, count):
@@ -229,7 +292,7 @@ def _set_up(
         placement = Placement.spread(replicas * table.num_workers, network.num_hosts)
     if profile.num_replicas not in (1, replicas):
         raise ValueError(f"`num_replicas` must be the profile's ({profile.num_replicas}), but got {replicas}.")
-    return table, replicas, placement
+    return _Setting(schedule, table, replicas, placement)
 
 
 def _joined(profile: Profile, table: ActionTable) -> Profile:
@@ -247,52 +310,6 @@ def _joined(profile: Profile, table: ActionTable) -> Profile:
         costs[:, :, 1] += np.where(apart, 0.0, costs[:, :, 2])
         changed[name] = costs
     return replace(profile, **changed)
-
-
-def _farthest_s(networks: Sequence[Network], placement: Placement) -> Floats:
-    """Return the latency from the driver, which is beside the first worker, to the farthest worker, by network."""
-    return np.array([network.latencies_s(placement.hosts[0], placement.hosts).max() for network in networks])
-
-
-def _end_s(profile: Profile, table: ActionTable, farthest_s: Floats) -> Floats:
-    """Return the seconds of a step after its collectives: the update, the driver's trips to the farthest worker, and `step_s`.
-
-    Without a flush stages have updated, and the driver waits for nobody.
-    """
-    if table.num_steps > 1:
-        return np.full_like(farthest_s, profile.step_s)
-    return float(profile.update_s.max()) + profile.transport.step_trips * farthest_s + profile.step_s
-
-
-def _collectives(
-    profile: Profile, placement: Placement, table: ActionTable, replicas: int, network: Network
-) -> list[Collective]:
-    """Return the collectives that end the step: of the profile's transfers, and of gradients averaged uncompressed."""
-    if replicas == 1 and not len(profile.transfers):
-        return []
-    for name in ("source_replica", "target_replica"):
-        highest = int(profile.transfers[name].max(initial=0))
-        if highest >= replicas:
-            raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
-    hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
-    averaging = profile.transport.averaging
-    transfers = [profile.transfers]
-    for stage in np.flatnonzero(profile.gradient_bytes).tolist() if replicas > 1 else ():
-        listed = (transfers[0]["direction"] == DIRECTIONS[0]) & (transfers[0]["stage"] == stage)
-        if averaging.algorithm == "direct" and listed.any():
-            continue
-        transfers[0] = transfers[0][~listed]
-        sites = tuple(sites_of(hosts[:, stage].tolist(), network) or ())
-        transfers.append(_average(stage, replicas, float(profile.gradient_bytes[stage]), averaging.algorithm, sites))
-    num_buckets = [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()]
-    return collectives(
-        np.concatenate(transfers),
-        profile.method_s,
-        hosts,
-        table.owner,
-        num_buckets,
-        transport=profile.transport,
-    )
 
 
 @lru_cache(maxsize=256)

@@ -125,10 +125,9 @@ class Timeline:
         low, high = self.table.offsets[worker : worker + 2].tolist()
         if self.table.num_steps == 1:
             return range(low, high)
-        slots = self._slots[low:high]
-        start, end = self._flat(self.start_s, replica)[slots], self._flat(self.end_s, replica)[slots]
-        inside = low + np.flatnonzero((end > 0) & (start < self.pipeline_s))
-        return range(int(inside[0]), int(inside[-1]) + 1)
+        start, end = (self._by_action(times, replica)[low:high] for times in (self.start_s, self.end_s))
+        first, last = np.searchsorted(end, 0.0, side="right"), np.searchsorted(start, self.pipeline_s)
+        return range(low + int(first), low + int(last))
 
     def workers(self) -> list[WorkerTime]:
         """Return where every worker's time went; the parts of each add up to `step_s`."""
@@ -136,14 +135,14 @@ class Timeline:
         ending = (self.collective_s, self.outside_s)
         table, profile = self.table, self.profile
         for r in range(self.num_replicas):
-            start, end = self._flat(self.start_s, r)[self._slots], self._flat(self.end_s, r)[self._slots]
-            made = np.where(self._sources >= 0, self._flat(self.end_s, r)[self._sources], np.inf)
+            start, end = self._by_action(self.start_s, r), self._by_action(self.end_s, r)
+            made = np.where(self._sources >= 0, end[self._sources], np.inf)
             previous = np.concatenate([[0.0], end[:-1]])
             previous[table.offsets[:-1]] = 0.0
             idle = start - previous
             wait = np.clip(start - np.maximum(previous, made), 0.0, idle)
-            codec = self._cost(profile.decode_s + profile.encode_s, r)
-            compute, shards = self._cost(self._alone_s, r), self._cost(profile.shard_s, r)
+            codec = self._by_action(profile.decode_s + profile.encode_s, r)
+            compute, shards = self._by_action(self._alone_s, r), self._by_action(profile.shard_s, r)
             overhead = np.where(self._sends, profile.call_s, 0.0)
             stretched = (end - start) - (codec + compute + overhead)
             compute, wait = compute - shards, wait + shards
@@ -173,27 +172,22 @@ class Timeline:
         Going back from the end: update and collectives, then the last action, its packet, where that came after its worker was free,
         or else the action before it. Without a flush the chain goes on to the end of the step before.
         """
-        table = self.table
-        place = np.empty(self._num_slots, np.int64)
-        place[self._slots] = np.arange(len(self._slots))
-        backwards, r, last, until = self._ending()
-        start, end = self._flat(self.start_s, r), self._flat(self.end_s, r)
-        begin, arrive = self._flat(self.begin_s, r), self._flat(self.arrive_s, r)
-        sizes = self.whole(self.profile.moved_bytes, r)
-        i = int(place[last])
+        table, profile = self.table, self.profile
+        backwards, r, i, until = self._ending()
+        start, end, begin, arrive = (
+            self._by_action(times, r) for times in (self.start_s, self.end_s, self.begin_s, self.arrive_s)
+        )
+        sizes = self._by_action(profile.moved_bytes, r)
         while True:
-            slot = int(self._slots[i])
-            action = self._action(slot)
             for kind, low, high in reversed(self.phases(r, i)):
                 if min(high, until) > low:
-                    backwards.append(Segment(kind, low, min(high, until), r, action))
+                    backwards.append(Segment(kind, low, min(high, until), r, self._action(i)))
             source = int(self._sources[i])
             first = i == table.offsets[np.searchsorted(table.offsets, i, side="right") - 1]
-            previous = 0.0 if first else float(end[self._slots[i - 1]])
-            if source >= 0 and arrive[source] >= start[slot] and arrive[source] > previous:
-                maker = self._action(source)
-                size = float(sizes[maker.stage, OPS.index(maker.op), maker.microbatch])
-                ready = min(end[source] + self.profile.message_s + self.profile.byte_s * size, arrive[source])
+            previous = 0.0 if first else float(end[i - 1])
+            if source >= 0 and arrive[source] >= start[i] and arrive[source] > previous:
+                size = float(sizes[source])
+                ready = min(end[source] + profile.message_s + profile.byte_s * size, arrive[source])
                 stops = (
                     ("path", end[source], ready),
                     ("queue", ready, begin[source]),
@@ -201,15 +195,15 @@ class Timeline:
                 )
                 for kind, low, high in reversed(stops):
                     if high > low:
-                        backwards.append(Segment(kind, float(low), float(high), r, maker))
-                i = int(place[source])
+                        backwards.append(Segment(kind, float(low), float(high), r, self._action(source)))
+                i = source
             elif first or backwards[-1].start_s <= 0:
                 return [one._replace(start_s=max(one.start_s, 0.0)) for one in backwards[::-1] if one.end_s > 0]
             else:
                 i -= 1
 
     def _ending(self) -> tuple[list[Segment], int, int, float]:
-        """Return the critical path behind the last action, last to first; that action's replica and slot, and where its part ends."""
+        """Return the critical path behind the last action, last to first; that action's replica and index, and where its part ends."""
         updated = self.step_s - self.profile.step_s
         spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
@@ -222,38 +216,31 @@ class Timeline:
             moment, last = one.critical_s, one
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
         if last is None or not last.collective.num_buckets:
-            r, slot = divmod(int(np.nanargmin(np.abs(self.end_s - moment))), self._num_slots)
-            return backwards, r, slot, np.inf
-        of_stage = (
-            slice(None),
-            last.collective.stages[0],
-        )  # its last backward, in the midst of which a bucket may leave
-        ends = np.full_like(self.end_s, -np.inf)
-        ends[of_stage] = np.where(self.start_s[of_stage] <= moment, self.end_s[of_stage], -np.inf)
-        r, slot = divmod(int(np.argmax(ends)), self._num_slots)
-        return backwards, r, slot, moment
+            nearest, until = np.nanargmin(np.abs(self.end_s - moment)), np.inf
+        else:  # the last backward of the bucket's stage, in the midst of which the bucket may leave
+            of_stage = slice(None), last.collective.stages[0]
+            ends = np.full_like(self.end_s, -np.inf)
+            ends[of_stage] = np.where(self.start_s[of_stage] <= moment, self.end_s[of_stage], -np.inf)
+            nearest, until = np.argmax(ends), moment
+        r, *key = np.unravel_index(nearest, self.end_s.shape)
+        return backwards, int(r), int(self._index[tuple(key)]), until
 
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
         """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.
 
         Where cores are shared, all phases are stretched by the same factor: the kernel keeps the start and the end alone.
         """
-        slot, key = (
-            int(self._slots[index]),
-            (self.table.stage[index], self.table.op[index], self.table.microbatch[index]),
+        table, profile = self.table, self.profile
+        key = table.stage[index], table.op[index], table.microbatch[index]
+        decode_s, shard_s, alone_s, encode_s = (
+            float(self.whole(costs, replica)[key])
+            for costs in (profile.decode_s, profile.shard_s, self._alone_s, profile.encode_s)
         )
-        profile = self.profile
-        parts = [
-            float(self.whole(profile.decode_s, replica)[key]),
-            float(self.whole(profile.shard_s, replica)[key]),
-            float(self.whole(self._alone_s - profile.shard_s, replica)[key]),
-            float(self.whole(profile.encode_s, replica)[key]),
-            profile.call_s if self._sends[index] else 0.0,
-        ]
-        start, end = self._flat(self.start_s, replica)[slot], self._flat(self.end_s, replica)[slot]
+        parts = [decode_s, shard_s, alone_s - shard_s, encode_s, profile.call_s if self._sends[index] else 0.0]
+        start, end = float(self.start_s[replica][key]), float(self.end_s[replica][key])
         until = np.cumsum(parts)
         stretch = (end - start) / until[-1] if until[-1] else 1.0
-        edges = [float(start), *(float(end if part == until[-1] else start + stretch * part) for part in until)]
+        edges = [start, *(float(end if part == until[-1] else start + stretch * part) for part in until)]
         return list(zip(("codec", "wire", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
 
     def explain(self) -> dict[str, float]:
@@ -268,53 +255,41 @@ class Timeline:
         return alone_s(self.profile, self.placement)
 
     @cached_property
-    def _slots(self) -> NDArray[np.int64]:
-        """Return the place of each action of the table in a flat (stage, op, microbatch) array."""
+    def _index(self) -> NDArray[np.int64]:
+        """Return the index in the table of each (stage, op, microbatch)."""
         table = self.table
-        group: NDArray[np.int64] = table.stage.astype(np.int64) * self.start_s.shape[2] + table.op
-        return group * table.num_microbatches + table.microbatch
+        index = np.full(self.start_s.shape[1:], -1)
+        index[table.stage, table.op, table.microbatch] = np.arange(len(table.stage))
+        return index
 
     @cached_property
     def _sources(self) -> NDArray[np.int64]:
-        """Return the place of the action whose packet each action consumes, or -1."""
-        table, last = self.table, self.table.num_stages - 1
-        step = self.start_s.shape[2] * table.num_microbatches
-        forward = (table.op == 0) & (table.stage > 0)
-        backward = (table.op == 1) & (table.stage < last)
-        sources: NDArray[np.int64] = np.where(forward, self._slots - step, np.where(backward, self._slots + step, -1))
-        return sources
+        """Return the index of the action whose packet each action consumes, or -1."""
+        table = self.table
+        takes = ((table.op == 0) & (table.stage > 0)) | ((table.op == 1) & (table.stage < table.num_stages - 1))
+        neighbour = np.where(takes, table.stage + np.where(table.op == 0, -1, 1), 0)
+        return np.where(takes, self._index[neighbour, table.op, table.microbatch], -1)
 
     @cached_property
     def _sends(self) -> NDArray[np.bool_]:
         """Return whether a packet leaves each action."""
         table, last = self.table, self.table.num_stages - 1
-        found: NDArray[np.bool_] = ((table.op == 0) & (table.stage < last)) | ((table.op == 1) & (table.stage > 0))
-        return found
-
-    @property
-    def _num_slots(self) -> int:
-        return int(np.prod(self.start_s.shape[1:]))
-
-    def _flat(self, array: Floats, replica: int) -> Floats:
-        flat: Floats = array[replica].reshape(-1)
-        return flat
+        sends: NDArray[np.bool_] = ((table.op == 0) & (table.stage < last)) | ((table.op == 1) & (table.stage > 0))
+        return sends
 
     def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
         """Return costs of one replica with an axis of all microbatches."""
         one = costs[replica if costs.shape[0] > 1 else 0]
         return np.broadcast_to(one, (*one.shape[:2], self.table.num_microbatches))
 
-    def _cost(self, costs: Floats, replica: int) -> Floats:
-        """Return the cost of each action of the table."""
-        one = costs[replica if costs.shape[0] > 1 else 0]
-        table = self.table
-        found: Floats = one[table.stage, table.op, table.microbatch if one.shape[2] > 1 else 0]
-        return found
+    def _by_action(self, costs: Floats, replica: int) -> Floats:
+        """Return costs or times of one replica for each action of the table."""
+        values: Floats = self.whole(costs, replica)[self.table.stage, self.table.op, self.table.microbatch]
+        return values
 
-    def _action(self, slot: int) -> Action:
-        rest, microbatch = divmod(slot, self.table.num_microbatches)
-        stage, op = divmod(rest, self.start_s.shape[2])
-        return Action(stage, OPS[op], microbatch)
+    def _action(self, index: int) -> Action:
+        table = self.table
+        return Action(int(table.stage[index]), OPS[table.op[index]], int(table.microbatch[index]))
 
 
 def alone_s(profile: Profile, placement: Placement) -> Floats:

@@ -21,8 +21,8 @@ from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import learning_rate
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
+from raysim.schedules.weights import Delays
 from raysim.values import BoundaryTensors
-from raysim.weights import Delays
 from raysim.workloads.data import batch_ids
 from raysim.workloads.partition import CutChoice, Partition
 from raysim.workloads.task import Task

@@ -16,8 +16,8 @@ from raysim.pipeline.device import set_up
 from raysim.pipeline.optimizer import Together, directions, make_optimizer
 from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
+from raysim.schedules.weights import Weights
 from raysim.values import UNNAMED, Value, join, only, split
-from raysim.weights import Weights
 from raysim.workloads.losses import Loss
 from raysim.workloads.two_part_backward import input_gradients, run_branches
 

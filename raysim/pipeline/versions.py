@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.pipeline.state import under
-from raysim.weights import Memory, WeightPolicy, Weights
+from raysim.schedules.weights import Memory, WeightPolicy, Weights
 
 
 class Versions:

@@ -30,7 +30,7 @@ from raysim.probing.candidates import (
 )
 from raysim.probing.station import GradientStation, Sampling, Station
 from raysim.probing.stopwatch import Stopwatch
-from raysim.schedules.csv import rows_to_csv
+from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import Custom, parse_schedule
 
 if TYPE_CHECKING:

@@ -10,14 +10,12 @@ from raysim.notation import parse as parse_notation
 from raysim.replication.accordion import Accordion
 from raysim.replication.blocks import DeMo, SparseLoCo
 from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
-from raysim.replication.gathered import Gathered, SignSGD, as_method
+from raysim.replication.gathered import Gathered, SignSGD, TwoShot, as_method
 from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.local import SPARTA, DiLoCo, MuLoCo, StreamingDiLoCo
+from raysim.replication.low_rank import PowerGossip, PowerSGD
 from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, Round, average_together
-from raysim.replication.powergossip import PowerGossip
-from raysim.replication.powersgd import PowerSGD
 from raysim.replication.sparsified import DGC, GTopK, RedSync
-from raysim.replication.two_shot import TwoShot
 
 METHODS: dict[str, type[ReplicaMethod]] = {
     cls.name(): cls

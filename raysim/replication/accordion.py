@@ -17,8 +17,8 @@ from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.gathered import Gathered
 from raysim.replication.layers import Layered
+from raysim.replication.low_rank import PowerSGD, matrix_of
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, together
-from raysim.replication.powersgd import PowerSGD, matrix_of
 from raysim.replication.sparsified import energy
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
 from raysim.replication.local import LocalSteps
+from raysim.replication.low_rank import matrix_of
 from raysim.replication.method import (
     Averaged,
     Gradients,
@@ -24,7 +25,6 @@ from raysim.replication.method import (
     Round,
     Rounds,
 )
-from raysim.replication.powersgd import matrix_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,10 +53,10 @@ def to_blocks(x: Tensor, side: int) -> Tensor:
     return cut.transpose(1, 2).reshape(-1, height, width)
 
 
-def from_blocks(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor of a shape from its blocks; the inverse of `to_blocks`."""
+def from_blocks(blocks: Tensor, shape: tuple[int, ...], side: int) -> Tensor:
+    """Return the tensor of a shape from its blocks, which may be flat: (blocks, values); the inverse of `to_blocks`."""
     rows, columns = matrix_of(shape)
-    _, height, width = blocks.shape
+    height, width = _block_of(shape, side)
     cut = blocks.reshape(rows // height, columns // width, height, width)
     return cut.transpose(1, 2).reshape(shape)
 
@@ -132,7 +132,7 @@ class DeMo(ReplicaMethod):
         """Return the tensor whose blocks have these frequencies."""
         shape = tuple(like.shape)
         blocks = frequencies.view(len(frequencies), *_block_of(shape, self.side))
-        return from_blocks(transformed(blocks, back=True), shape)
+        return from_blocks(transformed(blocks, back=True), shape, self.side)
 
 
 def transformed(blocks: Tensor, *, back: bool = False) -> Tensor:
@@ -222,11 +222,7 @@ class BlockTopK(Layered):
         for name, x in gradients.items():
             fed = to_blocks(self.decay * remembered(memory, "residual", name, x) + x, self.side).flatten(1)
             packets[name] = self.codec(fed.shape[1]).encode(fed, key_of(name, context))
-            moved[f"residual/{name}"] = self._whole(fed - packets[name].decode(fed.device), x)
+            moved[f"residual/{name}"] = from_blocks(fed - packets[name].decode(fed.device), tuple(x.shape), self.side)
         means = yield from gather_mean(packets, next(iter(gradients.values())).device)
-        return Averaged({name: self._whole(means[name], x) for name, x in gradients.items()}, moved)
-
-    def _whole(self, blocks: Tensor, like: Tensor) -> Tensor:
-        """Return flat blocks as the tensor that they were cut from."""
-        shape = tuple(like.shape)
-        return from_blocks(blocks.view(len(blocks), *_block_of(shape, self.side)), shape)
+        averaged = {name: from_blocks(means[name], tuple(x.shape), self.side) for name, x in gradients.items()}
+        return Averaged(averaged, moved)

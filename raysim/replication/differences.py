@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from raysim.codecs import Codec, derive_key
-from raysim.codecs.codec import check_codec
-from raysim.codecs.message import Entry
+from raysim.codecs import derive_key
 from raysim.notation import check_choice, check_real
-from raysim.replication.layers import Layered, gather_mean, key_of, remembered
+from raysim.replication.layers import Coded, gather_mean, key_of, remembered
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds, mean_dense
 
 _MANY = 1 << 30  # the same number of values for every tensor, so that all replicas and stages throw one coin
 
 
 @dataclass(frozen=True, repr=False)
-class Differences(Layered):
+class Differences(Coded):
     """Base of methods that send C(g - h) for a reference gradient h; subclasses define h and how it is updated."""
-
-    codec: Codec
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_codec("codec", self.codec)
-
-    def entries(self) -> tuple[Entry, ...]:
-        return (Entry.of(self.codec),)
-
-    def compressed_rounds(self, num_replicas: int) -> int:
-        return 2
-
-    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
-        self.codec.check_shapes(self.compressed_shapes(shapes))
 
     @property
     def memories(self) -> int:

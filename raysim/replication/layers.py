@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from raysim.codecs import Identity, derive_key
-from raysim.codecs.codec import nest, to_tensor
+from raysim.codecs import Codec, Identity, derive_key
+from raysim.codecs.codec import check_codec, nest, to_tensor
+from raysim.codecs.message import Entry
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 from raysim.replication.method import (
@@ -21,8 +22,8 @@ from raysim.replication.method import (
     ReplicaMethod,
     Round,
     Rounds,
-    all_reduce,
     mean_dense,
+    sum_tensors,
     together,
 )
 
@@ -96,6 +97,26 @@ class Layered(ReplicaMethod):
         return 4 * self.memories * self.compressed_values(shapes)
 
 
+@dataclass(frozen=True, repr=False)
+class Coded(Layered):
+    """Base of methods that send every tensor, or its chunks, by one codec."""
+
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_codec("codec", self.codec)
+
+    def entries(self) -> tuple[Entry, ...]:
+        return (Entry.of(self.codec),)
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return 2
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        self.codec.check_shapes(self.compressed_shapes(shapes))
+
+
 def check_scope(scope: object) -> None:
     """Raise ValueError unless `scope` is "tensor" (one selection per tensor) or "stage" (one for all)."""
     check_choice("scope", scope, ["tensor", "stage"])
@@ -142,12 +163,13 @@ def gather_mean(packets: Packets, device: torch.device) -> Rounds[Gradients]:
 
 def sum_values(packets: Packets, context: ReplicaContext, device: torch.device) -> Rounds[Gradients]:
     """Return the means of packets with the same positions: only values are summed, and the mean is decoded."""
-    values = [to_tensor(packet.arrays["values.values"], torch.float32, device) for packet in packets.values()]
+    values = {
+        name: to_tensor(packet.arrays["values.values"], torch.float32, device) for name, packet in packets.items()
+    }
     label = f"values by {next(iter(packets.values())).codec!r}"
-    total = yield from all_reduce(label, torch.cat(values), context.replica, context.num_replicas)
+    sums = yield from sum_tensors(label, values, context)
     means = {}
-    parts = torch.split(total / context.num_replicas, [len(part) for part in values])
-    for (name, packet), part in zip(packets.items(), parts, strict=True):
-        arrays = dict(packet.arrays, **nest("values", Identity().encode(part)))
+    for name, packet in packets.items():
+        arrays = dict(packet.arrays, **nest("values", Identity().encode(sums[name] / context.num_replicas)))
         means[name] = packet._replace(arrays=arrays).decode(device)
     return means

@@ -12,7 +12,6 @@ from raysim.codecs import RandomK
 from raysim.codecs.codec import count_work
 from raysim.codecs.message import Entry
 from raysim.notation import check_integer, check_real
-from raysim.on_demand import torch
 from raysim.replication.gathered import Dense, as_method
 from raysim.replication.layers import key_of
 from raysim.replication.method import (
@@ -23,7 +22,7 @@ from raysim.replication.method import (
     ReplicaContext,
     ReplicaMethod,
     Rounds,
-    all_reduce,
+    sum_tensors,
 )
 
 _CHANGES = "changes/"  # prefix of the memory of the method that averages changes
@@ -279,10 +278,10 @@ class SPARTA(ReplicaMethod):
         }
         if not drawn:
             return Averaged({}, memory)
-        values = torch.cat([x.reshape(-1)[drawn[name]] for name, x in gradients.items()])
-        total = yield from all_reduce("share of parameters", values, context.replica, context.num_replicas)
-        means = torch.split(total / context.num_replicas, [len(positions) for positions in drawn.values()])
+        values = {name: x.reshape(-1)[drawn[name]] for name, x in gradients.items()}
+        sums = yield from sum_tensors("share of parameters", values, context)
         after = {}
-        for (name, x), mean in zip(gradients.items(), means, strict=True):
+        for name, x in gradients.items():
+            mean = sums[name] / context.num_replicas
             after[name] = x.reshape(-1).clone().index_copy_(0, drawn[name], mean).view_as(x)
         return Averaged({}, memory, parameters=after)

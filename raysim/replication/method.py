@@ -220,14 +220,20 @@ def all_reduce(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]
     return total
 
 
+def sum_tensors(name: str, tensors: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
+    """Return the sums of float32 tensors over replicas, all in one all-reduce of this name."""
+    flat = torch.cat([x.reshape(-1) for x in tensors.values()])
+    total = yield from all_reduce(name, flat, context.replica, context.num_replicas)
+    parts = torch.split(total, [x.numel() for x in tensors.values()])
+    return {name: part.view_as(x) for (name, x), part in zip(tensors.items(), parts, strict=True)}
+
+
 def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
     """Return the uncompressed means of `gradients`, by a single all-reduce."""
     if not gradients:
         return {}
-    flat = torch.cat([gradient.detach().reshape(-1) for gradient in gradients.values()])
-    mean = (yield from all_reduce(name, flat, context.replica, context.num_replicas)) / context.num_replicas
-    parts = torch.split(mean, [gradient.numel() for gradient in gradients.values()])
-    return {name: part.view_as(gradient) for (name, gradient), part in zip(gradients.items(), parts, strict=True)}
+    sums = yield from sum_tensors(name, {name: x.detach() for name, x in gradients.items()}, context)
+    return {name: x / context.num_replicas for name, x in sums.items()}
 
 
 class RoundDriver:

@@ -1,11 +1,11 @@
 """Schedules as data: which worker runs which action in which order. Written once, executed by engines and simulated alike.
 
-`actions` holds actions and the rules of a valid schedule, `families` the schedules that can be named, `unflushed` a schedule
-whose steps follow each other without a flush, `csv` torch's file format, and `arrays` a schedule as the flat arrays that the
-simulator reads.
+`actions` holds actions, the rules of a valid schedule and torch's file format, `families` the schedules that can be named, `arrays` a
+schedule as the flat arrays that the simulator reads, and schedules without a flush, and `weights` the policies by which stages update.
 """
 
 from raysim.schedules.actions import Action, Row
+from raysim.schedules.arrays import PostValidatedSteps, StepsOnEnd, Unflushed
 from raysim.schedules.families import (
     SCHEDULES,
     ZBH1,
@@ -19,7 +19,6 @@ from raysim.schedules.families import (
     Schedule,
     parse_schedule,
 )
-from raysim.schedules.unflushed import PostValidatedSteps, StepsOnEnd, Unflushed
 
 __all__ = [
     "SCHEDULES",

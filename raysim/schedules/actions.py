@@ -5,13 +5,26 @@ Actions of one op run in the order of microbatches on every stage, in every sche
 
 A backward (B) computes the gradients of the input and of the weights. Where a schedule holds a W of the microbatch, the two are
 apart: B computes the gradient of the input, which the stage before awaits, and W the gradients of the weights.
+
+Files are in the CSV format of torch.distributed.pipelining ("compute_only"): one line a worker, one action a cell. Torch writes `2B0`
+for a whole backward, and `2I0` and `2W0` for a backward in two parts; raysim reads both `2B0` and `2I0` as B, and a W of the same
+microbatch tells them apart. Torch's overlapped pairs, such as `(0F4;3B1)OVERLAP_F_B`, are read as two actions. Empty cells, which
+stand for bubbles, and empty lines are ignored: an action runs as soon as it can.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from raysim.storage.files import read_text
+
+CELL = re.compile(r"(\d+)([FIBW])(\d+)")
+PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 
 
 class Action(NamedTuple):
@@ -75,17 +88,22 @@ def phase(row: Row, index: int) -> str:
     return "cooldown" if "F" not in ops[index:] else "steady"
 
 
+def split_backwards(actions: Iterable[Action]) -> set[Action]:
+    """Return the backwards of the input alone: those with a W of the same microbatch."""
+    return {action._replace(op="B") for action in actions if action.op == "W"}
+
+
 def peak_in_flight(row: Row) -> int:
     """Return the most microbatches that have gone forward and not yet backward, summed over the row's stages.
 
     The microbatch's last backward, W where there is one, releases the tensors that its forward saved.
     """
-    apart = {(action.stage, action.microbatch) for action in row if action.op == "W"}
+    apart = split_backwards(row)
     held = peak = 0
     for action in row:
         if action.op == "F":
             held += 1
-        elif action.op == "W" or (action.stage, action.microbatch) not in apart:
+        elif action not in apart:
             held -= 1
         peak = max(peak, held)
     return peak
@@ -154,7 +172,7 @@ def check_rows(rows: Sequence[Row]) -> None:
         seen.add(action)
     owner: dict[int, int] = {}
     last: dict[tuple[int, str], Action] = {}
-    apart = {action._replace(op="B") for action in actions if action.op == "W"}
+    apart = split_backwards(actions)
     for worker, row in enumerate(rows):
         for action in row:
             if owner.setdefault(action.stage, worker) != worker:
@@ -174,3 +192,60 @@ def check_rows(rows: Sequence[Row]) -> None:
                 if Action(stage, op, microbatch) not in seen:
                     raise ValueError(f"Every action must be in a schedule once, but {stage}{op}{microbatch} is not.")
     topological_order(rows, num_stages)
+
+
+def rows_to_csv(rows: Sequence[Row]) -> str:
+    """Return rows as text that torch's `_load_csv` reads.
+
+    >>> from raysim.schedules import OneFOneB
+    >>> print(rows_to_csv(OneFOneB().rows(num_stages=2, num_microbatches=2)), end="")
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
+    """
+    apart = split_backwards(action for row in rows for action in row)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(str(action._replace(op="I") if action in apart else action) for action in row)
+    return text.getvalue()
+
+
+def rows_from_csv(text: str) -> list[Row]:
+    """Return the rows that `text` writes; raises ValueError with the cell or the action at fault."""
+    rows: list[Row] = []
+    backwards: dict[str, set[Action]] = {"B": set(), "I": set(), "W": set()}
+    for line in filter(None, csv.reader(text.splitlines())):
+        row = []
+        for cell in map(str.strip, line):
+            if not cell:
+                continue
+            pair = PAIR.fullmatch(cell)
+            for written in map(str.strip, pair.groups() if pair else [cell]):
+                match = CELL.fullmatch(written)
+                if match is None:
+                    raise ValueError(
+                        f"A cell must be a stage, one of F, B, I, W and a microbatch, such as '2F0', but got {written!r}."
+                    )
+                action = Action(int(match[1]), match[2].replace("I", "B"), int(match[3]))
+                if match[2] != "F":
+                    backwards[match[2]].add(action._replace(op="B"))
+                row.append(action)
+        rows.append(row)
+    for action in sorted(backwards["B"] & backwards["W"]):
+        raise ValueError(f"A whole backward must have no W beside it, but got {action} and {action._replace(op='W')}.")
+    for action in sorted(backwards["I"] - backwards["W"]):
+        raise ValueError(f"An input's backward must have a W, but got {action._replace(op='I')} alone.")
+    check_rows(rows)
+    return rows
+
+
+def read_csv(path: Path | str) -> list[Row]:
+    """Return the rows in a file; raises ValueError naming the file."""
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise ValueError(f"The schedule {str(path)!r} must be readable, but: {error.strerror}.") from None
+    try:
+        return rows_from_csv(text)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None

@@ -1,18 +1,30 @@
-"""A schedule as flat arrays, which the simulator's kernels read: the same rows, 9 bytes an action instead of an object."""
+"""A schedule as flat arrays, which the simulator's kernels read, and schedules whose steps follow each other without a flush.
+
+Arrays take 9 bytes an action instead of an object. Without a flush, steps follow each other as one long step, or at every worker as
+soon as its row is done: the engines run the rows of one step after another, since numbers do not depend on when an action runs; the
+simulator runs several steps on end. The delay of a microbatch follows from the order of the actions.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.schedules.actions import topological_order
-from raysim.schedules.families import Schedule
+from raysim.schedules.actions import Row, topological_order
+from raysim.schedules.families import Placed, Schedule
 
 OPS = "FBW"
 """An op's number is its place here: forward, backward, and backward for the weights alone where it is apart."""
+
+FEWEST_STEPS, MOST_STEPS = 12, 96  # simulated without a flush
+MOST_IN_FLIGHT = 1 << 16  # microbatches within which a schedule has to reach its steady state
 
 
 class ActionTable(NamedTuple):
@@ -83,6 +95,23 @@ class ActionTable(NamedTuple):
             repeats=True,
         )
 
+    def windows(self) -> NDArray[np.int64]:
+        """Return the actions of the priced step of each worker, from the first to behind the last, by index.
+
+        Without a flush these follow the worker's last backward of the step before. Its forwards are those of later microbatches.
+        """
+        whole = np.stack([self.offsets[:-1], self.offsets[1:]], axis=1)
+        if self.num_steps == 1:
+            return whole
+        if self.repeats:
+            lengths = np.diff(self.offsets) // self.num_steps
+            first = self.offsets[:-1] + self.priced_step * lengths
+            return np.stack([first, first + lengths], axis=1)
+        for edge, step in ((0, self.priced_step - 1), (1, self.priced_step)):
+            lasts = np.flatnonzero((self.op == OPS.index("B")) & (self.microbatch == (step + 1) * self.per_step - 1))
+            whole[:, edge] = lasts + 1  # of one stage a worker, in order
+        return whole
+
 
 def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     """Return the rows of a schedule as arrays; raises ValueError with the action that blocks where they deadlock."""
@@ -121,3 +150,108 @@ def _row(letters: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
         ops[chosen] = number
         microbatches[chosen] = np.arange(letters.count(op), dtype=np.int32)
     return ops, microbatches
+
+
+@dataclass(frozen=True, repr=False)
+class StepsOnEnd(Placed):
+    """Base of schedules whose steps follow each other without a flush; the rows are those of one step."""
+
+    schedule: Schedule
+
+    def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
+        return self.schedule.rows(num_stages, num_microbatches)
+
+    def workers(self, num_stages: int) -> list[int]:
+        return self.schedule.workers(num_stages)
+
+
+@dataclass(frozen=True, repr=False)
+class PostValidatedSteps(StepsOnEnd):
+    """Steps of which every worker begins the next as soon as its row is done (Qi et al. 2023, 2401.10241, section 4).
+
+    Unlike `Unflushed`, no forward of the next step comes before the row's end, so all passes read the newest weights.
+    """
+
+    def __repr__(self) -> str:
+        return f"{self.schedule!r} with post-validation"
+
+
+@dataclass(frozen=True, repr=False)
+class Unflushed(StepsOnEnd):
+    """A schedule whose steps follow each other without a flush; its rows are those of one step. Raises ValueError if the
+    schedule has no such form.
+
+    >>> from raysim.schedules import OneFOneB
+    >>> Unflushed(OneFOneB()).delays(num_stages=4, num_microbatches=2)
+    [[3, 3], [2, 2], [1, 1], [0, 0]]
+    """
+
+    def __repr__(self) -> str:
+        return f"{self.schedule!r} without a flush"
+
+    def __post_init__(self) -> None:
+        if not self.schedule.goes_on:
+            raise ValueError(f"{self.schedule!r} cannot run without a flush.")
+
+    def in_flight(self, num_stages: int) -> list[int]:
+        """Return the most microbatches between forward and backward at every stage, in the steady state."""
+        return [1 + max(of_stage) for of_stage in self.delays(num_stages, 1)]
+
+    def delays(self, num_stages: int, num_microbatches: int, per: int = 1) -> list[list[int]]:
+        """Return the delay of every microbatch of a steady step at every stage, for an update after each `per` microbatches.
+
+        The delay is the number of updates between the forward of a microbatch and the update that its gradient is part of.
+
+        >>> from raysim.schedules import OneFOneB
+        >>> Unflushed(OneFOneB()).delays(num_stages=3, num_microbatches=4, per=4)
+        [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+        """
+        for steps in self._lengths(num_microbatches):
+            every = [
+                _delays(self.schedule.ops(stage, num_stages, steps * num_microbatches), per).reshape(steps, -1)
+                for stage in range(num_stages)
+            ]
+            if all((one[-1] == one[-2]).all() for one in every):
+                return [one[-1].tolist() for one in every]
+        raise ValueError(
+            f"{self.schedule!r} must have at most {MOST_IN_FLIGHT} microbatches in flight without a flush."
+        )
+
+    def _lengths(self, num_microbatches: int) -> Iterator[int]:
+        """Yield numbers of steps, each twice the last, until their microbatches are too many."""
+        for power in count(1):
+            if power > 1 and num_microbatches << power > 2 * MOST_IN_FLIGHT:
+                return
+            yield 1 << power
+
+
+def _delays(letters: str, per: int) -> NDArray[np.int64]:
+    """Return for each microbatch of a stage's row the updates from its forward on to its own."""
+    codes = np.frombuffer(letters.encode(), np.uint8)
+    backwards = np.cumsum(codes == ord("B"))[codes == ord("F")]
+    found: NDArray[np.int64] = np.arange(len(backwards)) // per - backwards // per
+    return found
+
+
+def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
+    """Return the rows that give the time of a step: its own, or those of several steps without a flush."""
+    if isinstance(schedule, PostValidatedSteps):
+        table = make_table(schedule.schedule, num_stages, num_microbatches)
+        return table.repeated(FEWEST_STEPS + 1)._replace(priced_step=FEWEST_STEPS - 1)  # no worker is two steps ahead
+    if not isinstance(schedule, Unflushed):
+        return make_table(schedule, num_stages, num_microbatches)
+    priced, ahead = _lengths(schedule, num_stages, num_microbatches)
+    table = make_table(schedule.schedule, num_stages, (priced + ahead) * num_microbatches)
+    return table._replace(num_steps=priced + ahead, priced_step=priced - 1)
+
+
+@lru_cache(maxsize=256)
+def _lengths(schedule: Unflushed, num_stages: int, num_microbatches: int) -> tuple[int, int]:
+    """Return the number of steps to the end of the priced one, and of those whose forwards come before that end.
+
+    Steps repeat after at most as many as there are microbatches in flight. There are three times as many steps, the first third
+    of which may differ from the others.
+    """
+    in_flight = max(schedule.in_flight(num_stages))
+    ahead = math.ceil((in_flight - 1) / num_microbatches)
+    return max(FEWEST_STEPS, min(3 * in_flight + 3, MOST_STEPS)) + 3 * ahead, ahead

@@ -9,7 +9,7 @@ from itertools import count
 from typing import ClassVar
 
 from raysim.notation import Notation, check_integer, parse
-from raysim.schedules.actions import Action, Row
+from raysim.schedules.actions import Action, Row, read_csv
 
 
 class Schedule(Notation, ABC):
@@ -280,8 +280,6 @@ class Custom(Placed):
     path: str
 
     def __post_init__(self) -> None:
-        from raysim.schedules.csv import read_csv  # which reads actions, and so imports this file
-
         object.__setattr__(self, "_rows", read_csv(self.path))
 
     @classmethod

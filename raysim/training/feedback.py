@@ -13,9 +13,8 @@ from raysim.compressors.controller import Way, floors
 from raysim.config import ConfigError
 from raysim.forecast.compute import datasheet_profile, recorded_profile
 from raysim.network.collectives import as_transfers, whole_bytes
-from raysim.network.devices import DEVICES
-from raysim.network.overlap import overlapped, without_exchange
-from raysim.network.presets import parse_network
+from raysim.network.presets import DEVICES, parse_network
+from raysim.network.prices import overlapped, without_exchange
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.topology import Network, Placement

@@ -20,7 +20,7 @@ from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.reports import StepFeedback, StepReport
 from raysim.quality import write_measures
 from raysim.records import Recorder, RecordsError, Run
-from raysim.schedules.csv import rows_to_csv
+from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import Custom
 from raysim.training.branch import Parent, find_parent, origin_of
 from raysim.training.checkpoint import Checkpoint, Resumable, checkpoints, find_resumable, write_checkpoint

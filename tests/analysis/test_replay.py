@@ -26,9 +26,9 @@ from raysim.cli.replay_tables import traffic_words
 from raysim.config import make_config
 from raysim.network.presets import parse_network
 from raysim.network.simulate import simulate, step_seconds
+from raysim.network.timeline_views import wire_use
 from raysim.network.topology import Network, Placement
 from raysim.network.transport import RAY
-from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
 from raysim.records import write_table
 from raysim.units import format_bytes

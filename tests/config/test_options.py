@@ -22,7 +22,7 @@ from raysim.notation import Notation, parse
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.families import SCHEDULES, Custom, Schedule, parse_schedule
-from raysim.weights import POLICIES, WeightPolicy, parse_weights
+from raysim.schedules.weights import POLICIES, WeightPolicy, parse_weights
 
 TENSORS = ("outlier", "normal", "images", "tokens", "heavy tail", "long")
 STEPS = 8

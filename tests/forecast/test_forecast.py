@@ -12,14 +12,13 @@ from raysim.cli import app
 from raysim.config import ConfigError, read_config
 from raysim.forecast.compute import record_profile
 from raysim.forecast.forecast import forecast
-from raysim.network.devices import DEVICES, gpt_forward_flops
-from raysim.network.presets import parse_network
+from raysim.network.presets import DEVICES, parse_network
+from raysim.network.prices import MODEL_ERROR, mean_bounds
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
+from raysim.network.timeline_views import wire_use
 from raysim.network.topology import Network
 from raysim.network.transport import RAY
-from raysim.network.uncertainty import MODEL_ERROR, mean_bounds
-from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
 from raysim.pipeline.prepare import prepare
 from raysim.schedules.families import GPipe
@@ -76,6 +75,11 @@ def test_packets_weigh_what_they_weigh_in_a_run(small, tmp_path, forward, backwa
         beside = len(found.links) * config.num_microbatches * RAY.bands[0].beside_bytes
         assert sum(wire.wire_bytes for wire in wire_use(timeline)) == recorded.sum() + beside
     assert found.first_steps == (4 if forward.startswith("AQSGD") else 0)
+
+
+def gpt_forward_flops(num_blocks, width, sequence, batch, vocabulary):
+    """Return the FLOPs of a forward through GPT blocks and the head: 24 w^2 + 4 s w a token and block."""
+    return batch * sequence * (num_blocks * (24 * width**2 + 4 * sequence * width) + 2 * width * vocabulary)
 
 
 def test_compute_is_counted_operations_over_the_datasheets_speed():

@@ -30,9 +30,9 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
+from raysim.network.timeline_views import wire_use
 from raysim.network.topology import SHARING, Network, Placement
 from raysim.network.transport import Averaging
-from raysim.network.wire_use import wire_use
 from raysim.pipeline.groups import Group, exchange_together
 from raysim.replication import parse_replica_method
 from raysim.replication.method import average_together

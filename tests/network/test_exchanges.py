@@ -22,9 +22,9 @@ from raysim.network.exchanges import (
 from raysim.network.presets import presets
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
+from raysim.network.timeline_views import wire_use
 from raysim.network.topology import Network, Placement
 from raysim.network.transport import ALL_REDUCES, BARE, GLOO, NCCL, RAY, Averaging, Band, Transport, parse_averaging
-from raysim.network.wire_use import wire_use
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 NETWORK = Network(80e6, 0.01)

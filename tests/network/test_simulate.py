@@ -18,9 +18,9 @@ from timelines import check_timeline
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
+from raysim.network.timeline_views import wire_use
 from raysim.network.topology import Network, Placement
 from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Averaging, Band, Transport
-from raysim.network.wire_use import wire_use
 from raysim.schedules.actions import Action, Row, dependency, sends
 from raysim.schedules.families import ZBH1, ZBH2, ZBV, DualPipeV, GPipe, Interleaved1F1B, OneFOneB, Schedule
 

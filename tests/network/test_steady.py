@@ -10,8 +10,8 @@ from raysim.network.collectives import all_reduce
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
+from raysim.network.timeline_views import trace_events
 from raysim.network.topology import Network
-from raysim.network.trace import trace_events
 from raysim.schedules import ZBH1, ZBH2, ZBV, DualPipeV, Interleaved1F1B, OneFOneB, PostValidatedSteps, Unflushed
 from raysim.schedules.actions import dependency
 

@@ -12,10 +12,10 @@ import pytest
 from raysim.codecs import CODECS
 from raysim.compressors import COMPRESSORS
 from raysim.replication import METHODS
-from raysim.weights import POLICIES
+from raysim.schedules.weights import POLICIES
 
 ROOT = Path(__file__).parents[2]
-ROOMS_OF_METHODS = ("raysim/codecs", "raysim/compressors", "raysim/replication", "raysim/weights")
+ROOMS_OF_METHODS = ("raysim/codecs", "raysim/compressors", "raysim/replication", "raysim/schedules/weights")
 # Methods may be named here: they are built of other methods in their own rooms.
 EXEMPT = ROOMS_OF_METHODS
 # What every method is built on, in the rooms of methods.

@@ -37,7 +37,7 @@ LOW = {
     "units",
     "values",
 }
-TENSORS = {"codecs", "compressors", "replication", "schedules", "network", "weights", *LOW}
+TENSORS = {"codecs", "compressors", "replication", "schedules", "network", *LOW}
 RUNS = {*TENSORS, "workloads", "config", "storage", "records"}
 RECORDS = {
     "storage",
@@ -45,7 +45,6 @@ RECORDS = {
     "network",
     "quality",
     "schedules",
-    "weights",
     "notation",
     "plugins",
     "config",
@@ -69,7 +68,6 @@ ROOMS = {
     "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
     "raysim.schedules": ({"storage.files", "notation"}, set()),
-    "raysim.weights": ({"notation", "schedules"}, {"torch"}),
     "raysim.network": ({"storage.files", "notation", "schedules", "units"}, {"numba"}),
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),

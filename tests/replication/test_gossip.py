@@ -9,9 +9,8 @@ from engines import start, weights
 from pipelines import REPLICAS
 from replica_variants import Team, context
 
+from raysim.replication.low_rank import PowerGossip, orthonormal
 from raysim.replication.method import average_together
-from raysim.replication.powergossip import PowerGossip
-from raysim.replication.powersgd import orthonormal
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
 

@@ -313,10 +313,10 @@ def test_the_cosine_transform_is_orthonormal_and_blocks_come_back() -> None:
     assert transformed(torch.ones(1, 4, 4))[0, 0, 0] == pytest.approx(4)  # a constant is its first frequency
     for shape in ((24, 3, 5, 5), (40,), (7, 9), (128, 96)):
         x = normal(*shape)
-        assert torch.equal(from_blocks(to_blocks(x, 64), shape), x)
+        assert torch.equal(from_blocks(to_blocks(x, 64), shape, 64), x)
         there = transformed(to_blocks(x, 16))
         assert float(there.square().sum()) == pytest.approx(float(x.square().sum()), rel=1e-5)
-        torch.testing.assert_close(from_blocks(transformed(there, back=True), shape), x, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(from_blocks(transformed(there, back=True), shape, 16), x, rtol=1e-4, atol=1e-5)
 
 
 def test_demo_sends_all_or_the_strongest_frequency_and_keeps_the_rest() -> None:
@@ -334,7 +334,7 @@ def test_demo_sends_all_or_the_strongest_frequency_and_keeps_the_rest() -> None:
     strongest = before.abs().argmax(dim=1, keepdim=True)
     torch.testing.assert_close(left, before.scatter(1, strongest, 0.0), rtol=1e-4, atol=1e-5)
     sent = torch.zeros_like(before).scatter(1, strongest, before.gather(1, strongest)).view(-1, 8, 8)
-    expected = from_blocks(transformed(sent, back=True), (16, 24))
+    expected = from_blocks(transformed(sent, back=True), (16, 24), 8)
     clear = expected.abs() > 1e-4
     assert torch.equal(results[0].gradients["weight"][clear], expected.sign()[clear])
 

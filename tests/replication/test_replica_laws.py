@@ -14,8 +14,8 @@ from raysim.codecs import QSGD, Mean, Natural, Quantize, RandomK, TernGrad, TopK
 from raysim.codecs.positions import select_topk
 from raysim.replication import parse_replica_method
 from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
+from raysim.replication.low_rank import PowerSGD
 from raysim.replication.method import average_together
-from raysim.replication.powersgd import PowerSGD
 from raysim.replication.sparsified import DGC, GTopK, RedSync, partners
 
 MATRIX = {"weight": (40, 60)}

@@ -18,10 +18,11 @@ from raysim.schedules.actions import (
     dependency,
     peak_in_flight,
     phase,
+    rows_from_csv,
+    rows_to_csv,
     sends,
     topological_order,
 )
-from raysim.schedules.csv import rows_from_csv, rows_to_csv
 from raysim.schedules.families import (
     SCHEDULES,
     ZBH1,

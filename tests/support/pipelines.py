@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from raysim.schedules.actions import Action
-from raysim.schedules.csv import rows_to_csv
+from raysim.schedules.actions import Action, rows_to_csv
 
 GPT: dict[str, Any] = {
     "model": {"name": "gpt", "num_blocks": 3, "width": 16, "num_heads": 2},

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from raysim.network.timeline import Timeline
-from raysim.network.wire_use import busiest_share, summary
+from raysim.network.timeline_views import busiest_share, summary
 
 Columns = dict[str, NDArray]
 

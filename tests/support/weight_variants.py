@@ -10,7 +10,7 @@ from torch import nn
 
 from raysim.config import make_config
 from raysim.pipeline.stage import Stage
-from raysim.weights import parse_weights
+from raysim.schedules.weights import parse_weights
 
 VARIANTS = [
     "Synchronous",

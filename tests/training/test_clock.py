@@ -14,8 +14,7 @@ from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.compute import record_profile
 from raysim.forecast.forecast import forecast
-from raysim.network.devices import DEVICES
-from raysim.network.presets import parse_network
+from raysim.network.presets import DEVICES, parse_network
 from raysim.network.profile import COSTS
 from raysim.network.simulate import simulate
 from raysim.pipeline.prepare import prepare

@@ -21,7 +21,7 @@ from raysim.cli.train import tables
 from raysim.codecs import TopK
 from raysim.compressors import ErrorFeedback
 from raysim.config import ConfigError
-from raysim.schedules.csv import rows_to_csv
+from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import GPipe, OneFOneB
 from raysim.training.checkpoint import checkpoints
 from raysim.training.run import Training

@@ -12,7 +12,7 @@ from raysim.config import ConfigError
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage import Stage
 from raysim.schedules import OneFOneB, Unflushed
-from raysim.weights import POLICIES, parse_weights
+from raysim.schedules.weights import POLICIES, parse_weights
 
 variants = pytest.mark.parametrize("text", VARIANTS)
 delayed = pytest.mark.parametrize("text", DELAYED)

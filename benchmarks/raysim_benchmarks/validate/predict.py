@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from raysim.limits import usable_cpus
 from raysim.network.collectives import transfers_from_columns
+from raysim.network.prices import BOUNDS, DRAWS, spread_as_of_many, with_model_error
 from raysim.network.profile import Profile
 from raysim.network.recorded import profiles_from_actions
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import RAY
-from raysim.network.uncertainty import BOUNDS, DRAWS, spread_as_of_many, with_model_error
 from raysim.plugins import from_record
 from raysim.records import Run
 from raysim.schedules.families import parse_schedule

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raysim.network.overlap import overlapped
+from raysim.network.prices import overlapped
 
 QUIET, CODEC, BUSY, LATENCY = 2.0, 0.5, 7.0, 4.0
 

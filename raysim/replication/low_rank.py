@@ -1,20 +1,20 @@
-"""PowerSGD: replica gradients as products of two thin matrices, each of which adds up over replicas."""
+"""PowerSGD and PowerGossip: products of two thin matrices, which add up over replicas, or approach neighbours."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from raysim.codecs import derive_key, lowrank
+from raysim.codecs import Identity, derive_key, lowrank
 from raysim.codecs.codec import cast_saturating, check_finite, count_work
 from raysim.codecs.draws import uniform
 from raysim.codecs.lowrank import check_rank
 from raysim.notation import check_choice, check_flag, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, remembered
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds, all_reduce
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, sum_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,20 +129,116 @@ class PowerSGD(Layered):
 
     def _start(self, name: str, side: str, matrix: Tensor, memory: Memory, context: ReplicaContext) -> Tensor:
         """Return a side of `rank` columns: as the last step left it, or drawn at random."""
-        length = matrix.shape[1 if side == "right" else 0]
-        rank = min(*matrix.shape, self.rank)
         step = 0 if self.warm_start else context.step
         key = derive_key(context.seed, "PowerSGD", context.stage, name, side, step)
-        drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
-        return revived(memory.get(f"{side}/{name}") if self.warm_start else None, drawn)
+        return side_columns(memory.get(f"{side}/{name}") if self.warm_start else None, matrix, side, self.rank, key)
+
+
+@dataclass(frozen=True, repr=False)
+class PowerGossip(Layered):
+    """Each replica takes its own optimiser step and moves towards its neighbours in a ring, by low-rank projections of
+    the differences (Vogels et al. 2020, 2008.01425).
+
+    X_i += sum over neighbours j of w (X_j - X_i) q q^T, with w = 1/(neighbours + 1). The projection comes from a power
+    iteration: p = (X_j - X_i) q is computed from X q, the only matrix that is sent (`rank` columns in each of
+    `iterations`); the next iteration multiplies by orthonormal p from the left, and so on in turn. The unsent part of
+    the difference stays in the parameters, so there is no residual. As with overlapping in the authors' code, X are the
+    parameters before the step.
+
+    The parameters of replicas differ; their mean is evaluated. For small tensors (see `min_values`), and for all
+    tensors in the first `warmup` steps, gradients are averaged instead. Raises ValueError if `rank` exceeds the rank of
+    every matrix.
+
+    >>> PowerGossip(rank=2).neighbours(0, 4)
+    [1, 3]
+    """
+
+    decentralized: ClassVar[bool] = True
+
+    rank: int = 1
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coerce(
+            rank=check_integer("rank", self.rank, 1), iterations=check_integer("iterations", self.iterations, 1)
+        )
+
+    def neighbours(self, replica: int, num_replicas: int) -> list[int]:
+        """Return the neighbours of a replica in the ring."""
+        return sorted({(replica + 1) % num_replicas, (replica - 1) % num_replicas} - {replica})
+
+    def compressed_rounds(self, num_replicas: int) -> int:
+        return self.iterations
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
+        check_rank(self.rank, self.compressed_shapes(shapes))
+
+    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        sides = (matrix_of(shape) for shape in self.compressed_shapes(shapes).values())
+        return 2 * 4 * sum(min(m, n, self.rank) * (m + n) for m, n in sides)  # for each of two neighbours
+
+    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
+        for gradient in gradients.values():
+            check_finite(gradient)
+        done = context.step - self.warmup
+        if not done or context.parameters is None:  # up to here replicas are one
+            return Averaged(gradients, memory)
+        given = {name: context.parameters[name].detach() for name in gradients}
+        matrices = {name: x.reshape(len(x), -1).to(torch.float64, copy=True) for name, x in given.items()}
+        products = 2 * len(self.neighbours(context.replica, context.num_replicas))  # to send, and to move by
+        count_work(self.iterations * products * sum(x.nbytes for x in given.values()))
+        moved = dict(memory)
+        for iteration in range(done * self.iterations, (done + 1) * self.iterations):
+            yield from self._iterate(iteration, matrices, moved, context)
+        close = {name: cast_saturating(x, torch.float32).view_as(given[name]) for name, x in matrices.items()}
+        return Averaged(gradients, moved, parameters=close)
+
+    def _iterate(self, iteration: int, matrices: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[None]:
+        """Move `matrices` towards the neighbours' matrices, and update the sides in `memory`."""
+        side, other_side = ("left", "right") if iteration % 2 else ("right", "left")
+        me, others = context.replica, self.neighbours(context.replica, context.num_replicas)
+        bases = {
+            other: {name: self._basis(name, other_side, x, other, memory, context) for name, x in matrices.items()}
+            for other in others
+        }
+        own = {
+            other: {
+                name: cast_saturating(
+                    x @ basis[name] if side == "left" else (basis[name].T @ x).T,  # BLAS is slow if x is transposed
+                    torch.float32,
+                )
+                for name, x in matrices.items()
+            }
+            for other, basis in bases.items()
+        }
+        label = f"{side} of rank {self.rank}"
+        flat = {other: torch.cat([x.reshape(-1) for x in sides.values()]) for other, sides in own.items()}
+        received = yield Round(each={other: {label: Identity().encode(x)} for other, x in flat.items()})
+        for other in others:
+            theirs = received[other][label].decode(next(iter(matrices.values())).device)
+            parts = torch.split(theirs, [x.numel() for x in own[other].values()])
+            for (name, sent), part in zip(own[other].items(), parts, strict=True):
+                difference = part.view_as(sent) - sent if me < other else sent - part.view_as(sent)  # the same at both
+                memory[f"{side}/{other}/{name}"] = difference
+                thin, basis = difference.double(), bases[other][name]
+                projected = thin @ basis.T if side == "left" else basis @ thin.T
+                matrices[name].add_(projected, alpha=(1 if me < other else -1) / (len(others) + 1))
+
+    def _basis(
+        self, name: str, side: str, matrix: Tensor, other: int, memory: Memory, context: ReplicaContext
+    ) -> Tensor:
+        """Return orthonormal columns, the same at both ends: of the last iteration, or drawn before the first."""
+        pair = sorted((context.replica, other))
+        key = derive_key(context.seed, "PowerGossip", context.stage, name, side, *pair)
+        return orthonormal(side_columns(memory.get(f"{side}/{other}/{name}"), matrix, side, self.rank, key))
 
 
 def mean_sides(name: str, own: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
     """Return the means of thin matrices over replicas in float64, all in one all-reduce of this name."""
-    flat = torch.cat([cast_saturating(x, torch.float32).reshape(-1) for x in own.values()])
-    total = yield from all_reduce(name, flat, context.replica, context.num_replicas)
-    parts = torch.split(total.double() / context.num_replicas, [x.numel() for x in own.values()])
-    return {name: part.view_as(x) for (name, x), part in zip(own.items(), parts, strict=True)}
+    sides = {name: cast_saturating(x, torch.float32) for name, x in own.items()}
+    sums = yield from sum_tensors(name, sides, context)
+    return {name: x.double() / context.num_replicas for name, x in sums.items()}
 
 
 def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -150,11 +246,16 @@ def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def revived(kept: Tensor | None, drawn: Tensor) -> Tensor:
-    """Return the orthonormal columns of `kept`; columns that are missing or became zero are replaced from `drawn`."""
+def side_columns(kept: Tensor | None, matrix: Tensor, side: str, rank: int, key: int) -> Tensor:
+    """Return up to `rank` columns for the "left" or "right" side of a matrix: of `kept`, orthonormal, or drawn if there is none.
+
+    Columns that are missing or became zero are replaced by drawn ones.
+    """
+    length, rank = matrix.shape[1 if side == "right" else 0], min(*matrix.shape, rank)
+    drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
     if kept is None:
         return drawn
-    kept = orthonormal(kept.to(drawn.device)[:, : drawn.shape[1]])  # a method may adapt the rank
+    kept = orthonormal(kept.to(drawn.device)[:, :rank])  # a method may adapt the rank
     width = kept.shape[1]
     alive = kept.any(dim=0)  # a column that became zero would stay there
     return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)

@@ -1,7 +1,7 @@
 """Weight policies: the version of a stage's weights that each pass reads, and the time and the rate of its updates.
 
 A delay counts the updates that a stage makes after the forward of a microbatch and before the update with its gradient. The schedule
-gives the delays, see `raysim.schedules.unflushed`; a policy may only lengthen them. A policy computes on the weights of one stage and
+gives the delays, see `raysim.schedules.arrays`; a policy may only lengthen them. A policy computes on the weights of one stage and
 knows no other stage. Adding a policy is a class, and its place in `POLICIES`; the laws in the tests then ask for a variant of it.
 """
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from raysim.notation import Notation, check_choice, check_integer, check_real, parse
-from raysim.schedules import PostValidatedSteps, Schedule, Unflushed
+from raysim.schedules.arrays import PostValidatedSteps, Unflushed
+from raysim.schedules.families import Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor

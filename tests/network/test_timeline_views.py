@@ -13,8 +13,8 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
+from raysim.network.timeline_views import trace_events, write_trace
 from raysim.network.topology import Placement
-from raysim.network.trace import trace_events, write_trace
 from raysim.schedules.families import OneFOneB
 
 

@@ -1,20 +1,83 @@
-"""A schedule, a placement, networks and a profile as the records of the event loop."""
+"""Choice of the kernel of a step, and the records of the event loop: a schedule, a placement, networks and a profile."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.profile import Profile
+from raysim.network.profile import Floats, Profile
 from raysim.network.timeline import alone_s
 from raysim.network.topology import Network, Placement
-from raysim.network.wires import REPLICA_SEEDS, Floats, Records, check_complete, ends_of
+from raysim.schedules.actions import topological_order
 from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
+
+Records = NDArray[Any]
+
+REPLICA_SEEDS = 65_536  # seeds of replicas are counted on from the step's
+
+
+class Ends(NamedTuple):
+    """The hosts between which each (replica, stage, op) sends; equal where nothing is sent."""
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    sender: NDArray[np.int64]
+    """The sending worker, counted over replicas."""
+    receiver: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: ActionTable, placement: Placement, num_ops: int) -> Ends:
+        """Return the ends of all packets."""
+        workers = np.arange(len(placement.hosts)).reshape(-1, table.num_workers)[:, table.owner]
+        sender = np.repeat(workers[..., None], num_ops, axis=2)
+        receiver = sender.copy()
+        receiver[:, :-1, 0] = workers[:, 1:]
+        receiver[:, 1:, 1] = workers[:, :-1]
+        hosts = np.array(placement.hosts, np.int64)
+        return cls(hosts[sender], hosts[receiver], sender, receiver)
+
+    def wires(self, *, inbound: bool) -> NDArray[np.int32]:
+        """Return the wire of each packet, -1 within a host: one for each pair of hosts, or for each receiving host."""
+        key = self.target if inbound else self.source * (self.target.max() + 1) + self.target
+        across = self.source != self.target
+        wires = np.full(key.shape, -1, np.int32)
+        wires[across] = np.unique(key[across], return_inverse=True)[1]
+        return wires
+
+
+def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *, asked: bool) -> NDArray[np.bool_]:
+    """Return for which of `networks`, all "inbound" or none, the schedule alone fixes the order of all messages.
+
+    It does if each wire has one worker at the end that orders it, workers share no cores, and no questions of receivers, if any are
+    `asked`, wait behind packets.
+    """
+    inbound = networks[0].sharing == "inbound"
+    wires = ends.wires(inbound=inbound)
+    users = np.unique(np.stack([wires, ends.receiver if inbound else ends.sender])[:, wires >= 0], axis=1)
+    alone = placement.cores is None and users.shape[1] == len(np.unique(users[0]))
+    if inbound and not alone:
+        raise ValueError(
+            f'`sharing` "inbound" must go with one worker on each host, and without `cores`, but got {placement!r}.'
+        )
+
+    def queues(network: Network) -> bool:
+        return network.sharing != "pair" or (asked and bool(np.isfinite(network.bandwidth_bps).any()))
+
+    return np.array([alone and (inbound or not queues(network)) for network in networks])
+
+
+def check_complete(schedule: Schedule, table: ActionTable, count: int, replicas: int = 1) -> None:
+    """Raise ValueError with the action that blocks unless all actions ran."""
+    if count < replicas * len(table.op):
+        topological_order(schedule.rows(table.num_stages, table.num_microbatches), table.num_stages)
+        raise AssertionError(f"{schedule!r} has an order, but {count} of {len(table.op)} actions ran.")
+
 
 ACTION = np.dtype(
     [
@@ -131,106 +194,86 @@ class SharedWiring:
 
     table: ActionTable
     placement: Placement
-    shape: tuple[int, ...]
-    """Replicas, stages, ops and microbatches."""
     rows: NDArray[np.int64]
     """The actions of each worker of each replica in their order."""
     actions: Records
-    progress: Records
+    """By (replica, stage, op, microbatch)."""
     workers: Records
     machines: Records
-    posted: Records
     networks: list[tuple[Records, Records, Records]]
     """Channels, buckets and ports of each network."""
 
     @classmethod
-    def of(
-        cls, table: ActionTable, networks: Sequence[Network], placement: Placement, replicas: int, num_ops: int
-    ) -> SharedWiring:
+    def of(cls, table: ActionTable, networks: Sequence[Network], placement: Placement, ends: Ends) -> SharedWiring:
         """Return the inputs for networks that name their hosts alike, or of which none does."""
-        ends = [ends_of(table, placement, num_ops, replica) for replica in range(replicas)]
-        source, target = np.stack([end.source for end in ends]), np.stack([end.target for end in ends])
-        size = placement.num_hosts
+        source, target, size = ends.source, ends.target, placement.num_hosts
         ways = np.unique([source * size + target, target * size + source])  # both, for questions and answers
         ways = ways[ways // size != ways % size]
         channel = np.full((size, size), -1)
         channel[ways // size, ways % size] = np.arange(len(ways))
         actions = _actions(table, channel[source, target], channel[target, source])
-        progress = np.zeros(actions.size, PROGRESS)
-        for name in RESULTS:
-            progress[name] = math.nan
-        workers, machines = _workers(table, placement, replicas)
+        workers, machines = _workers(table, placement, len(actions))
         return cls(
             table=table,
             placement=placement,
-            shape=actions.shape,
             rows=np.arange(actions.size).reshape(actions.shape)[:, table.stage, table.op, table.microbatch].reshape(-1),
-            actions=actions.reshape(-1),
-            progress=progress,
+            actions=actions,
             workers=workers,
             machines=machines,
-            posted=np.full(2 * len(workers), -1, np.int64).repeat(2).view(QUEUE),  # one for each op that sends
             networks=[_wires(network, ways // size, ways % size, size) for network in networks],
         )
 
     def run(
-        self, schedule: Schedule, profile: Profile, seed: int, keep: Sequence[Floats] = ()
-    ) -> tuple[Floats, Floats]:
-        """Return when workers (replica, worker, network) are done, and stages with each step (replica, step, stage, network).
+        self, schedule: Schedule, profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """Yield for each profile when workers (replica, worker, network) are done, and stages with each step (replica, step, stage,
+        network).
 
-        Fill `keep`.
+        The k-th profile's jitter is of `seed` + k. Fill `keep`, the arrays of a `Timeline`, by the last profile and network.
         """
-        from raysim.network.event_loop import run_shared  # loads kernels, which takes time: only on first use
+        from raysim.network.event_loop import State, run_shared  # loads kernels, which takes time: only on first use
 
-        replicas, stages = self.shape[:2]
-        free = np.empty((len(self.networks), len(self.workers)))
-        steps = self.table.num_steps
-        done = np.zeros((len(self.networks), replicas * stages * steps))
-        costs = self._costs(profile)
-        for n, (channels, buckets, ports) in enumerate(self.networks):
-            progress, workers = self.progress.copy(), self.workers.copy()
-            count = run_shared(
-                self.rows,
-                self.actions,
-                costs,
-                progress,
-                workers,
-                self.machines,
-                self.posted.copy(),
-                channels.copy(),
-                buckets.copy(),
-                ports,
-                done[n],
-                profile.message_s,
-                profile.byte_s,
-                seed * REPLICA_SEEDS,
+        (replicas, stages), count, steps = self.actions.shape[:2], len(self.networks), self.table.num_steps
+        for i, profile in enumerate(profiles):
+            costs = self._costs(profile).reshape(-1)
+            free, done = np.empty((count, len(self.workers))), np.zeros((count, replicas * stages * steps))
+            for n, (channels, buckets, ports) in enumerate(self.networks):
+                progress, workers = np.zeros(self.actions.size, PROGRESS), self.workers.copy()
+                for name in RESULTS:
+                    progress[name] = math.nan
+                state = State(
+                    rows=self.rows,
+                    actions=self.actions.reshape(-1),
+                    costs=costs,
+                    progress=progress,
+                    workers=workers,
+                    machines=self.machines,
+                    posted=np.full(2 * len(workers), -1, np.int64).repeat(2).view(QUEUE),  # one for each op that sends
+                    channels=channels.copy(),
+                    buckets=buckets.copy(),
+                    ports=ports,
+                    done_s=done[n],
+                )
+                ran = run_shared(state, profile.message_s, profile.byte_s, (seed + i) * REPLICA_SEEDS)
+                check_complete(schedule, self.table, ran, replicas)
+                free[n] = workers["free_s"]
+                for array, name in zip(keep, RESULTS, strict=False):
+                    array[:] = progress[name].reshape(self.actions.shape)
+            yield (
+                free.T.reshape(replicas, -1, count),
+                done.T.reshape(replicas, stages, steps, count).swapaxes(1, 2),
             )
-            check_complete(schedule, self.table, count, replicas)
-            free[n] = workers["free_s"]
-            for array, name in zip(keep, RESULTS, strict=False):
-                array[:] = progress[name].reshape(self.shape)
-        return (
-            free.T.reshape(replicas, -1, len(self.networks)),
-            done.T.reshape(replicas, stages, steps, -1).swapaxes(1, 2),
-        )
-
-    def run_each(self, schedule: Schedule, profiles: Sequence[Profile], seed: int) -> Iterator[tuple[Floats, Floats]]:
-        """Yield the results of `run` for each of several profiles; the k-th one's jitter is of `seed` + k."""
-        for place, profile in enumerate(profiles):
-            yield self.run(schedule, profile, seed + place)
 
     def _costs(self, profile: Profile) -> Records:
         """Return the costs of every action."""
-        costs = np.empty(self.shape, COST)
-        sends = self.actions["queue"].reshape(self.shape) >= 0
-        messages = profile.messages
+        costs = np.empty(self.actions.shape, COST)
         costs["decode_s"] = profile.decode_s
         costs["compute_s"] = alone_s(profile, self.placement)
-        costs["encode_s"] = profile.encode_s + np.where(sends, profile.call_s, 0.0)
+        costs["encode_s"] = profile.encode_s + np.where(self.actions["queue"] >= 0, profile.call_s, 0.0)
         costs["wire_bytes"] = profile.moved_bytes
-        costs["messages"] = messages
-        costs["trips"] = profile.trips / messages
-        return costs.reshape(-1)
+        costs["messages"] = profile.messages
+        costs["trips"] = profile.trips / profile.messages
+        return costs
 
 
 def _actions(table: ActionTable, there: NDArray[np.int64], back: NDArray[np.int64]) -> Records:
