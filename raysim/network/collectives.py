@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.network.topology import Network
+from raysim.network.topology import Network, links
 from raysim.network.transport import BARE, Transport
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ class Collective:
 
     @property
     def repeats(self) -> int:
-        """Times that the rounds are gone through."""
         return max(self.num_buckets, 1)
 
 
@@ -185,9 +184,7 @@ def collectives(
     return joined
 
 
-def round_of(
-    source: NDArray[np.int64], target: NDArray[np.int64], wire_bytes: Floats, transport: Transport = BARE
-) -> Round:
+def round_of(source: NDArray[np.int64], target: NDArray[np.int64], wire_bytes: Floats, transport: Transport) -> Round:
     """Return one round of transfers between hosts; those within a host are left out."""
     across = source != target
     width = int(max(source.max(initial=0), target.max(initial=0))) + 1
@@ -210,12 +207,7 @@ def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
         return np.zeros(len(networks))
     num_hosts = int(max(one.source.max(), one.target.max())) + 1
     bits = 8 * one.wire_bytes[:, None] * np.array([network.framing for network in networks])
-    if all(network.num_hosts is None for network in networks):
-        bandwidth = np.broadcast_to(np.array([network.bandwidth_bps for network in networks]), bits.shape)
-        latency = np.broadcast_to(np.array([network.latency_s for network in networks]), bits.shape)
-    else:
-        bandwidth = np.stack([network.bandwidths_bps(one.source, one.target) for network in networks], axis=-1)
-        latency = np.stack([network.latencies_s(one.source, one.target) for network in networks], axis=-1)
+    bandwidth, latency = links(networks, one.source, one.target)
     latency = latency * one.trips[:, None]
     wire_s = latency + bits / bandwidth
     out, into = (_incidence(ends, num_hosts) for ends in (one.source, one.target))

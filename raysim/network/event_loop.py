@@ -318,7 +318,6 @@ def _share_ports(state: State, active: I64, number: int) -> None:
 
 @helper
 def _push(progress: Records, queue: Record, packet: int) -> None:
-    """Append a packet to a queue."""
     if queue.first < 0:
         queue.first = packet
     else:
@@ -329,7 +328,6 @@ def _push(progress: Records, queue: Record, packet: int) -> None:
 
 @helper
 def _pop(progress: Records, queue: Record) -> int:
-    """Remove the first packet of a queue and return it."""
     packet: int = queue.first
     queue.first = progress[packet].after
     return packet

@@ -88,7 +88,7 @@ def all_reduce_rounds(
     return _ROUNDS[algorithm](num_members, wire_bytes, sites or [""] * num_members)
 
 
-def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str = "ring") -> list[Rounds]:
+def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str) -> list[Rounds]:
     """Return the rounds after which each member has the `wire_bytes` of every other: "ring", or "direct" in one round."""
     check_choice("algorithm", algorithm, ("ring", "direct"))
     if num_members < 2:
@@ -120,7 +120,7 @@ def sites_of(hosts: Sequence[int], network: Network) -> list[str] | None:
 
 
 def rounds_s(
-    rounds: Sequence[Rounds], hosts: Sequence[int], networks: Sequence[Network], transport: Transport = BARE
+    rounds: Sequence[Rounds], hosts: Sequence[int], networks: Sequence[Network], transport: Transport
 ) -> Floats:
     """Return the seconds on each network of rounds one after another between members on `hosts`; messages within a host are free."""
     host_of = np.asarray(hosts, np.int64)

@@ -6,9 +6,9 @@ few cores. All times are seconds from the start of the step. Arrays end in a lan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from raysim.network.event_loop import F64, I64, uniform
 from raysim.network.profile import Floats, Profile
-from raysim.network.topology import Network, Placement
+from raysim.network.topology import Network, Placement, links
 from raysim.network.wiring import REPLICA_SEEDS, Ends, check_complete
 from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
@@ -26,6 +26,27 @@ Costs = tuple[F64, F64, F64, F64]
 and jitter (lane,)."""
 
 LANES = 64  # networks per pass: enough to fill vector units, few enough to stay in cache
+
+
+class Inputs(NamedTuple):
+    """What the kernel reads."""
+
+    table: ActionTable
+    busy_s: F64
+    """By (profile, stage, op, microbatch or 1): decode + compute + encode."""
+    wire_bytes: F64
+    """By the same."""
+    trips: F64
+    """By the same: how often a packet pays the latency."""
+    overheads: F64
+    """By (profile, 3): seconds to hand a packet over, for a message, and for a byte of it."""
+    seeds: I64
+    """By profile."""
+    costs: Costs
+    wires: NDArray[np.int32]
+    """By (stage, op): the wire that a packet takes, or -1 within a host."""
+    inbound: bool
+    """The receiver's order and latency on the wire, instead of the sender's order."""
 
 
 @dataclass(frozen=True)
@@ -54,35 +75,27 @@ class OrderedWiring:
     ) -> Iterator[tuple[Floats, Floats]]:
         """Yield for each profile, all of one shape, what `SharedWiring.run` does; fill `keep` by the last profile and network."""
         table, count = self.table, len(profiles)
-        overheads = np.array([(profile.call_s, profile.message_s, profile.byte_s) for profile in profiles])
         free, done = [], []
-        for replica, (wire, blocks) in enumerate(zip(self.wires, self.costs, strict=True)):
+        for replica, (wires, blocks) in enumerate(zip(self.wires, self.costs, strict=True)):
             r = replica if profiles[0].num_replicas > 1 else 0
-            busy = _stack([profile.decode_s[r] + profile.compute_s[r] + profile.encode_s[r] for profile in profiles])
-            sizes = _stack([profile.moved_bytes[r] for profile in profiles])
-            trips = _stack([profile.trips[r] for profile in profiles])
             kept = tuple(array[replica].reshape(-1, 1) for array in keep) or (np.empty((0, 1)),) * 4
-            for block in blocks:
-                width = len(block[-1])
-                lane_free = np.zeros((count, table.num_workers, width))
-                lane_done = np.zeros((count, table.num_steps, table.num_stages, width))
-                fewest = run_each(
-                    table,
-                    busy,
-                    sizes,
-                    trips,
-                    overheads,
-                    block,
-                    wire,
-                    self.inbound,
-                    (seed + np.arange(count)) * REPLICA_SEEDS + replica,
-                    kept,
-                    lane_free,
-                    lane_done.reshape(count, -1, width),
-                )
-                check_complete(schedule, table, fewest)
-                free.append(lane_free)
-                done.append(lane_done)
+            inputs = Inputs(
+                table=table,
+                busy_s=_stack([each.decode_s[r] + each.compute_s[r] + each.encode_s[r] for each in profiles]),
+                wire_bytes=_stack([each.moved_bytes[r] for each in profiles]),
+                trips=_stack([each.trips[r] for each in profiles]),
+                overheads=np.array([(each.call_s, each.message_s, each.byte_s) for each in profiles]),
+                seeds=(seed + np.arange(count)) * REPLICA_SEEDS + replica,
+                costs=blocks[0],
+                wires=wires,
+                inbound=self.inbound,
+            )
+            for costs in blocks:
+                lanes = len(costs[-1])
+                free.append(np.zeros((count, table.num_workers, lanes)))
+                done.append(np.zeros((count, table.num_steps, table.num_stages, lanes)))
+                ran = run_each(inputs._replace(costs=costs), kept, free[-1], done[-1].reshape(count, -1, lanes))
+                check_complete(schedule, table, ran)
         yield from zip(self._joined(free), self._joined(done), strict=True)
 
     def _joined(self, parts: Sequence[Floats]) -> Floats:
@@ -102,81 +115,38 @@ def _lane_costs(networks: Sequence[Network], ends: Ends) -> Costs:
     framing = np.array([network.framing for network in networks])
     bursts = np.array([network.burst_bytes for network in networks])
     jitter = np.array([network.jitter_s for network in networks])
-    if all(network.num_hosts is None for network in networks):
-        across = (ends.source != ends.target)[..., None]
-        bandwidth = np.where(across, np.array([network.bandwidth_bps for network in networks]), math.inf)
-        latency = np.where(across, np.array([network.latency_s for network in networks]), 0.0)
-    else:
-        bandwidth = np.stack([network.bandwidths_bps(ends.source, ends.target) for network in networks], axis=-1)
-        latency = np.stack([network.latencies_s(ends.source, ends.target) for network in networks], axis=-1)
-    byte_wire = 8 * framing / bandwidth
-    return byte_wire, np.ascontiguousarray(latency), 8 * bursts / bandwidth, jitter
+    bandwidth, latency = links(networks, ends.source, ends.target)
+    return 8 * framing / bandwidth, np.ascontiguousarray(latency), 8 * bursts / bandwidth, jitter
 
 
 @njit(cache=True, nogil=True)
-def run_each(
-    table: ActionTable,
-    busy_s: F64,  # (profile, stage, op, microbatch or 1): decode + compute + encode
-    wire_bytes: F64,  # of the same shape, as `trips`
-    trips: F64,  # how often a packet pays the latency
-    overheads: F64,  # (profile, 3): seconds to hand a packet over, for a message, and for a byte of it
-    costs: Costs,
-    wires: NDArray[np.int32],  # (stage, op): the wire that a packet takes, or -1 within a host
-    inbound: bool,  # the receiver's order and latency on the wire, instead of the sender's order
-    seeds: I64,  # (profile,)
-    kept: tuple[F64, ...],  # start, end, begin and arrival by (slot, 1), filled unless they are empty
-    free_s: F64,  # (profile, worker, lane): when the worker has done its row
-    done_s: F64,  # (profile, step * stage, lane): when the stage has done its last action of the step
-) -> int:
-    """Fill the results of every profile, and return the fewest actions that ran: fewer than there are where the rows deadlock."""
-    slots = len(table.owner) * busy_s.shape[2] * table.num_microbatches
-    fewest: int = len(table.stage)
-    for p in range(len(seeds)):
-        arrive_s = kept[3] if len(kept[3]) else np.empty((slots, len(costs[3])))
-        count = _run(
-            table,
-            busy_s[p],
-            wire_bytes[p],
-            trips[p],
-            overheads[p],
-            costs,
-            wires,
-            inbound,
-            seeds[p],
-            kept,
-            arrive_s,
-            free_s[p],
-            done_s[p],
-        )
-        fewest = min(fewest, count)
+def run_each(inputs: Inputs, kept: tuple[F64, ...], free_s: F64, done_s: F64) -> int:
+    """Fill the results of every profile, and return the fewest actions that ran: fewer than there are where the rows deadlock.
+
+    `kept`: start, end, begin and arrival by (slot, 1), filled unless they are empty. `free_s`: when each worker has done its row
+    (profile, worker, lane). `done_s`: when a stage has done its last action of a step (profile, step * stage, lane).
+    """
+    fewest: int = len(inputs.table.stage)
+    for p in range(len(inputs.seeds)):
+        fewest = min(fewest, _run(inputs, p, kept, free_s[p], done_s[p]))
     return fewest
 
 
 @njit(cache=True, nogil=True)
-def _run(
-    table: ActionTable,
-    busy_s: F64,
-    wire_bytes: F64,
-    trips: F64,
-    overheads: F64,
-    costs: Costs,
-    wire: NDArray[np.int32],
-    inbound: bool,
-    seed: int,
-    kept: tuple[F64, ...],
-    arrive_s: F64,  # (slot, lane): when the packet that leaves an action is there
-    free_s: F64,
-    done_s: F64,
-) -> int:
-    """Fill the results of one profile, and return how many actions ran."""
+def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64) -> int:
+    """Fill the results of profile `p`, and return how many actions ran."""
+    table, wire, inbound, seed = inputs.table, inputs.wires, inputs.inbound, inputs.seeds[p]
+    busy_s, wire_bytes, trips = inputs.busy_s[p], inputs.wire_bytes[p], inputs.trips[p]
+    call_s, message_s, byte_s = inputs.overheads[p, 0], inputs.overheads[p, 1], inputs.overheads[p, 2]
+    byte_wire_s, latency_s, burst_s, jitter_s = inputs.costs
     num_workers, num_stages, num_ops = len(table.offsets) - 1, len(table.owner), busy_s.shape[1]
     num_microbatches, per_step = table.num_microbatches, table.num_microbatches // table.num_steps
-    call_s, message_s, byte_s = overheads[0], overheads[1], overheads[2]
-    byte_wire_s, latency_s, burst_s, jitter_s = costs
-    start_s, end_s, begin_s, _ = kept
+    start_s, end_s, begin_s, arrive_s = kept
     lanes = len(jitter_s)
     num_wires = wire.max() + 1
     keep = len(start_s) > 0
+    if not keep:
+        arrive_s = np.empty((num_stages * num_ops * num_microbatches, lanes))
     jittered = jitter_s.max() > 0
     wide_busy = busy_s.shape[2] > 1
     wide_wire = wire_bytes.shape[2] > 1

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from raysim.notation import check_integer
 from raysim.schedules.actions import Row, peak_in_flight, split_backwards
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
@@ -63,29 +64,22 @@ class StageMemory:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or value < 0:
-                raise ValueError(f"`{field.name}` must be an integer of at least 0, but got {value!r}.")
+            check_integer(field.name, getattr(self, field.name), 0)
 
     @property
     def activations_bytes(self) -> int:
-        """Return the bytes saved of all microbatches in flight."""
         return self.saved_bytes * self.in_flight
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes kept for weights' backwards."""
         return self.kept_bytes * self.waiting
 
     @property
     def messages_bytes(self) -> int:
-        """Return the bytes of all packets in flight."""
         return self.packet_bytes * self.packets
 
     @property
     def total_bytes(self) -> int:
-        """Return the sum of all parts."""
         return sum(self._parts().values())
 
     def _parts(self) -> dict[str, int]:

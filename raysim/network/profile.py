@@ -120,7 +120,6 @@ class Profile:
 
     @property
     def num_stages(self) -> int:
-        """Return the number of stages."""
         return int(self.compute_s.shape[1])
 
     @property

@@ -23,14 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.collectives import (
-    DIRECTIONS,
-    Collective,
-    Transfers,
-    collectives,
-    round_seconds,
-    total_seconds,
-)
+from raysim.network.collectives import DIRECTIONS, Collective, Transfers, collectives, round_seconds, total_seconds
 from raysim.network.exchanges import all_reduce_rounds, sites_of, transfers_of
 from raysim.network.profile import Floats, Profile
 from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end

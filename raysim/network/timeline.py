@@ -107,7 +107,6 @@ class Timeline:
 
     @property
     def num_replicas(self) -> int:
-        """Return the number of replicas."""
         return int(self.start_s.shape[0])
 
     @property

@@ -90,7 +90,6 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[int, int, int, float]]:
 
 
 def _share(seconds: float, timeline: Timeline) -> float:
-    """Return seconds as a share of the step."""
     return seconds / timeline.step_s if timeline.step_s else 0.0
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -169,6 +170,18 @@ class Network:
         return float(latency + 8 * self.framing * wire_bytes / bandwidth)
 
 
+def links(networks: Sequence[Network], source: NDArray[Any], target: NDArray[Any]) -> tuple[Floats, Floats]:
+    """Return the bandwidth and the latency from `source` to `target`, elementwise, with a last axis of networks."""
+    if all(network.num_hosts is None for network in networks):
+        across = (source != target)[..., None]
+        bandwidth = np.where(across, np.array([network.bandwidth_bps for network in networks]), math.inf)
+        return bandwidth, np.where(across, np.array([network.latency_s for network in networks]), 0.0)
+    bandwidths = [network.bandwidths_bps(source, target) for network in networks]
+    return np.stack(bandwidths, axis=-1), np.stack(
+        [network.latencies_s(source, target) for network in networks], axis=-1
+    )
+
+
 def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
     """Return a checked number or square matrix of numbers; the diagonal, which is never used, may hold anything."""
     if isinstance(value, (int, float)):
@@ -243,8 +256,7 @@ def _time(value: float) -> str:
     return _scaled(value, TIMES)
 
 
-def _span(value: float | Matrix, write: object) -> str:
-    assert callable(write)
+def _span(value: float | Matrix, write: Callable[[float], str]) -> str:
     outside = _off_diagonal(value)
     low, high = write(float(outside.min())), write(float(outside.max()))
     return low if low == high else f"{low} to {high}"
@@ -297,7 +309,6 @@ class Placement:
 
     @property
     def num_hosts(self) -> int:
-        """Return the number of hosts."""
         return max(self.hosts, default=0) + 1
 
 

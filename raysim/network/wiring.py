@@ -265,7 +265,6 @@ class SharedWiring:
             )
 
     def _costs(self, profile: Profile) -> Records:
-        """Return the costs of every action."""
         costs = np.empty(self.actions.shape, COST)
         costs["decode_s"] = profile.decode_s
         costs["compute_s"] = alone_s(profile, self.placement)

@@ -123,7 +123,6 @@ class Accordion(Layered):
         return Averaged({name: averaged[name] for name in gradients}, moved, decisions)
 
     def _next(self, regime: _Regime, norms: list[float], context: ReplicaContext) -> _Regime:
-        """Return the next regime, given the norms."""
         decayed = context.learning_rate <= self.decay * regime.learning_rate
         mild = [
             decayed or _is_critical(before, norm, self.eta) for before, norm in zip(regime.norms, norms, strict=True)

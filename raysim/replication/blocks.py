@@ -24,6 +24,7 @@ from raysim.replication.method import (
     ReplicaMethod,
     Round,
     Rounds,
+    num_values,
 )
 
 if TYPE_CHECKING:
@@ -61,6 +62,16 @@ def from_blocks(blocks: Tensor, shape: tuple[int, ...], side: int) -> Tensor:
     return cut.transpose(1, 2).reshape(shape)
 
 
+def _checked(kept: object, side: object, decay: object) -> dict[str, float]:
+    """Return checked settings of a method that selects `kept` values of each block, under `decay`."""
+    limit = check_integer("side", side, 1, 4096)
+    return {
+        "side": limit,
+        "kept": check_integer("kept", kept, 1, limit * limit),
+        "decay": check_real("decay", decay, 0, 1),
+    }
+
+
 @dataclass(frozen=True, repr=False)
 class DeMo(ReplicaMethod):
     """Sends the `kept` greatest frequencies of each block of the momentum, and steps by the sign of their mean (decoupled momentum,
@@ -82,19 +93,13 @@ class DeMo(ReplicaMethod):
     side: int = 64
 
     def __post_init__(self) -> None:
-        side = check_integer("side", self.side, 1, 4096)
-        self._coerce(
-            side=side,
-            kept=check_integer("kept", self.kept, 1, side * side),
-            decay=check_real("decay", self.decay, 0, 1),
-        )
+        self._coerce(**_checked(self.kept, self.side, self.decay))
 
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"learning_rate"})
 
     def codec(self, block_values: int) -> TopK:
-        """Return the codec for blocks of this many values."""
         return TopK(min(1.0, self.kept / block_values))
 
     def entries(self) -> tuple[Entry, ...]:
@@ -110,7 +115,7 @@ class DeMo(ReplicaMethod):
             )
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * sum(math.prod(shape) for shape in shapes.values())
+        return 4 * num_values(shapes)
 
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         packets, moved = {}, dict(memory)
@@ -199,16 +204,10 @@ class BlockTopK(Layered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        side = check_integer("side", self.side, 1, 4096)
-        self._coerce(
-            side=side,
-            kept=check_integer("kept", self.kept, 1, side * side),
-            decay=check_real("decay", self.decay, 0, 1),
-        )
-        self.codec(side * side)  # refuses unfit `values`
+        self._coerce(**_checked(self.kept, self.side, self.decay))
+        self.codec(self.side * self.side)  # refuses unfit `values`
 
     def codec(self, block_values: int) -> TopK:
-        """Return the codec for blocks of this many values."""
         return TopK(min(1.0, self.kept / block_values), values=self.values)
 
     def entries(self) -> tuple[Entry, ...]:

@@ -32,6 +32,7 @@ from raysim.replication.method import (
     Round,
     Rounds,
     mean_dense,
+    num_values,
 )
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class SignSGD(ReplicaMethod):
         return Averaged({name: torch.where(mean >= 0, 1.0, -1.0) for name, mean in means.items()}, moved)
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return 4 * sum(torch.Size(shape).numel() for shape in shapes.values()) if self.beta else 0
+        return 4 * num_values(shapes) if self.beta else 0
 
 
 @dataclass(frozen=True, repr=False)

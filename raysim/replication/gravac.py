@@ -12,24 +12,8 @@ from raysim.compressors.compressor import Decision
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
-from raysim.replication.layers import (
-    Layered,
-    flatten,
-    gather_mean,
-    key_of,
-    remembered,
-    sum_values,
-    unflatten,
-)
-from raysim.replication.method import (
-    Averaged,
-    Gradients,
-    Memory,
-    ReplicaContext,
-    Round,
-    Rounds,
-    mean_dense,
-)
+from raysim.replication.layers import Layered, flatten, gather_mean, key_of, remembered, sum_values, unflatten
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, mean_dense
 from raysim.replication.sparsified import (
     ESTIMATED,
     EXACT,
@@ -123,7 +107,6 @@ class ReplicaGraVAC(Layered):
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """The factors to explore."""
         return candidate_factors(self.cf_min, self.cf_max, self.policy)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -195,7 +178,6 @@ class ReplicaGraVAC(Layered):
         return Controller.new(len(self.factors))
 
     def _codec(self, factor: float) -> Codec:
-        """Return the codec that keeps the values of a factor."""
         return RandomK(1 / factor) if self.select == RANDOM else codec_of(factor, self.select, self.values)
 
     def _levels(self, fed: Gradients, controller: Controller, context: ReplicaContext) -> list[Level]:

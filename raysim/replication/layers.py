@@ -23,6 +23,7 @@ from raysim.replication.method import (
     Round,
     Rounds,
     mean_dense,
+    num_values,
     sum_tensors,
     together,
 )
@@ -86,7 +87,7 @@ class Layered(ReplicaMethod):
 
     def compressed_values(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Return the number of compressed values of `shapes`: the size of a residual."""
-        return sum(math.prod(shape) for shape in self.compressed_shapes(shapes).values())
+        return num_values(self.compressed_shapes(shapes))
 
     @property
     def memories(self) -> int:

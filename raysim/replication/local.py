@@ -22,6 +22,7 @@ from raysim.replication.method import (
     ReplicaContext,
     ReplicaMethod,
     Rounds,
+    num_values,
     sum_tensors,
 )
 
@@ -54,7 +55,6 @@ class LocalSteps(ReplicaMethod):
 
     @property
     def outer_momentum(self) -> float:
-        """The momentum of outer steps."""
         return 0.0
 
     def part(self, step: int) -> int | None:
@@ -84,8 +84,7 @@ class LocalSteps(ReplicaMethod):
             )
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        values = sum(math.prod(shape) for shape in shapes.values())
-        return 4 * values * (1 + bool(self.outer_momentum)) + self.changes.memory_bytes(shapes)
+        return 4 * num_values(shapes) * (1 + bool(self.outer_momentum)) + self.changes.memory_bytes(shapes)
 
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.part(context.step) is None:
@@ -227,8 +226,7 @@ class StreamingDiLoCo(DiLoCo):
         return [name for name in shapes if name in names]
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        waiting = 4 * sum(math.prod(shape) for shape in shapes.values()) if self.delay else 0
-        return super().memory_bytes(shapes) + waiting
+        return super().memory_bytes(shapes) + (4 * num_values(shapes) if self.delay else 0)
 
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         shapes = {name: tuple(x.shape) for name, x in gradients.items()}

@@ -9,6 +9,7 @@ here).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -234,6 +235,11 @@ def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Roun
         return {}
     sums = yield from sum_tensors(name, {name: x.detach() for name, x in gradients.items()}, context)
     return {name: x / context.num_replicas for name, x in sums.items()}
+
+
+def num_values(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the number of values of tensors of these shapes."""
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 class RoundDriver:

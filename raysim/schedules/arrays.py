@@ -59,12 +59,10 @@ class ActionTable(NamedTuple):
 
     @property
     def num_stages(self) -> int:
-        """Return the number of stages."""
         return len(self.owner)
 
     @property
     def num_workers(self) -> int:
-        """Return the number of workers."""
         return len(self.offsets) - 1
 
     @property

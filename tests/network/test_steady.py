@@ -169,6 +169,14 @@ def test_the_trace_of_a_step_shows_all_workers_at_work() -> None:
         assert inside == pytest.approx(found.step_s * 1e6)
 
 
+def test_the_trace_leaves_out_a_replica_that_is_steps_ahead() -> None:
+    """Replicas are simulated separately: the fast one has ended its steps before the slow one begins the priced one."""
+    compute = np.stack([np.full((2, 2, 4), seconds) for seconds in (1.0, 10.0)])
+    timeline = simulate(Unflushed(OneFOneB()), Profile(compute_s=compute), FREE)
+    at_work = {event["pid"] for event in trace_events(timeline) if event.get("cat") == "action"}
+    assert at_work == {1}
+
+
 # Post-validated steps.
 
 
