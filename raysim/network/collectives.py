@@ -62,21 +62,21 @@ def as_transfers(transfers: Iterable[Sequence[Any]]) -> Transfers:
 
 def transfers_from_columns(columns: Mapping[str, ArrayLike]) -> Transfers:
     """Return the transfers of one step from the columns of `collectives.parquet`."""
-    found = np.empty(len(np.asarray(columns["round"])), TRANSFER)
+    transfers = np.empty(len(np.asarray(columns["round"])), TRANSFER)
     for name in Transfer._fields:
-        found[name] = np.asarray(columns[name])
-    return found
+        transfers[name] = np.asarray(columns[name])
+    return transfers
 
 
 def mean_transfers(steps: Sequence[Transfers]) -> Transfers:
     """Return the mean of several steps: a transfer that only some of them sent keeps its share of the bytes, and its round."""
     together = np.concatenate([np.empty(0, TRANSFER), *steps])
-    keys, place = np.unique(together[list(KEY)], return_inverse=True)
-    found = np.empty(len(keys), TRANSFER)
+    keys, index = np.unique(together[list(KEY)], return_inverse=True)
+    mean = np.empty(len(keys), TRANSFER)
     for name in KEY:
-        found[name] = keys[name]
-    found["wire_bytes"] = np.bincount(place.reshape(-1), together["wire_bytes"], len(keys)) / max(len(steps), 1)
-    return found
+        mean[name] = keys[name]
+    mean["wire_bytes"] = np.bincount(index.reshape(-1), together["wire_bytes"], len(keys)) / max(len(steps), 1)
+    return mean
 
 
 def all_reduce(direction: str, stage: int, members: Sequence[tuple[int, int]], chunks: Sequence[float]) -> Transfers:
@@ -201,26 +201,26 @@ def round_of(source: NDArray[np.int64], target: NDArray[np.int64], wire_bytes: F
     )
 
 
-def round_seconds(one: Round, networks: Sequence[Network]) -> Floats:
+def round_seconds(traffic: Round, networks: Sequence[Network]) -> Floats:
     """Return the seconds of a round on each of `networks`, which all name the same number of hosts, or none."""
-    if not len(one.source):
+    if not len(traffic.source):
         return np.zeros(len(networks))
-    num_hosts = int(max(one.source.max(), one.target.max())) + 1
-    bits = 8 * one.wire_bytes[:, None] * np.array([network.framing for network in networks])
-    bandwidth, latency = links(networks, one.source, one.target)
-    latency = latency * one.trips[:, None]
+    num_hosts = int(max(traffic.source.max(), traffic.target.max())) + 1
+    bits = 8 * traffic.wire_bytes[:, None] * np.array([network.framing for network in networks])
+    bandwidth, latency = links(networks, traffic.source, traffic.target)
+    latency = latency * traffic.trips[:, None]
     wire_s = latency + bits / bandwidth
-    out, into = (_incidence(ends, num_hosts) for ends in (one.source, one.target))
-    served_s = into @ (one.transfers[:, None] * latency + bits / bandwidth)
+    out, into = (_incidence(ends, num_hosts) for ends in (traffic.source, traffic.target))
+    served_s = into @ (traffic.transfers[:, None] * latency + bits / bandwidth)
     sent, received = out @ bits, into @ bits
-    slowest = np.maximum(_most(one.source, latency, num_hosts), _most(one.target, latency, num_hosts))
+    slowest = np.maximum(_most(traffic.source, latency, num_hosts), _most(traffic.target, latency, num_hosts))
     half = np.array([network.sharing == "half" for network in networks])
     ports = np.stack([network.ports_bps(num_hosts) for network in networks], axis=-1)
     carried = np.where(half, sent + received, np.maximum(sent, received))
     seconds = np.maximum(wire_s.max(axis=0), (slowest + carried / ports).max(axis=0))
     inbound = np.array([network.sharing == "inbound" for network in networks])
-    found: Floats = np.where(inbound, np.maximum(seconds, served_s.max(axis=0)), seconds)
-    return found
+    round_s: Floats = np.where(inbound, np.maximum(seconds, served_s.max(axis=0)), seconds)
+    return round_s
 
 
 def _incidence(ends: NDArray[np.int64], num_hosts: int) -> csr_array:
@@ -239,18 +239,18 @@ def _most(ends: NDArray[np.int64], values: Floats, num_hosts: int) -> Floats:
     return greatest
 
 
-def total_seconds(found: Sequence[Collective], networks: Sequence[Network]) -> Floats:
+def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) -> Floats:
     """Return the seconds of each collective on each network, codec and all rounds: shape (collective, network)."""
     priced: dict[bytes, Floats] = {}  # rounds of a ring are alike, and many stages average the same bytes
 
-    def seconds(one: Round) -> Floats:
-        key = b"".join(column.tobytes() for column in one)
+    def seconds(traffic: Round) -> Floats:
+        key = b"".join(column.tobytes() for column in traffic)
         if key not in priced:
-            priced[key] = round_seconds(one, networks)
+            priced[key] = round_seconds(traffic, networks)
         return priced[key]
 
-    totals = [one.codec_s + one.repeats * sum(map(seconds, one.rounds)) for one in found]
-    return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(found), len(networks))
+    totals = [each.codec_s + each.repeats * sum(map(seconds, each.rounds)) for each in exchanges]
+    return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(exchanges), len(networks))
 
 
 def _hosts_of(transfers: Transfers, hosts: NDArray[np.int64]) -> set[int]:

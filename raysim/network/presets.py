@@ -125,15 +125,15 @@ def parse_bandwidths(text: str) -> list[Network]:
     [10mbps+20ms, 20mbps+20ms, 50mbps+20ms, 100mbps+20ms]
     """
     networks = [read_notation(end) for end in text.split("..")]
-    ends = [one.bandwidth_bps for one in networks if one is not None and isinstance(one.bandwidth_bps, float)]
+    ends = [end.bandwidth_bps for end in networks if end is not None and isinstance(end.bandwidth_bps, float)]
     if len(networks) != 2 or len(ends) != 2 or not ends[0] < ends[1] < math.inf:
         raise ValueError(f"A range of bandwidths must be as 10mbps..10gbps, or 10mbps..10gbps+20ms, but got {text!r}.")
     (lowest, highest), high = ends, networks[1]
     assert high is not None
     decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
     between = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
-    inside = sorted({lowest, highest, *(one for one in between if lowest < one < highest)})
-    return [replace(high, bandwidth_bps=one, name="") for one in inside]
+    inside = sorted({lowest, highest, *(bps for bps in between if lowest < bps < highest)})
+    return [replace(high, bandwidth_bps=bps, name="") for bps in inside]
 
 
 def load_network(path: Path) -> Network:
@@ -236,9 +236,9 @@ def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
         if "bandwidth" not in values:
             raise ValueError(f'`{where}.bandwidth` must be given, such as "100mbps".')
         roads[frozenset(ends)] = _road(where, values)
-    for one, other in combinations(sites, 2):
-        if frozenset([one, other]) not in roads:
-            raise ValueError(f"`links` must hold one between {one} and {other}, but there is none.")
+    for site, other in combinations(sites, 2):
+        if frozenset([site, other]) not in roads:
+            raise ValueError(f"`links` must hold one between {site} and {other}, but there is none.")
     if len(hosts) < 2:
         raise ValueError(f"`sites` must have two hosts or more, but got {len(hosts)}.")
     matrix = [[roads[frozenset([a, b])] for b in hosts] for a in hosts]
@@ -259,8 +259,8 @@ def _check_keys(where: str, values: Mapping[str, Any], known: tuple[str, ...]) -
 
 def _road(where: str, values: Mapping[str, Any]) -> tuple[float, float]:
     """Return the bandwidth and the latency that a table writes as texts such as "100mbps" and "20ms"."""
-    found = [math.inf, 0.0]
-    for place, (key, prefix) in enumerate((("bandwidth", ""), ("latency", "free+"))):
+    link = [math.inf, 0.0]
+    for i, (key, prefix) in enumerate((("bandwidth", ""), ("latency", "free+"))):
         if key not in values:
             continue
         network = read_notation(f"{prefix}{values[key]}") if isinstance(values[key], str) else None
@@ -268,10 +268,10 @@ def _road(where: str, values: Mapping[str, Any]) -> tuple[float, float]:
         if network is None or not plain or (key == "bandwidth" and network.latency_s):
             example = "100mbps" if key == "bandwidth" else "20ms"
             raise ValueError(f"`{where}.{key}` must be a text such as {example!r}, but got {values[key]!r}.")
-        value = (network.bandwidth_bps, network.latency_s)[place]
+        value = (network.bandwidth_bps, network.latency_s)[i]
         assert isinstance(value, float)
-        found[place] = value
-    return found[0], found[1]
+        link[i] = value
+    return link[0], link[1]
 
 
 class Device(NamedTuple):

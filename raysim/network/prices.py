@@ -112,8 +112,8 @@ def with_model_error(seconds: ArrayLike, free_s: ArrayLike) -> Floats:
     """
     drawn = np.asarray(seconds, np.float64)
     errors = np.random.default_rng(0).normal(0.0, MODEL_ERROR, drawn.shape[-1])
-    found: Floats = drawn + errors * np.maximum(drawn - np.asarray(free_s, np.float64), 0.0)
-    return found
+    draws: Floats = drawn + errors * np.maximum(drawn - np.asarray(free_s, np.float64), 0.0)
+    return draws
 
 
 def bounds_with_model_error(step_s: float, bounds_s: tuple[float, float], free_s: float) -> tuple[float, float]:

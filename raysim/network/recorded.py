@@ -75,7 +75,7 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
     means = {name: np.mean([getattr(profile, name) for profile in profiles], axis=0) for name in (*COSTS, *STAGE_COSTS)}
     transfers = mean_transfers([profile.transfers for profile in profiles])
     busy_s = np.array(
-        [sum(getattr(one, name).sum() for name in ("decode_s", "compute_s", "encode_s")) for one in profiles]
+        [sum(getattr(profile, name).sum() for name in ("decode_s", "compute_s", "encode_s")) for profile in profiles]
     )
     paces = busy_s / busy_s.mean() if busy_s.mean() > 0 else np.ones(len(profiles))
     return replace(profiles[0], transfers=transfers, paces=paces, source=f"mean of {len(profiles)} steps", **means)

@@ -232,8 +232,8 @@ def chain_s(
         if scatter_s is not None:
             done = done + codec_s[i]
             wire = np.maximum(wire, done) + scatter_s[i]
-    found: Floats = np.maximum(done, wire)
-    return found
+    end: Floats = np.maximum(done, wire)
+    return end
 
 
 def _ends(table: ActionTable, stage: int) -> tuple[int, int]:

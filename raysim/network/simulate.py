@@ -152,10 +152,10 @@ def break_even_bps(
         seconds = []
         for rows, costs in ((schedule, profile), (dense_schedule or schedule, dense)):
             kinds = [(1.0, costs)] if isinstance(costs, Profile) else costs
-            found = step_seconds(
+            of_kinds = step_seconds(
                 rows, [kind for _, kind in kinds], networks, num_microbatches=num_microbatches, placement=placement
             )
-            seconds.append(found @ [share for share, _ in kinds])
+            seconds.append(of_kinds @ [share for share, _ in kinds])
         wins = np.flatnonzero(seconds[0] < seconds[1])
         if not len(wins):
             return 0.0 if depth == 0 else low

@@ -73,14 +73,14 @@ def _period_s(done: Floats) -> Floats:
     """
     steady = done[len(done) // 3 :]
     last, wholes = len(steady) - 1, steady.max(axis=1)
-    found: Floats = (steady[last] - steady[0]).max(axis=0) / last
+    period_s: Floats = (steady[last] - steady[0]).max(axis=0) / last
     settled = np.zeros(done.shape[2], bool)
     for cycle in range(1, last // 2 + 1):
         passed = steady[cycle:] - steady[:-cycle]
         new = ~settled & (np.ptp(passed, axis=0) <= SAME * wholes[last]).all(axis=0)
-        found[new] = passed[-1].max(axis=0)[new] / cycle
+        period_s[new] = passed[-1].max(axis=0)[new] / cycle
         settled |= new
-    return found
+    return period_s
 
 
 class Starts(NamedTuple):

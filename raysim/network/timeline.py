@@ -130,7 +130,7 @@ class Timeline:
 
     def workers(self) -> list[WorkerTime]:
         """Return where every worker's time went; the parts of each add up to `step_s`."""
-        found = []
+        times = []
         ending = (self.collective_s, self.outside_s)
         table, profile = self.table, self.profile
         for r in range(self.num_replicas):
@@ -156,8 +156,8 @@ class Timeline:
                 wait_s = min(wait_s, max(self.pipeline_s - busy_s, 0.0))  # of steps that are not alike, see `steady`
                 bubble_s = max(self.pipeline_s - busy_s - wait_s, 0.0)
                 parts = (compute_s, codec_s, overhead_s, contention_s, wait_s, bubble_s)
-                found.append(WorkerTime(r, w, *parts, *ending))
-        return found
+                times.append(WorkerTime(r, w, *parts, *ending))
+        return times
 
     @property
     def bubble(self) -> float:
@@ -197,7 +197,11 @@ class Timeline:
                         backwards.append(Segment(kind, float(low), float(high), r, self._action(source)))
                 i = source
             elif first or backwards[-1].start_s <= 0:
-                return [one._replace(start_s=max(one.start_s, 0.0)) for one in backwards[::-1] if one.end_s > 0]
+                return [
+                    segment._replace(start_s=max(segment.start_s, 0.0))
+                    for segment in backwards[::-1]
+                    if segment.end_s > 0
+                ]
             else:
                 i -= 1
 
@@ -206,13 +210,13 @@ class Timeline:
         updated = self.step_s - self.profile.step_s
         spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
-        while one := next((one for one in reversed(self.collectives) if one.start_s < one.end_s == moment), None):
-            if one.critical_s > one.start_s:
-                spans.append(("collective", one.critical_s, one.end_s))
+        while exchange := next((x for x in reversed(self.collectives) if x.start_s < x.end_s == moment), None):
+            if exchange.critical_s > exchange.start_s:
+                spans.append(("collective", exchange.critical_s, exchange.end_s))
             else:
-                spans += [("collective", low, high) for _, low, high in reversed(one.spans())]
-                spans.append(("codec", one.start_s, one.start_s + one.collective.codec_s))
-            moment, last = one.critical_s, one
+                spans += [("collective", low, high) for _, low, high in reversed(exchange.spans())]
+                spans.append(("codec", exchange.start_s, exchange.start_s + exchange.collective.codec_s))
+            moment, last = exchange.critical_s, exchange
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
         if last is None or not last.collective.num_buckets:
             nearest, until = np.nanargmin(np.abs(self.end_s - moment)), np.inf
@@ -278,8 +282,8 @@ class Timeline:
 
     def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
         """Return costs of one replica with an axis of all microbatches."""
-        one = costs[replica if costs.shape[0] > 1 else 0]
-        return np.broadcast_to(one, (*one.shape[:2], self.table.num_microbatches))
+        of_replica = costs[replica if costs.shape[0] > 1 else 0]
+        return np.broadcast_to(of_replica, (*of_replica.shape[:2], self.table.num_microbatches))
 
     def _by_action(self, costs: Floats, replica: int) -> Floats:
         """Return costs or times of one replica for each action of the table."""

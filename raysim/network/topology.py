@@ -213,10 +213,10 @@ def _look_up(value: float | Matrix, source: ArrayLike, target: ArrayLike, *, wit
         highest = max(sources.max(initial=0), targets.max(initial=0))
         if highest >= len(value):
             raise ValueError(f"`hosts` must be below {len(value)}, the size of the network, but got {highest}.")
-        found = np.array(value)[sources, targets]
+        values = np.array(value)[sources, targets]
     else:
-        found = np.full(np.broadcast(sources, targets).shape, value)
-    return np.where(sources == targets, within, found)
+        values = np.full(np.broadcast(sources, targets).shape, value)
+    return np.where(sources == targets, within, values)
 
 
 BANDWIDTHS = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}

@@ -169,8 +169,8 @@ class Transport:
     def _of_band(self, name: str, wire_bytes: ArrayLike) -> Floats:
         values = np.array([getattr(band, name) for band in self.bands], np.float64)
         starts = [band.from_bytes for band in self.bands]
-        found: Floats = values[np.searchsorted(starts, np.asarray(wire_bytes, np.float64), side="right") - 1]
-        return found
+        costs: Floats = values[np.searchsorted(starts, np.asarray(wire_bytes, np.float64), side="right") - 1]
+        return costs
 
 
 BARE = Transport("bare", (Band(0, 0, 1),))

@@ -227,8 +227,8 @@ def _delays(letters: str, per: int) -> NDArray[np.int64]:
     """Return for each microbatch of a stage's row the updates from its forward on to its own."""
     codes = np.frombuffer(letters.encode(), np.uint8)
     backwards = np.cumsum(codes == ord("B"))[codes == ord("F")]
-    found: NDArray[np.int64] = np.arange(len(backwards)) // per - backwards // per
-    return found
+    delays: NDArray[np.int64] = np.arange(len(backwards)) // per - backwards // per
+    return delays
 
 
 def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:

@@ -134,8 +134,8 @@ class Interleaved1F1B(Placed):
         warmup = min(2 * (num_workers - 1 - worker) + (self.stages_per_worker - 1) * num_workers, total)
 
         def nth(op: str, n: int) -> Action:
-            turn, place = divmod(n, num_workers * self.stages_per_worker)
-            chunk, microbatch = divmod(place, num_workers)
+            turn, rest = divmod(n, num_workers * self.stages_per_worker)
+            chunk, microbatch = divmod(rest, num_workers)
             if op == "B":
                 chunk = self.stages_per_worker - 1 - chunk
             return Action(chunk * num_workers + worker, op, turn * num_workers + microbatch)
