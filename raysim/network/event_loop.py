@@ -84,20 +84,21 @@ def run_shared(state: State, message_s: float, byte_s: float, seed: int) -> int:
 @helper
 def _start_actions(state: State, now: float) -> None:
     """Let workers begin the next action of their rows where its packet is there."""
-    for a in range(len(state.workers)):
-        worker = state.workers[a]
+    workers, rows, actions, progress, costs = state.workers, state.rows, state.actions, state.progress, state.costs
+    for a in range(len(workers)):
+        worker = workers[a]
         if worker.phase != WAITING:
             continue
         if worker.head == worker.stop:
             worker.phase = DONE
             continue
-        action = state.rows[worker.head]
-        needs = state.actions[action].needs
-        if needs >= 0 and not state.progress[needs].delivered:
+        action = rows[worker.head]
+        needs = actions[action].needs
+        if needs >= 0 and not progress[needs].delivered:
             continue
         worker.action = action
-        state.progress[action].start_s = now
-        _begin_phase(worker, DECODE, state.costs[action].decode_s, now)
+        progress[action].start_s = now
+        _begin_phase(worker, DECODE, costs[action].decode_s, now)
 
 
 @helper
@@ -113,17 +114,18 @@ def _begin_phase(worker: Record, phase: int, seconds: float, now: float) -> None
 @helper
 def _share_cores(state: State, now: float) -> float:
     """Give the threads at work on each machine equal parts of its cores; return when the first phase will end."""
-    for i in range(len(state.machines)):
-        state.machines[i].threads = 0.0
-    for a in range(len(state.workers)):
-        worker = state.workers[a]
+    machines, workers = state.machines, state.workers
+    for i in range(len(machines)):
+        machines[i].threads = 0.0
+    for a in range(len(workers)):
+        worker = workers[a]
         if DECODE <= worker.phase <= ENCODE:
-            state.machines[worker.machine].threads += worker.threads if worker.phase == COMPUTE else 1
+            machines[worker.machine].threads += worker.threads if worker.phase == COMPUTE else 1
     first = np.inf
-    for a in range(len(state.workers)):
-        worker = state.workers[a]
+    for a in range(len(workers)):
+        worker = workers[a]
         if DECODE <= worker.phase <= ENCODE:
-            machine = state.machines[worker.machine]
+            machine = machines[worker.machine]
             speed = min(1.0, machine.cores / machine.threads)
             if speed != worker.speed:
                 worker.left -= (now - worker.since) * worker.speed
@@ -136,13 +138,15 @@ def _share_cores(state: State, now: float) -> float:
 @helper
 def _finish_phases(state: State, message_s: float, byte_s: float, now: float) -> int:
     """Move workers whose phase is over to their next one, and post packets of actions that end; return how many end."""
+    workers, actions, costs = state.workers, state.actions, state.costs
+    progress, posted, done_s = state.progress, state.posted, state.done_s
     finished = 0
-    for a in range(len(state.workers)):
-        worker = state.workers[a]
+    for a in range(len(workers)):
+        worker = workers[a]
         if worker.finish > now:
             continue
         action = worker.action
-        cost = state.costs[action]
+        cost = costs[action]
         if worker.phase == DECODE:
             _begin_phase(worker, COMPUTE, cost.compute_s, now)
         elif worker.phase == COMPUTE:
@@ -153,11 +157,11 @@ def _finish_phases(state: State, message_s: float, byte_s: float, now: float) ->
             worker.finish = np.inf
             worker.head += 1
             worker.free_s = now
-            state.progress[action].end_s = now
-            state.done_s[state.actions[action].part] = now
-            if state.actions[action].queue >= 0:
+            progress[action].end_s = now
+            done_s[actions[action].part] = now
+            if actions[action].queue >= 0:
                 due = now + message_s + byte_s * cost.wire_bytes
-                _post(state.progress, state.posted[state.actions[action].queue], action, cost.messages, due)
+                _post(progress, posted[actions[action].queue], action, cost.messages, due)
     return finished
 
 
@@ -174,37 +178,39 @@ def _post(progress: Records, queue: Record, packet: int, messages: int, due: flo
 @helper
 def _next_packet(state: State) -> float:
     """Return when the next packet comes to a wire, leaves one or arrives; infinite where none does."""
+    posted, progress, channels = state.posted, state.progress, state.channels
     first = np.inf
-    for q in range(len(state.posted)):
-        if state.posted[q].first >= 0:
-            first = min(first, state.progress[state.posted[q].first].due)
-    for c in range(len(state.channels)):
-        channel = state.channels[c]
+    for q in range(len(posted)):
+        if posted[q].first >= 0:
+            first = min(first, progress[posted[q].first].due)
+    for c in range(len(channels)):
+        channel = channels[c]
         first = min(first, channel.finish)
         if channel.flying.first >= 0:
-            first = min(first, state.progress[channel.flying.first].due)
+            first = min(first, progress[channel.flying.first].due)
     return first
 
 
 @helper
 def _move_packets(state: State, seed: int, now: float) -> tuple[bool, bool]:
     """Move packets to their wire, off it and to their host; return whether any was delivered, and whether flows changed."""
+    posted, progress, channels = state.posted, state.progress, state.channels
     delivered = flows_changed = False
-    for q in range(len(state.posted)):
-        queue = state.posted[q]
-        while queue.first >= 0 and state.progress[queue.first].due <= now:
-            if _forward_packet(state, _pop(state.progress, queue), now):
+    for q in range(len(posted)):
+        queue = posted[q]
+        while queue.first >= 0 and progress[queue.first].due <= now:
+            if _forward_packet(state, _pop(progress, queue), now):
                 delivered = True
             else:
                 flows_changed = True
-    for c in range(len(state.channels)):
-        channel = state.channels[c]
+    for c in range(len(channels)):
+        channel = channels[c]
         if channel.finish <= now:
             _end_flow(state, channel, seed, now)
             flows_changed = True
-        while channel.flying.first >= 0 and state.progress[channel.flying.first].due <= now:
-            packet = _pop(state.progress, channel.flying)
-            state.progress[packet].to_come -= 1
+        while channel.flying.first >= 0 and progress[channel.flying.first].due <= now:
+            packet = _pop(progress, channel.flying)
+            progress[packet].to_come -= 1
             if _forward_packet(state, packet, now):
                 delivered = True
             else:
@@ -215,53 +221,56 @@ def _move_packets(state: State, seed: int, now: float) -> tuple[bool, bool]:
 @helper
 def _forward_packet(state: State, packet: int, now: float) -> bool:
     """Deliver a packet that is at its host, or put its next message on a wire; return whether it was delivered."""
-    there = state.actions[packet].there
-    if state.progress[packet].to_come == 0 or there < 0:
-        state.progress[packet].delivered = True
-        state.progress[packet].arrive_s = now
+    actions, progress, channels = state.actions, state.progress, state.channels
+    there = actions[packet].there
+    if progress[packet].to_come == 0 or there < 0:
+        progress[packet].delivered = True
+        progress[packet].arrive_s = now
         if there < 0:
-            state.progress[packet].begin_s = now
+            progress[packet].begin_s = now
         return True
-    asks = state.progress[packet].to_come % 2 == 0  # the receiver's turn
-    channel = state.channels[state.actions[packet].back if asks else there]
+    asks = progress[packet].to_come % 2 == 0  # the receiver's turn
+    channel = channels[actions[packet].back if asks else there]
     if channel.wired.first < 0:
         channel.fresh = True
-    _push(state.progress, channel.wired, packet)
+    _push(progress, channel.wired, packet)
     return False
 
 
 @helper
 def _end_flow(state: State, channel: Record, seed: int, now: float) -> None:
     """Take the message that is through off its channel; it arrives after the latency."""
-    bucket = state.buckets[channel.bucket]
-    packet = _pop(state.progress, channel.wired)
+    buckets, progress, costs, actions = state.buckets, state.progress, state.costs, state.actions
+    bucket = buckets[channel.bucket]
+    packet = _pop(progress, channel.wired)
     channel.fresh = channel.wired.first >= 0
     channel.finish = np.inf
     bucket.sending -= 1
     bucket.idle_since = now
-    latency = state.costs[packet].trips * channel.latency_s
+    latency = costs[packet].trips * channel.latency_s
     if channel.jitter_s > 0:
-        latency += channel.jitter_s * uniform(seed + state.actions[packet].replica, state.actions[packet].number)
+        latency += channel.jitter_s * uniform(seed + actions[packet].replica, actions[packet].number)
     channel.last_due = max(now + latency, channel.last_due)
-    state.progress[packet].due = channel.last_due
-    _push(state.progress, channel.flying, packet)
+    progress[packet].due = channel.last_due
+    _push(progress, channel.flying, packet)
 
 
 @helper
 def _share_wires(state: State, active: I64, now: float) -> None:
     """Begin the flows of messages that have come to the head of their channel, and give all flows their rates."""
+    channels, ports = state.channels, state.ports
     number = 0
-    for c in range(len(state.channels)):
-        channel = state.channels[c]
+    for c in range(len(channels)):
+        channel = channels[c]
         if channel.wired.first >= 0:
             active[number] = c
             number += 1
             if channel.fresh:
                 _begin_flow(state, channel, now)
-    if len(state.ports) > 0:
+    if len(ports) > 0:
         _share_ports(state, active, number)
     for j in range(number):
-        channel = state.channels[active[j]]
+        channel = channels[active[j]]
         if channel.fresh or channel.share != channel.speed:
             if not channel.fresh and now > channel.since:
                 channel.left -= (now - channel.since) * channel.speed
@@ -273,12 +282,13 @@ def _share_wires(state: State, active: I64, now: float) -> None:
 @helper
 def _begin_flow(state: State, channel: Record, now: float) -> None:
     """Begin the transfer of the first message of a channel, of which the tokens of its bucket let bytes through at once."""
-    bucket = state.buckets[channel.bucket]
+    buckets, progress, costs = state.buckets, state.progress, state.costs
+    bucket = buckets[channel.bucket]
     packet = channel.wired.first
     size = 0.0
-    if state.progress[packet].to_come == 1:  # the packet itself
-        state.progress[packet].begin_s = now
-        size = state.costs[packet].wire_bytes
+    if progress[packet].to_come == 1:  # the packet itself
+        progress[packet].begin_s = now
+        size = costs[packet].wire_bytes
     if bucket.sending == 0 and bucket.burst_bytes > 0 and now > bucket.idle_since:
         idle_s = now - bucket.idle_since
         bucket.tokens = min(bucket.burst_bytes, bucket.tokens + bucket.refill * idle_s)
@@ -291,29 +301,30 @@ def _begin_flow(state: State, channel: Record, now: float) -> None:
 @helper
 def _share_ports(state: State, active: I64, number: int) -> None:
     """Give the active channels their share, max-min fair: the tightest goes first and leaves the rest to the others."""
-    for p in range(len(state.ports)):
-        state.ports[p].left = state.ports[p].rate
-        state.ports[p].users = 0
+    ports, channels = state.ports, state.channels
+    for p in range(len(ports)):
+        ports[p].left = ports[p].rate
+        ports[p].users = 0
     for j in range(number):
-        channel = state.channels[active[j]]
+        channel = channels[active[j]]
         channel.share = -1.0  # not known
-        state.ports[channel.out].users += 1
-        state.ports[channel.into].users += 1
+        ports[channel.out].users += 1
+        ports[channel.into].users += 1
     for _ in range(number):
         tightest, lowest = -1, np.inf
         for j in range(number):
-            channel = state.channels[active[j]]
+            channel = channels[active[j]]
             if channel.share < 0:
-                out, into = state.ports[channel.out], state.ports[channel.into]
+                out, into = ports[channel.out], ports[channel.into]
                 share = min(channel.rate, out.left / out.users, into.left / into.users)
                 if tightest < 0 or share < lowest:
                     tightest, lowest = j, share
-        channel = state.channels[active[tightest]]
+        channel = channels[active[tightest]]
         channel.share = lowest
         for p in (channel.out, channel.into):
-            state.ports[p].users -= 1
+            ports[p].users -= 1
             if lowest < np.inf:
-                state.ports[p].left = max(state.ports[p].left - lowest, 0.0)
+                ports[p].left = max(ports[p].left - lowest, 0.0)
 
 
 @helper

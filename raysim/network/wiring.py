@@ -59,8 +59,8 @@ def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *
     """
     inbound = networks[0].sharing == "inbound"
     wires = ends.wires(inbound=inbound)
-    users = np.unique(np.stack([wires, ends.receiver if inbound else ends.sender])[:, wires >= 0], axis=1)
-    alone = placement.cores is None and users.shape[1] == len(np.unique(users[0]))
+    users = wires * len(placement.hosts) + (ends.receiver if inbound else ends.sender)
+    alone = placement.cores is None and len(np.unique(users[wires >= 0])) == wires.max() + 1
     if inbound and not alone:
         raise ValueError(
             f'`sharing` "inbound" must go with one worker on each host, and without `cores`, but got {placement!r}.'
