@@ -39,53 +39,51 @@ def uniform(seed: int, slot: int) -> float:
 class State(NamedTuple):
     """A step of the event loop: `wiring.py` explains the elements of the records."""
 
-    rows: I64
-    """The actions of each worker in their order."""
+    rows: I64  # the actions of each worker in their order
     actions: Records
     costs: Records
     progress: Records
     workers: Records
     machines: Records
-    posted: Records
-    """Queues of packets on their way to the wire."""
+    posted: Records  # queues of packets on their way to the wire
     channels: Records
     buckets: Records
-    ports: Records
-    """None where ports are not shared."""
-    done_s: F64
-    """By (replica * stage * step)."""
+    ports: Records  # none where ports are not shared
+    done_s: F64  # (replica * stage * step,)
 
 
 @njit(cache=True, nogil=True)
 def run_shared(state: State, message_s: float, byte_s: float, seed: int) -> int:
     """Bring `progress`, `workers` and `done_s` to the end of the step; return how many actions ran, fewer if the rows deadlock."""
-    active = np.empty(len(state.channels), np.int64)
+    rows, actions, costs, progress, workers, machines, posted, channels, buckets, ports, done_s = state
+    active = np.empty(len(channels), np.int64)
     next_phase = np.inf
     now = 0.0
     count = 0
     workers_changed, wires_changed = True, False
     while True:
         if workers_changed:
-            _start_actions(state, now)
-            next_phase = _share_cores(state, now)
+            _start_actions(rows, actions, costs, progress, workers, now)
+            next_phase = _share_cores(workers, machines, now)
         if wires_changed:
-            _share_wires(state, active, now)
-        soonest = min(next_phase, _next_packet(state))
+            _share_wires(costs, progress, channels, buckets, ports, active, now)
+        soonest = min(next_phase, _next_packet(progress, posted, channels))
         if soonest == np.inf:
             return count
         now = max(now, soonest)
         ended = next_phase <= now
         if ended:
-            count += _finish_phases(state, message_s, byte_s, now)
-        delivered, wires_changed = _move_packets(state, seed, now)
+            count += _finish_phases(actions, costs, progress, workers, posted, done_s, message_s, byte_s, now)
+        delivered, wires_changed = _move_packets(actions, costs, progress, posted, channels, buckets, seed, now)
         workers_changed = ended or delivered
 
 
 @helper
-def _start_actions(state: State, now: float) -> None:
+def _start_actions(
+    rows: I64, actions: Records, costs: Records, progress: Records, workers: Records, now: float
+) -> None:
     """Let workers begin the next action of their rows where its packet is there."""
-    workers, rows, actions, progress, costs = state.workers, state.rows, state.actions, state.progress, state.costs
-    for a in range(len(workers)):
+    for a in range(workers.shape[0]):
         worker = workers[a]
         if worker.phase != WAITING:
             continue
@@ -112,17 +110,16 @@ def _begin_phase(worker: Record, phase: int, seconds: float, now: float) -> None
 
 
 @helper
-def _share_cores(state: State, now: float) -> float:
+def _share_cores(workers: Records, machines: Records, now: float) -> float:
     """Give the threads at work on each machine equal parts of its cores; return when the first phase will end."""
-    machines, workers = state.machines, state.workers
-    for i in range(len(machines)):
+    for i in range(machines.shape[0]):
         machines[i].threads = 0.0
-    for a in range(len(workers)):
+    for a in range(workers.shape[0]):
         worker = workers[a]
         if DECODE <= worker.phase <= ENCODE:
             machines[worker.machine].threads += worker.threads if worker.phase == COMPUTE else 1
     first = np.inf
-    for a in range(len(workers)):
+    for a in range(workers.shape[0]):
         worker = workers[a]
         if DECODE <= worker.phase <= ENCODE:
             machine = machines[worker.machine]
@@ -136,12 +133,20 @@ def _share_cores(state: State, now: float) -> float:
 
 
 @helper
-def _finish_phases(state: State, message_s: float, byte_s: float, now: float) -> int:
+def _finish_phases(
+    actions: Records,
+    costs: Records,
+    progress: Records,
+    workers: Records,
+    posted: Records,
+    done_s: F64,
+    message_s: float,
+    byte_s: float,
+    now: float,
+) -> int:
     """Move workers whose phase is over to their next one, and post packets of actions that end; return how many end."""
-    workers, actions, costs = state.workers, state.actions, state.costs
-    progress, posted, done_s = state.progress, state.posted, state.done_s
     finished = 0
-    for a in range(len(workers)):
+    for a in range(workers.shape[0]):
         worker = workers[a]
         if worker.finish > now:
             continue
@@ -160,30 +165,24 @@ def _finish_phases(state: State, message_s: float, byte_s: float, now: float) ->
             progress[action].end_s = now
             done_s[actions[action].part] = now
             if actions[action].queue >= 0:
+                queue = posted[actions[action].queue]
                 due = now + message_s + byte_s * cost.wire_bytes
-                _post(progress, posted[actions[action].queue], action, cost.messages, due)
+                if queue.first >= 0:  # packets of a queue come to the wire in their order
+                    due = max(due, progress[queue.last].due)
+                progress[action].due = due
+                progress[action].to_come = cost.messages
+                _push(progress, queue, action)
     return finished
 
 
 @helper
-def _post(progress: Records, queue: Record, packet: int, messages: int, due: float) -> None:
-    """Append a packet to the queue of its sender; packets of a queue come to the wire in their order."""
-    if queue.first >= 0:
-        due = max(due, progress[queue.last].due)
-    progress[packet].due = due
-    progress[packet].to_come = messages
-    _push(progress, queue, packet)
-
-
-@helper
-def _next_packet(state: State) -> float:
+def _next_packet(progress: Records, posted: Records, channels: Records) -> float:
     """Return when the next packet comes to a wire, leaves one or arrives; infinite where none does."""
-    posted, progress, channels = state.posted, state.progress, state.channels
     first = np.inf
-    for q in range(len(posted)):
+    for q in range(posted.shape[0]):
         if posted[q].first >= 0:
             first = min(first, progress[posted[q].first].due)
-    for c in range(len(channels)):
+    for c in range(channels.shape[0]):
         channel = channels[c]
         first = min(first, channel.finish)
         if channel.flying.first >= 0:
@@ -192,26 +191,34 @@ def _next_packet(state: State) -> float:
 
 
 @helper
-def _move_packets(state: State, seed: int, now: float) -> tuple[bool, bool]:
+def _move_packets(
+    actions: Records,
+    costs: Records,
+    progress: Records,
+    posted: Records,
+    channels: Records,
+    buckets: Records,
+    seed: int,
+    now: float,
+) -> tuple[bool, bool]:
     """Move packets to their wire, off it and to their host; return whether any was delivered, and whether flows changed."""
-    posted, progress, channels = state.posted, state.progress, state.channels
     delivered = flows_changed = False
-    for q in range(len(posted)):
+    for q in range(posted.shape[0]):
         queue = posted[q]
         while queue.first >= 0 and progress[queue.first].due <= now:
-            if _forward_packet(state, _pop(progress, queue), now):
+            if _forward_packet(actions, progress, channels, _pop(progress, queue), now):
                 delivered = True
             else:
                 flows_changed = True
-    for c in range(len(channels)):
+    for c in range(channels.shape[0]):
         channel = channels[c]
         if channel.finish <= now:
-            _end_flow(state, channel, seed, now)
+            _end_flow(actions, costs, progress, channel, buckets[channel.bucket], seed, now)
             flows_changed = True
         while channel.flying.first >= 0 and progress[channel.flying.first].due <= now:
             packet = _pop(progress, channel.flying)
             progress[packet].to_come -= 1
-            if _forward_packet(state, packet, now):
+            if _forward_packet(actions, progress, channels, packet, now):
                 delivered = True
             else:
                 flows_changed = True
@@ -219,9 +226,8 @@ def _move_packets(state: State, seed: int, now: float) -> tuple[bool, bool]:
 
 
 @helper
-def _forward_packet(state: State, packet: int, now: float) -> bool:
+def _forward_packet(actions: Records, progress: Records, channels: Records, packet: int, now: float) -> bool:
     """Deliver a packet that is at its host, or put its next message on a wire; return whether it was delivered."""
-    actions, progress, channels = state.actions, state.progress, state.channels
     there = actions[packet].there
     if progress[packet].to_come == 0 or there < 0:
         progress[packet].delivered = True
@@ -238,10 +244,10 @@ def _forward_packet(state: State, packet: int, now: float) -> bool:
 
 
 @helper
-def _end_flow(state: State, channel: Record, seed: int, now: float) -> None:
+def _end_flow(
+    actions: Records, costs: Records, progress: Records, channel: Record, bucket: Record, seed: int, now: float
+) -> None:
     """Take the message that is through off its channel; it arrives after the latency."""
-    buckets, progress, costs, actions = state.buckets, state.progress, state.costs, state.actions
-    bucket = buckets[channel.bucket]
     packet = _pop(progress, channel.wired)
     channel.fresh = channel.wired.first >= 0
     channel.finish = np.inf
@@ -256,19 +262,20 @@ def _end_flow(state: State, channel: Record, seed: int, now: float) -> None:
 
 
 @helper
-def _share_wires(state: State, active: I64, now: float) -> None:
+def _share_wires(
+    costs: Records, progress: Records, channels: Records, buckets: Records, ports: Records, active: I64, now: float
+) -> None:
     """Begin the flows of messages that have come to the head of their channel, and give all flows their rates."""
-    channels, ports = state.channels, state.ports
     number = 0
-    for c in range(len(channels)):
+    for c in range(channels.shape[0]):
         channel = channels[c]
         if channel.wired.first >= 0:
             active[number] = c
             number += 1
             if channel.fresh:
-                _begin_flow(state, channel, now)
-    if len(ports) > 0:
-        _share_ports(state, active, number)
+                _begin_flow(costs, progress, channel, buckets[channel.bucket], now)
+    if ports.shape[0] > 0:
+        _share_ports(active, number, channels, ports)
     for j in range(number):
         channel = channels[active[j]]
         if channel.fresh or channel.share != channel.speed:
@@ -280,10 +287,8 @@ def _share_wires(state: State, active: I64, now: float) -> None:
 
 
 @helper
-def _begin_flow(state: State, channel: Record, now: float) -> None:
+def _begin_flow(costs: Records, progress: Records, channel: Record, bucket: Record, now: float) -> None:
     """Begin the transfer of the first message of a channel, of which the tokens of its bucket let bytes through at once."""
-    buckets, progress, costs = state.buckets, state.progress, state.costs
-    bucket = buckets[channel.bucket]
     packet = channel.wired.first
     size = 0.0
     if progress[packet].to_come == 1:  # the packet itself
@@ -299,10 +304,9 @@ def _begin_flow(state: State, channel: Record, now: float) -> None:
 
 
 @helper
-def _share_ports(state: State, active: I64, number: int) -> None:
+def _share_ports(active: I64, number: int, channels: Records, ports: Records) -> None:
     """Give the active channels their share, max-min fair: the tightest goes first and leaves the rest to the others."""
-    ports, channels = state.ports, state.channels
-    for p in range(len(ports)):
+    for p in range(ports.shape[0]):
         ports[p].left = ports[p].rate
         ports[p].users = 0
     for j in range(number):

@@ -59,8 +59,11 @@ def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *
     """
     inbound = networks[0].sharing == "inbound"
     wires = ends.wires(inbound=inbound)
-    users = wires * len(placement.hosts) + (ends.receiver if inbound else ends.sender)
-    alone = placement.cores is None and len(np.unique(users[wires >= 0])) == wires.max() + 1
+    across = wires >= 0
+    wire, worker = wires[across], (ends.receiver if inbound else ends.sender)[across]
+    user = np.zeros(wires.max() + 1, np.int64)
+    user[wire] = worker
+    alone = placement.cores is None and bool((user[wire] == worker).all())
     if inbound and not alone:
         raise ValueError(
             f'`sharing` "inbound" must go with one worker on each host, and without `cores`, but got {placement!r}.'
