@@ -21,7 +21,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raysim.network.collectives import DIRECTIONS, Collective, Transfers, collectives, round_seconds, total_seconds
 from raysim.network.exchanges import all_reduce_rounds, sites_of, transfers_of
@@ -61,7 +60,7 @@ def simulate(
     table = setting.table
     shape = (setting.replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
     times = np.full((4, *shape), math.nan)
-    ((_, _, end),) = setting.ends([network], [profile], seed, times)
+    ((_, _, end),) = setting.ends([network], [profile], seed, tuple(times))
     times -= end.began_s
     return Timeline(
         table=table,
@@ -190,7 +189,7 @@ class _Setting(NamedTuple):
 
     def ends(
         self, networks: Sequence[Network], profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
-    ) -> Iterator[tuple[NDArray[np.int64], int, _End]]:
+    ) -> Iterator[tuple[list[int], int, _End]]:
         """Yield the end of the step of each profile, by index, on those of `networks` that one kernel serves, by index.
 
         Fill `keep` by the last profile and network.
@@ -202,8 +201,8 @@ class _Setting(NamedTuple):
         ends = Ends.of(table, placement, profiles[0].compute_s.shape[2])
         ordered = are_ordered(networks, ends, placement, asked=any((each.messages > 1).any() for each in profiles))
         for kernel, served in ((OrderedWiring, ordered), (SharedWiring, ~ordered)):
-            lanes = np.flatnonzero(served)
-            if not len(lanes):
+            lanes: list[int] = np.flatnonzero(served).tolist()
+            if not lanes:
                 continue
             chosen = [networks[lane] for lane in lanes]
             farthest_s = np.array(
@@ -215,7 +214,9 @@ class _Setting(NamedTuple):
                 collectives = self.collectives(profile, chosen[0])
                 seconds = total_seconds(collectives, chosen)
                 starts = start_times(collectives, seconds, ready_s, last_backwards(table, profile), pipeline_s)
-                after_s = profile.step_s  # without a flush stages have updated, and the driver waits for nobody
+                after_s: Floats | float = (
+                    profile.step_s
+                )  # without a flush stages have updated, and the driver waits for nobody
                 if table.num_steps == 1:
                     trips_s = profile.transport.step_trips * farthest_s
                     after_s = float(profile.update_s.max()) + trips_s + profile.step_s

@@ -54,10 +54,10 @@ def wire_use(timeline: Timeline) -> list[WireUse]:
                     total = totals.setdefault(ends, [0.0, 0.0])
                     total[0] += timeline.table.per_step
                     total[1] += float(sizes[stage, op].sum()) / timeline.table.num_steps
-    for source, target, messages, size in _transfers(timeline):
+    for source, target, messages_sent, moved_bytes in _transfers(timeline):
         total = totals.setdefault((source, target), [0.0, 0.0])
-        total[0] += messages
-        total[1] += size
+        total[0] += messages_sent
+        total[1] += moved_bytes
     uses = []
     for (source, target), (messages, size) in sorted(totals.items()):
         if messages:
