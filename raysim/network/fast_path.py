@@ -29,7 +29,7 @@ LANES = 64  # networks per pass: enough to fill vector units, few enough to stay
 
 
 class Inputs(NamedTuple):
-    """What the kernel reads."""
+    """Inputs of the kernel."""
 
     table: ActionTable
     busy_s: F64
