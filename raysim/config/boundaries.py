@@ -38,12 +38,10 @@ def read_setting(field: str, value: Any) -> ByReplica:
     """
     if isinstance(value, str) and value.startswith(("{", "[")):
         value = _from_toml(field, value)
-    if not isinstance(value, Mapping):
-        return _read_list(field, value)
-    if not value:
+    if isinstance(value, Mapping) and not value:
         raise ValueError(f"`{field}` as a table must name one replica or one tensor, but the table is empty.")
-    if any(key != OTHERS and not _is_number(key) for key in value):
-        return _read_by_tensor(field, value)
+    if not (isinstance(value, Mapping) and is_by_replica(value)):
+        return _read_list(field, value)
     by_replica: dict[str, Setting] = {}
     for key, setting in sorted(value.items(), key=lambda item: (len(str(item[0])), str(item[0]))):
         name = f"{field}.{key}"
@@ -55,9 +53,7 @@ def read_setting(field: str, value: Any) -> ByReplica:
             raise ValueError(
                 f"`{name}` must be a compressor or a list with one per boundary, but got {shown(setting)}."
             )
-        by_replica[str(key)] = (
-            _read_by_tensor(name, setting) if isinstance(setting, Mapping) else _read_list(name, setting)
-        )
+        by_replica[str(key)] = _read_list(name, setting)
     return by_replica
 
 
@@ -149,18 +145,19 @@ def _from_toml(field: str, text: str) -> Any:
 
 
 def _read_list(field: str, value: Any) -> Setting:
-    """Return the setting of one compressor for all boundaries, or of a list with one each."""
+    """Return the setting of one entry for all boundaries, or of a list with one each."""
     if not isinstance(value, (list, tuple)):
         return _read(field, value)
     if len(value) > MOST_STAGES:
         raise ValueError(f"`{field}` must be a list of at most {MOST_STAGES} entries, but got {shown(value)}.")
-    return tuple(
-        _read_by_tensor(f"{field}[{i}]", entry) if isinstance(entry, Mapping) else _read(f"{field}.{i}", entry)
-        for i, entry in enumerate(value)
-    )
+    names = [f"{field}[{i}]" if isinstance(entry, Mapping) else f"{field}.{i}" for i, entry in enumerate(value)]
+    return tuple(map(_read, names, value))
 
 
-def _read_by_tensor(field: str, value: Mapping[Any, Any]) -> ByTensor:
+def _read(field: str, value: Any) -> OfBoundary:
+    """Return the entry of a boundary: a compressor, or a table of compressors by tensor."""
+    if not isinstance(value, Mapping):
+        return _read_compressor(field, value)
     names = [str(key) for key in value if key != OTHERS]
     for name in names:
         if _is_number(name) or not name:
@@ -176,10 +173,10 @@ def _read_by_tensor(field: str, value: Mapping[Any, Any]) -> ByTensor:
             f"`{field}` as a table must name a tensor beside `{OTHERS}`. Name one, or write the compressor alone."
         )
     order = [*sorted(names), *([OTHERS] if OTHERS in value else [])]
-    return {name: _read(f"{field}.{name}", value[name]) for name in order}
+    return {name: _read_compressor(f"{field}.{name}", value[name]) for name in order}
 
 
-def _read(field: str, value: Any) -> Compressor:
+def _read_compressor(field: str, value: Any) -> Compressor:
     if isinstance(value, Compressor):
         return value
     if isinstance(value, Codec):

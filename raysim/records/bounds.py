@@ -103,24 +103,14 @@ def _is_written(kind: pa.DataType) -> bool:
         return all(_is_written(field.type) for field in kind)
     if types.is_dictionary(kind):
         return bool(types.is_string(kind.value_type))
-    simple = (
-        types.is_null,
-        types.is_boolean,
-        types.is_integer,
-        types.is_floating,
-        types.is_string,
-        types.is_large_string,
-    )
-    return any(test(kind) for test in simple)
+    simple = ("null", "boolean", "integer", "floating", "string", "large_string")
+    return any(getattr(types, f"is_{name}")(kind) for name in simple)
 
 
 def _kind(name: str) -> str | None:
     """Return the kind of value of a column of `run.parquet`; None if it may hold anything."""
-    if name in _KINDS:
-        return _KINDS[name]
-    if name in OWN_COLUMNS:
-        return OWN_COLUMNS[name]
-    return "float" if name.startswith(("final_", "chance_")) else None
+    measured = "float" if name.startswith(("final_", "chance_")) else None
+    return _KINDS.get(name) or OWN_COLUMNS.get(name) or measured
 
 
 _WORDS = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"} | {
@@ -157,10 +147,9 @@ def _texts(value: object) -> Iterator[str]:
     """Yield the texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
-    for inner in (
-        [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
-        yield from _texts(inner)
+    elif isinstance(value, (dict, list)):
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _each(written: object) -> list[str]:

@@ -6,7 +6,7 @@ of a row; the rows of a run follow each other. Files of studies keep their paths
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
@@ -122,7 +122,8 @@ def open_folder(where: str | Place) -> Place:
     place = open_place(where)
     if (place / "run.parquet").is_file() or (isinstance(place, ListedPath) and place.is_dir()):
         return place
-    for home in _above(place):
+    above: Iterable[Place] = place.above(RUNS) if isinstance(place, ListedPath) else place.resolve().parents
+    for home in above:
         try:
             pack = open_pack(home)
         except RecordsError:  # somebody else's file of that name, perhaps
@@ -131,14 +132,6 @@ def open_folder(where: str | Place) -> Place:
             inside = pack / _inside(place.resolve(), home)
             return inside if inside.is_dir() else place
     return place
-
-
-def _above(place: Place) -> Iterator[Place]:
-    """Yield the folders above a place that may be packs, from below."""
-    if isinstance(place, ListedPath):
-        yield from place.above(RUNS)
-    else:
-        yield from place.resolve().parents
 
 
 def _inside(file: Place, folder: Place) -> str:
