@@ -36,7 +36,7 @@ class InputError(ValueError):
 class Notation:
     """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
 
-    notation: ClassVar[str | None] = None  # the name where it is not the name of the class
+    notation: ClassVar[str | None] = None  # the name, if not that of the class
 
     @classmethod
     def name(cls) -> str:
@@ -72,7 +72,7 @@ def check_real(field: str, value: object, low: float, high: float, *, open_low: 
 
 
 def check_integer(field: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` as an int in low..high (no upper end where `high` is None); raises ValueError by field and value."""
+    """Return `value` as an int in low..high (no upper end if `high` is None); raises ValueError by field and value."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
@@ -95,7 +95,7 @@ def check_flag(field: str, value: object) -> None:
 
 
 def shown(value: object) -> str:
-    """Return the `repr` of a value for a sentence, its middle left out where it is long.
+    """Return the `repr` of a value for a sentence, without its middle if it is long.
 
     >>> len(shown([7] * 1000))
     205
@@ -126,7 +126,7 @@ def check_size(text: str, kind: str = "notation") -> None:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return a sentence, after a space, with the name that a mistyped `word` is nearest to; nothing where none is near.
+    """Return a sentence, after a space, with the name nearest to a mistyped `word`; nothing if none is near.
 
     >>> suggestion("stpes", ["steps", "epochs"]), suggestion("x", ["steps"])
     (' Did you mean `steps`?', '')

@@ -26,7 +26,7 @@ CONTRIB = (
     *("ATOMO", "DAQ", "MPC", "MeanStd", "Outliers", "TAHQuant", "TinyScript", "ZFP", "ResidualVQ"),
     *("AsyncSPARTA", "DeCoSGD", "DiLoCoX", "Dion", "EDGC", "HALoS"),
 )
-"""Names of the distribution raysim-contrib, for the sentence about it where it is not installed."""
+"""Names of the distribution raysim-contrib, for the sentence about it if it is not installed."""
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
 _FROM_RECORD = ContextVar("from_record", default=False)
@@ -35,7 +35,7 @@ _TRUSTED: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset()
 
 @contextmanager
 def from_record() -> Iterator[None]:
-    """Import only trusted modules, and those of entry points: the names that are parsed here are a record's."""
+    """Import only trusted modules and those of entry points: names parsed here come from a record."""
     token = _FROM_RECORD.set(True)
     try:
         yield

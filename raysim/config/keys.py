@@ -98,7 +98,7 @@ def _keys(prefix: str, model: type[BaseModel]) -> list[Key]:
 
 
 def _kind(annotation: Any) -> str:
-    """Return the kind of the values that an annotation allows, None apart."""
+    """Return the kind of values that an annotation allows, besides None."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(arguments[0])

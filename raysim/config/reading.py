@@ -170,7 +170,7 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     for parent in parents:
         inner = values.setdefault(parent, {})
         if parents[0] in ("forward", "backward") and not isinstance(inner, dict):
-            inner = {OTHERS: inner}  # the key sets one replica or tensor apart
+            inner = {OTHERS: inner}  # the key is of a single replica or tensor
         if isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):

@@ -41,7 +41,7 @@ class Engine(ABC):
         self.call_bytes: int | None = None
         """The largest argument within a call of Ray, once the workers are up."""
         self.wait_s = 0.0
-        """Seconds to wait for room that others hold."""
+        """Seconds to wait for resources that others hold."""
         self.dashboard = False
         """True if Ray's dashboard is wanted."""
         self.on_phase: Callable[[str | None], None] = lambda phase: None
@@ -66,9 +66,9 @@ class Engine(ABC):
         return range(self.plan.evaluated * per, (self.plan.evaluated + 1) * per)
 
     def check_devices(self) -> DeviceFacts | None:
-        """Return the facts of the GPU of the first stage, None of a CPU.
+        """Return the facts of the first stage's GPU, None of a CPU.
 
-        Raises ConfigError if a GPU lacks the dtype of the run, or has no memory for the stages on it.
+        Raises ConfigError if a GPU does not support the run's dtype, or lacks memory for its stages.
         """
         workers = range(self.num_workers)
         facts = self._fetch([self._submit(worker, "device_facts") for worker in workers])
@@ -94,11 +94,11 @@ class Engine(ABC):
         return max(peaks)
 
     def node_speeds(self) -> list[tuple[str, float]]:
-        """Return the address of the node of each worker and its speed in GFLOP/s, nothing where all are on one node."""
+        """Return the address of the node of each worker and its speed in GFLOP/s; nothing if all are on one node."""
         return []
 
     def node_reaches(self) -> dict[str, Reach]:
-        """Return the reach of the farthest worker of each node, nothing where all are on one node."""
+        """Return the reach of the farthest worker of each node; nothing if all are on one node."""
         return {}
 
     @property
@@ -204,11 +204,11 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ConfigError if it is plain, before anything starts, that the stages have no place here."""
+        """Raise ConfigError if the stages certainly do not fit here, before anything starts."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start all workers at step 0, again after a loss. Raises ConfigError if they have no place."""
+        """Start all workers at step 0, again after a loss; raises ConfigError if they do not fit."""
 
     @property
     @abstractmethod
@@ -216,11 +216,11 @@ class Engine(ABC):
         """The kind of device that computes, "cpu" or "cuda"; known once the workers are up."""
 
     def leaving(self) -> str | None:
-        """Return a sentence if a node of the run is about to leave its cluster, at each of a few looks."""
+        """Return a sentence if a node of the run is about to leave its cluster; not every call looks."""
         return None
 
     def fits_elsewhere(self) -> bool:
-        """Return whether the workers have room on nodes that stay, for an engine with a node that is `leaving`."""
+        """Return whether the workers fit on the remaining nodes, if a node is `leaving`."""
         return False
 
     def restart(self) -> None:

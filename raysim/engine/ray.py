@@ -37,7 +37,7 @@ from raysim.pipeline.prepare import Workload
 from raysim.pipeline.worker import Worker
 
 GREET_S = 30.0  # within which workers that exchange packets must have reached one another
-LISTEN_S = 1.0  # seconds that the driver waits at a stretch, before it looks whether Ray's servers are there
+LISTEN_S = 1.0  # of the driver's wait, between two checks of Ray's servers
 LOOK_S = 5.0  # between two looks for nodes that are about to leave
 PATIENCE_S = 6.0  # seconds in which the driver must see that servers are lost, if it does not wait in Ray for ever
 

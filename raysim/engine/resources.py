@@ -25,7 +25,7 @@ SHOWN_REASON = 200  # characters of a cloud's reason
 FIRST_S = 10.0  # of waiting, after which the first message comes
 EVERY_S = 30.0  # between further messages
 LOOK_S = 1.0  # between two looks at the autoscaler
-LAUNCH_S = 30.0  # without a new node, or one on its way, after which an autoscaler is taken to have no more
+LAUNCH_S = 30.0  # without a new or starting node, after which an autoscaler counts as exhausted
 
 
 def check_memories(

@@ -21,7 +21,7 @@ import psutil
 LOST_S = 20.0  # without an answer, and the head counts as lost; Ray's core waits for 60
 VITAL = ("gcs_server", "raylet")  # servers without which Ray ends
 SILENT_LOOKS = 5  # in a row at which a server is stopped or refuses connections, and it counts as lost
-IN_ORDER_S = 10.0  # within which a server that is told to end has done so
+IN_ORDER_S = 10.0  # for a server to end after SIGTERM
 
 
 class RayWatch(ABC):

@@ -40,7 +40,7 @@ except Exception as error:
 
 
 class PlaceError(InputError):
-    """A place that cannot be opened: one sentence with its URI and the reason."""
+    """A place cannot be opened: one sentence with its URI and the reason."""
 
 
 def in_bucket(where: str | Path) -> bool:
@@ -146,7 +146,7 @@ class ListedPath:
         while root := root.rpartition("/")[0]:
             try:
                 info = self.system.get_file_info(f"{root}/{file}")
-            except OSError:  # above the bucket, or where these credentials reach no further
+            except OSError:  # above the bucket, or beyond these credentials
                 return
             if info.type == fs.FileType.File:
                 yield self.listed(self._listing.home, self.system, root)

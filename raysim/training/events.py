@@ -79,7 +79,7 @@ ECHO_S = 1.0  # within which a second signal is the first one's echo: `timeout` 
 
 
 class Ending:
-    """Turns signals into an orderly end: after the first signal, the run ends with its next step and a checkpoint.
+    """Turns signals into an orderly end: after the first one, the run ends with its next step and a checkpoint.
 
     KeyboardInterrupt ends the run at once. It is raised if the run has not begun, at a second signal (more than `ECHO_S` after
     the first), and after the seconds given to `begin`.
@@ -126,7 +126,7 @@ class Ending:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt where the end is asked for."""
+        """Raise KeyboardInterrupt if a signal has asked for the end."""
         if self.wanted:
             raise KeyboardInterrupt
 

@@ -41,9 +41,9 @@ KEEP_EVERY_S = 240.0  # between checkpoints at most, so that a kill loses less t
 class Training:
     """One run: checked when it is made, done by iterating over `events`.
 
-    `engine`: a name, or a function that makes an engine of the workload. `data`: the run's data where they are loaded already.
-    `ending`: its signal ends the run at the next step, with a checkpoint. `wait_s`: seconds to wait for room that
-    others hold. `dashboard`: start Ray's dashboard and print where it is. `phases` are told what the start waits for.
+    `engine`: a name, or a function that makes an engine of the workload. `data`: the run's data, if already loaded.
+    `ending`: its signal ends the run at the next step, with a checkpoint. `wait_s`: seconds to wait for
+    resources that others hold. `dashboard`: start Ray's dashboard and print its address. `phases` show what the start waits for.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Training:
         """Yield events while the run trains; the records are complete when the iteration ends, however it ends.
 
         Raises ConfigError at once if the folder cannot be written, or holds anything but the run to resume. The iteration raises
-        ConfigError if the stages have no room, StageError if the model fails, WorkerLostError if workers die at one
+        ConfigError if the stages do not fit, StageError if the model fails, WorkerLostError if workers die at one
         step again and again, and passes on KeyboardInterrupt; the last three are in the records too.
         """
         try:
@@ -181,7 +181,7 @@ class Training:
             try:
                 self.engine.start()
                 self._row |= device_columns(self.engine)
-            except ConfigError as error:  # no room, no GPU, no such cluster: nothing has happened yet
+            except ConfigError as error:  # no resources, no GPU, no such cluster: nothing has happened yet
                 raise _RefusedError(str(error)) from None
         self._record_nodes()
         self.phases.enter("the first step")
@@ -202,7 +202,7 @@ class Training:
                 yield Event("warning", {"step": step, "reason": reason})
 
     def _record_nodes(self) -> None:
-        """Note the node of each worker and its speed, where there are several."""
+        """Note the node of each worker and its speed, if there are several."""
         if self.engine.call_bytes is not None:
             self._row["call_bytes"] = self.engine.call_bytes
         speeds = self.engine.node_speeds()
@@ -325,7 +325,7 @@ class Training:
         return tables["steps"][0]
 
     def _finish(self, *, compact: bool) -> None:
-        """Bring the records to their end: one file a table where the run is over, parts where it can be resumed."""
+        """Complete the records: one file a table if the run is over, parts if it can be resumed."""
         try:
             if compact:
                 self.recorder.compact()
@@ -340,4 +340,4 @@ class Training:
 
 
 class _RefusedError(Exception):
-    """The stages have no place: the run has not begun, and leaves nothing behind."""
+    """The stages do not fit: the run has not begun, and leaves nothing behind."""
