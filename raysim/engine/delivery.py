@@ -96,12 +96,12 @@ def find_limits(actors: Sequence[Any], fetch: Fetch, *, near: bool) -> Limits:
     differ, or if the threshold is below 10 kB. `fetch` waits for results.
     """
     most = NEAR_BYTES if near else FAR_BYTES
-    thresholds = _thresholds(actors, fetch, most, PATIENCES_S[0])
-    for patience_s in PATIENCES_S[1:]:
-        if len(set(thresholds)) > 1:
-            again = _thresholds(actors, fetch, most, patience_s)
-            thresholds = [min(pair) for pair in zip(thresholds, again, strict=True)]
-    if len(set(thresholds)) > 1:
+    thresholds = [most] * len(actors)
+    for patience_s in PATIENCES_S:
+        thresholds = list(map(min, thresholds, _thresholds(actors, fetch, most, patience_s)))
+        if len(set(thresholds)) == 1:
+            break
+    else:
         low, high = min(thresholds), max(thresholds)
         raise ConfigError(
             f"`{RAY_SETTING}` must be the same on all nodes of the cluster, but is about {low:,} bytes on one and {high:,} or more "

@@ -32,6 +32,8 @@ class RayWatch(ABC):
     """
 
     look_s: ClassVar[float]  # between two looks
+    sentence = ""
+    """The loss in words."""
 
     def __init__(self, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0) -> None:
         self.lost = False
@@ -49,7 +51,7 @@ class RayWatch(ABC):
         return self.lost
 
     def confirm(self) -> None:
-        """Wait for the end of servers of which Ray says that they leave: SIGTERM ends a raylet in order, after up to a second."""
+        """Wait for servers that Ray says are leaving: SIGTERM ends a raylet in order, after up to a second."""
         deadline = time.monotonic() + IN_ORDER_S
         while not self.look() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -57,11 +59,6 @@ class RayWatch(ABC):
     def kill(self) -> None:
         """Kill what is left of servers that this process started; others are left alone."""
         return
-
-    @property
-    @abstractmethod
-    def sentence(self) -> str:
-        """The loss in words."""
 
     @abstractmethod
     def _look(self) -> bool: ...
@@ -79,19 +76,16 @@ class RayWatch(ABC):
 class HeadWatch(RayWatch):
     """Sees whether the head of a joined cluster, host:port, still takes connections.
 
-    From its loss on Ray's own clean-up, which would wait for the head, is left out at the end of the process.
+    After its loss the process ends without Ray's own clean-up, which would wait for the head.
     """
 
     look_s = 3.0
 
     def __init__(self, address: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> None:
         self.address = address
+        self.sentence = f"the head of the cluster, {address}, is lost: it has not answered for {LOST_S:g} s"
         self._answered = time.monotonic()
         super().__init__(on_lost)
-
-    @property
-    def sentence(self) -> str:
-        return f"the head of the cluster, {self.address}, is lost: it has not answered for {LOST_S:g} s"
 
     def _look(self) -> bool:
         host, _, port = self.address.rpartition(":")
@@ -117,7 +111,6 @@ class ServersWatch(RayWatch):
     def __init__(self, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0) -> None:
         self._servers: list[subprocess.Popen[bytes]] = []
         self._silent: dict[int, int] = {}  # looks in a row at which a server was stopped or refused connections
-        self._loss = ""
         self.gcs: tuple[str, int] | None = None
         """Host and port of the GCS, once it listens: asked to end while actors start, it closes its port and lives on."""
         super().__init__(on_lost, patience_s)
@@ -125,10 +118,6 @@ class ServersWatch(RayWatch):
     def adopt(self, server: subprocess.Popen[bytes]) -> None:
         """Watch a server, which leads a process group of its own."""
         self._servers.append(server)
-
-    @property
-    def sentence(self) -> str:
-        return self._loss
 
     def look(self) -> bool:
         self.lost = self.lost or self._find(_ended)
@@ -142,7 +131,7 @@ class ServersWatch(RayWatch):
         for server in list(self._servers):
             name = _name(server)
             if name in VITAL and (words := fault(server)):
-                self._loss = f"Ray's {name} {words}"
+                self.sentence = f"Ray's {name} {words}"
                 _kill_group(server.pid)  # if it is stopped, and its agents, which look for it only now and then
                 return True
         return False
