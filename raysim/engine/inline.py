@@ -48,9 +48,6 @@ class InlineEngine(Engine):
     def close(self) -> None:
         self.workers = []
 
-    def clock_offsets_s(self) -> list[float]:
-        return [0.0] * self.num_workers
-
     def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """Let one worker after another go on until it needs a message that is not there, until all are done."""
         messages: dict[tuple[int, int, Key], Parts] = {}  # by source, target and key
@@ -83,9 +80,6 @@ class InlineEngine(Engine):
 
     def _fetch(self, refs: list[Ref]) -> list[Any]:
         return refs
-
-    def _put(self, value: Any) -> Ref:
-        return value
 
 
 def _go_on(
