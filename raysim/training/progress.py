@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,37 @@ WATCHED_S = 20.0  # seconds of training before the warning of a long run
 
 
 def print_progress(training: Training) -> None:
-    """Train to the end, and print a header, then lines of steps and evaluations on the error stream."""
+    """Train to the end, and print a header, then lines of steps and evaluations, few enough for a file, on the error stream."""
     events = training.events()  # raises before anything is printed
     for line in header(training):
         to_stderr(line)
-    lines = Lines(training, to_stderr)
+    pace, total, sent = Pace(training), training.plan.end_step, 0
+    last_step, last_s = 0, float("-inf")  # of the last line
     for event in events:
-        lines.tell(event)
+        row, now = event.row, time.monotonic()
+        if event.kind == "step":
+            pace.add(row)
+            sent += row["wire_bytes"]
+            step, waited_s = row["step"] + 1, now - last_s
+            far = (step - last_step) * PARTS >= total
+            if step == total or (waited_s >= AT_LEAST_S and (far or waited_s >= AT_MOST_S)):
+                last_step, last_s = step, now
+                to_stderr(
+                    f"step {step}/{total}: loss {row['loss']:.4f}, {pace.speed()}, {pace.left(step)} left, "
+                    f"{format_bytes(sent)} sent"
+                )
+            if (warning := pace.warning(step)) is not None:
+                to_stderr(warning)
+        elif event.kind == "evaluating":
+            if row["turn"] == row["samples"] == 0:
+                last_step, last_s = row["step"], now
+                samples = f"{training.plan.num_test_samples:,} samples"
+                to_stderr(f"step {row['step']}: evaluating {samples} with compression {_modes(training)}")
+            elif now - last_s >= EVALUATION_S:
+                last_step, last_s = row["step"], now
+                to_stderr(f"step {row['step']}: {evaluating(training, row)}")
+        else:
+            to_stderr(sentence(event))
 
 
 def header(training: Training) -> list[str]:
@@ -108,47 +132,6 @@ class Pace:
         rate = self._units / step_s if step_s else 0.0
         per_second = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
         return f"{step_s:.3g} s a step, {per_second} {'tokens' if self.language else 'samples'}/s"
-
-
-class Lines:
-    """Prints events as lines of text, seldom enough for a file."""
-
-    def __init__(self, training: Training, say: Callable[[str], None]) -> None:
-        self._training = training
-        self._say = say
-        self._pace = Pace(training)
-        self._total = training.plan.end_step
-        self._sent = 0
-        self._last = (0, float("-inf"))  # step and time of the last line
-
-    def tell(self, event: Event) -> None:
-        """Print the line of an event, if it is time for one."""
-        row = event.row
-        if event.kind == "step":
-            self._pace.add(row)
-            self._sent += row["wire_bytes"]
-            step, now = row["step"] + 1, time.monotonic()
-            waited = now - self._last[1]
-            far = (step - self._last[0]) * PARTS >= self._total
-            if step == self._total or (waited >= AT_LEAST_S and (far or waited >= AT_MOST_S)):
-                self._last = (step, now)
-                self._say(
-                    f"step {step}/{self._total}: loss {row['loss']:.4f}, {self._pace.speed()}, {self._pace.left(step)} left, "
-                    f"{format_bytes(self._sent)} sent"
-                )
-            if (long := self._pace.warning(step)) is not None:
-                self._say(long)
-        elif event.kind == "evaluating":
-            now = time.monotonic()
-            if row["turn"] == row["samples"] == 0:
-                self._last = (row["step"], now)
-                samples = f"{self._training.plan.num_test_samples:,} samples"
-                self._say(f"step {row['step']}: evaluating {samples} with compression {_modes(self._training)}")
-            elif now - self._last[1] >= EVALUATION_S:
-                self._last = (row["step"], now)
-                self._say(f"step {row['step']}: {evaluating(self._training, row)}")
-        else:
-            self._say(sentence(event))
 
 
 def evaluating(training: Training, row: Mapping[str, Any]) -> str:
