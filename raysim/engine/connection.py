@@ -1,4 +1,4 @@
-"""Connections to Ray: start or join one, with its token, dashboard and addresses, and end it with the driver's signal handlers kept."""
+"""Connections to Ray: start or join one, its token, dashboard and addresses, and an end that keeps signal handlers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from raysim.pipeline.errors import WorkerLostError
 OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
 # Settings of a Ray without a dashboard, whose metrics and task events would go unread.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
-END_S = (
-    10.0  # in which Ray's servers may end in order, before they are killed: Ray's core waits for a stopped one for ever
-)
+END_S = 10.0  # for Ray's servers to end in order, before they are killed: Ray's core waits for a stopped one for ever
 ANSWER_S = 3.0  # for the head to take a connection
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
