@@ -1,10 +1,11 @@
-"""The resources of a sweep at its start: its share of the machines, and the wait until the first trial fits."""
+"""Resources of a sweep: the engine of its trials, the share of each, how many run at once, and the wait until the first one fits."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,33 +14,200 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.config import ConfigError
+from raysim.config import ConfigError, RunConfig
 from raysim.engine.connection import first_reason, lost_nodes, node_address
-from raysim.engine.resources import Demand, Waiting, free_resources, shortage, total_resources
+from raysim.engine.ray_internals import cpus_by_driver
+from raysim.engine.resources import GRAINS, Demand, Waiting, free_resources, shortage, stages_that_fit, total_resources
+from raysim.pipeline.prepare import prepare
 from raysim.storage.places import PlaceError, in_bucket, open_system
-from raysim.sweeps.study import Study
-from raysim.sweeps.trial_resources import Need, Share, SharedCapacity, choose_engine, fit
+from raysim.sweeps.study import Study, workers
 
+DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
+PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch, and the data of small models
+LOOK_S = 5.0  # between two looks at the cluster
 ANSWER_S = 60.0  # for a node to look for a file
 TRY_S = 0.5  # between two attempts to get resources
 FREED_S = 10.0  # that a sweep waits for the resources of a run that has just ended
 
+Node = Mapping[str, float]  # a node's resources by kind, as Ray names them
 
-class Allocation(NamedTuple):
-    """The engine of a sweep's trials, their share of the machines, and how many may run at once."""
+
+class Share(NamedTuple):
+    """Resources that each process of a trial reserves, and the number of trials at once."""
+
+    cpus: float
+    gpus: float
+    jobs: int
+
+    def bundles(self, config: RunConfig, engine: str) -> list[dict[str, float]]:
+        """Return a trial's reservation: one process with the inline engine; on Ray its own, and one for each stage actor."""
+        stage = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+        if engine == "inline":
+            return [stage]
+        return [dict(DRIVER), *[dict(stage) for _ in range(workers(config))]]
+
+
+class Need(NamedTuple):
+    """The engine of trials, and the memory in bytes of a trial whose stages share a process."""
+
+    engine: str
+    memory_bytes: int = 0
+
+
+def choose_engine(config: RunConfig, nodes: Sequence[Node], given: str = "auto") -> Need:
+    """Return the `given` engine of a study; for "auto" that which suits its base.
+
+    Both engines give the same bits. One process per trial avoids calls and copies between processes, so it is chosen
+    unless stages use GPUs, or no node has enough memory for all stages together.
+    """
+    if given != "auto":
+        return Need(given)
+    gpus = config.gpus_per_stage or (config.device != "cpu" and any(node.get("GPU") for node in nodes))
+    if config.device == "cuda" or gpus:
+        return Need("ray")
+    try:
+        plan = prepare(config).plan
+    except ConfigError:  # such as data that only the nodes have: the trials will report it
+        return Need("ray")
+    stages_bytes = sum(plan.memories[stage].total_bytes for _, stage in plan.places)
+    need = Need("inline", stages_bytes + PROCESS_BYTES)
+    return need if any(node.get("memory", 0.0) >= need.memory_bytes for node in nodes) else Need("ray")
+
+
+def fit(
+    config: RunConfig,
+    nodes: Sequence[Node],
+    stages: int,
+    *,
+    engine: str,
+    jobs: int | None,
+    growing: bool,
+    elastic: bool = False,
+    memory_bytes: int = 0,
+) -> Share:
+    """Return a share of the free resources of `nodes` for trials of up to `stages` worker processes.
+
+    The configuration's resources of a stage are kept. By default a stage gets one CPU, or an equal part if there are
+    fewer. `growing`: the cluster may grow for more `jobs`. `elastic`: an autoscaler adds nodes, so a stage gets a whole CPU.
+    `memory_bytes`: the memory of a trial in one process, which bounds the number of trials at once. Raises ConfigError if fewer
+    than `jobs` trials fit, or none.
+    """
+    processes = 1 if engine == "inline" else stages
+    cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+    cpus_given = config.cpus_per_stage if elastic or "cpus_per_stage" in config.model_fields_set else None
+    if jobs is None:
+        limits = [int(cpus_free / (processes * (cpus_given or 1.0)) + 1e-9)]
+        if config.gpus_per_stage:
+            limits.append(int(gpus_free / (processes * config.gpus_per_stage)))
+        if memory_bytes:
+            limits.append(_by_memory(nodes, memory_bytes))
+        jobs = max(1, min(limits))
+    gpus = _gpu_share(config, gpus_free, processes * jobs)
+    for size in _cpu_shares(cpus_given, nodes, processes * jobs):
+        cpus = max(_grains(size), 1) / GRAINS
+        fits = sum(stages_that_fit(dict(node), cpus, gpus) for node in nodes) // processes
+        if fits >= jobs:
+            break
+    if fits < (1 if growing else jobs):
+        wanted = f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+        kind = f"1 process with {wanted}" if engine == "inline" else f"{processes} stages with {wanted} each"
+        free = f"{cpus_free:g} CPU" + (f" and {gpus_free:g} GPU" if gpus_free else "")
+        raise ConfigError(
+            f"{jobs} trials of {kind} must fit into {free} on {len(nodes)} nodes, but {fits} do. "
+            "Lower `jobs`, `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
+        )
+    return Share(cpus, gpus, jobs)
+
+
+def _gpu_share(config: RunConfig, gpus_free: float, count: int) -> float:
+    """Return the GPUs of each of `count` processes: as configured, or an equal part of at most one."""
+    gpus = config.gpus_per_stage
+    if gpus is None:
+        gpus = min(1.0, gpus_free / count) if config.device != "cpu" else 0.0
+        if config.device == "cuda" and not gpus:
+            raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
+        gpus = 1 / -(-1 // gpus) if 0 < gpus < 1 else gpus  # a part that divides a GPU, so that none is cut
+    return _grains(gpus) / GRAINS
+
+
+def _cpu_shares(given: float | None, nodes: Sequence[Node], count: int) -> list[float]:
+    """Return the CPUs that each of `count` processes may have, largest first: as configured, or parts of a node's CPUs."""
+    if given is not None:
+        return [given]
+    first = min(1.0, sum(node.get("CPU", 0.0) for node in nodes) / count)
+    parts = {node.get("CPU", 0.0) / divisor for node in nodes for divisor in range(1, count + 1)}
+    return [first, *sorted((part for part in parts if part < first), reverse=True)]
+
+
+def _by_memory(nodes: Iterable[Node], memory_bytes: int) -> int:
+    return sum(int(node.get("memory", 0.0) // memory_bytes) for node in nodes)
+
+
+def _grains(amount: float) -> int:
+    """Return how many ten-thousandths a resource is, rounded down: parts must not add up to more than there is."""
+    return int(amount * GRAINS + 1e-6)
+
+
+def fair_limit(running: int, free: int, capacity: int, waiting: bool, others: int) -> int:
+    """Return how many trials may run at once, if `running` do and `free` more have resources now.
+
+    While another driver waits, a sweep starts no trial beyond its equal share of the cluster, whose `capacity` is counted in
+    trials; it always keeps one.
+
+    >>> fair_limit(running=6, free=0, capacity=6, waiting=False, others=1)
+    6
+    >>> fair_limit(running=6, free=0, capacity=6, waiting=True, others=1)
+    3
+    """
+    limit = capacity // (1 + others) if waiting else running + free
+    return max(1, min(limit, capacity))
+
+
+@dataclass
+class Allocation:
+    """The engine of a sweep's trials, their share of the machines, and how many may run at once.
+
+    `processes`: of each trial. `shared`: on a cluster with other drivers, that grows and shrinks, the number of trials at once changes;
+    `jobs` limits it, if given. `memory_bytes`: the memory of a trial in one process. `elastic`: an autoscaler starts nodes for trials
+    that wait, so all `jobs` begin unless another driver waits.
+    """
 
     engine: str
     share: Share
     processes: int
-    """Of each trial."""
-    capacity: SharedCapacity | None
-    """The changing number of trials at once, on a cluster with other users."""
-    now: int
-    """Trials that fitted at the start: fewer than `share.jobs` beside other users, or before further nodes join."""
+    jobs: int | None = None
+    memory_bytes: int = 0
+    shared: bool = False
+    elastic: bool = False
+
+    def __post_init__(self) -> None:
+        self._looked, self._limit = time.monotonic(), self.share.jobs
+        self.now = max(1, min(self.share.jobs, self._fitting(free_resources()))) if self.shared else self.share.jobs
+        """Trials that fit at the start: fewer than `share.jobs` beside other users, or before further nodes join."""
+
+    @property
+    def starting(self) -> int | None:
+        """Trials whose actors may start side by side; None to start one after another, so that others see which trials wait."""
+        return self.share.jobs if not self.shared or (self.elastic and self.jobs is not None) else None
 
     def trials(self, running: int) -> int:
         """Return the number of trials that may run at once, including the `running` trials."""
-        return self.share.jobs if self.capacity is None else self.capacity.trials(running)
+        if self.shared and time.monotonic() - self._looked >= LOOK_S:
+            self._looked = time.monotonic()
+            own_job = ray.get_runtime_context().get_job_id()
+            others = [driver for driver in cpus_by_driver() if driver.job != own_job]
+            waiting = any(driver.waiting > 0 for driver in others)
+            free, capacity = self._fitting(free_resources()), self._fitting(total_resources())
+            self._limit = fair_limit(running, free, capacity, waiting, len(others))
+            if self.jobs is not None:
+                self._limit = self.jobs if self.elastic and not waiting else min(self._limit, self.jobs)
+        return self._limit
+
+    def _fitting(self, by_node: Mapping[str, dict[str, float]]) -> int:
+        """Return the number of trials that fit into the resources of nodes."""
+        nodes = by_node.values()
+        by_cpu = sum(stages_that_fit(node, self.share.cpus, self.share.gpus) for node in nodes) // self.processes
+        return min(by_cpu, _by_memory(nodes, self.memory_bytes)) if self.memory_bytes else by_cpu
 
     @property
     def needs(self) -> str:
@@ -48,10 +216,8 @@ class Allocation(NamedTuple):
         return f"a trial needs {processes} with {self.share.cpus:g} CPU{' each' if self.processes > 1 else ''}"
 
 
-def allocate(
-    study: Study, workers: int, out: str, *, shared: bool, wait_s: float | None, check: Callable[[], None]
-) -> Allocation:
-    """Return the share of the machines for trials of up to `workers` worker processes, once one trial fits.
+def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, check: Callable[[], None]) -> Allocation:
+    """Return the share of the machines for the study's trials, once one trial fits.
 
     `out`: the study's folder, visible to all nodes, or its URI. `shared`: the cluster has other users; trials wait at
     most `wait_s` seconds for free resources, by default the base's `timeout_s` while an autoscaler starts nodes. `check` is called
@@ -70,12 +236,12 @@ def allocate(
             elastic = shared and demand.growing
             limit_s = growing_s if elastic else (FREED_S if wait_s is None else wait_s)
             try:
-                allocation = _fit(study, workers, shared=shared, elastic=elastic)
+                allocation = _fit(study, shared=shared, elastic=elastic)
             except ConfigError as error:  # the nodes of a cluster may be on their way
                 if waiting.seconds >= (growing_s if elastic else wait_s or 0.0):
                     raise ConfigError(f"{str(error).rstrip('.')}{demand.words}.") from None
                 lacks = str(error).rstrip(".")
-                if not elastic or demand.reached(_first_bundles(study, workers), TRY_S):
+                if not elastic or demand.reached(_first_bundles(study), TRY_S):
                     time.sleep(TRY_S)
             else:
                 bundles = allocation.share.bundles(study.config({}), allocation.engine)
@@ -87,26 +253,22 @@ def allocate(
             waiting.tell(partial(shortage, lacks, demand))
 
 
-def _fit(study: Study, workers: int, *, shared: bool, elastic: bool) -> Allocation:
-    base, free = study.config({}), free_resources()
-    nodes = [node for node in (total_resources() if shared else free).values() if node.get("CPU")]
-    need = choose_engine(base, nodes) if study.engine == "auto" else Need(study.engine)
-    share = fit(base, nodes, workers, jobs=study.jobs, growing=shared, elastic=elastic, **need._asdict())
-    processes = 1 if need.engine == "inline" else workers
-    if not shared:
-        return Allocation(need.engine, share, processes, None, share.jobs)
-    capacity = SharedCapacity(share, processes, study.jobs, need.memory_bytes, elastic=elastic)
-    now = max(1, min(share.jobs, capacity.fitting(free)))
-    return Allocation(need.engine, share, processes, capacity, now)
+def _fit(study: Study, *, shared: bool, elastic: bool) -> Allocation:
+    base = study.config({})
+    nodes = [node for node in (total_resources() if shared else free_resources()).values() if node.get("CPU")]
+    engine, memory_bytes = need = choose_engine(base, nodes, study.engine)
+    stages = study.most_workers
+    share = fit(base, nodes, stages, jobs=study.jobs, growing=shared, elastic=elastic, **need._asdict())
+    processes = 1 if engine == "inline" else stages
+    return Allocation(engine, share, processes, study.jobs, memory_bytes, shared=shared, elastic=elastic)
 
 
-def _first_bundles(study: Study, workers: int) -> list[dict[str, float]]:
+def _first_bundles(study: Study) -> list[dict[str, float]]:
     """Return what one trial reserves, for an autoscaler to start nodes that can hold it."""
     base = study.config({})
     nodes = [node for node in total_resources().values() if node.get("CPU")] or [{"memory": math.inf}]
-    engine = choose_engine(base, nodes).engine if study.engine == "auto" else study.engine
     gpus = base.gpus_per_stage if base.gpus_per_stage is not None else float(base.device == "cuda")
-    return Share(base.cpus_per_stage, gpus, 1).bundles(base, engine)
+    return Share(base.cpus_per_stage, gpus, 1).bundles(base, choose_engine(base, nodes, study.engine).engine)
 
 
 def _check_seen(out: str, by: Iterable[str]) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from optuna.trial import FixedTrial
-
 from raysim.analysis.data.folders import CONFIRMATION
 from raysim.config import ConfigError
 from raysim.sweeps.runner import Sweep
@@ -74,9 +72,8 @@ def confirmation(study: Study, picked: list[TrialRow]) -> Study:
     """Return the study that trains the dense baseline and the picked trials on held-out seeds."""
     dense = study.dense
     assert dense is not None
-    overrides = study.overrides(FixedTrial(dict(dense.params or {})), dense.name)
-    baselines = [Baseline(dense.name, set=dict(overrides))]
-    baselines += [Baseline(f"trial-{row.trial}", set=dict(study.overrides(FixedTrial(row.params)))) for row in picked]
+    baselines = [Baseline(dense.name, set=study.overrides_at(dense.params, dense.name))]
+    baselines += [Baseline(f"trial-{row.trial}", set=study.overrides_at(row.params)) for row in picked]
     return replace(
         study,
         name=f"{study.name}-{CONFIRMATION}",

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,7 @@ STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
 
 def _is_whole(database: Path) -> bool:
-    """Return whether a file of sqlite is undamaged or absent; raises sqlite3.OperationalError if it cannot be used now."""
-    if not database.is_file():
-        return True
+    """Return whether a file of sqlite is undamaged; raises sqlite3.OperationalError if it cannot be used now."""
     try:
         with closing(sqlite3.connect(database, timeout=60)) as connection:
             return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
@@ -46,6 +45,11 @@ def _is_whole(database: Path) -> bool:
         return False
 
 
+def _of_baseline(name: str) -> dict[str, str]:
+    """Return the attributes of a baseline in Optuna's study."""
+    return {"queued": f"baseline {name}", "baseline": name}
+
+
 class Ledger:
     """A study's rows and its Optuna study in sqlite, kept consistent as trials begin and end.
 
@@ -53,14 +57,13 @@ class Ledger:
     """
 
     def __init__(self, study: Study, folder: Path, on_change: Callable[[], None] = lambda: None) -> None:
-        self.study = study
-        self.folder = folder
+        self.study, self.folder = study, folder
         self.rows = Rows(folder, study.name)
         self.rows.read()
         self._on_change = on_change
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         database = folder / "optuna.db"
-        if not _is_whole(database):
+        if database.is_file() and not _is_whole(database):
             database.unlink()  # `reconcile` rebuilds it from the rows
         self._storage = RDBStorage(f"sqlite:///{database}", engine_kwargs={"connect_args": {"timeout": 60}})
         self.optuna = self._open()
@@ -78,7 +81,6 @@ class Ledger:
         return study
 
     def close(self) -> None:
-        """Close sqlite."""
         self._storage.remove_session()
         self._storage.engine.dispose()
 
@@ -87,14 +89,11 @@ class Ledger:
     def enqueue(self) -> None:
         """Enqueue baselines and the points of a grid, unless they are enqueued already."""
         known = {trial.user_attrs.get("queued") for trial in self.optuna.get_trials(deepcopy=False)}
-        wanted: list[tuple[str, dict[str, Any], str | None]] = [
-            (f"baseline {each.name}", dict(each.params or {}), each.name) for each in self.study.baselines
-        ]
-        wanted += [(f"point {i}", dict(point), None) for i, point in enumerate(self.study.grid)]
-        for queued, params, name in wanted:
-            if queued not in known:
-                attributes = {"queued": queued} | ({"baseline": name} if name is not None else {})
-                self.optuna.enqueue_trial(params, user_attrs=attributes)
+        wanted = [(each.params or {}, _of_baseline(each.name)) for each in self.study.baselines]
+        wanted += [(point, {"queued": f"point {i}"}) for i, point in enumerate(self.study.grid)]
+        for params, attributes in wanted:
+            if attributes["queued"] not in known:
+                self.optuna.enqueue_trial(dict(params), user_attrs=attributes)
 
     def reconcile(self) -> None:
         """Replay finished rows into the Optuna study after a crash, and put unfinished trials back into the queue.
@@ -155,9 +154,9 @@ class Ledger:
                 )
             )
 
-    def _attributes(self, row: TrialRow) -> dict[str, Any]:
+    def _attributes(self, row: TrialRow) -> dict[str, str]:
         if row.name is not None:
-            return {"queued": f"baseline {row.name}", "baseline": row.name}
+            return _of_baseline(row.name)
         return {"queued": f"point {self.study.grid.index(row.params)}"} if row.params in self.study.grid else {}
 
     @staticmethod
@@ -170,7 +169,6 @@ class Ledger:
 
     @property
     def running(self) -> list[TrialRow]:
-        """Rows of running trials."""
         return [row for row in self.rows if row.status == "running"]
 
     def next(self) -> tuple[TrialRow, RunConfig] | None:
@@ -188,18 +186,16 @@ class Ledger:
             row = self.rows.get(trial.number) or TrialRow(trial.number, list(self.study.seeds), name=baseline)
             row.started_at = row.started_at or datetime.now(UTC)
             try:
-                overrides = self.study.overrides(trial, baseline)
-                row.params = dict(trial.params)
-                config = self.study.config(overrides)
+                config = self.study.config(self.study.overrides(trial, baseline))
             except ConfigError as error:
                 row.params = dict(trial.params)
                 self.end(row, Outcome("failed", 0.0, str(error), {}))
                 continue
+            row.params = dict(trial.params)
             row.notation, row.status = self.study.notation(config), "running"
-            same = next(
-                (other for other in self.rows if other.notation == row.notation and other.same_as is None), None
-            )
-            if same is None or same.trial == row.trial:
+            alike = (other for other in self.rows if other.notation == row.notation and other.same_as is None)
+            same = next(alike, row)
+            if same.trial == row.trial:
                 return row, config
             self._share(row, same)
         return None
@@ -214,7 +210,6 @@ class Ledger:
             self._put(row)
 
     def begin(self, row: TrialRow, runs: list[str]) -> None:
-        """Record that a trial has begun."""
         row.status, row.runs = "running", runs
         self._put(row)
 
@@ -282,12 +277,11 @@ class Ledger:
 
     def missing_baseline(self) -> str | None:
         """Return why the study cannot continue: a baseline needed by its constraints has no value."""
-        for constraint in self.study.constraints:
-            for row in self.rows:
-                named = row.name is not None and row.name == constraint.of
-                if named and row.ended and row.value(constraint.objective) is None:
-                    reason = row.error or f"it has no {constraint.objective}"
-                    return f"The baseline {row.name}, which `constraints` need, is {row.status}: {reason}"
+        for constraint, row in product(self.study.constraints, self.rows):
+            named = row.name is not None and row.name == constraint.of
+            if named and row.ended and row.value(constraint.objective) is None:
+                reason = row.error or f"it has no {constraint.objective}"
+                return f"The baseline {row.name}, which `constraints` need, is {row.status}: {reason}"
         return None
 
     def awaits_baseline(self) -> bool:
@@ -302,14 +296,11 @@ class Ledger:
         objectives = {objective.name: objective for objective in self.study.objectives}
         broken = {}
         for constraint in self.study.constraints:
-            value, reference = row.value(constraint.objective), None
-            if constraint.of is not None:
-                named = (other for other in (row, *self.rows) if other.name == constraint.of)
-                baseline = next(named, None)
-                reference = None if baseline is None else baseline.value(constraint.objective)
-                if reference is None:
-                    continue
-            if value is not None:
+            value = row.value(constraint.objective)
+            named = (other for other in (row, *self.rows) if other.name == constraint.of)
+            baseline = next(named, None) if constraint.of is not None else None
+            reference = None if baseline is None else baseline.value(constraint.objective)
+            if value is not None and (constraint.of is None or reference is not None):
                 broken[constraint.name] = constraint.value(objectives[constraint.objective], value, reference)
         return broken
 

@@ -61,13 +61,11 @@ class Objective:
 
     def __post_init__(self) -> None:
         base = self._evaluated
+        unknown = f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}, the same with _off"
         if base is not None and base not in MEASURES and not self.direction:
-            raise ConfigError(
-                f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}, the same with _off; one of a metric of your own "
-                "needs a `direction`."
-            )
+            raise ConfigError(f"{unknown}; one of a metric of your own needs a `direction`.")
         if base is None and self.name != "wire_bytes" and not (self.kind in PRICED and "@" in self.name):
-            raise ConfigError(f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}, the same with _off.")
+            raise ConfigError(f"{unknown}.")
         if not self.direction:
             higher = base is not None and MEASURES[base].higher
             object.__setattr__(self, "direction", "maximize" if higher else "minimize")
@@ -124,7 +122,6 @@ class Objective:
 
     @property
     def transport(self) -> str | None:
-        """The transport of a price."""
         return network_and_transport(self.name)[1] if self.kind in PRICED else None
 
     @cached_property
@@ -143,7 +140,6 @@ class Objective:
 
     @property
     def minimize(self) -> bool:
-        """True if less is better."""
         return self.direction == "minimize"
 
 
@@ -258,7 +254,7 @@ class Constraint:
         return figure - reference - slack if objective.minimize else reference - slack - figure
 
 
-def as_mapping(part: Objective | Constraint) -> dict[str, Any]:
-    """Return the fields that are set, as a study's file writes them."""
+def as_mapping(part: Any) -> dict[str, Any]:
+    """Return the fields of an objective, a constraint or a baseline that are set, as a study's file writes them."""
     values = {field.name: getattr(part, field.name) for field in fields(part)}
     return {name: value for name, value in values.items() if value is not None and (name, value) != ("mode", "on")}

@@ -102,7 +102,6 @@ class _View:
         self._started = time.monotonic()
 
     def render(self) -> Group | Text:
-        """Return the table as of now."""
         sweep, objectives = self._sweep, self._sweep.study.objectives
         if not hasattr(sweep, "search"):
             return Text(f"waiting for {sweep.phases.current or 'Ray'}")
@@ -142,7 +141,6 @@ class _View:
 
 
 def _trial_line(row: TrialRow) -> str:
-    """Return an ended trial in a line: its outcome, figures and configuration."""
     name = f" {row.name}" if row.name else ""
     figures = "".join(
         f", {objective} {format_figure(objective, each.value)}" for objective, each in row.figures.items()

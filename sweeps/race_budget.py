@@ -1,4 +1,4 @@
-"""A race within its budget: the seconds of its parts, the parts that fit, and its plan, made again as the race goes.
+"""A race within its budget: the seconds of its parts, the parts that fit, its plan, made again as the race goes, and all in words.
 
 The number of seeds may change as long as no verdict depends on the change. Before any setting has a final evaluation, the rest of the
 race is simulated from its standing, and the number with the best chance of an answer is taken. Before any setting has been trained on
@@ -8,18 +8,22 @@ the budget goes to a later look of the rule, which has its own share of the erro
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
+from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.race import RUNGS
 from raysim.analysis.comparison.race_plan import SEEDS, Standing, Start, best, simulate
-from raysim.analysis.comparison.rule import MIN_SEEDS, looks_after
+from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after
+from raysim.analysis.report.words import plural
 from raysim.sweeps.budget import Spending, duration
-from raysim.sweeps.race_file import Entry
-from raysim.sweeps.race_lines import further_line, plan_lines, planned_again_line, shortened_line
-from raysim.sweeps.race_rounds import RaceRounds, key_of
+from raysim.sweeps.race_rounds import Entry, RaceRounds
 
 GAIN = 0.1  # of the chance of an answer, for which a plan is changed: above the error of a simulation
+WORDS = {"harmful": "harmful", "hopeless": "given up", "slower": "slower than a safe one"}  # for exits
 
 
 class RaceBudget:
@@ -40,49 +44,54 @@ class RaceBudget:
         on_plan: Callable[[int], None],
     ) -> None:
         self.rounds, self.spending, self.spread = rounds, spending, spread
-        self.notations = notations
         self.aside: set[int] = set()
         """Trials with a next part beyond the budget."""
-        self._say, self._on_plan = say, on_plan
-        self._seconds: dict[
-            tuple[int, int], tuple[float, float]
-        ] = {}  # as read, by trial and number of its ended parts
+        self._notations, self._say, self._on_plan = notations, say, on_plan
+        self._seconds: dict[tuple[int, int], tuple[float, float]] = {}  # by trial and number of its ended parts
 
     @property
     def left_s(self) -> float:
-        """Seconds of runs that are left."""
         return self.spending.remaining_s(self.trained_s)
 
     @property
-    def spent_s(self) -> float:
-        """Seconds of the sweep, or of its GPUs, that have been spent."""
+    def spent(self) -> str:
+        """The spent time of the sweep, or of its GPUs, in words."""
         of_gpus = self.spending.budget.of_gpus
-        return self.trained_s * self.spending.gpus if of_gpus else self.spending.elapsed_s
+        return duration(self.trained_s * self.spending.gpus if of_gpus else self.spending.elapsed_s)
 
     def plan(self) -> str | None:
         """Choose the number of seeds before the race, by the cost of a run; return why the budget is too small, if it is."""
-        rounds, spending = self.rounds, self.spending
+        rounds, budget = self.rounds, self.spending.budget.text
         run_s, count = self.run_s(rounds.dense), len(rounds.running)
         if 2 * run_s > self.left_s:
-            pair_s = spending.elapsing_s(2 * run_s)
+            pair_s = self.spending.elapsing_s(2 * run_s)
             return (
-                f"`budget` = {spending.budget.text!r} is below one pair of runs: dense and one setting on one seed take about "
+                f"`budget` = {budget!r} is below one pair of runs: dense and one setting on one seed take about "
                 f"{duration(pair_s)}. Give at least {duration(3 * len(RUNGS) * pair_s / 2)}, or train fewer steps."
             )
         races = simulate(rounds.race, Start(count), spread=self.spread, seeds=self._options())
-        plans = [best(races.within(share * spending.total_s, run_s)) for share in (0.5, 1.0, 2.0)]
-        for line in plan_lines(spending, plans, count, run_s, f"{self.spread:g} {rounds.measure.unit}"):
-            self._say(line)
-        self._take(plans[1].seeds)
+        half, plan, twice = (best(races.within(share * self.spending.total_s, run_s)) for share in (0.5, 1.0, 2.0))
+        self._say(
+            f"Budget {budget}: a run takes {duration(run_s)}. {plural(count, 'setting')} and dense race on {plan.seeds} "
+            f"seeds: about {plan.runs:.0f} whole runs in {self._takes(plan.seconds)}."
+        )
+        self._say(
+            f"If a third of the settings are harmless, and harm spreads by {self.spread:g} {rounds.measure.unit} over seeds, one of "
+            f"them is called safe with a chance of {plan.chance:.0%}; with half the budget {half.chance:.0%} ({half.seeds} seeds), "
+            f"with twice {twice.chance:.0%} ({twice.seeds})."
+        )
+        self._take(plan.seeds)
         return None
 
-    def next_entries(self, plan: Callable[[], list[Entry]]) -> list[Entry]:
-        """Return the parts of the next round within the budget, by `plan`, after the plan has been made again where it may be."""
+    def next_entries(self) -> list[Entry]:
+        """Return the parts of the next round within the budget, after the plan has been made again where it may be."""
         self._plan_again()
-        entries = plan()
-        while not entries and self._go_further():
-            entries = plan()
-        return entries
+        while True:
+            entries = self.rounds.next_entries(self.aside)
+            if entries and (kept := self._within(entries)):
+                return kept
+            if not entries and not self._go_further():
+                return []
 
     def _options(self) -> list[int]:
         most = len(self.rounds.all_seeds)
@@ -96,21 +105,23 @@ class RaceBudget:
         """Take another number of seeds if it has a clearly better chance of an answer, before any final evaluation is known."""
         rounds, evidence = self.rounds, self.rounds.evidence
         running = [trial for trial in rounds.running if trial not in self.aside]
-        names = [key_of(trial) for trial in running]
-        if not names or any(each.final for each in evidence.values()) or any(name not in evidence for name in names):
+        if not running or any(each.final for each in evidence.values()) or not evidence.keys() >= set(running):
             return
         dense_s = self.run_s(rounds.dense)
-        costs = {key_of(trial): self.run_s(trial) / dense_s for trial in running}
-        standing = Standing(evidence, names, costs, len(rounds.trained_seeds(rounds.dense, least=1.0)))
+        costs = {trial: self.run_s(trial) / dense_s for trial in running}
+        standing = Standing(evidence, running, costs, len(rounds.trained_seeds(rounds.dense, least=1.0)))
         options = {*self._options(), rounds.race.seeds}
         races = simulate(rounds.race, standing, spread=self.spread, seeds=sorted(options))
         plans = races.within(self.left_s, dense_s)
         before, after = plans[rounds.race.seeds], best(plans)
         if after.chance >= before.chance + GAIN:
-            self._say(planned_again_line(self.spent_s, before, after))
+            self._say(
+                f"Planned again after {self.spent}, by harm and cost so far: {after.seeds} seeds in place of {before.seeds}, with a "
+                f"chance of {after.chance:.0%} in place of {before.chance:.0%} to call a harmless setting safe."
+            )
             self._take(after.seeds)
 
-    def within(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _within(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that the budget allows, and put the trials of the others aside.
 
         The first one comes first: others must leave enough to train it on all seeds. If these do not fit, the plan is shortened
@@ -119,7 +130,11 @@ class RaceBudget:
         rounds, left_s, leader = self.rounds, self.left_s, entries[0].trial
         reserve_s = self.finish_s(leader) if rounds.evidence else 0.0
         if reserve_s > left_s and (count := self._shorter(leader, left_s)):
-            self._say(shortened_line(self, leader, count, reserve_s))
+            before = len(rounds.seeds)
+            self._say(
+                f"Planned again after {self.spent}: {count} seeds in place of {before}, since {before} of {self._named(leader)}, would "
+                f"take {self._takes(reserve_s)} more, and {self._takes(self.left_s)} are left."
+            )
             self._take(count)
             return []
         kept: list[Entry] = []
@@ -136,7 +151,7 @@ class RaceBudget:
         rounds = self.rounds
         if any(len(each.final) >= rounds.race.plan for each in rounds.evidence.values()):
             return 0
-        known = rounds.evidence.get(key_of(leader))
+        known = rounds.evidence.get(leader)
         least = max(MIN_SEEDS, rounds.race.first, len(known.final) if known is not None else 0)
         counts = range(rounds.race.seeds - 1, least - 1, -1)
         return next((count for count in counts if self.finish_s(leader, count) <= left_s), 0)
@@ -145,14 +160,14 @@ class RaceBudget:
         """Give more seeds to the fastest trial that the planned ones could not decide, if these may call it safe."""
         rounds, race = self.rounds, self.rounds.race
         candidates = [*rounds.undecided, *filter(rounds.may_return, rounds.left)]
-        costs = {trial: rounds.evidence[key_of(trial)].step_s for trial in (*candidates, *rounds.safe)}
-        fastest = min((costs[trial] for trial in rounds.safe), default=float("inf"))
+        costs = {trial: rounds.evidence[trial].step_s for trial in (*candidates, *rounds.safe)}
+        fastest = min((costs[trial] for trial in rounds.safe), default=math.inf)
         hopeful = [trial for trial in candidates if costs[trial] < fastest and trial not in rounds.further]
         for trial in sorted(hopeful, key=lambda trial: (costs[trial], trial)):
             least, most = len(rounds.harms(trial)), len(rounds.all_seeds)
             chances = {
                 count: replace(race, seeds=count, planned=race.plan).chance_safe(
-                    rounds.evidence[key_of(trial)], rounds.evidence
+                    rounds.evidence[trial], rounds.evidence
                 )
                 for count in looks_after(race.plan)
                 if least <= count <= most and self.finish_s(trial, count) <= self.left_s
@@ -162,7 +177,10 @@ class RaceBudget:
             count = next(
                 (each for each, chance in chances.items() if chance >= 0.5), max(chances, key=chances.__getitem__)
             )
-            self._say(further_line(self, trial, count, chances[count]))
+            self._say(
+                f"Planned again after {self.spent}: {self._named(trial)}, undecided on {least} seeds, goes on to {count} for "
+                f"{self._takes(self.finish_s(trial, count))}, with a chance of {chances[count]:.0%} to be called safe."
+            )
             rounds.go_further(trial, count)
             self.aside.discard(trial)
             return True
@@ -196,7 +214,7 @@ class RaceBudget:
     def _start_and_steps_s(self, trial: int) -> tuple[float, float]:
         """Return the seconds before the first step of a part, and those of all steps of a run, by a trial's first seed."""
         rounds = self.rounds
-        begun = rounds.trained(trial) if trial == rounds.dense or key_of(trial) in rounds.evidence else []
+        begun = rounds.trained(trial) if trial == rounds.dense or trial in rounds.evidence else []
         if not begun:
             return self._start_and_steps_s(rounds.dense)
         first = rounds.all_seeds[0]
@@ -217,3 +235,41 @@ class RaceBudget:
             if seed in entry.seeds:
                 shares.append(entry.share)
         return max(shares)
+
+    def summary(self) -> list[str]:
+        """Return what is decided when a race ends, what is open, and what would decide it, a line each."""
+        rounds = self.rounds
+        counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
+        counts["safe"], counts["failed"] = len(rounds.safe), len(rounds.failed)
+        running, undecided = rounds.running, rounds.undecided
+        decided = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()) if count) or "nothing"
+        lead = f"{self.spent} of {self.spending.budget.text} spent. Decided: {decided}. "
+        if undecided:
+            lead += f"Undecided on all seeds: {plural(len(undecided), 'setting')}. "
+        end = "; `--resume` with a greater `--budget` goes on." if running else "."
+        return [
+            f"{lead}Open: {plural(len(running), 'setting')}{end}",
+            *(
+                f"Open: {self._named(trial)}: its {len(rounds.seeds)} seeds would take {self._takes(self.finish_s(trial))} more."
+                for trial in running
+            ),
+            *map(self._undecided_line, undecided),
+        ]
+
+    def _undecided_line(self, trial: int) -> str:
+        """Return the harm of a trial that its seeds left undecided, and the seeds that would decide with their cost."""
+        rounds, race = self.rounds, self.rounds.race
+        harms = rounds.harms(trial)
+        lead = f"Undecided: {self._named(trial)}: harm {fmean(harms):+.2g} {rounds.measure.unit} on {len(harms)} seeds"
+        needed = seeds_to_decide(harms, race.margin, step=race.step, looks=looks_after(race.plan))
+        if needed is None:
+            return f"{lead}; not even {MOST_SEEDS} would be likely to decide."
+        cost_s = (needed - len(harms)) * (self.run_s(trial) + self.run_s(rounds.dense))
+        return f"{lead}; {needed} would decide in four of five cases, for {self._takes(cost_s)} more."
+
+    def _named(self, trial: int) -> str:
+        return f"trial {trial}, {self._notations[trial]}"
+
+    def _takes(self, runs_s: float) -> str:
+        """Return how long seconds of runs take, in words."""
+        return duration(self.spending.elapsing_s(runs_s))

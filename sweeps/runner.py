@@ -16,6 +16,7 @@ import ray
 
 from raysim import analysis
 from raysim.config import ConfigError, RunConfig
+from raysim.config.run_fields import Start
 from raysim.engine.connection import check_address, end_ray, join_cluster, start_ray
 from raysim.engine.watch import RayWatch, end_process
 from raysim.limits import usable_cpus
@@ -23,17 +24,24 @@ from raysim.pipeline.errors import WorkerLostError
 from raysim.plugins import trusting
 from raysim.storage.places import in_bucket
 from raysim.sweeps.allocation import Allocation, allocate
-from raysim.sweeps.branches import parent_study, started
 from raysim.sweeps.ledger import Ledger
-from raysim.sweeps.race_search import RaceSearch
-from raysim.sweeps.search import LedgerSearch, make_scheduler, replay_evaluations
+from raysim.sweeps.search import LedgerSearch, RaceSearch
 from raysim.sweeps.store import Store, find_database_error, find_disk_error
 from raysim.sweeps.study import PARENT, Study
 from raysim.sweeps.study_checks import check_here
 from raysim.sweeps.trial import TrialSpec
-from raysim.sweeps.trial_resources import Share
 from raysim.sweeps.trial_rows import Rows, TrialRow
-from raysim.sweeps.tuning import SETTINGS, Halt, Stop, Watch, on_signals, run_tune, tune_settings
+from raysim.sweeps.tuning import (
+    SETTINGS,
+    Halt,
+    Stop,
+    Watch,
+    make_scheduler,
+    on_signals,
+    replay_evaluations,
+    run_tune,
+    tune_settings,
+)
 from raysim.training.events import Phases
 
 PATIENCE_S = 3.0  # seconds in which the main thread must end a watch on lost servers: it does if Ray does not start
@@ -92,7 +100,6 @@ class Sweep:
         self.began_with = 0  # configurations that an earlier session has ended
         self.resumed = resume
         self._check_folder()  # before Ray starts, and again under the lock
-        self._workers = study.most_workers
         if not self.address:
             check_here(study)
 
@@ -101,8 +108,7 @@ class Sweep:
         if self.resumed and not self.store.is_unbegun():
             for name in ("study.toml", "space.py"):
                 self.store.fetch_file(name)
-            self.study = self.study.with_plan_of(self.folder)
-            self.study.check_same(self.folder)
+            self.study = self.study.resumed(self.folder)
         elif not (self.store.is_empty() or self.store.is_unbegun()):
             raise ConfigError(
                 f"The folder {self.store.out} is not empty. Give another `out`, or `resume` the study in it."
@@ -115,13 +121,7 @@ class Sweep:
 
     @property
     def rows(self) -> Rows:
-        """The rows of the study."""
         return self.ledger.rows
-
-    @property
-    def share(self) -> Share:
-        """Each trial's share of the machines, known once it runs."""
-        return self.allocation.share
 
     def run(self, on_begin: Callable[[], None] = lambda: None) -> None:
         """Run trials until the budget is spent, or until a signal; `on_begin` is called when Ray and its resources are there.
@@ -142,8 +142,7 @@ class Sweep:
                 )
                 if not self.halt.wanted:  # a signal may have ended Ray as well
                     raise
-        if self.halt.signal is not None:
-            raise KeyboardInterrupt(self.halt.signal)
+        self.halt.check_signal()
         if self.halt.reason is not None:
             raise SweepError(self.halt.reason)
 
@@ -186,7 +185,7 @@ class Sweep:
         out = self.folder.absolute() / PARENT
         self.phases.enter("the dense run from which trials branch")
         begun = (out / "study.toml").is_file()
-        dense = Sweep(parent_study(self.study), out=out, resume=begun, address=self.address, wait_s=self.wait_s)
+        dense = Sweep(self.study.parent(), out=out, resume=begun, address=self.address, wait_s=self.wait_s)
         dense.on_lost = self.on_lost
         dense.run()
         (row,) = dense.rows
@@ -196,7 +195,6 @@ class Sweep:
         self.phases.enter(None)
 
     def _settle(self) -> None:
-        """Settle the prices of the study, with the records of all its runs."""
         if any(row.status == "finished" for row in self.rows):
             with (
                 suppress(analysis.AnalysisError),
@@ -214,7 +212,7 @@ class Sweep:
                 self.allocation.trials,
                 self._spec,
                 self.store,
-                gpus=self.share.gpus * self.allocation.processes,
+                gpus=self.allocation.share.gpus * self.allocation.processes,
                 on_plan=self._planned,
                 say=lambda line: self.say(line),
             )
@@ -230,10 +228,9 @@ class Sweep:
             phases=self.phases,
             on_look=self.on_change,
         )
-        capacity = self.allocation.capacity
-        starting = self.share.jobs if capacity is None or capacity.asks_for_all else None
-        run_tune(self.search, scheduler, stop=Stop(self.halt, self.search), watch=watch, starting=starting)
-        if isinstance(self.search, RaceSearch) and self.search.refused is not None:
+        stop = Stop(self.halt, self.search)
+        run_tune(self.search, scheduler, stop=stop, watch=watch, starting=self.allocation.starting)
+        if self.search.refused is not None:
             raise ConfigError(self.search.refused)
 
     def _planned(self, study: Study) -> None:
@@ -243,8 +240,8 @@ class Sweep:
 
     def _spec(self, row: TrialRow, config: RunConfig) -> TrialSpec:
         row.engine = self.allocation.engine
-        if self.study.branches is not None:
-            config = started(config, self._parent)
+        if self.study.branches is not None and config.start is not None:
+            config = config.changed(start=Start(self._parent, config.start.step))
         return TrialSpec(
             number=row.trial,
             config=config,
@@ -253,21 +250,14 @@ class Sweep:
             objectives=self.study.objectives,
             engine=row.engine,
             compute=self.study.compute,
-            bundles=self.share.bundles(config, row.engine),
+            bundles=self.allocation.share.bundles(config, row.engine),
             watched=row.name is None,
             folder=str(Path.cwd()),
         )
 
     def _allocate(self) -> Allocation:
-        """Return a trial's share of the machines, once one trial fits."""
-
-        def check() -> None:
-            if self.halt.signal is not None:
-                raise KeyboardInterrupt(self.halt.signal)
-
-        return allocate(
-            self.study, self._workers, self._out, shared=self.address is not None, wait_s=self.wait_s, check=check
-        )
+        shared, check = self.address is not None, self.halt.check_signal
+        return allocate(self.study, self._out, shared=shared, wait_s=self.wait_s, check=check)
 
     @property
     def _out(self) -> str:

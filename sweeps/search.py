@@ -1,4 +1,4 @@
-"""Choosing and stopping trials in Tune: a searcher backed by the ledger, and ASHA.
+"""Choosing and stopping trials in Tune: searchers of whole trials, and of the parts of a race, backed by the ledger.
 
 Tune's own OptunaSearch works alike (ask, run, tell), but reports trials stopped early as complete, leaves diverged
 trials running forever, supports neither constraints nor names, hides Optuna's trial numbers, and is pickled as a whole.
@@ -6,27 +6,41 @@ trials running forever, supports neither constraints nor names, hides Optuna's t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ray.tune.experiment import Trial
-from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
+from raysim.analysis.comparison.race import RUNGS, Exit, Race
+from raysim.analysis.comparison.race_plan import usual_spread
+from raysim.analysis.data import ReplayError
+from raysim.analysis.runs.prices import in_company
 from raysim.config import RunConfig
-from raysim.records import RecordsError, Run
-from raysim.storage.places import Place
+from raysim.plugins import trusting
+from raysim.records import Run
+from raysim.sweeps.budget import Spending
 from raysim.sweeps.ledger import Ledger
+from raysim.sweeps.race_budget import RaceBudget
+from raysim.sweeps.race_rounds import RaceRounds, Task
+from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import Outcome, TrialSpec
-from raysim.sweeps.trial_rows import Rows, TrialRow
+from raysim.sweeps.trial import Outcome, TrialSpec, part_steps, run_figures
+from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # times that a trial starts again from its checkpoint after losing its processes
 
 
 class LedgerSearch(Searcher):
     """Tune's searcher: it suggests trials of the ledger, and records their results there."""
+
+    refused: str | None = None
+    """Why the study cannot be had within its budget."""
 
     def __init__(
         self, ledger: Ledger, limit: Callable[[int], int], spec: Callable[[TrialRow, RunConfig], TrialSpec]
@@ -60,6 +74,10 @@ class LedgerSearch(Searcher):
         """Return the row of one of Tune's trials."""
         return self._rows.get(trial_id)
 
+    def summary(self) -> list[str]:
+        """Return what a race has decided within its budget, and what is open, a line each; none without a budget."""
+        return []
+
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         row = self._rows[trial_id]
         self.progress[row.trial] = result.get("progress", 0.0)
@@ -72,14 +90,26 @@ class LedgerSearch(Searcher):
         if "disk_error" in result:
             self.problem, self.stopping = result["disk_error"], True
         elif "outcome" in result:
-            self.ledger.end(row, result["outcome"])
+            self._end(row, result["outcome"])
+        elif error:
+            self.lost = row
+            text = f"gave up after losing its processes {LOST_PROCESSES + 1} times"
+            self._end(row, Outcome("failed", self._elapsed_s(row), text, {}))
         else:
-            if not error and "evaluated_step" in result:
-                self.ledger.report(row, result["evaluated_step"], result)
-            seconds = (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
-            text = f"gave up after losing its processes {LOST_PROCESSES + 1} times" if error else None
-            self.lost = row if error else None
-            self.ledger.end(row, Outcome("failed" if error else "pruned", seconds, text, {}))
+            self._stop(row, result)
+
+    def _elapsed_s(self, row: TrialRow) -> float:
+        return (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
+
+    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+        """Record what became of one of Tune's trials."""
+        self.ledger.end(row, outcome)
+
+    def _stop(self, row: TrialRow, result: Mapping[str, Any]) -> None:
+        """Record that one of Tune's trials was stopped."""
+        if "evaluated_step" in result:
+            self.ledger.report(row, result["evaluated_step"], result)
+        self.ledger.end(row, Outcome("pruned", self._elapsed_s(row), None, {}))
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: a study is resumed from its rows, and nothing is unpickled."""
@@ -91,27 +121,214 @@ class LedgerSearch(Searcher):
         return Searcher, ()  # Tune pickles the searcher into its scratch folder: an empty one
 
 
-def make_scheduler(study: Study) -> ASHAScheduler | None:
-    """Return ASHA, which stops trials by their loss at each evaluation; None without early stopping."""
-    if study.early_stopping == "none":
-        return None
-    every = study.config({}).evaluate_every_steps
-    return ASHAScheduler(
-        *("evaluated_step", "loss_on", "min"), max_t=every * 10**6, grace_period=every, stop_last_trials=False
-    )
+class RaceSearch(LedgerSearch):
+    """Tune's searcher of a race: each of Tune's trials is a part of a run, and rounds of them end with decisions in the ledger.
 
+    `gpus`: of a run. `on_plan` is called with the study on the seeds that the plan of its budget chose; `say` prints a line.
+    """
 
-def replay_evaluations(scheduler: ASHAScheduler, rows: Rows, folder: Place) -> None:
-    """Replay earlier evaluations into the scheduler when a study is resumed."""
-    controller: Any = None  # which the scheduler does not ask
-    for row in rows:
-        if row.runs and row.same_as is None and row.name is None:
-            past = Trial("past", stub=True)
-            try:
-                evals = Run(folder / row.runs[0]).evals
-            except RecordsError:
+    def __init__(
+        self,
+        ledger: Ledger,
+        limit: Callable[[int], int],
+        spec: Callable[[TrialRow, RunConfig], TrialSpec],
+        store: Store,
+        *,
+        gpus: float,
+        on_plan: Callable[[Study], None],
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(ledger, limit, spec)
+        self._store = store
+        self._gpus, self._on_plan, self._say = gpus, on_plan, say
+        self._configs: dict[int, RunConfig] = {}
+        self._failed: dict[int, Outcome] = {}
+        self._queue: deque[Task] = deque()
+        self._rounds: RaceRounds | None = None
+        self._began_s = time.monotonic()
+
+    @property
+    def rounds(self) -> RaceRounds:
+        """The rounds of the race, once it has begun."""
+        if self._rounds is None:
+            self._rounds = self._begin()
+            self._settle_left()
+        return self._rounds
+
+    def suggest(self, trial_id: str) -> Any:
+        running = len(self._rows)
+        if self.stopping:
+            return Searcher.FINISHED
+        rounds = self.rounds
+        if not self._queue and not running:
+            self._queue.extend(self._next_tasks())
+            if not self._queue:
+                self._settle_left(over=True)
+                for row in (self.ledger.rows[trial] for trial in (rounds.dense, *rounds.further)):
+                    if row.status != "pruned":
+                        self._finish(row)
+                return Searcher.FINISHED
+        if not self._queue or running >= self._limit(running):
+            return None
+        task = self._queue.popleft()
+        row = self.ledger.rows[task.trial]
+        spec = self._spec(row, self._configs[task.trial])
+        row.seeds = rounds.trained_seeds(task.trial)
+        runs = replace(spec, seeds=tuple(row.seeds)).runs()
+        if row.ended:  # for more seeds than its verdict, or than in an earlier session
+            row.runs = runs
+            self.ledger.rows.write()
+        else:
+            self.ledger.begin(row, runs)
+        self._rows[trial_id] = row
+        return {"trial": replace(spec, seeds=(task.seed,), objectives=(), watched=False, until=task.share)}
+
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
+        super().on_trial_complete(trial_id, result, error)
+        if not self._rows and not self._queue and not self.stopping:
+            self._end_round()
+
+    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+        if outcome.status in ("failed", "diverged"):
+            self._failed[row.trial] = outcome
+
+    def _elapsed_s(self, row: TrialRow) -> float:
+        return 0.0  # all trials of a race start together
+
+    def _stop(self, row: TrialRow, result: Mapping[str, Any]) -> None:
+        """Let the part wait for a resume: the sweep is ending."""
+
+    def summary(self) -> list[str]:
+        rounds = self._rounds
+        return [] if rounds is None or rounds.budget is None else rounds.budget.summary()
+
+    def _begin(self) -> RaceRounds:
+        """Take all trials of the study into the race; return its rounds, those of an earlier session among them."""
+        study = self.ledger.study
+        while (suggestion := self.ledger.next()) is not None:
+            row = suggestion[0]
+            row.seeds = row.seeds if row.runs else []
+            self.ledger.begin(row, row.runs)
+        for row in self.ledger.rows:
+            if row.notation:
+                self._configs[row.trial] = study.config(study.overrides_at(row.params, row.name))
+        rows = [row for row in self.ledger.rows if row.same_as is None and row.notation]
+        assert study.race is not None
+        assert study.dense is not None
+        dense = next(row.trial for row in rows if row.name == study.dense.name)
+        entrants = [row.trial for row in rows if row.trial != dense]
+        measure = next(each.quality for each in study.objectives if each.quality is not None)
+        return RaceRounds(
+            self.ledger.folder / "race.parquet",
+            race=Race(len(study.seeds), measure.margin, len(entrants), **vars(study.race)),
+            seeds=study.seeds,
+            dense=dense,
+            entrants=entrants,
+            measure=measure,
+            run_of=self._run_of,
+            cost_of=self._cost_of,
+        )
+
+    def _run_of(self, trial: int, seed: int) -> Run:
+        return Run(self._store.place() / f"trials/{trial}-s{seed}")
+
+    def _cost_of(self, trials: Sequence[int]) -> Mapping[int, float]:
+        """Return what the study's first objective that is no quality costs in a step of trials: all 0 without one."""
+        study = self.ledger.study
+        cost = next((each for each in study.objectives if not each.evaluates), None)
+        if cost is None:
+            return dict.fromkeys(trials, 0.0)
+        runs = [self._run_of(trial, self.ledger.rows[trial].seeds[0]) for trial in trials]
+        if cost.network is not None:
+            with suppress(ReplayError), trusting(*study.modules):  # no profiled step yet: bytes are known at once
+                replays = in_company(runs, compute=study.compute, transport=cost.transport)
+                steps_s = [replay.step_s([cost.network])[0].value for replay in replays]
+                return dict(zip(trials, steps_s, strict=True))
+        return {trial: float(run.steps["wire_bytes"].mean()) for trial, run in zip(trials, runs, strict=True)}
+
+    def _next_tasks(self) -> list[Task]:
+        """Return the parts of the next round, after a plan if there is a budget."""
+        rounds = self.rounds
+        if self.ledger.study.budget is not None and rounds.budget is None:
+            if pilot := rounds.begin_pilot():
+                return pilot
+            rounds.budget = self._make_budget()
+            if not rounds.begun:
+                self.refused = rounds.budget.plan()
+            elif self.ledger.study.planned_seeds != rounds.race.plan:  # killed between the two files
+                self._on_plan(replace(self.ledger.study, planned_seeds=rounds.race.plan))
+        if self.refused:
+            return []
+        tasks = rounds.next_round()
+        self._settle_left()
+        return tasks
+
+    def _make_budget(self) -> RaceBudget:
+        study, rounds = self.ledger.study, self.rounds
+        assert study.budget is not None
+        before_s = time.monotonic() - self._began_s + rounds.elapsed_s
+        return RaceBudget(
+            rounds,
+            Spending(study.budget, jobs=max(1, self._limit(0)), gpus=self._gpus, before_s=before_s),
+            spread=usual_spread(rounds.measure, branched=study.config({}).start is not None),
+            notations={row.trial: row.notation for row in self.ledger.rows},
+            say=self._say,
+            on_plan=lambda seeds: self._on_plan(replace(study, planned_seeds=seeds)),
+        )
+
+    def _end_round(self) -> None:
+        """Decide on the round that has ended, and end the trials that leave the race, or are at their end."""
+        if (why := self._failed.get(self.rounds.dense)) is not None:
+            self.problem = f"Dense, with which a race pairs all trials, {why.status}: {why.error}"
+            self.stopping = True
+            return
+        self.rounds.end_round(list(self._failed))
+        self._settle_left()
+
+    def _settle_left(self, *, over: bool = False) -> None:
+        """End the rows of trials that have left the race; if they may return, only once it is `over`."""
+        rounds = self.rounds
+        for trial, outcome in sorted(self._failed.items()):
+            self.ledger.end(self.ledger.rows[trial], outcome)
+        self._failed.clear()
+        racing = {rounds.dense, *rounds.running}
+        for row in list(self.ledger.rows):
+            if row.ended or row.same_as is not None or not row.notation or row.trial in racing:
                 continue
-            scheduler.on_trial_add(controller, past)
-            shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
-            for step, loss in zip(shown["step"].tolist(), shown["loss"].tolist(), strict=True):
-                scheduler.on_trial_result(controller, past, {"evaluated_step": step, "loss_on": loss})
+            if not over and self.ledger.study.budget is not None and rounds.may_return(row.trial):
+                continue
+            if row.trial in rounds.left:
+                why = self._why(rounds.left[row.trial])
+                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}))
+            else:
+                self._finish(row)
+
+    def _why(self, reason: Exit) -> str:
+        rounds, measure = self.rounds, self.rounds.measure
+        num_steps = len(self._run_of(rounds.dense, rounds.trained_seeds(rounds.dense)[0]).steps)
+        where = f"after {part_steps(RUNGS[reason.rung], num_steps):,} of {num_steps:,} steps on {reason.seeds} seeds"
+        harm = f"harm {reason.harm:+.3g} {measure.unit}"
+        if reason.kind == "slower":
+            return f"left {where}: slower than a safe setting"
+        if reason.kind == "harmful":
+            return f"dropped {where}: {harm}, in the end at least {reason.bound:.2g}, and the margin is {rounds.race.margin:g}"
+        return f"given up {where}: {harm}, so a chance of {reason.bound:.0%} to be called safe"
+
+    def _finish(self, row: TrialRow) -> None:
+        """End a row that trained on all of its seeds."""
+        study, seconds = self.ledger.study, self._seconds(row)
+        runs = [self._run_of(row.trial, seed) for seed in row.seeds]
+        try:
+            outcome = Outcome(
+                "finished", seconds, None, run_figures(study.objectives, runs, study.compute, study.modules)
+            )
+        except ValueError as error:  # ReplayError among them
+            outcome = Outcome("failed", seconds, str(error), {})
+        if row.ended:
+            row.figures, row.seconds = outcome.figures, outcome.seconds
+            self.ledger.rows.write()
+        else:
+            self.ledger.end(row, outcome)
+
+    def _seconds(self, row: TrialRow) -> float:
+        return math.fsum(float(self._run_of(row.trial, seed).row["seconds"]) for seed in row.seeds)

@@ -118,22 +118,18 @@ class Space:
         elif isinstance(spec, (Mapping, list, tuple)):
             if not spec:
                 raise ConfigError(f"`{where}` must have at least one choice, but got none.")
-            if isinstance(spec, (list, tuple)) and len(
-                {(type(choice), choice) for choice in map(_hashable, spec)}
-            ) < len(spec):
-                raise ConfigError(f"`{where}` must have different choices, but got {list(spec)!r}.")
-            for choice in spec.values() if isinstance(spec, Mapping) else spec:
-                if not isinstance(spec, Mapping) and not isinstance(choice, Choice):
+            choices = list(spec.values()) if isinstance(spec, Mapping) else list(spec)
+            if not isinstance(spec, Mapping):
+                if len({(type(choice), repr(choice)) for choice in choices}) < len(choices):
+                    raise ConfigError(f"`{where}` must have different choices, but got {choices!r}.")
+                if other := [choice for choice in choices if not isinstance(choice, Choice)]:
                     raise ConfigError(
-                        f"`{where}` must list numbers, strings or booleans, but got {choice!r}. Name other choices in a table."
+                        f"`{where}` must list numbers, strings or booleans, but got {other[0]!r}. Name other choices in a table."
                     )
+            for choice in choices:
                 self._check(where, choice, inside)
         elif not isinstance(spec, Choice):
             raise ConfigError(f"`{where}` must be a value, a list or table of choices, or a range, but got {spec!r}.")
-
-
-def _hashable(value: Any) -> Any:
-    return value if isinstance(value, Choice) else repr(value)
 
 
 def _check_range(where: str, spec: Mapping[str, Any]) -> None:

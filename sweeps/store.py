@@ -227,7 +227,6 @@ def find_database_error(error: BaseException, database: Path) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then its causes and contexts in turn."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

@@ -10,12 +10,13 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.trial import FixedTrial
+from optuna.trial import BaseTrial, FixedTrial
+from pydantic import BaseModel, ConfigDict, Field
 
 from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_config
 from raysim.config.reading import merge
@@ -29,6 +30,7 @@ DRAWS = 200  # points of the space, to find values that are never valid
 CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour", "planned_seeds"}  # of a study that is resumed
 PARENT = "parent"  # folder of the dense run from which trials branch
 COMPRESSORS = ("forward", "backward", "replica_gradient")
+MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -40,24 +42,26 @@ class Baseline:
     set: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class RaceTerms:
+class RaceTerms(BaseModel):
     """The terms of a race, see `raysim.analysis.comparison.race.Race`."""
 
-    first: int = 2
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    first: int = Field(default=2, ge=2, le=MOST_SEEDS)
     """Seeds of the first parts."""
-    error: float = 0.05
+    error: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of calling a harmless setting harmful, over the whole race."""
-    hopeless: float = 0.1
+    hopeless: float = Field(default=0.1, ge=0, lt=0.5)
     """Chance of a verdict of safe below which a setting is given up."""
 
 
-@dataclass(frozen=True)
-class Branches:
+class Branches(BaseModel):
     """Points of one dense run, as shares of its steps, from which every setting is trained for some steps."""
 
-    at: tuple[float, ...]
-    steps: int
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    at: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1, max_length=1000)
+    steps: int = Field(ge=1, le=2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -97,33 +101,35 @@ class Study:
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, with the base's seed; raises ConfigError."""
-        values = copied(self.base)
+        values = plain(self.base)
         for key, value in overrides.items():
             override(values, key, value)
         if self.branches is not None and "start" in overrides:
             override(values, "steps", self.branches.steps)
         return make_config(values)
 
-    def overrides(self, trial: Any, baseline: str | None = None) -> Mapping[str, Any]:
+    def overrides(self, trial: BaseTrial, baseline: str | None = None) -> Mapping[str, Any]:
         """Return the overrides of a trial: a baseline's `set`, or the draw of the space."""
         chosen = next((each for each in self.baselines if each.name == baseline), None)
         return chosen.set if chosen is not None and chosen.set is not None else self._draw(trial)
 
-    def _draw(self, trial: Any) -> Mapping[str, Any]:
+    def overrides_at(self, params: Mapping[str, Choice] | None, baseline: str | None = None) -> Mapping[str, Any]:
+        """Return the overrides at a point of the space, or of a baseline."""
+        return self.overrides(FixedTrial(dict(params or {})), baseline)
+
+    def _draw(self, trial: BaseTrial) -> Mapping[str, Any]:
         overrides = self.space(trial)
-        if isinstance(overrides, Mapping):
-            return (
-                overrides
-                if self.branches is None
-                else {**overrides, "start": trial.suggest_categorical("start", self.starts)}
-            )
-        raise ConfigError(f"The function `space` must return a table of keys and values, but got {overrides!r}.")
+        if not isinstance(overrides, Mapping):
+            raise ConfigError(f"The function `space` must return a table of keys and values, but got {overrides!r}.")
+        if self.branches is None:
+            return overrides
+        return {**overrides, "start": trial.suggest_categorical("start", self.starts)}
 
     @property
     def branch_steps(self) -> list[int]:
         """The steps of the dense run from which trials start."""
-        base, branches = self.config({}), self.branches
-        return [round(share * (base.steps or 0)) for share in branches.at] if branches is not None else []
+        steps = self.config({}).steps or 0
+        return [round(share * steps) for share in self.branches.at] if self.branches is not None else []
 
     @property
     def starts(self) -> list[str]:
@@ -145,8 +151,7 @@ class Study:
     def dense(self) -> Baseline | None:
         """The baseline without compression."""
         for baseline in self.baselines:
-            trial = FixedTrial(dict(baseline.params or {}))
-            flat = _canonical(self.config(self.overrides(trial, baseline.name)))
+            flat = _canonical(self.config(self.overrides_at(baseline.params, baseline.name)))
             if all(flat.get(key) == "Identity" for key in COMPRESSORS):
                 return baseline
         return None
@@ -181,9 +186,8 @@ class Study:
                 configs.append(self.config(overrides))
         return configs
 
-    @property
+    @cached_property
     def most_workers(self) -> int:
-        """The maximum number of workers over all `configs`."""
         return max(map(workers, self.configs), default=1)
 
     @cached_property
@@ -209,6 +213,23 @@ class Study:
         constraints = tuple(replace(each, objective=names[each.objective]) for each in self.constraints)
         return replace(self, objectives=objectives, constraints=constraints)
 
+    def parent(self) -> Study:
+        """Return the study that trains the dense run of `branches` once, with the base's seed, and keeps checkpoints at the points."""
+        assert self.dense is not None
+        overrides = self.overrides_at(self.dense.params, self.dense.name)
+        changes = {key: value for key, value in overrides.items() if key != "start"}
+        return replace(
+            self,
+            name=f"{self.name}-{PARENT}",
+            base={**self.base, "checkpoint_at_steps": self.branch_steps},
+            seeds=(self.config({}).seed,),
+            trials=1,
+            sampler="random",
+            constraints=(),
+            baselines=(Baseline("dense", set=changes),),
+            branches=None,
+        )
+
     def as_mapping(self) -> dict[str, Any]:
         """Return the study as its file would write it, base and overrides resolved."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -218,20 +239,17 @@ class Study:
         if self.sampler != "nsga2":
             del values["population"]
         values |= {
-            "seeds": list(self.seeds),
             "confirm": self.confirm or None,
-            "race": vars(self.race) if self.race is not None else None,
-            "budget": self.budget.text if self.budget is not None else None,
-            "branches": copied(vars(self.branches)) if self.branches is not None else None,
-            "base": copied(self.base),
-            "objectives": [as_mapping(objective) for objective in self.objectives],
-            "constraints": [as_mapping(constraint) for constraint in self.constraints],
-            "baselines": [{k: v for k, v in vars(each).items() if v is not None} for each in self.baselines],
+            "race": self.race and vars(self.race),
+            "budget": self.budget and self.budget.text,
+            "branches": self.branches and vars(self.branches),
             "space": "space.py",
         }
+        for parts in ("objectives", "constraints", "baselines"):
+            values[parts] = [as_mapping(part) for part in values[parts]]
         if isinstance(self.space, Space):
-            values |= {"space": dict(self.space.keys), "symbols": dict(self.space.symbols)}
-        return {key: value for key, value in values.items() if value not in (None, [], {})}
+            values |= {"space": self.space.keys, "symbols": self.space.symbols}
+        return {key: value for key, value in plain(values).items() if value not in (None, [], {})}
 
     def write(self, folder: Path) -> None:
         """Write `study.toml` into its folder, whole or not at all, and the Python source beside it."""
@@ -239,30 +257,28 @@ class Study:
             write_whole(folder / "space.py", self.source.encode())
         write_whole(folder / "study.toml", tomli_w.dumps(self.as_mapping()).encode())
 
-    def with_plan_of(self, folder: Path) -> Study:
-        """Return the study with the plan of its budget, if `folder` holds it."""
-        try:
-            old = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            return self
-        seeds, planned = old.get("seeds", []), old.get("planned_seeds")
-        if planned is None and self.budget is not None and seeds and list(self.seeds[: len(seeds)]) == seeds:
-            return replace(self, seeds=tuple(seeds))  # written before there were `planned_seeds`
-        return replace(self, planned_seeds=planned)
+    def resumed(self, folder: Path) -> Study:
+        """Return the study with the plan of its budget in `folder`; raises ConfigError, by field, if the study there differs.
 
-    def check_same(self, folder: Path) -> None:
-        """Raise ConfigError, by field, if the study in `folder` differs; budget and jobs may change."""
+        Budget and jobs may change.
+        """
         try:
             old = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"Nothing to resume: {folder / 'study.toml'} cannot be read ({error}).") from None
-        new = copied(self.as_mapping())
+        seeds, planned = old.get("seeds", []), old.get("planned_seeds")
+        if planned is None and self.budget is not None and seeds and list(self.seeds[: len(seeds)]) == seeds:
+            study = replace(self, seeds=tuple(seeds))  # written before there were `planned_seeds`
+        else:
+            study = replace(self, planned_seeds=planned)
+        new = study.as_mapping()
         for key in sorted((old.keys() | new.keys()) - CHANGEABLE):
             _check_same(key, old.get(key), new.get(key))
         if self.source is not None and (folder / "space.py").read_text(encoding="utf-8") != self.source:
             raise ConfigError(
                 f"The Python file of the study must be as it was, but {folder / 'space.py'} is another one."
             )
+        return study
 
 
 def workers(config: RunConfig) -> int:
@@ -276,18 +292,14 @@ def override(values: dict[str, Any], key: str, value: Any) -> None:
         for inner, inner_value in value.items():
             override(values, f"{key}.{inner}", inner_value)
     else:
-        merge(values, key, _plain(value))
+        merge(values, key, plain(value))
 
 
-def copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with the types of TOML, tables and lists copied."""
-    return {key: _plain(value) for key, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value with the types of TOML, tables and lists copied."""
     if isinstance(value, Mapping):
-        return copied(value)
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _canonical(config: RunConfig) -> dict[str, Any]:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, RunConfig, keys_of
 from raysim.sweeps.objectives import priced
 from raysim.sweeps.space import NEVER
-from raysim.sweeps.study import Baseline, Study
+from raysim.sweeps.study import Baseline, RaceTerms, Study
 from raysim.workloads.data import bind_data
 from raysim.workloads.metrics import own_metric
 
 MIN_SEEDS = 3  # for a verdict, as in `analysis.comparison.statistics`
 
 
-def check_fields(study: Study, config: RunConfig) -> None:
-    """Raise ConfigError if a field does not fit the others or `config`, the base."""
+def check_fields(study: Study) -> None:
+    """Raise ConfigError if a field does not fit the others or the base."""
+    config = study.config({})
+    objectives = [objective.name for objective in study.objectives]
+    baselines = [baseline.name for baseline in study.baselines]
     for field, names in (
         ("seeds", study.seeds),
-        ("objectives", [objective.name for objective in study.objectives]),
+        ("objectives", objectives),
         ("constraints", [constraint.name for constraint in study.constraints]),
-        ("baselines", [baseline.name for baseline in study.baselines]),
+        ("baselines", baselines),
     ):
         twice = [name for name in names if list(names).count(name) > 1]
         if twice:
@@ -37,20 +38,18 @@ def check_fields(study: Study, config: RunConfig) -> None:
         )
     if priced(study.objectives) and not config.profile_every_steps:
         raise ConfigError("`profile_every_steps` of the base must be at least 1, for steps to be priced, but got 0.")
-    objectives = [objective.name for objective in study.objectives]
-    baselines = [baseline.name for baseline in study.baselines]
     for constraint in study.constraints:
         if constraint.objective not in objectives:
+            known = ", ".join(objectives)
             raise ConfigError(
-                f"`constraints.objective` must be one of `objectives` ({', '.join(objectives)}), but got "
-                f"{constraint.objective!r}."
+                f"`constraints.objective` must be one of `objectives` ({known}), but got {constraint.objective!r}."
             )
         if constraint.of is not None and constraint.of not in baselines:
             known = ", ".join(baselines) or "none"
             raise ConfigError(f"`constraints.of` must name one of `baselines` ({known}), but got {constraint.of!r}.")
 
 
-def check_baseline(study: Study, baseline: Baseline) -> None:
+def _check_baseline(study: Study, baseline: Baseline) -> None:
     """Raise ConfigError if a baseline is not a point of the space, or not a valid configuration."""
     if (baseline.params is None) == (baseline.set is None):
         raise ConfigError(f"The baseline {baseline.name} must have just one of `params` and `set`.")
@@ -72,7 +71,7 @@ def check_baseline(study: Study, baseline: Baseline) -> None:
         raise ConfigError(f"`params` of the baseline {baseline.name} must be a point of the space: {reason}.") from None
 
 
-def check_draws(study: Study) -> None:
+def _check_draws(study: Study) -> None:
     """Raise ConfigError if drawing fails, or if no valid configuration contains some choice or some end of a range."""
     good: set[tuple[str, str]] = set()
     bad: dict[tuple[str, str], list[str]] = {}
@@ -94,9 +93,8 @@ def check_draws(study: Study) -> None:
     enough = 1 if study.sampler == "grid" else NEVER
     for (name, value), errors in sorted(bad.items()):
         if (name, value) not in good and (len(errors) >= enough or not name):
-            raise ConfigError(
-                f"`space`: {f'`{name}` = {value} is never valid' if name else 'no drawn configuration is valid'}: {errors[0]}"
-            )
+            never = f"`{name}` = {value} is never valid" if name else "no drawn configuration is valid"
+            raise ConfigError(f"`space`: {never}: {errors[0]}")
 
 
 def _check_priced(study: Study, config: RunConfig) -> None:
@@ -110,35 +108,38 @@ def _check_priced(study: Study, config: RunConfig) -> None:
         )
 
 
-def check_confirm(study: Study) -> None:
-    """Raise ConfigError if a study asks for an impossible confirmation."""
-    if not study.confirm:
-        return
-    if study.confirm < MIN_SEEDS:
-        raise ConfigError(f"`confirm` must be 0 or at least {MIN_SEEDS} seeds, but got {study.confirm}.")
-    if study.dense is None:
-        raise ConfigError("`confirm` needs a baseline without compression among `baselines`, but there is none.")
-    if not any(objective.quality is not None for objective in study.objectives):
-        raise ConfigError(
-            "`confirm` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
-        )
+def check_trials(study: Study) -> None:
+    """Raise ConfigError if the trials of a study cannot be drawn, confirmed or raced, or a baseline is no trial."""
+    _check_draws(study)
+    for baseline in study.baselines:
+        _check_baseline(study, baseline)
+    if study.confirm:
+        if study.confirm < MIN_SEEDS:
+            raise ConfigError(f"`confirm` must be 0 or at least {MIN_SEEDS} seeds, but got {study.confirm}.")
+        _check_judged(study, "confirm")
+    if study.race is not None:
+        _check_race(study, study.race)
+    elif study.price_per_hour is not None:
+        raise ConfigError("`price_per_hour` is for a `budget` in money: add `--budget '40 EUR'`.")
+    elif study.planned_seeds is not None:
+        raise ConfigError("`planned_seeds` is written by the plan of a `budget`: give `seeds` instead.")
 
 
-def check_race(study: Study) -> None:
-    """Raise ConfigError if a study asks for a race that cannot be: settings are paired with dense, seed by seed and step by step."""
-    if study.race is None:
-        if study.price_per_hour is not None:
-            raise ConfigError("`price_per_hour` is for a `budget` in money: add `--budget '40 EUR'`.")
-        if study.planned_seeds is not None:
-            raise ConfigError("`planned_seeds` is written by the plan of a `budget`: give `seeds` instead.")
-        return
-    least = max(MIN_SEEDS, study.race.first)
+def _check_judged(study: Study, field: str) -> Baseline:
+    """Return the dense baseline; raises ConfigError if there is none, or no objective by which to compare settings with it."""
     if study.dense is None:
-        raise ConfigError("`race` needs a baseline without compression among `baselines`, but there is none.")
+        raise ConfigError(f"`{field}` needs a baseline without compression among `baselines`, but there is none.")
     if not any(objective.quality is not None for objective in study.objectives):
         raise ConfigError(
-            "`race` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
+            f"`{field}` needs accuracy_on, loss_on or another quality with compression on among `objectives`."
         )
+    return study.dense
+
+
+def _check_race(study: Study, terms: RaceTerms) -> None:
+    """Raise ConfigError if settings cannot be paired with dense, seed by seed and step by step."""
+    baseline = _check_judged(study, "race")
+    least = max(MIN_SEEDS, terms.first)
     if len(study.seeds) < least:
         raise ConfigError(f"`race` needs at least {least} seeds, but got {len(study.seeds)}: add `--seeds 5`.")
     if study.sampler not in ("grid", "random"):
@@ -147,7 +148,7 @@ def check_race(study: Study) -> None:
         )
     if study.early_stopping != "none":
         raise ConfigError("`race` stops trials itself: leave out `early_stopping`, or `race`.")
-    dense = study.config(study.overrides(FixedTrial(dict(study.dense.params or {})), study.dense.name)).flat()
+    dense = study.config(study.overrides_at(baseline.params, baseline.name)).flat()
     free = keys_of("place", "observation", "arithmetic", "compression", "seed")
     for config in study.configs:
         flat = config.flat()
@@ -159,20 +160,13 @@ def check_race(study: Study) -> None:
             )
 
 
-def check_branches(study: Study) -> None:
-    """Raise ConfigError if a study asks for branches that cannot be."""
-    if study.branches is not None:
-        for sentence in _branch_problems(study):
-            raise ConfigError(sentence)
-
-
-def _branch_problems(study: Study) -> Iterator[str]:
-    branches, base = study.branches, study.config({})
-    assert branches is not None
+def check_branches(study: Study, num_steps: int) -> None:
+    """Raise ConfigError if trials cannot be trained for `num_steps` steps from the points of `branches`."""
+    base, points = study.config({}), study.branch_steps
     if base.steps is None:
-        yield "`branches` needs `steps` in the base, of which its points are shares, but got epochs."
+        raise ConfigError("`branches` needs `steps` in the base, of which its points are shares, but got epochs.")
     if base.start is not None:
-        yield "`branches` makes the run from which trials start: leave out `start` of the base."
+        raise ConfigError("`branches` makes the run from which trials start: leave out `start` of the base.")
     for field, given in (
         ("budget", study.budget is not None),
         ("race", study.race is not None),
@@ -183,31 +177,32 @@ def _branch_problems(study: Study) -> Iterator[str]:
             sentence = f"`{field}` must be left out with `branches`, whose table judges each point."
             if field in ("budget", "race"):
                 sentence += " To race from one point, train dense with `checkpoint_at_steps`, and set `start=FOLDER@STEP` instead."
-            yield sentence
+            raise ConfigError(sentence)
     if study.sampler != "grid":
-        yield f"`branches` trains every setting at every point, so `sampler` must be grid, but got {study.sampler!r}."
+        raise ConfigError(
+            f"`branches` trains every setting at every point, so `sampler` must be grid, but got {study.sampler!r}."
+        )
     if study.dense is None:
-        yield "`branches` needs a baseline without compression among `baselines`, but there is none."
-    steps = study.branch_steps
-    if len(set(steps)) < len(steps):
-        yield f"`branches.at` must give different steps of the {base.steps} of the base, but got {', '.join(map(str, steps))}."
-    if max(steps) + branches.steps > (base.steps or 0):
-        yield (
-            f"`branches.steps` must be at most {(base.steps or 0) - max(steps)}, from the last point (step {max(steps)}) to the end of "
-            f"the base's {base.steps} steps, but got {branches.steps}."
+        raise ConfigError("`branches` needs a baseline without compression among `baselines`, but there is none.")
+    if len(set(points)) < len(points):
+        raise ConfigError(
+            f"`branches.at` must give different steps of the {base.steps} of the base, but got {', '.join(map(str, points))}."
+        )
+    most = base.steps - max(points)
+    if num_steps > most:
+        raise ConfigError(
+            f"`branches.steps` must be at most {most}, from the last point (step {max(points)}) to the end of the base's {base.steps} "
+            f"steps, but got {num_steps}."
         )
 
 
 def check_here(study: Study) -> None:
     """Raise ConfigError if data or a custom metric is missing on this machine; on a cluster, nodes may have other files."""
-    for name in study.config({}).metrics or ():
-        if ":" in name:
-            try:
+    try:
+        for name in study.config({}).metrics or ():
+            if ":" in name:
                 own_metric(name)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
-    for data in {repr(config.data): config.data for config in study.configs}.values():
-        try:
+        for data in {repr(config.data): config.data for config in study.configs}.values():
             bind_data(data.name, data.options)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

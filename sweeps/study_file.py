@@ -20,38 +20,11 @@ from raysim.storage.files import read_text
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction
-from raysim.sweeps.study import PARENT, Baseline, Branches, RaceTerms, Study, copied, override
-from raysim.sweeps.study_checks import (
-    check_baseline,
-    check_branches,
-    check_confirm,
-    check_draws,
-    check_fields,
-    check_race,
-)
+from raysim.sweeps.study import MOST_SEEDS, PARENT, Baseline, Branches, RaceTerms, Study, override, plain
+from raysim.sweeps.study_checks import check_branches, check_fields, check_trials
 
-MOST_SEEDS = 10_000
 MOST_PLANNED = 21  # by a budget: the last look of the rule, as in `analysis.comparison.rule`
 PARTS: Mapping[str, type] = {"objectives": Objective, "constraints": Constraint, "baselines": Baseline}
-
-
-class RaceKeys(BaseModel):
-    """The keys of `race`, if it is a table."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    first: int = Field(default=RaceTerms.first, ge=2, le=MOST_SEEDS)
-    error: float = Field(default=RaceTerms.error, gt=0, lt=0.5)
-    hopeless: float = Field(default=RaceTerms.hopeless, ge=0, lt=0.5)
-
-
-class BranchKeys(BaseModel):
-    """The keys of `branches`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    at: list[Annotated[float, Field(ge=0, lt=1)]] = Field(min_length=1, max_length=1000)
-    steps: int = Field(ge=1, le=2**31 - 1)
 
 
 class StudyKeys(BaseModel):
@@ -71,7 +44,7 @@ class StudyKeys(BaseModel):
     """Configurations trained at most, baselines among them; by default all points of a grid."""
     confirm: int = Field(default=0, ge=0)
     """Fresh seeds on which the chosen settings and the dense baseline are trained after the sweep, and judged."""
-    race: RaceKeys | None = None
+    race: RaceTerms | None = None
     """true: train settings in parts, paired with dense, only while they may be the answer; or a table of first, error, hopeless."""
     budget: str | Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What a race may spend, with or without `race`: seconds or 3h of the sweep, "2 GPU hours", or money, with `price_per_hour`."""
@@ -79,7 +52,7 @@ class StudyKeys(BaseModel):
     """Of all machines of the sweep together, for a budget in money."""
     planned_seeds: int | None = Field(default=None, ge=3)
     """Number of seeds of the first verdicts; written by the plan of a budget."""
-    branches: BranchKeys | None = None
+    branches: Branches | None = None
     """Table of `at`, shares of the base's steps, and `steps`: one dense run is trained, and every setting goes on from there."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
     """Algorithm that chooses the trials."""
@@ -163,25 +136,22 @@ def read_study(
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         rule = "at least 1" if seeds < 1 else f"at most {MOST_SEEDS}"
         raise ConfigError(f"`seeds` must be {rule}, but got {seeds}.")
-    changes: dict[str, Any] = {
+    file = _read(source)
+    raced = race or budget is not None or "budget" in file.values
+    changes = {
         "trials": trials,
         "jobs": jobs,
         "confirm": confirm,
         "seeds": None if seeds is None else [*range(seeds)],
+        "budget": budget,
+        "price_per_hour": price_per_hour,
+        "race": True if raced and not file.values.get("race") else None,
     }
-    file = _read(source)
-    changes |= {"budget": budget, "price_per_hour": price_per_hour}
-    raced = race or budget is not None or "budget" in file.values
-    changes["race"] = True if raced and not file.values.get("race") else None
     values = file.values | {key: value for key, value in changes.items() if value is not None}
     study = _make(file._replace(values=values), overrides)
     if transport is not None:
         study = study.over(transport)
-    check_draws(study)
-    for baseline in study.baselines:
-        check_baseline(study, baseline)
-    check_confirm(study)
-    check_race(study)
+    check_trials(study)
     return study
 
 
@@ -261,28 +231,24 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
         if not isinstance(keys.space, dict) or not keys.space:
             raise ConfigError("`space` must be a table of keys and what they may be, but got none.")
         space = Space(keys.space, keys.symbols, config.stages)
-    terms = keys.race
-    sampler = "random" if terms is not None and "sampler" not in keys.model_fields_set else keys.sampler
-    learns = sampler != "grid" and terms is None and config.evaluate_every_steps
-    early = keys.early_stopping or ("asha" if learns else "none")
+    sampler = "random" if keys.race is not None and "sampler" not in keys.model_fields_set else keys.sampler
+    learns = sampler != "grid" and keys.race is None and config.evaluate_every_steps
     same = {name: getattr(keys, name) for name in Study.__dataclass_fields__ if name in StudyKeys.model_fields}
     resolved = {
         "name": name,
         "base": base,
         "seeds": tuple(keys.seeds or ((config.seed,) if keys.budget is None else range(MOST_PLANNED))),
-        "early_stopping": early,
+        "early_stopping": keys.early_stopping or ("asha" if learns else "none"),
         "sampler": sampler,
         "budget": None if keys.budget is None else Budget.parse(keys.budget, keys.price_per_hour),
-        "race": RaceTerms(**terms.model_dump()) if terms is not None else None,
-        "branches": Branches(tuple(keys.branches.at), keys.branches.steps) if keys.branches is not None else None,
         "space": space,
         "source": file.python,
     }
     study = Study(**same | {part: tuple(getattr(keys, part)) for part in PARTS} | resolved)
-    if study.branches is not None:
+    if keys.branches is not None:
         study = replace(study, baselines=tuple(_at_points(study)))
-        check_branches(study)
-    check_fields(study, config)
+        check_branches(study, keys.branches.steps)
+    check_fields(study)
     return study
 
 
@@ -302,10 +268,10 @@ def _at_points(study: Study) -> Iterator[Baseline]:
 def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the values of the base as a run's file would hold them; its own name is the study's."""
     if isinstance(base, dict):
-        values = copied(base)
+        values: dict[str, Any] = plain(base)
         find_data(values, folder)
         return values
-    values = read_source(folder / base if base.endswith(".toml") and not Path(base).is_absolute() else base)[1]
+    values = read_source(folder / base if base.endswith(".toml") else base)[1]
     values.pop("name", None)
     return values
 

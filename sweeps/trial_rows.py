@@ -20,7 +20,18 @@ from raysim.sweeps.objectives import PRICED, Figure, Objective
 
 ENDED = ("finished", "diverged", "failed", "pruned")  # statuses; before them a trial is waiting or running
 NEEDED = ("trial", "seeds", "status")  # columns with a value in every row
-SPEEDUP = ("speedup", "speedup_low", "speedup_high")
+JSON = {"json": "1"}  # metadata of a column of JSON texts, for values of different types
+# The columns of a `Figure`, and the beginning of the names of objectives that have them.
+FIGURE: Mapping[str, str | tuple[str, ...]] = {
+    "objective": "",
+    "spread": "",
+    "reached": "time_to_target",
+    "low": PRICED,
+    "high": PRICED,
+    "speedup": "step_s",
+    "speedup_low": "step_s",
+    "speedup_high": "step_s",
+}
 
 COLUMNS = pa.schema(
     [
@@ -40,7 +51,7 @@ COLUMNS = pa.schema(
         (
             "settled",
             pa.bool_(),
-        ),  # whether prices use the compute of all runs, or of the first ones only; null without prices
+        ),  # whether prices use the compute of all runs, not of the first ones; null without prices
         ("compute", pa.string()),  # source of the seconds of compute in settled prices
     ]
 )
@@ -68,8 +79,11 @@ class TrialRow:
     compute: str | None = None
 
     @property
+    def baseline(self) -> bool:
+        return self.name is not None
+
+    @property
     def ended(self) -> bool:
-        """True if the trial has ended."""
         return self.status in ENDED
 
     def value(self, objective: str) -> float | None:
@@ -101,7 +115,6 @@ class Rows:
         return self._rows[number]
 
     def get(self, number: int) -> TrialRow | None:
-        """Return the row of a trial, if there is one."""
         return self._rows.get(number)
 
     @property
@@ -127,7 +140,7 @@ class Rows:
         columns: dict[str, pa.Array] = {}
         mixed: dict[str, dict[str, str]] = {}
         for column in COLUMNS:
-            values = [self._fixed(row, column.name) for row in rows]
+            values = [self.study if column.name == "study" else getattr(row, column.name) for row in rows]
             columns[column.name] = pa.array(values, column.type)
         for name in dict.fromkeys(name for row in rows for name in row.params):
             drawn = [row.params.get(name) for row in rows]
@@ -142,11 +155,6 @@ class Rows:
         columns["feasible"] = pa.array([row.feasible for row in rows], pa.bool_())
         fields = [pa.field(name, array.type, metadata=mixed.get(name)) for name, array in columns.items()]
         return pa.table(list(columns.values()), schema=pa.schema(fields))
-
-    def _fixed(self, row: TrialRow, column: str) -> Any:
-        if column == "study":
-            return self.study
-        return row.name is not None if column == "baseline" else getattr(row, column)
 
     def read(self) -> None:
         """Read the rows in the folder; raises ConfigError if the file is damaged."""
@@ -213,32 +221,20 @@ def _row(values: Mapping[str, Any]) -> TrialRow:
 
 
 def _figure(groups: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
-    def of(prefix: str) -> Any:
-        return groups.get(prefix, {}).get(name)
-
-    speedup = (of("speedup"), of("speedup_low"), of("speedup_high")) if of("speedup") is not None else None
-    return Figure(of("objective"), of("spread"), of("reached"), of("low"), of("high"), speedup)
+    *parts, speedup, low, high = (groups.get(part, {}).get(name) for part in FIGURE)
+    return Figure._make((*parts, None if speedup is None else (speedup, low, high)))
 
 
 def _figure_columns(name: str, figures: Sequence[Figure]) -> dict[str, pa.Array]:
-    """Return the columns of an objective: prices have an interval, steps a speed-up, times to a target whether it was reached."""
-    parts: dict[str, list[Any]] = {"objective": [f.value for f in figures], "spread": [f.spread for f in figures]}
-    if name.startswith("time_to_target"):
-        parts["reached"] = [f.reached for f in figures]
-    if name.startswith(PRICED):
-        parts |= {"low": [f.low for f in figures], "high": [f.high for f in figures]}
-    if name.startswith("step_s"):
-        for i, prefix in enumerate(SPEEDUP):
-            parts[prefix] = [None if f.speedup is None else f.speedup[i] for f in figures]
-    types = {"reached": pa.bool_()}
-    return {f"{part}.{name}": pa.array(values, types.get(part, pa.float64())) for part, values in parts.items()}
-
-
-JSON = {"json": "1"}  # metadata of a column of JSON texts, for values of different types
+    rows = [(*parts, *(speedup or (None, None, None))) for *parts, speedup in figures]
+    return {
+        f"{part}.{name}": pa.array(values, pa.bool_() if part == "reached" else pa.float64())
+        for part, *values in zip(FIGURE, *rows, strict=True)
+        if name.startswith(FIGURE[part])
+    }
 
 
 def _kind(values: list[Any]) -> pa.DataType | None:
-    """Return the type of a parameter's column, None if the values have different types."""
     kinds = {type(value) for value in values if value is not None}
     types = (({bool}, pa.bool_()), ({int}, pa.int64()), ({int, float}, pa.float64()), ({str}, pa.string()))
     return next((arrow for allowed, arrow in types if kinds <= allowed), None)

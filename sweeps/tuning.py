@@ -1,4 +1,4 @@
-"""Ray Tune in a sweep: its settings, the callbacks that stop it or report why trials wait, and its execution."""
+"""Ray Tune in a sweep: its settings, ASHA, the callbacks that stop it or report why trials wait, and its execution."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler
 
 from raysim.engine.connection import first_reason
 from raysim.engine.nodes import LABEL
 from raysim.engine.ray_internals import idle_nodes, is_starting, task_errors_as
 from raysim.engine.resources import Waiting, shortage
 from raysim.network.presets import parse_network
+from raysim.records import RecordsError, Run
+from raysim.storage.places import Place
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
+from raysim.sweeps.study import Study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
-from raysim.training.events import ECHO_S, SIGNALS, Phases
+from raysim.sweeps.trial_rows import Rows
+from raysim.training.events import ECHO_S, SIGNALS, Phases, to_stderr
 
 LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two updates of the display
 NODES_S = 5.0  # between two looks at the cluster's nodes
@@ -61,15 +66,19 @@ def tune_settings(settings: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass
 class Halt:
-    """The cause of a sweep that ends before its budget is spent: a signal, or a reason in words."""
+    """Why a sweep ends before its budget is spent: a signal, or a reason in words."""
 
     signal: int | None = None
     reason: str | None = None
 
     @property
     def wanted(self) -> bool:
-        """True if the sweep must end."""
         return self.signal is not None or self.reason is not None
+
+    def check_signal(self) -> None:
+        """Raise KeyboardInterrupt, with its number, after a signal."""
+        if self.signal is not None:
+            raise KeyboardInterrupt(self.signal)
 
 
 @contextmanager
@@ -87,10 +96,8 @@ def on_signals(halt: Halt) -> Iterator[None]:
         with suppress(OSError):  # the terminal may be closed
             print("\nending: running trials are kept for a resume", file=sys.stderr)
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
-        for number in before:
-            signal.signal(number, handle)
         yield
     finally:
         for number, handler in before.items():
@@ -101,8 +108,7 @@ class Stop(tune.Stopper):
     """Ends the experiment at a signal, or if the study cannot go on."""
 
     def __init__(self, halt: Halt, search: LedgerSearch) -> None:
-        self._halt = halt
-        self._search = search
+        self._halt, self._search = halt, search
 
     def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         return False
@@ -137,16 +143,13 @@ class Watch(tune.Callback):
         phases: Phases,
         on_look: Callable[[], None],
     ) -> None:
-        self._halt = halt
-        self._search = search
-        self._needs = needs
-        self._limit_s = limit_s
-        self._phases = phases
-        self._on_look = on_look
+        self._halt, self._search = halt, search
+        self._needs, self._limit_s = needs, limit_s
+        self._phases, self._on_look = phases, on_look
         self._waiting = Waiting()  # for resources: no trial runs or starts
         self._idle = Waiting()  # no trial runs
-        self._looked = self._displayed = time.monotonic()
-        self._nodes = NodeWatch(_to_stderr) if shared else None
+        self._looked = time.monotonic()
+        self._nodes = NodeWatch(to_stderr) if shared else None
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -156,17 +159,16 @@ class Watch(tune.Callback):
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         if self._nodes is not None:
             self._nodes.look()
-        if time.monotonic() - self._displayed >= LOOK_S:
-            self._displayed = time.monotonic()
+        looks = time.monotonic() - self._looked >= LOOK_S
+        if looks:
+            self._looked = time.monotonic()
             self._on_look()
         if any(trial.status == Trial.RUNNING for trial in reversed(trials)):
             self._waiting.restart()
             self._idle.restart()
             return
-        if time.monotonic() - self._looked >= LOOK_S:
-            self._looked = time.monotonic()
-            if is_starting():
-                self._waiting.restart()
+        if looks and is_starting():
+            self._waiting.restart()
         if self._nodes is not None:  # a Ray of this process's own has resources, but takes a while to start
             self._waiting.tell(partial(shortage, self._needs))
         if self._waiting.seconds > self._limit_s and self._halt.reason is None:
@@ -179,7 +181,7 @@ class Watch(tune.Callback):
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         row = self._search.row(trial.trial_id)
         if row is not None:
-            _to_stderr(f"trial {row.trial} restarts from its checkpoint: {_reason(trial)}")
+            to_stderr(f"trial {row.trial} restarts from its checkpoint: {_reason(trial)}")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         lost = self._search.lost
@@ -189,6 +191,12 @@ class Watch(tune.Callback):
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return tune.Callback, ()  # see LedgerSearch
+
+
+def _living_nodes() -> dict[str, str]:
+    """Return the addresses of the cluster's living nodes, by their ids."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
 
 
 class NodeWatch:
@@ -201,13 +209,11 @@ class NodeWatch:
     def __init__(
         self,
         say: Callable[[str], None],
-        nodes: Callable[[], dict[str, str]] | None = None,
-        idle: Callable[[], set[str]] | None = None,
+        nodes: Callable[[], dict[str, str]] = _living_nodes,
+        idle: Callable[[], set[str]] = idle_nodes,
     ) -> None:
-        self._say = say
-        self._nodes = nodes or _living_nodes
-        self._idle = idle or idle_nodes
-        self._known = dict(self._nodes())
+        self._say, self._nodes, self._idle = say, nodes, idle
+        self._known = dict(nodes())
         self._looked = time.monotonic()
 
     def look(self) -> None:
@@ -221,12 +227,38 @@ class NodeWatch:
         nodes = dict(self._nodes())
         gone = self._known.keys() - nodes.keys()
         idle = self._idle() if gone else set()
+        loss = "is lost: the trials with stages on it restart from their checkpoints"
         for node in gone:
-            loss = "is lost: the trials with stages on it restart from their checkpoints"
             self._say(f"node {self._known[node]} {'was idle, and the autoscaler ended it' if node in idle else loss}")
         for node in nodes.keys() - self._known.keys():
             self._say(f"node {nodes[node]} has joined")
         self._known = nodes
+
+
+def make_scheduler(study: Study) -> ASHAScheduler | None:
+    """Return ASHA, which stops trials by their loss at each evaluation; None without early stopping."""
+    if study.early_stopping == "none":
+        return None
+    every = study.config({}).evaluate_every_steps
+    return ASHAScheduler(
+        *("evaluated_step", "loss_on", "min"), max_t=every * 10**6, grace_period=every, stop_last_trials=False
+    )
+
+
+def replay_evaluations(scheduler: ASHAScheduler, rows: Rows, folder: Place) -> None:
+    """Replay earlier evaluations into the scheduler when a study is resumed."""
+    controller: Any = None  # unused by the scheduler
+    for row in rows:
+        if row.runs and row.same_as is None and row.name is None:
+            past = Trial("past", stub=True)
+            try:
+                evals = Run(folder / row.runs[0]).evals
+            except RecordsError:
+                continue
+            scheduler.on_trial_add(controller, past)
+            shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
+            for step, loss in zip(shown["step"].tolist(), shown["loss"].tolist(), strict=True):
+                scheduler.on_trial_result(controller, past, {"evaluated_step": step, "loss_on": loss})
 
 
 def run_tune(
@@ -237,11 +269,7 @@ def run_tune(
     watch: Watch,
     starting: int | None,
 ) -> None:
-    """Run the trials of a search until it has no more, or `stop` ends them.
-
-    `starting`: the number of trials whose actors may start side by side. By default Tune starts one after another, so that other
-    drivers of a shared cluster see which trials wait.
-    """
+    """Run the trials of a search until it has no more, or `stop` ends them; `starting`: see `Allocation.starting`."""
     session = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     scratch = (
         search.ledger.folder / "tune"
@@ -300,7 +328,6 @@ def last_reason(text: str) -> str:
 
 
 def _reason(trial: Trial) -> str:
-    """Return why a trial's process was lost the last time."""
     file = trial.error_file
     return last_reason(Path(file).read_text(encoding="utf-8")) if file and Path(file).is_file() else "its process ended"
 
@@ -319,13 +346,3 @@ def _placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
 
 def _short_name(trial: Trial) -> str:
     return f"{trial.config['trial'].number}-{trial.trial_id}"
-
-
-def _living_nodes() -> dict[str, str]:
-    """Return the addresses of the cluster's living nodes, by their ids."""
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

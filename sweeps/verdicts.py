@@ -26,7 +26,6 @@ from raysim.quality import Measure, measures_of
 from raysim.records import Run
 from raysim.sweeps.objectives import Figure, Objective
 from raysim.sweeps.progress import format_figure
-from raysim.sweeps.race_search import RaceSearch
 from raysim.sweeps.trial_rows import TrialRow, frontier
 
 if TYPE_CHECKING:
@@ -69,12 +68,9 @@ def show_result(sweep: Sweep) -> None:
         say(_learned_nothing(failed, sweep))
     if sweep.results is not None:
         _show_verdicts(console, sweep.results, sweep.study.compute)
-    if isinstance(sweep.search, RaceSearch):
-        for line in sweep.search.summary():
-            say(line)
-    counts = Counter("repeated" if row.same_as is not None else row.status for row in rows)
-    ended = ", ".join(f"{count} {status}" for status, count in counts.items())
-    say(f"{ended or 'no trials'}: {sweep.store.out}")
+    for line in sweep.search.summary():
+        say(line)
+    say(_counts(sweep))
     if best and not sweep.study.confirm and sweep.study.race is None:
         say(
             "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` judges it on held-out seeds."
@@ -100,8 +96,13 @@ def show_branches(sweep: Sweep) -> None:
         for _, of_setting in harms.groupby("setting", sort=False):
             say(safe_from(of_setting).replace("`", ""))
         say(ASSUMPTION)
+    say(_counts(sweep))
+
+
+def _counts(sweep: Sweep) -> str:
+    """Return the trials by status, and the study's folder."""
     counts = Counter("repeated" if row.same_as is not None else row.status for row in sweep.rows)
-    say(f"{', '.join(f'{count} {status}' for status, count in counts.items()) or 'no trials'}: {sweep.store.out}")
+    return f"{', '.join(f'{count} {status}' for status, count in counts.items()) or 'no trials'}: {sweep.store.out}"
 
 
 def _table(

@@ -68,7 +68,6 @@ class WarmActors:
 
     @property
     def gpus(self) -> float:
-        """GPUs of each actor."""
         return float(_group().bundle_specs[1].get("GPU", 0.0))
 
     def data(self, data: Data) -> Any:
@@ -86,7 +85,6 @@ class WarmActors:
 
 
 def _group() -> PlacementGroup:
-    """Return the placement group of this trial actor."""
     group = ray.util.get_current_placement_group()
     assert group is not None
     return group

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median, variance
-from typing import Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from scipy import special
 
@@ -45,6 +45,8 @@ GROWTH = 1.5  # of the seeds that have finished, from part to part
 PATIENCE = 1  # first rung at which a setting is given up as hopeless
 FLOOR = 0.05  # least ratio of final to forecast harm that counts, so that its logarithm exists
 
+Name = TypeVar("Name", int, str)
+"""The name of a setting: a number in a sweep, its notation in recorded runs."""
 Kind = Literal["harmful", "hopeless", "slower"]
 """Why a setting leaves a race: it does harm; its seeds will hardly show that it is safe; a faster setting is safe."""
 
@@ -82,10 +84,10 @@ class Exit(NamedTuple):
     """Lower bound of the final harm if harmful; the chance of a verdict of safe if hopeless."""
 
 
-class Part(NamedTuple):
+class Part(NamedTuple, Generic[Name]):
     """The training to do next: a setting's seeds, by position, up to a rung."""
 
-    setting: str
+    setting: Name
     seeds: tuple[int, ...]
     rung: int
 
@@ -119,7 +121,7 @@ class Race:
         """The share of the error spent on `seeds` seeds."""
         return planned_share(self.plan) if self.seeds == self.plan else looks_after(self.plan)[self.seeds]
 
-    def safe(self, evidence: Mapping[str, Evidence]) -> list[str]:
+    def safe(self, evidence: Mapping[Name, Evidence]) -> list[Name]:
         """Return the settings that the rule calls safe, on planned seeds or at a look. The family includes settings that have left."""
         samples = {name: self._sample(each.final) for name, each in evidence.items() if each.final}
         complete = [name for name, each in samples.items() if not each.lacking]
@@ -135,11 +137,11 @@ class Race:
         grown = len(values) > self.plan
         return sample(dict(enumerate(values)), plan=range(self.plan), grown=grown, step=self.step)
 
-    def exits(self, evidence: Mapping[str, Evidence], running: Iterable[str] | None = None) -> dict[str, Exit]:
+    def exits(self, evidence: Mapping[Name, Evidence], running: Iterable[Name] | None = None) -> dict[Name, Exit]:
         """Return the reasons of the settings that leave the race now, among all or those `running`; those that have not begun stay."""
         safe = self.safe(evidence)
         fastest = min((evidence[name].step_s for name in safe), default=math.inf)
-        exits: dict[str, Exit] = {}
+        exits: dict[Name, Exit] = {}
         for name in evidence if running is None else running:
             each = evidence[name]
             if name in safe or not each.observed:
@@ -152,7 +154,7 @@ class Race:
                 exits[name] = Exit(kind, each.rung, len(each.harms), fmean(each.harms), bound)
         return exits
 
-    def _reason(self, each: Evidence, evidence: Mapping[str, Evidence]) -> tuple[Kind, float] | None:
+    def _reason(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> tuple[Kind, float] | None:
         """Return why a setting leaves: its final harm surely lies above the margin, or its seeds would hardly show that it is safe."""
         if len(each.final) >= self.seeds:
             return None
@@ -162,7 +164,9 @@ class Race:
         chance = self.chance_safe(each, evidence) if each.rung >= PATIENCE else 1.0
         return ("hopeless", chance) if chance < self.hopeless else None
 
-    def next_parts(self, evidence: Mapping[str, Evidence], running: Sequence[str], width: int = 2) -> list[Part]:
+    def next_parts(
+        self, evidence: Mapping[Name, Evidence], running: Sequence[Name], width: int = 2
+    ) -> list[Part[Name]]:
         """Return the next parts: the first rung of all settings, then those of the `width` fastest ones that are likely safe.
 
         Only the fastest get more than the first seeds. `running`: the settings still in the race.
@@ -175,8 +179,8 @@ class Race:
         return [self._part(name, evidence[name]) for name in first if name == first[0] or not evidence[name].final]
 
     def rounds(
-        self, evidence: dict[str, Evidence], left: dict[str, Exit], running: Sequence[str] | None = None
-    ) -> Iterator[list[Part]]:
+        self, evidence: dict[Name, Evidence], left: dict[Name, Exit], running: Sequence[Name] | None = None
+    ) -> Iterator[list[Part[Name]]]:
         """Yield the parts of one round after another until the race is over.
 
         The caller adds what the parts show to `evidence` before it asks for the next round. `left` collects the exits. `running`:
@@ -188,20 +192,20 @@ class Race:
             left |= self.exits(evidence, running)
             running = [name for name in running if name not in left and len(evidence[name].final) < self.seeds]
 
-    def _part(self, name: str, each: Evidence) -> Part:
+    def _part(self, name: Name, each: Evidence) -> Part[Name]:
         if each.final:
             count = len(each.final)
             return Part(name, tuple(range(count, min(self.seeds, math.ceil(GROWTH * count)))), each.rung)
         return Part(name, tuple(range(self.first)), each.rung + 1)
 
-    def _turn(self, name: str, evidence: Mapping[str, Evidence]) -> tuple[bool, float, float, str]:
+    def _turn(self, name: Name, evidence: Mapping[Name, Evidence]) -> tuple[bool, float, float, Name]:
         """Return the key by which settings are promoted: those more likely safe than not by their speed, then by their chance."""
         each = evidence[name]
         chance = self.chance_harmless(each, evidence)
         likely = chance >= 0.5
         return (not likely, each.step_s if likely else -chance, each.step_s, name)
 
-    def chance_harmless(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+    def chance_harmless(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> float:
         """Return the chance that a setting's true final harm lies within the margin, by its forecast."""
         error = self.standard_error(each.harms, each.rung, evidence)
         if each.final:
@@ -211,7 +215,7 @@ class Race:
         spread = math.hypot(deviation.within, error / mean)
         return float(special.ndtr((math.log(self.margin / mean) - deviation.mean) / spread))
 
-    def lower_bound(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+    def lower_bound(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> float:
         """Return the lower bound of a setting's final harm, at a rung's share of the error."""
         level = self.error / len(RUNGS)
         half = float(special.stdtrit(PRIOR_FREEDOM + len(each.harms) - 1, 1 - level))
@@ -223,7 +227,7 @@ class Race:
         unsure = float(-special.ndtri(level)) * deviation.within
         return mean * math.exp(min(0.0, deviation.mean) - math.hypot(unsure, half / mean))
 
-    def chance_safe(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+    def chance_safe(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> float:
         """Return the chance that `seeds` seeds will call a setting safe."""
         if not each.final:
             return self.chance_harmless(each, evidence)
@@ -235,16 +239,16 @@ class Race:
         room = self.margin - critical - fmean(each.final)
         return float(special.stdtr(PRIOR_FREEDOM + len(each.final) - 1, room / unseen)) if unseen else float(room > 0)
 
-    def _borrowed(self, each: Evidence, evidence: Mapping[str, Evidence]) -> float:
+    def _borrowed(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> float:
         """Return the degrees of freedom that the rule will lend to a setting, as far as the finished settings tell."""
         finals = [each.final, *(other.final for other in evidence.values() if other is not each and other.final)]
         return float(priors(finals, [self.step] * len(finals), self.margin)[0].freedom)
 
-    def standard_error(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
+    def standard_error(self, harms: Sequence[float], rung: int, evidence: Mapping[Any, Evidence]) -> float:
         """Return the standard error of a setting's mean harm."""
         return self._spread(harms, rung, evidence) / math.sqrt(len(harms))
 
-    def _spread(self, harms: Sequence[float], rung: int, evidence: Mapping[str, Evidence]) -> float:
+    def _spread(self, harms: Sequence[float], rung: int, evidence: Mapping[Any, Evidence]) -> float:
         """Return the standard deviation of harms over seeds, its square shrunk to the median of the job's (Smyth 2004)."""
         reached = [each for each in evidence.values() if each.rung >= rung]
         of_job = [each.final if rung == len(RUNGS) - 1 else each.observed[rung].harms for each in reached]
@@ -256,7 +260,7 @@ class Race:
         return math.sqrt(variance + (self.step / 2) ** 2)
 
 
-def deviation_of(rung: int, evidence: Mapping[str, Evidence]) -> Deviation:
+def deviation_of(rung: int, evidence: Mapping[Any, Evidence]) -> Deviation:
     """Return how far forecasts at a rung are off, learned from the job's settings that have finished.
 
     `within` is the standard deviation of a prediction for another setting of the job, and `between` that of the mean.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -49,15 +49,15 @@ class Plan(NamedTuple):
 class Standing:
     """A race as far as it has come: the evidence, the settings in it, and what their runs cost."""
 
-    evidence: Mapping[str, Evidence]
-    running: Sequence[str]
+    evidence: Mapping[Any, Evidence]
+    running: Sequence[Any]
     """Settings in the race, without a final evaluation."""
-    costs: Mapping[str, float]
+    costs: Mapping[Any, float]
     """Seconds of a whole run of a setting, over those of dense."""
     dense: int = 0
     """Seeds of dense that have been trained."""
 
-    def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[str, float], dict[str, float]]:
+    def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[Any, float], dict[Any, float]]:
         """Return final harms of the settings in the race that agree with their forecasts, and the forecasts without noise."""
         harms, forecasts = {}, {}
         between, within = rng.standard_normal(), rng.standard_normal(len(self.running))
@@ -80,7 +80,7 @@ class Start(Standing):
         evidence = {name: Evidence(step_s=float(i)) for i, name in enumerate(names)}
         super().__init__(evidence, names, dict.fromkeys(names, 1.0))
 
-    def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[str, float], dict[str, float]]:
+    def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[Any, float], dict[Any, float]]:
         harmless = max(1, round(HARMLESS * race.family))
         low, high = (math.log(each) for each in HARMS)
         drawn = [*rng.uniform(0, 0.5, harmless), *np.exp(rng.uniform(low, high, race.family - harmless))]
@@ -147,7 +147,7 @@ def _play(race: Race, standing: Standing, spread: float, rng: np.random.Generato
     harms, forecasts = standing.draw(race, rng)
     evidence = dict(standing.evidence)
     good = {name for name, harm in harms.items() if harm <= race.margin}
-    left: dict[str, Exit] = {}
+    left: dict[Any, Exit] = {}
     runs, dense, answered = 0.0, max(0, race.first - standing.dense), math.inf
     for parts in race.rounds(evidence, left, standing.running):
         for part in parts:

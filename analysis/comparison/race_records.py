@@ -132,7 +132,7 @@ class _Replay:
         runs = self.settings[name] if name else self.context.settings[Setting()]
         return [str(runs.loc[self.seeds[i], "run"]) for i in seeds]
 
-    def _train(self, part: Part, before: Evidence) -> Evidence:
+    def _train(self, part: Part[str], before: Evidence) -> Evidence:
         if part.rung == len(RUNGS) - 1:
             runs, dense = self.settings[part.setting], self.context.settings[Setting()]
             at: list[Any] = [self.seeds[i] for i in part.seeds]

@@ -171,8 +171,7 @@ def submit(
 
     For example: raysim submit quickstart --cluster cluster.yaml --out s3://my-bucket/quickstart --fetch results/quickstart
     """
-    from raysim.sweeps.remote_cluster import Cluster
-    from raysim.sweeps.submit import JobError
+    from raysim.sweeps.submit import Cluster, JobError
     from raysim.sweeps.submit import submit as send
 
     files, study = _sent_files(study, files)

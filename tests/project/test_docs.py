@@ -22,7 +22,7 @@ import raysim.nn
 from raysim import analysis, testing
 from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
-from raysim.sweeps.race_file import COLUMNS as RACE
+from raysim.sweeps.race_rounds import COLUMNS as RACE
 from raysim.sweeps.trial_rows import COLUMNS
 from raysim.training.rows import first_row
 

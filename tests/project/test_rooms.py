@@ -101,7 +101,7 @@ ROOMS = {
     "raysim.sweeps.budget": ({"config"}, set()),
     "raysim.sweeps.space": ({"config"}, {"optuna"}),
     "raysim.sweeps.objectives": ({"analysis", "config", "network", "quality", "records"}, set()),
-    "raysim.sweeps.study": ({*STUDIES, "storage", "plugins"}, {"optuna"}),
+    "raysim.sweeps.study": ({*STUDIES, "storage", "plugins"}, {"optuna", "pydantic"}),
     "raysim.sweeps.study_checks": ({*STUDIES, "sweeps.study", "workloads"}, {"optuna"}),
     "raysim.sweeps.study_file": (
         {*STUDIES, "storage", "notation", "sweeps.study", "sweeps.study_checks"},
@@ -109,8 +109,7 @@ ROOMS = {
     ),
     "raysim.sweeps.trial_rows": ({"analysis", "config", "records", "sweeps.objectives"}, {"pandas", "pyarrow"}),
     "raysim.sweeps.store": ({"config", "storage", "training.checkpoint"}, {"pyarrow"}),
-    "raysim.sweeps.remote_cluster": ({"config"}, set()),
-    "raysim.sweeps.submit": ({"config", "engine.connection", "storage", "sweeps.remote_cluster"}, {"ray", "pyarrow"}),
+    "raysim.sweeps.submit": ({"config", "engine.connection", "storage"}, {"ray", "pyarrow"}),
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
     "raysim.analysis.runs": ({*RECORDS, "analysis.data"}, {"pandas", "pyarrow"}),
     "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS}, {"pandas", "optuna"}),

@@ -88,12 +88,11 @@ def _report() -> dict[str, Any]:
 def sweep(*, resume: bool, confirm: bool = False) -> dict[str, Any]:
     """Sweep without Ray and Tune: trials are trained one after another in this process."""
     from raysim.sweeps import confirm as confirmation
-    from raysim.sweeps.allocation import Allocation
+    from raysim.sweeps.allocation import Allocation, Share
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.search import LedgerSearch
     from raysim.sweeps.study_file import read_study
     from raysim.sweeps.trial import SweepTrial
-    from raysim.sweeps.trial_resources import Share
 
     def tune(self: Sweep) -> None:
         self.search = LedgerSearch(self.ledger, lambda going: 1, self._spec)
@@ -109,7 +108,7 @@ def sweep(*, resume: bool, confirm: bool = False) -> dict[str, Any]:
     def no_ray(self: Sweep) -> Iterator[None]:
         yield
 
-    allocation = Allocation("inline", Share(1.0, 0.0, 1), 1, None, 1)
+    allocation = Allocation("inline", Share(1.0, 0.0, 1), 1)
     confirmation.fresh_seeds = lambda study: [max(study.seeds) + 1]  # one is enough here
     Sweep._tune, Sweep._ray, Sweep._allocate = tune, no_ray, lambda self: allocation
     try:

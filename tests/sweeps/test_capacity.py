@@ -12,10 +12,10 @@ from studies import write_study
 from raysim.config import ConfigError
 from raysim.engine import resources as occupancy
 from raysim.engine.ray_internals import DriverCpus, Scaling
-from raysim.sweeps import allocation, trial_resources, tuning
+from raysim.sweeps import allocation, tuning
+from raysim.sweeps.allocation import Allocation, fair_limit, fit
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study_file import read_study
-from raysim.sweeps.trial_resources import SharedCapacity, fair_limit, fit
 from raysim.sweeps.tuning import NodeWatch
 from raysim.training.events import Phases
 
@@ -105,15 +105,15 @@ def test_on_a_cluster_that_grows_stages_get_whole_cpus_and_all_jobs_begin(ray, s
     cut = fit(small(), nodes, 4, engine="ray", jobs=8, growing=True)
     whole = fit(small(), nodes, 4, engine="ray", jobs=8, growing=True, elastic=True)
     assert (cut.cpus, whole.cpus) == (0.125, 1.0)
-    monkeypatch.setattr(trial_resources, "LOOK_S", 0.0)
-    monkeypatch.setattr(trial_resources, "free_resources", lambda: {"a": {"CPU": 0.0}})
-    monkeypatch.setattr(trial_resources, "total_resources", lambda: {"a": nodes[0]})
-    assert SharedCapacity(whole, 4, 8, elastic=True).trials(running=1) == 8
-    assert SharedCapacity(whole, 4, 8).trials(running=1) == 1
-    assert SharedCapacity(whole, 4, None, elastic=True).trials(running=1) == 1
+    monkeypatch.setattr(allocation, "LOOK_S", 0.0)
+    monkeypatch.setattr(allocation, "free_resources", lambda: {"a": {"CPU": 0.0}})
+    monkeypatch.setattr(allocation, "total_resources", lambda: {"a": nodes[0]})
+    assert Allocation("ray", whole, 4, 8, shared=True, elastic=True).trials(running=1) == 8
+    assert Allocation("ray", whole, 4, 8, shared=True).trials(running=1) == 1
+    assert Allocation("ray", whole, 4, shared=True, elastic=True).trials(running=1) == 1
     waiting = DriverCpus("x", "raysim sweep", "10.0.0.9", 0.0, 4.0, "")
-    monkeypatch.setattr(trial_resources, "cpus_by_driver", lambda: [waiting])
-    assert SharedCapacity(whole, 4, 8, elastic=True).trials(running=1) == 1
+    monkeypatch.setattr(allocation, "cpus_by_driver", lambda: [waiting])
+    assert Allocation("ray", whole, 4, 8, shared=True, elastic=True).trials(running=1) == 1
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_the_header_counts_the_trials_that_have_room_now(ray, tmp_path):
         while ray.available_resources()["CPU"] != 2:
             time.sleep(0.1)
         study = read_study(write_study(tmp_path, engine="ray"))
-        found = allocation.allocate(study, 2, str(tmp_path), shared=True, wait_s=60.0, check=lambda: None)
+        found = allocation.allocate(study, str(tmp_path), shared=True, wait_s=60.0, check=lambda: None)
     finally:
         ray.util.remove_placement_group(group)
     assert (found.now, found.share.jobs) == (1, 4)

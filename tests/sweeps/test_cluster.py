@@ -135,7 +135,7 @@ class Killing(runner.Watch):
     def on_step_end(self, iteration, trials, **info):
         super().on_step_end(iteration, trials, **info)
         going = [row.runs[0] for row in sweep.ledger.running]
-        if not lost and len(going) == sweep.share.jobs and all(list(sweep.folder.glob(f"{one}/*/step-*")) for one in going):
+        if not lost and len(going) == sweep.allocation.share.jobs and all(list(sweep.folder.glob(f"{one}/*/step-*")) for one in going):
             from ray._private.state import actors
             alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"] == "StageActor"]
             places.extend(sorted({actor["Address"]["NodeID"] for actor in alive}))

@@ -168,7 +168,7 @@ def ended_sweep(folder, reached, **changes):
         name = None if number else "dense"
         rows.put(TrialRow(number, [0, 1], notation=forward, name=name, status="finished", runs=runs, figures=figures))
     store = SimpleNamespace(place=lambda: folder, out=str(folder))
-    return SimpleNamespace(store=store, study=study, rows=rows, results=None, search=None)
+    return SimpleNamespace(store=store, study=study, rows=rows, results=None, search=SimpleNamespace(summary=list))
 
 
 def test_what_learned_nothing_is_judged_by_the_objective_of_the_study(tmp_path, capsys):

@@ -17,8 +17,6 @@ from raysim.analysis.comparison.rule import looks_after, sample
 from raysim.config import ConfigError
 from raysim.sweeps.budget import Budget, Spending
 from raysim.sweeps.race_budget import RaceBudget
-from raysim.sweeps.race_lines import spent_lines
-from raysim.sweeps.race_rounds import key_of
 
 
 @pytest.mark.parametrize(
@@ -63,16 +61,14 @@ def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide
         return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | seconds)
 
     rounds = play(made_rounds(tmp_path, run_of))
-    lines = spent_lines(
-        RaceBudget(
-            rounds,
-            Spending(Budget.parse("1h"), jobs=1, gpus=0),
-            spread=0.3,
-            notations=dict.fromkeys(range(5), "TopK(0.1)"),
-            say=print,
-            on_plan=print,
-        )
-    )
+    lines = RaceBudget(
+        rounds,
+        Spending(Budget.parse("1h"), jobs=1, gpus=0),
+        spread=0.3,
+        notations=dict.fromkeys(range(5), "TopK(0.1)"),
+        say=print,
+        on_plan=print,
+    ).summary()
     assert len(rounds.left) + len(rounds.safe) + len(rounds.undecided) + len(rounds.running) == len(HARM)
     assert len(lines) == 1 + len(rounds.running) + len(rounds.undecided)
     assert rounds.undecided == [1]
@@ -143,7 +139,7 @@ def test_a_trial_with_more_seeds_than_a_shortened_plan_goes_to_no_look_below_the
     rounds.end_round([])
     rounds.plan_seeds(3)
     harms = (0.1, 1.8, -0.4, 0.3, 1.6, 0.2, -0.9, 0.4)
-    rounds.evidence = {key_of(trial): Evidence(float(trial), final=harms) for trial in (1, 2)}
+    rounds.evidence = {trial: Evidence(float(trial), final=harms) for trial in (1, 2)}
     assert rounds.undecided == [1, 2]
     rounds.next_round()
     assert list(rounds.further) == [1]
@@ -156,7 +152,7 @@ def at_a_plan_of_five(folder, harms):
     rounds.next_round()
     rounds.end_round([])
     rounds.plan_seeds(5)
-    rounds.evidence = {key_of(trial): Evidence(float(trial), final=final) for trial, final in harms.items()}
+    rounds.evidence = {trial: Evidence(float(trial), final=final) for trial, final in harms.items()}
     return rounds, lines
 
 
@@ -216,9 +212,9 @@ def test_a_plan_is_shortened_as_little_as_the_budget_asks_and_never_after_a_verd
     assert budget._shorter(1, budget.finish_s(1, 6)) == 6
     assert budget._shorter(1, budget.finish_s(1, 3)) == 3
     assert budget._shorter(1, budget.finish_s(1, 3) - 1) == 0
-    rounds.evidence[key_of(1)] = Evidence(1.0, final=UNSURE[:4])
+    rounds.evidence[1] = Evidence(1.0, final=UNSURE[:4])
     assert budget._shorter(1, budget.finish_s(1, 3)) == 0  # below the seeds that it has
-    rounds.evidence[key_of(2)] = Evidence(2.0, final=(*UNSURE, 0.3, 0.1, 0.2))
+    rounds.evidence[2] = Evidence(2.0, final=(*UNSURE, 0.3, 0.1, 0.2))
     assert budget._shorter(1, budget.finish_s(1, 6)) == 0
 
 

@@ -11,14 +11,13 @@ from races import DENSE, SEEDS, STEPS, made_rounds, made_run, play
 from ray.tune.search import Searcher
 from studies import BASE, write_study
 
-from raysim.analysis.comparison.race import RUNGS
 from raysim.analysis.data.folders import StudyFile
 from raysim.config import ConfigError
 from raysim.records import Run
 from raysim.sweeps.budget import Budget, Spending
 from raysim.sweeps.ledger import Ledger
-from raysim.sweeps.race_search import RaceSearch
 from raysim.sweeps.runner import Sweep
+from raysim.sweeps.search import RaceSearch
 from raysim.sweeps.store import Store
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
@@ -58,7 +57,7 @@ def test_decisions_know_no_more_than_the_steps_of_their_part(tmp_path):
 
     rounds = made_rounds(tmp_path, cut_run)
     while tasks := rounds.next_round():
-        reached |= {(task.trial, task.seed): RUNGS[task.rung] for task in tasks}
+        reached |= {(task.trial, task.seed): task.share for task in tasks}
         rounds.end_round([])
     (tmp_path / "whole").mkdir()
     assert pq.read_table(rounds.file).equals(pq.read_table(play(made_rounds(tmp_path / "whole")).file))
@@ -133,7 +132,9 @@ class Part:
 
 def search_of(path, out, **changes):
     """Return the search of a race in a folder, without Tune; `lines` are what it says."""
-    study = replace(read_study(path), **changes).with_plan_of(out)
+    study = replace(read_study(path), **changes)
+    if (out / "study.toml").is_file():
+        study = study.resumed(out)
     out.mkdir(exist_ok=True)
     ledger, lines = Ledger(study, out), []
     ledger.reconcile()

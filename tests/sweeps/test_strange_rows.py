@@ -6,7 +6,7 @@ from record_mutations import GONE, OF_ONE_ROW, VALUES, mutate
 
 from raysim.config import ConfigError
 from raysim.sweeps.objectives import Figure
-from raysim.sweeps.race_file import COLUMNS, Entry, read_entries, write_entries
+from raysim.sweeps.race_rounds import COLUMNS, Entry, read_entries, write_entries
 from raysim.sweeps.trial_rows import Rows, TrialRow
 
 CHANGES = [*VALUES, GONE, *(f"{change} in one row" for change in OF_ONE_ROW)]

@@ -44,7 +44,7 @@ def test_a_study_written_and_read_again_is_the_same(tmp_path):
         study.write(tmp_path)
         again = read_study(tmp_path / "study.toml")
         assert again.as_mapping() == study.as_mapping()
-        again.check_same(tmp_path)
+        again.resumed(tmp_path)
 
 
 PYTHON = """
@@ -65,10 +65,10 @@ def test_a_study_in_python_is_a_dict_and_a_function(tmp_path):
     folder.mkdir()
     study.write(folder)
     assert read_study(folder / "study.toml").as_mapping() == study.as_mapping()
-    study.check_same(folder)
+    study.resumed(folder)
     path.write_text(PYTHON.replace("2, 4", "2, 5"))
     with pytest.raises(ConfigError, match="The Python file of the study must be as it was"):
-        read_study(path).check_same(folder)
+        read_study(path).resumed(folder)
 
 
 def test_overrides_change_the_base(tmp_path):

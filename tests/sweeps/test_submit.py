@@ -186,9 +186,9 @@ def as_on_a_terminal():
 
 MAIN = """
 import sys
-from raysim.sweeps import remote_cluster
+from raysim.sweeps import submit
 
-remote_cluster.PORT, remote_cluster.TUNNEL_S = int(sys.argv.pop(1)), float(sys.argv.pop(1))
+submit.PORT, submit.TUNNEL_S = int(sys.argv.pop(1)), float(sys.argv.pop(1))
 from raysim.cli import main
 
 main()

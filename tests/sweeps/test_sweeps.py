@@ -16,12 +16,12 @@ from trials import check_agree
 
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
+from raysim.sweeps.allocation import choose_engine, fit
 from raysim.sweeps.objectives import Objective
 from raysim.sweeps.runner import Sweep, SweepError
 from raysim.sweeps.search import LedgerSearch
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
-from raysim.sweeps.trial_resources import choose_engine, fit
 from raysim.sweeps.trial_rows import frontier
 from raysim.sweeps.tuning import Watch
 from raysim.training.train import train
@@ -276,7 +276,7 @@ def test_trials_are_alike_on_either_engine(ray, tmp_path):
         runs = [Run(tmp_path / engine / "out" / one.runs[0]) for engine in done]
         assert [run.row["engine"] for run in runs] == ["inline", "ray"]
         same_records(*runs)
-    assert done["auto"].share.jobs > done["ray"].share.jobs
+    assert done["auto"].allocation.share.jobs > done["ray"].allocation.share.jobs
 
 
 @pytest.mark.slow
