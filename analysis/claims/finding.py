@@ -142,19 +142,8 @@ class Finding:
 
 def findings_frame(found: Iterable[Finding]) -> pd.DataFrame:
     """Return one row for each finding: claim, verdict, effect with its interval, and runs."""
-    names = (
-        "context",
-        "verdict",
-        "effect",
-        "low",
-        "high",
-        "unit",
-        "side",
-        "threshold",
-        "confidence",
-        "seeds",
-        "reason",
-    )
+    figures = ("effect", "low", "high", "unit", "side", "threshold", "confidence", "seeds")
+    names = ("context", "verdict", *figures, "reason")
     rows: list[dict[str, Any]] = [
         {"claim": finding.claim.name, "text": finding.claim.text, "source": finding.claim.source}
         | {name: getattr(finding, name) for name in names}

@@ -8,10 +8,11 @@ multi-level compression is left out: it saves compression time against a variant
 
 from __future__ import annotations
 
-from raysim.analysis.claims import matches, measures
-from raysim.analysis.claims.claim import MARGIN, Claim, Margins, Part, Parts, no_harm
+from functools import partial
+
+from raysim.analysis.claims import claim, matches
+from raysim.analysis.claims.claim import HARM, MARGIN, SWITCHED_OFF, Claim, Margins, Part, Parts, no_harm
 from raysim.analysis.claims.matches import FAR_FEWER, FEEDBACK, LEAST_FLOOR, NOISE, both_ways
-from raysim.analysis.claims.measures import HARM, SWITCHED_OFF
 from raysim.analysis.data.settings import Setting
 
 RUDAKOV = "Rudakov, Beznosikov, Kholodov, Gasnikov 2023 (2401.07788)"
@@ -22,11 +23,12 @@ SEVERE = 10.0  # margins that are severe harm: 5 points of accuracy, or 10 % of 
 LEAST_FACTOR = 13.5  # of values, GraVAC on VGG16 at epsilon 0.9; the paper's others are 19 to 289
 SAME_SPEED = 5.0  # per cent of a step within which compressing a part is said to cost no speed against compressing all
 TWO_REPLICAS = ("digits-cnn", "num_stages=1", "num_replicas=2", "num_microbatches=1")
+ReplicaClaim = partial(Claim, num_replicas=2, recipe=TWO_REPLICAS)
 OPTIMUS_CC_DENSE = ("optimus-cc", "backward=Identity", "replica_gradient=Identity", "fused_embedding=false")
 
 FREES = (
     Part("switching it off does no harm", SWITCHED_OFF, "below", MARGIN, other="setting"),
-    Part("and less than without", measures.FREED, "above", 0.0, other="plain"),
+    Part("and less than without", claim.FREED, "above", 0.0, other="plain"),
 )
 
 CLAIMS: tuple[Claim, ...] = (
@@ -96,9 +98,7 @@ CLAIMS: tuple[Claim, ...] = (
         "compression off is surely smaller with the latter, by more than the margin, contradicted if it surely is not.",
         Parts(
             matches.sparse_activations,
-            Part(
-                "statistics of each mode spare a part", measures.SPARED_BY_STATISTICS, "above", MARGIN, other="setting"
-            ),
+            Part("statistics of each mode spare a part", claim.SPARED_BY_STATISTICS, "above", MARGIN, other="setting"),
         ),
         (both_ways("TopK(0.1)"),),
         recipe=("resnet18-cifar10", "evaluate_batchnorm_batches=20"),
@@ -190,7 +190,7 @@ CLAIMS: tuple[Claim, ...] = (
         language=True,
         recipe=("topics-gpt",),
     ),
-    Claim(
+    ReplicaClaim(
         "gravac",
         "GraVAC keeps dense quality at far fewer values.",
         "achieving the same or better accuracy than dense SGD (i.e., no compression) in the same number of iterations/epochs",
@@ -201,13 +201,11 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.published_gravac,
             no_harm("it keeps dense quality"),
-            Part("at far fewer values", measures.VALUE_FACTOR, "above", LEAST_FACTOR, other="setting"),
+            Part("at far fewer values", claim.VALUE_FACTOR, "above", LEAST_FACTOR, other="setting"),
         ),
         (Setting(replica_gradient="GraVAC(10.0, 1000.0, window=50)"),),
-        num_replicas=2,
-        recipe=TWO_REPLICAS,
     ),
-    Claim(
+    ReplicaClaim(
         "gravac-speed",
         "GraVAC's steps are shorter than the steps of a static factor of 10, at dense quality.",
         "As opposed to using a static compression factor, GraVAC reduces end-to-end training time for ResNet101, VGG16 and "
@@ -219,13 +217,11 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.published_gravac,
             no_harm("it keeps dense quality"),
-            Part("in steps that are shorter", measures.SLOWDOWN, "below", 0.0, other="static"),
+            Part("in steps that are shorter", claim.SLOWDOWN, "below", 0.0, other="static"),
         ),
         (Setting(replica_gradient="GraVAC(10.0, 1000.0, window=50)"),),
-        num_replicas=2,
-        recipe=TWO_REPLICAS,
     ),
-    Claim(
+    ReplicaClaim(
         "accordion",
         "Accordion keeps dense quality at fewer bytes than its mild compression.",
         "maintains similar model accuracy to uncompressed training, yet achieves up to 5.5x better compression and up to 4.1x"
@@ -237,13 +233,11 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.accordion,
             no_harm("it keeps dense quality"),
-            Part("at fewer bytes", measures.SAVING, "above", 1.0, other="mild"),
+            Part("at fewer bytes", claim.SAVING, "above", 1.0, other="mild"),
         ),
         (Setting(replica_gradient="Accordion(LowRank(4), LowRank(1), interval=1)"),),
-        num_replicas=2,
-        recipe=TWO_REPLICAS,
     ),
-    Claim(
+    ReplicaClaim(
         "warm-up",
         "Strong compression of replica gradients keeps dense quality with a warm-up, and is worse without.",
         "",
@@ -257,10 +251,8 @@ CLAIMS: tuple[Claim, ...] = (
             Part("without it, worse", HARM, "above", 0.0, "without", "setting"),
         ),
         (Setting(replica_gradient="DGC(0.01, ramp=4)"),),
-        num_replicas=2,
-        recipe=TWO_REPLICAS,
     ),
-    Claim(
+    ReplicaClaim(
         "diloco",
         "DiLoCo keeps the quality of averaging gradients in every step at a hundredth of the bytes.",
         "DiLoCo on 8 workers performs as well as fully synchronous optimization while communicating 500 times less",
@@ -271,13 +263,11 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.far_fewer_local_steps,
             no_harm("it keeps the quality of an average in every step"),
-            Part("at far fewer bytes", measures.SAVING, "above", FAR_FEWER),
+            Part("at far fewer bytes", claim.SAVING, "above", FAR_FEWER),
         ),
         (Setting(replica_gradient="DiLoCo(30, codec=Quantize(4))"),),
-        num_replicas=2,
-        recipe=TWO_REPLICAS,
     ),
-    Claim(
+    ReplicaClaim(
         "edgc",
         "EDGC does no harm.",
         "EDGC significantly reduces communication latency and training time by up to 46.45% and 16.13% while preserving LLM "
@@ -287,8 +277,6 @@ CLAIMS: tuple[Claim, ...] = (
         "setting harms surely less, contradicted if one surely harms more.",
         Parts(matches.entropy_driven, Part("it does no harm", HARM, "below", MARGIN, other="links")),
         (Setting(replica_gradient="EDGC(8, window=20, every=2, warmup=20)"),),
-        num_replicas=2,
-        recipe=TWO_REPLICAS,
     ),
     Claim(
         "lazy-error-propagation",
@@ -316,7 +304,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.wrapped_gradients("Epilogue"),
             no_harm("no harm"),
-            Part("hardly slower", measures.SLOWDOWN, "below", SAME_SPEED, other="inner"),
+            Part("hardly slower", claim.SLOWDOWN, "below", SAME_SPEED, other="inner"),
         ),
         (Setting(backward="Epilogue(LazyErrorPropagation(LowRank(16)))"),),
     ),
@@ -331,7 +319,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.earliest_stages,
             no_harm("no harm"),
-            Part("hardly slower", measures.SLOWDOWN, "below", SAME_SPEED, other="everywhere"),
+            Part("hardly slower", claim.SLOWDOWN, "below", SAME_SPEED, other="everywhere"),
         ),
         (Setting(replica_gradient='["PowerSGD(8)", "PowerSGD(8)", "PowerSGD(8)", "Identity"]'),),
         num_replicas=2,
@@ -348,7 +336,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.fused,
             Part("no harm", HARM, "below", MARGIN, other="apart"),
-            Part("fewer bytes", measures.FEWER_BYTES, "above", 1.0, other="apart"),
+            Part("fewer bytes", claim.FEWER_BYTES, "above", 1.0, other="apart"),
         ),
         (Setting(fused_embedding=True),),
         language=True,
@@ -367,7 +355,7 @@ CLAIMS: tuple[Claim, ...] = (
         Parts(
             matches.double_buffered,
             no_harm("it keeps the quality of synchronous weights"),
-            Part("in steps that are shorter", measures.SLOWDOWN, "below", 0.0),
+            Part("in steps that are shorter", claim.SLOWDOWN, "below", 0.0),
         ),
         (Setting(weights="DoubleBuffered"),),
     ),

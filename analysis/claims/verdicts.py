@@ -112,7 +112,7 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
             sample = sample._replace(lacking=f"{names} is not clearly above chance")
     comparison = Comparison(
         contrast.part,
-        contrast.measure.text(str(contrast.one), str(contrast.other)),
+        contrast.measure.words.format(one=contrast.one, other=contrast.other),
         *(math.nan, -math.inf, math.inf),
         contrast.measure.unit(context),
         contrast.side,
