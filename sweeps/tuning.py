@@ -66,7 +66,7 @@ def tune_settings(settings: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass
 class Halt:
-    """Why a sweep ends before its budget is spent: a signal, or a reason in words."""
+    """Cause of a sweep that ends before its budget is spent: a signal, or a reason in words."""
 
     signal: int | None = None
     reason: str | None = None
