@@ -1,1 +1,1 @@
-"""Prices of runs that were never made: compute, packets and memory worked out from a configuration."""
+"""Forecasts of a run's compute, packets and memory from its configuration."""

@@ -1,4 +1,4 @@
-"""Is this network enough for this job, and which compression would hide it: the answer before any training."""
+"""Advice before training: the network that a job needs, and the compression that would help."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ LINKS = (
     ("Quantize(3)", "Quantize(6)"),
     ("TopK(0.1)", "TopK(0.1)"),
 )
-"""Codecs of activations and of gradients that are tried, the mildest first."""
+"""Codecs of activations and gradients to try, mildest first."""
 METHODS = ("TwoShot(Quantize(8))", "PowerSGD(8)", "ErrorFeedback(TopK(0.01))")
-"""Methods of replicas that average in every step."""
+"""Replica methods that average in every step."""
 SCATTERS = ("Quantize(8)", "Quantize(4)")
-"""Codecs of the gradients that sharded replicas scatter, as `raysim.distributed.fsdp` does."""
+"""Codecs for the gradients scattered by sharded replicas, as in `raysim.distributed.fsdp`."""
 LOCAL_STEPS = (10, 100, 500)
 PAYS = 1.05
-"""Speed-up over dense from which a setting is worth a study."""
+"""Least speed-up over dense that makes a setting worth a study."""
 
 
 @dataclass(frozen=True, eq=False)
 class OnNetwork:
-    """A way to train on one network."""
+    """The predicted step of a way to train on one network."""
 
     network: Network
     step_s: float
     utilisation: float
-    """The step without compression and network, as a share of the step."""
+    """The step without compression and network, divided by this step."""
     low: float
     high: float
-    """The 90 % interval of `utilisation`, of the error of the network model."""
+    """The 90 % interval of `utilisation`, given the network model's error."""
     samples_per_s: float
     parts: Parts
     """Seconds of the step by cause."""
 
     @property
     def busy(self) -> float:
-        """The share of the step in which a host's GPUs compute."""
+        """The share of the step that a host's GPUs spend computing."""
         return self.parts.compute / self.step_s
 
     @property
     def limit(self) -> str:
-        """The cause of most of the seconds."""
+        """The name of the largest of `parts`."""
         return max(self.parts._fields, key=lambda name: float(getattr(self.parts, name)))
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A way to train, its memory, and the bandwidths that it needs."""
+    """A way to train, with its memory and required bandwidths."""
 
     way: Way
     memory_bytes: float
     fits: bool
     needed: tuple[Needed, ...]
-    """By level of `LEVELS`; empty for networks of several bandwidths."""
+    """By level of `LEVELS`; empty if the network has several bandwidths."""
     networks: tuple[OnNetwork, ...]
 
     def bandwidth(self, level: float) -> Needed | None:
-        """Return the bandwidth for a utilisation of `LEVELS`."""
+        """Return the bandwidth needed for a utilisation of `LEVELS`."""
         return self.needed[LEVELS.index(level)] if self.needed else None
 
 
@@ -80,28 +80,28 @@ class Advice:
 
     job: Job
     layout: Layout
-    """Of the job as it is."""
+    """The job's own layout."""
     networks: tuple[Network, ...]
     rows: tuple[Row, ...]
-    """The first is the job as it is, without compression."""
+    """The first is the uncompressed job in its own layout."""
 
     @property
     def dense(self) -> Row:
-        """The job as it is, without compression."""
+        """The uncompressed job in its own layout."""
         return self.rows[0]
 
     def remedies(self) -> list[Row]:
-        """Return the compressed ways of the job's own layout that no finding calls harmful, least bandwidth first."""
+        """Return compressed ways in the job's layout not known to be harmful, least bandwidth first."""
         own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense]
         return sorted((row for row in own if row.way.known != HARMFUL), key=_hunger)
 
     def fastest(self) -> Row | None:
-        """Return the way with most samples a second on the first network that fits, and that no finding calls harmful."""
+        """Return the fitting way with most samples a second on the first network, of those not known to be harmful."""
         able = [row for row in self.rows if row.fits and row.way.known != HARMFUL]
         return max(able, key=lambda row: row.networks[0].samples_per_s, default=None)
 
     def paying(self) -> list[Row]:
-        """Return the compressed ways that fit and whose step on the first network is shorter than dense by `PAYS` or more."""
+        """Return compressed ways that fit and beat dense by a factor `PAYS` or more on the first network, fastest first."""
         limits = {row.way.layout: row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
         compressed = [row for row in self.rows if row.fits and not row.way.dense]
         paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]
@@ -109,7 +109,7 @@ class Advice:
 
 
 def _hunger(row: Row) -> float:
-    """Return the bandwidth for 90 %, or the seconds of the steps."""
+    """Return the bandwidth for 90 % utilisation, else the step seconds summed over networks."""
     level = row.bandwidth(0.9)
     return level.bps if level is not None else sum(on.step_s for on in row.networks)
 
@@ -122,10 +122,10 @@ def advise(
     local_steps: Sequence[int] = LOCAL_STEPS,
     tried: Sequence[tuple[str, str, str]] = (),
 ) -> Advice:
-    """Return what a job needs of its network, and what compression would change.
+    """Return the network that a job needs, and the effect of compression.
 
-    `layout`: of the job as it is; by default one pipeline over all hosts. `tried`: further settings for it, (forward, backward,
-    replica gradient). Raises InputError if the hosts cannot hold the model, or there is but one.
+    `layout`: the job's own, by default the longest pipeline that the model allows. `tried`: more settings for it, as (forward,
+    backward, replica gradient). Raises InputError if there is only one host, or the hosts cannot hold the model.
     """
     own = layout or _pipeline(job)
     _check(job, own, networks, tried)
@@ -172,14 +172,14 @@ def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[t
 
 
 def _pipeline(job: Job) -> Layout:
-    """Return the layout with the longest pipeline that the model allows for."""
+    """Return the layout with the longest pipeline that the model allows."""
     hosts = job.fleet.hosts
     workers = max(count for count in range(1, hosts + 1) if hosts % count == 0 and count <= job.model.layers)
     return Layout(workers, hosts // workers)
 
 
 def _others(job: Job, own: Layout) -> list[Layout]:
-    """Return further layouts of the hosts: one pipeline, replicas alone, sharded replicas, two pipelines."""
+    """Return alternative layouts: one pipeline, replicas only, sharded replicas, two pipelines."""
     hosts = job.fleet.hosts
     layouts = [Layout(hosts, 1), Layout(1, hosts)]
     layouts += [Layout(1, hosts, FSDP(hosts, reshard_after)) for reshard_after in ("forward", "step")]
@@ -192,7 +192,7 @@ def _others(job: Job, own: Layout) -> list[Layout]:
 
 
 def _ways(layout: Layout, local_steps: Sequence[int]) -> list[Way]:
-    """Return the ways that are tried in a layout, dense first."""
+    """Return the ways to try in a layout, dense first."""
     links = LINKS if layout.workers > 1 else ()
     if layout.replicas == 1:
         return [Way(layout), *(Way(layout, *pair) for pair in links)]

@@ -18,12 +18,12 @@ from raysim.notation import InputError
 from raysim.units import format_bandwidth, format_bytes
 
 MOST_LINES = 9
-"""Ways that are drawn: one colour each."""
+"""Most ways in the plot, one colour each."""
 POINTS = 120
 
 
 def answer(advice: Advice) -> list[str]:
-    """Return the answer, a sentence each: utilisation and bandwidths, the fastest way, and a remedy if the job does not fit."""
+    """Return the answer as sentences: utilisation, bandwidths, the fastest way, and a remedy if the job does not fit."""
     level = advice.dense.bandwidth(0.9)
     helped = _remedy(advice) if level is not None else ""
     if not advice.networks:
@@ -45,7 +45,7 @@ def _sentence(clauses: Sequence[str]) -> str:
 
 
 def _remedy(advice: Advice) -> str:
-    """Return the bandwidth that the best compression of the job's own layout needs, in words."""
+    """Return, in words, the bandwidth needed with the best compression in the job's own layout."""
     remedies = advice.remedies()
     level = remedies[0].bandwidth(0.9) if remedies else None
     if level is None:
@@ -57,7 +57,7 @@ def _remedy(advice: Advice) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in per cent, with two digits if it is small.
+    """Return a share in per cent, with two significant digits if it is small.
 
     >>> percent(0.384), percent(0.9999), percent(0.00123)
     ('38%', '100%', '0.12%')
@@ -109,7 +109,7 @@ def setting_words(way: Way) -> str:
 
 
 def assumptions(advice: Advice) -> list[str]:
-    """Return the assumptions behind the figures, a sentence each."""
+    """Return the assumptions behind the figures as sentences."""
     job, model = advice.job, advice.job.model
     layouts = dict.fromkeys(row.way.layout for row in advice.rows)
     counts = ", ".join(f"{layout}: {job.num_microbatches(layout)}" for layout in layouts)
@@ -131,7 +131,7 @@ def assumptions(advice: Advice) -> list[str]:
 
 
 def draw(advice: Advice, path: Path) -> None:
-    """Draw the ways that fit, dense first, over the bandwidths that the tables name; raises InputError without such a bandwidth."""
+    """Plot utilisation against bandwidth for the ways that fit, dense first; raises InputError if a network has several bandwidths."""
     if not advice.dense.needed:
         raise InputError("`--plot` draws over one bandwidth, but the network has several: give one such as 1gbps+20ms.")
     from matplotlib.figure import Figure

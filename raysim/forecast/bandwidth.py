@@ -1,4 +1,4 @@
-"""Step times of a way to train over networks, and the bandwidth that a utilisation needs."""
+"""Step times over networks, and the bandwidth needed for a utilisation."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from raysim.network.topology import FREE, Network
 Floats = NDArray[np.float64]
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
-"""Utilisations whose bandwidth is searched."""
+"""Utilisations for which the bandwidth is searched."""
 LOWEST, HIGHEST = 1e4, 1e13
-"""Bandwidths between which it is searched, in bit/s."""
+"""Limits of the search, in bit/s."""
 COARSE, FINE = 48, 6
-"""Networks between these, and again within each bracket."""
+"""Grid points between the limits, and within each bracket."""
 ERRORS = (1.0, 1 + NINE_TENTHS * MODEL_ERROR, 1 - NINE_TENTHS * MODEL_ERROR)
-"""Of the seconds that a network adds: as simulated, and the ends of the 90 % interval of the network model's error."""
+"""Factors on the seconds added by a network: as simulated, and the ends of the 90 % interval of the model's error."""
 
 
 class Needed(NamedTuple):
-    """The bandwidth that a utilisation needs, and its 90 % interval; infinite if no bandwidth is enough."""
+    """The bandwidth needed for a utilisation, with its 90 % interval; infinite if none is enough."""
 
     bps: float
     low_bps: float
@@ -45,7 +45,7 @@ def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
             (share * _run(job, way, profile, networks, count, layout.replicas) for share, profile in kinds),
             np.zeros(len(networks)),
         )
-    # replicas are alike, and exchange when all are done: one pipeline, and what the exchange adds to a step of one microbatch
+    # identical replicas finish together: one pipeline's step, plus the time an exchange adds to a one-microbatch step
     total = _run(job, way, job.profile(way), networks, count, 1)
     if kinds != [(1.0, job.profile(way))]:
         quiet = _run(job, way.unsharded, job.profile(way), networks, 1, layout.replicas)
@@ -60,7 +60,7 @@ def _differ(networks: Sequence[Network]) -> bool:
 
 
 def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], count: int, replicas: int) -> Floats:
-    """Return the seconds of a step of `count` microbatches of so many replicas."""
+    """Return the seconds of a step of `count` microbatches on each network."""
 
     def seconds(costs: Profile, on: Sequence[Network]) -> Floats:
         steps: Floats = step_seconds(job.schedule, costs, on, num_microbatches=count, num_replicas=replicas)[:, 0]
@@ -74,17 +74,17 @@ def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], coun
 
 
 def quiet_steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
-    """Return the seconds of a step in which replicas exchange nothing."""
+    """Return the seconds of a step without an exchange of replicas."""
     replicas = way.layout.replicas if _differ(networks) else 1
     return _run(job, way.unsharded, job.profile(way), networks, job.num_microbatches(way.layout), replicas)
 
 
 class Parts(NamedTuple):
-    """Seconds of a step by cause: they add up to the step."""
+    """Seconds of a step by cause, adding up to the step."""
 
     compute: float
     bubble: float
-    """Of the schedule, and the optimiser, on a network without limits."""
+    """Idle time due to the schedule, plus the optimiser, on an unlimited network."""
     codecs: float
     links: float
     averaging: float
@@ -92,7 +92,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(job: Job, way: Way, network: Network) -> Parts:
-    """Return what a step's seconds are spent for: each is what the step would gain without it, one after the other."""
+    """Return a step's seconds by cause: the time saved by removing the causes one after another."""
     prompt = replace(network, latency_s=0.0, jitter_s=0.0, name="")
     step, without_latency, own = steps_s(job, way, [network, prompt, FREE]).tolist()
     quiet, quiet_own = quiet_steps_s(job, way, [prompt, FREE]).tolist()
@@ -109,19 +109,19 @@ def parts_of(job: Job, way: Way, network: Network) -> Parts:
 
 @lru_cache(maxsize=64)
 def free_s(job: Job, layout: Layout) -> float:
-    """Return the seconds of a step without compression on a network without limits: utilisation 1."""
+    """Return the seconds of an uncompressed step on an unlimited network, which is utilisation 1."""
     return float(steps_s(job, Way(layout), [FREE])[0])
 
 
 def needed(job: Job, way: Way, network: Network) -> tuple[Needed, ...]:
-    """Return the bandwidth that each utilisation of `LEVELS` needs, all else of `network`, of one bandwidth, kept.
+    """Return the bandwidth needed for each utilisation of `LEVELS`, with all else as in `network`.
 
-    Utilisation is the step without compression and network as a share of the step. The step falls with the bandwidth, and its
-    seconds are piecewise linear in the seconds of a bit; between two close networks they are interpolated so.
+    `network` has one bandwidth. Utilisation is `free_s` divided by the step. A step's seconds fall with the bandwidth and are
+    piecewise linear in the seconds per bit, so they are interpolated linearly in these between two close networks.
     """
     free = free_s(job, way.layout)
     own = float(steps_s(job, way, [FREE])[0])
-    # a step of own + error (step - own) seconds has the utilisation where step = own + (free / level - own) / error
+    # own + error (step - own) seconds have utilisation `level` if step = own + (free / level - own) / error
     targets = np.array([own + (free / level - own) / error for level in LEVELS for error in ERRORS])
     grid = np.geomspace(LOWEST, HIGHEST, COARSE)
     seconds = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in grid])
@@ -134,7 +134,7 @@ def needed(job: Job, way: Way, network: Network) -> tuple[Needed, ...]:
 
 
 def _crossing(bps: Floats, seconds: Floats, target: float) -> float:
-    """Return the least bandwidth at which the falling `seconds` are at most `target`, interpolated; infinite if they never are."""
+    """Return the bandwidth at which `seconds` fall to `target`, interpolated; infinite if they never do."""
     below = np.flatnonzero(seconds <= target)
     if not len(below):
         return float("inf")

@@ -1,4 +1,4 @@
-"""Compute of a run that is priced and not measured: of a device's datasheet, or of a profile that a short run records here."""
+"""Compute times for forecasts, from a device's datasheet or a profile recorded on this machine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import Workload, prepare
 from raysim.schedules.arrays import OPS, make_table
 
-EFFICIENCY = 0.4  # of a datasheet's peak that training is taken to reach
-WARMUP_STEPS = 2  # steps that load and compile, and are not recorded
+EFFICIENCY = 0.4  # assumed share of a datasheet's peak that training reaches
+WARMUP_STEPS = 2  # unrecorded steps that load and compile
 
 
 def datasheet_profile(
@@ -34,10 +34,10 @@ def datasheet_profile(
     weight_shares: Sequence[float],
     efficiency: float = EFFICIENCY,
 ) -> Profile:
-    """Return the compute of a run on `device`, from the operations of a microbatch's forward by stage; no packets.
+    """Return the compute of a run on `device`, from each stage's forward operations per microbatch; no packets.
 
-    A backward is two forwards, and three if it computes the forward again. `weight_shares` are weight gradients' shares of
-    it by stage, for schedules that run them separately. Raises ValueError on an unknown device.
+    A backward counts as two forwards, or three with recomputation. `weight_shares`: weight gradients' share of each stage's
+    backward, for schedules that run them separately. Raises ValueError if the device is unknown.
     """
     profile = Profile.analytic(
         flops_forward,
@@ -58,10 +58,10 @@ def datasheet_profile(
 
 
 def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> Profile:
-    """Return the compute of a recorded profile, all microbatches alike, with its packets and codec seconds.
+    """Return a recorded profile averaged over microbatches, with its packets and codec seconds.
 
-    Reading data, which is recorded as decoding where no packet is taken, becomes part of compute. Raises ConfigError if the
-    profile is of another number of stages, of microbatches of another size, or of several replicas.
+    Data loading, recorded as decoding in actions that receive no packet, is moved into compute. Raises ConfigError if the
+    profile's number of stages or microbatch size differs from the run's, or it has several replicas.
     """
     if recorded.num_stages != num_stages:
         raise ConfigError(f"`num_stages` must be that of the profile ({recorded.num_stages}), but got {num_stages}.")
@@ -85,22 +85,22 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
 
 
 def _updates(config: RunConfig, profile: Profile) -> Profile:
-    """Return the profile with as many updates a step as there are microbatches, if weights are updated after each."""
+    """Return the profile with one update per microbatch if the weight policy updates after each."""
     if not config.weights.updates_each_microbatch:
         return profile
     return replace(profile, update_s=config.num_microbatches * profile.update_s)
 
 
 def cuts_backward(config: RunConfig, num_stages: int) -> bool:
-    """Return whether the schedule has backwards in two parts; raises ValueError if it does not fit the run."""
+    """Return whether the schedule splits backwards in two; raises ValueError if it does not fit the run."""
     return make_table(config.executed_schedule, num_stages, config.num_microbatches).splits_backward
 
 
 def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
-    """Return the costs of actions on this machine, from a short real run in this process, one action at a time.
+    """Measure the costs of actions on this machine with a short run in this process.
 
-    `num_steps` steps are recorded, each after a step that is not. Stages run one after another and have the machine to
-    themselves. Ray's time for a packet is the transport's, and not included.
+    `num_steps` steps are recorded, alternating with unrecorded ones. Actions run one at a time, so each has the machine to
+    itself. Ray's overhead per packet belongs to the transport and is not included.
     """
     if num_steps < 1:
         raise ConfigError(f"`num_steps` must be an integer of at least 1, but got {num_steps}.")
@@ -146,7 +146,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
 
 
 def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
-    """Return the bytes a second that the codecs of links and replica methods go over; 0 if there are none."""
+    """Return the bytes a second processed by the codecs of links and replica methods; 0 without codecs."""
     work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
     if config.num_replicas > 1 and not any(method.uses_previous_gradients for method in config.replica_methods()):
         tied = workload.plan.tied

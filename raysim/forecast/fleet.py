@@ -1,4 +1,4 @@
-"""Hosts with GPUs, and the ways to train on them: layouts, and what is compressed."""
+"""Hosts with GPUs, and ways to train on them: layouts and compression."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HARMFUL = "harmful"
 
 @dataclass(frozen=True)
 class Fleet:
-    """Equal hosts; the GPUs of a host share a stage, at no cost beyond the assumed efficiency.
+    """Equal hosts; the GPUs of a host share a stage at no cost beyond the assumed efficiency.
 
     >>> Fleet.parse("14x8xH100"), Fleet.parse("8xA100").memory_bytes
     (14x8xH100, 80000000000)
@@ -33,7 +33,7 @@ class Fleet:
 
     @classmethod
     def parse(cls, text: str) -> Fleet:
-        """Return the fleet in a text: `8xA100` is eight hosts of one GPU, `14x8xH100` fourteen of eight. Raises InputError."""
+        """Parse a fleet: `8xA100` is eight hosts with one GPU, `14x8xH100` fourteen with eight. Raises InputError."""
         match = re.fullmatch(r"([1-9]\d{0,4})x(?:([1-9]\d{0,3})x)?(\S+)", text.strip())
         if match is None:
             raise InputError(
@@ -54,7 +54,7 @@ class Fleet:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of a host's GPUs together."""
+        """Total memory of a host's GPUs."""
         return self.gpus * self.device.memory_bytes
 
     @property
@@ -64,7 +64,7 @@ class Fleet:
 
     @property
     def codec_bytes_per_s(self) -> float:
-        """Dense bytes a second that a host's codecs go over."""
+        """Dense bytes per second processed by a host's codecs."""
         return self.gpus * self.device.codec_bytes_per_s
 
 
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
     workers: int
     replicas: int
     sharding: FSDP | None = None
-    """Division of a replica's parameters among replicas."""
+    """Sharding of the parameters over replicas."""
 
     def __str__(self) -> str:
         """Return the layout in words."""
@@ -90,7 +90,7 @@ class Layout(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Codecs of the links and the method of the replicas, each as the key of a run has it."""
+    """Link codecs and replica method, in the notation of a run's keys."""
 
     forward: str = SAME
     backward: str = SAME
@@ -102,7 +102,7 @@ DENSE = Setting()
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train in a layout: codecs of the links, and the method of the replicas."""
+    """A layout with its link codecs and replica method."""
 
     layout: Layout
     forward: str = SAME
@@ -133,7 +133,7 @@ class Way:
 
     @property
     def known(self) -> str:
-        """The worst verdict of raysim's findings on the setting, else on its links and its method alone; or "untried"."""
+        """The worst verdict of raysim's findings on the setting, else on its links and its method separately; or "untried"."""
         if self.dense:
             return ""
         verdicts = _verdicts()
@@ -142,7 +142,7 @@ class Way:
         return next((verdict for verdict in (HARMFUL, "undecided", "safe") if verdict in reached), "untried")
 
     def __str__(self) -> str:
-        """Return the codecs of activations and gradients, and the method of replicas."""
+        """Return the codecs of activations and gradients, and the replica method."""
         links = f"{self.forward} / {self.backward}" if self.links_coded else ""
         words = filter(None, (links, self.method if self.method != SAME else ""))
         return (", ".join(words) or "dense") + (", overlapped" if self.overlap else "")
@@ -150,7 +150,7 @@ class Way:
 
 @cache
 def _verdicts() -> dict[Setting, set[str]]:
-    """Return the verdicts of raysim's own findings, as `make findings` writes them: each on one small model and one data set."""
+    """Return the verdicts written by `make findings`, each on one small model and one data set."""
     text = resources.files("raysim.forecast").joinpath("evidence.json").read_text(encoding="utf-8")
     verdicts: dict[Setting, set[str]] = {}
     for row in json.loads(text):

@@ -1,7 +1,7 @@
-"""Forecast of a run that was never made: a profile from counted operations, real codecs and a datasheet or a recorded profile.
+"""Forecast a run without training, from counted operations, real codecs, and a datasheet or recorded profile.
 
-Nothing is trained. Operations, shapes and memory are counted on the model's structure, so that a model larger than this machine can be
-forecast too; packets are made by the run's own compressors from seeded tensors of the boundaries' shapes.
+Operations, shapes and memory are counted on the model's structure, so the model may be larger than this machine. The run's own
+compressors make packets from seeded tensors of the boundaries' shapes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from raysim.workloads.splits import DataShape
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """A run as it would be: ready to be simulated on any network."""
+    """The predicted costs of a run, ready to be simulated on any network."""
 
     config: RunConfig
     schedule: Schedule
     steady: Profile
     first: Profile
-    """Of steps in which samples are visited for the first time: the same unless a compressor tells them from later ones."""
+    """Steps that visit samples for the first time; equal to `steady` unless a compressor treats first visits differently."""
     first_steps: int
     num_steps: int
     memories: tuple[StageMemory, ...]
@@ -56,16 +56,16 @@ class Forecast:
     averages: tuple[ReplicaCost, ...]
     """By stage and part, of one replica; empty with one replica."""
     endings: tuple[Ending, ...]
-    """The kinds of ends of a step, by the exchange of replicas in it; the first, with most bytes, is that of `steady`."""
+    """Kinds of step by their exchange of replicas; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
-    """Further steps that an exchange of replicas may take before a step waits for it."""
+    """How many steps an exchange of replicas may lag before a step waits for it."""
     cut_choices: tuple[CutChoice, ...]
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
     tied: tuple[tuple[tuple[int, ...], int], ...]
-    """Parameters in several stages: their stages and their number of values."""
+    """Parameters shared by several stages: the stages and number of values of each."""
     notes: tuple[str, ...]
-    """The assumptions of the figures, a sentence each."""
+    """The assumptions behind the figures, as sentences."""
 
     @property
     def num_stages(self) -> int:
@@ -83,14 +83,14 @@ class Forecast:
         return max(self.owner) + 1
 
     def worker_bytes(self) -> list[int]:
-        """Return the peak memory of every worker, all its stages together."""
+        """Return the peak memory of every worker, summed over its stages."""
         totals = [0] * self.num_workers
         for memory, worker in zip(self.memories, self.owner, strict=True):
             totals[worker] += memory.total_bytes
         return totals
 
     def simulate(self, network: Network, *, first: bool = False, ending: int = 0) -> Timeline:
-        """Return the timeline of a steady step, or of one of first visits, with one of `endings`."""
+        """Return the timeline of a steady step, or of a first visit, with one of `endings`."""
         return self._simulate(self._profile(first, ending), network)
 
     def _profile(self, first: bool, ending: int) -> Profile:
@@ -101,13 +101,13 @@ class Forecast:
         return step.simulate(network)
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
-        """Return the seconds of a step, in the mean of its endings."""
+        """Return the mean seconds of a step over its endings."""
         return sum(ending.share * self.ending_s(network, i, first=first) for i, ending in enumerate(self.endings))
 
     def step_bounds_s(self, network: Network) -> tuple[float, float] | None:
-        """Return the 90 % interval of `step_s`, by the spread of the profile's recorded steps; None if fewer than two are known.
+        """Return the 90 % interval of `step_s` from the spread of recorded steps; None with fewer than two.
 
-        The uncertainty is that of the machine's own work and of the network model: bytes are counted, and the network is as named.
+        It covers variation of the machine and error of the network model; bytes are exact, and the network is taken as named.
         """
         if len(self.steady.paces) < 2:
             return None
@@ -116,7 +116,7 @@ class Forecast:
         return bounds_with_model_error(self.step_s(network), (low, high), self.step_s(FREE))
 
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
-        """Return the seconds of a step with one of `endings`, of whose exchange following steps may hide a part."""
+        """Return the seconds of a step with one of `endings`; later steps may hide part of its exchange."""
         profile, instant = self._profile(first, ending), network.without_latency
         quiet = without_exchange(profile)
         return overlapped(
@@ -145,12 +145,12 @@ def forecast(
     transport: str = "ray",
     averaging: str | None = None,
 ) -> Forecast:
-    """Return the forecast of a run on `device`, by its datasheet, or with the compute of `profile`, a file of `raysim profile`.
+    """Forecast a run with compute from the datasheet of `device`, or from `profile`, a file of `raysim profile`.
 
-    `efficiency` is the share of the datasheet's 16-bit peak that training reaches: an assumption, not a measurement. The seconds
-    of codecs are their counted work at `codec_bytes_per_s`, by default the device's speed (see `raysim.network.presets`); with a
-    recorded profile and no `codec_bytes_per_s`, codecs are timed on this machine. `transport` is the transport of packets: "ray",
-    "nccl" or "gloo"; `averaging` how replicas average over it, such as "ring/25MiB", by default the transport's. Raises ConfigError.
+    `efficiency`: the assumed share of the datasheet's 16-bit peak that training reaches. Codec seconds are counted work divided
+    by `codec_bytes_per_s`, by default the device's speed (see `raysim.network.presets`); with a recorded profile and no
+    `codec_bytes_per_s`, codecs are timed on this machine. `transport`: "ray", "nccl" or "gloo". `averaging`: how replicas average
+    over it, such as "ring/25MiB", by default the transport's way. Raises ConfigError.
 
     >>> plan = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
     >>> from raysim.network.presets import parse_network
@@ -236,7 +236,7 @@ def _forecast(
 
 
 def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
-    """Return the model without its numbers, cut into the stages of a run."""
+    """Return the structure of the model, cut into the stages of a run."""
     parts = partition(
         structure_of(config, shape, notes),
         shape,
@@ -255,7 +255,7 @@ def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
 def _exchanges(
     config: RunConfig, parts: Partition, codec_bytes_per_s: float | None, notes: list[str]
 ) -> tuple[list[ReplicaCost], tuple[tuple[tuple[int, ...], int], ...]]:
-    """Return the costs of averaging replicas, and the parameters in several stages, whose gradients are summed."""
+    """Return the costs of averaging replicas, and the parameters shared by several stages."""
     owners = tied_owners(parts)
     shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
     averages = replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
@@ -265,7 +265,7 @@ def _exchanges(
 
 
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:
-    """Return the epochs until all links compress; add a note on each method that forgets some of the samples."""
+    """Return the epochs until all links compress; add a note on each method that forgets samples."""
     replicas = compressors_of(config, parts.boundaries)
     methods = {method for links in replicas for pairs in links for pair in pairs.values() for method in pair}
     notes += [
@@ -276,7 +276,7 @@ def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes:
 
 
 def _check_steps(config: RunConfig, num_steps: int) -> None:
-    """Raise ConfigError if the replica method of a stage needs more steps."""
+    """Raise ConfigError if a stage's replica method needs more steps."""
     for stage, averaging in enumerate(config.replica_methods()):
         try:
             averaging.check_steps(num_steps)
@@ -305,7 +305,7 @@ def _compute(
     weight_shares: Sequence[float],
     notes: list[str],
 ) -> Profile:
-    """Return the seconds of a step's computation, of a datasheet or of a recorded profile."""
+    """Return the compute of a step, from a datasheet or a recorded profile."""
     if device is not None:
         notes.append(
             f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
@@ -319,7 +319,7 @@ def _compute(
 
 
 def _codec_speed(device: str | None, given: float | None, notes: list[str]) -> float | None:
-    """Return the bytes a second that codecs go over: as given, else of the datasheet; None if codecs are timed here."""
+    """Return the codecs' bytes a second: as given, else from the datasheet; None if codecs are timed here."""
     if given is not None:
         notes.append(f"Codecs: {format_bytes(given)} a second of the dense tensors that they go over, as given.")
         return given

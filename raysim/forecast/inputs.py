@@ -1,4 +1,4 @@
-"""The job that a command line describes: its model, its defaults, and the settings to try."""
+"""Parse the job of a command line: its model, defaults, layout, and the settings to try."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from raysim.notation import InputError, check_real
 from raysim.schedules import parse_schedule
 
 SHAPE = ("layers", "width", "length", "vocabulary")
-"""Of a model that is no file."""
+"""Options that describe a model without a recipe or config."""
 HEAD_WIDTH = 128
-"""Of a model given by its shape, if its width is a multiple."""
+"""Head width of a model given by its shape, if it divides the model's width."""
 BATCH = 8
-"""Samples of a step for each host, if none are given."""
+"""Default samples of a step for each host."""
 KEYS = "|".join(Setting._fields)
 SETTING = re.compile(rf"\s*({KEYS})=(.+?)(?=\s+(?:{KEYS})=|\s*$)")
 
@@ -75,7 +75,7 @@ def make_job(
     transport: str,
     recompute: bool,
 ) -> Job:
-    """Return the job with the defaults of its model; raises InputError."""
+    """Return the job, with missing values taken from its model; raises InputError."""
     if isinstance(model, RecipeModel):
         config = model.config
         batch = batch or config.batch_size
@@ -96,7 +96,7 @@ def make_job(
 def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: str | None = None) -> Layout | None:
     """Return the layout of `--stages`, `--replicas` and `--sharding`; None if all are missing. Raises InputError.
 
-    Of stages and replicas one may be missing; with `--sharding` alone, all hosts are replicas.
+    Stages or replicas may be missing; with `--sharding` alone, every host is a replica.
     """
     if stages is None and replicas is None:
         if sharding is None:
@@ -118,7 +118,7 @@ def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: s
 
 
 def parse_setting(text: str) -> Setting:
-    """Return the links' codecs and the replicas' method in a text; raises InputError.
+    """Parse the link codecs and replica method of `--try`; raises InputError.
 
     >>> parse_setting("forward=TopK(density=0.1) backward=Quantize(8)")
     Setting(forward='TopK(0.1)', backward='Quantize(8)', replica_gradient='Identity')

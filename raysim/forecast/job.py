@@ -1,4 +1,4 @@
-"""A training job on a fleet of hosts: its layouts, the memory of each, and what one step costs."""
+"""A training job on a fleet of hosts: the memory and step costs of its layouts."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from raysim.schedules.actions import peak_in_flight
 from raysim.schedules.arrays import make_table
 
 STATE_BYTES = 16
-"""Of each parameter: weights and gradients in 16 bits; a copy of the weights and two moments of Adam in 32."""
+"""For each parameter: weights and gradients in 16 bits; master weights and two Adam moments in 32."""
 GRADIENT_BYTES = 4.0
-"""Of each parameter, averaged between replicas: float32, as raysim averages."""
+"""For each parameter averaged between replicas: float32, as in raysim."""
 UPDATE_BYTES = 28
-"""That the optimiser moves through the memory of a GPU for each parameter: it reads 16 and writes 12 or more."""
+"""GPU memory traffic of the optimiser for each parameter: it reads 16 and writes 12 or more."""
 RECOMPUTED_SHARE = 2 / 34
-"""Of the tensors that a block saves, with recomputation: its input alone."""
+"""Share of a block's saved tensors that is kept with recomputation: its input."""
 ROW_VALUES = 1024
-"""Values of a row by which the packet of a shard, one flat tensor, is counted."""
+"""Values of a row when a shard, one flat tensor, is counted as a matrix."""
 FEW_MICROBATCHES = 4
-"""Of each worker, from which on no more are in flight at once, unless all are."""
+"""For each worker: more microbatches do not raise the number in flight, unless all are in flight."""
 
 
 Model = ModelShape | RecipeModel
@@ -58,7 +58,7 @@ class Job:
     transport: Transport
     recompute: bool = False
     dtype: str = "bfloat16"
-    """Of activations and their gradients on links."""
+    """The dtype of activations and their gradients on links."""
 
     def num_microbatches(self, layout: Layout) -> int:
         """Return the number of microbatches of each replica; raises InputError unless they fill the batch."""
@@ -71,7 +71,7 @@ class Job:
         return count
 
     def num_stages(self, layout: Layout) -> int:
-        """Return the number of stages that gives each worker of a pipeline one or more; raises InputError."""
+        """Return the least number of stages that occupies every worker of a pipeline; raises InputError."""
         for count in range(layout.workers, 9 * layout.workers, layout.workers):
             try:
                 if max(self.schedule.workers(count)) + 1 == layout.workers:
@@ -84,7 +84,7 @@ class Job:
 
     @lru_cache(maxsize=64)  # noqa: B019  a job lives as long as its command
     def stages(self, layout: Layout) -> tuple[StageCost, ...]:
-        """Return the costs of each stage's microbatch."""
+        """Return the costs of a microbatch at each stage."""
         return tuple(self.model.stages(self.num_stages(layout), self.microbatch))
 
     @lru_cache(maxsize=256)  # noqa: B019
@@ -121,14 +121,14 @@ class Job:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def sharded(self, way: Way) -> Sharded:
-        """Return the units of a sharded layout: parameters gathered in the type of activations, gradients scattered in float32."""
+        """Return the units of a sharded layout: parameters gathered in the activations' dtype, gradients scattered in float32."""
         sharding, coded = way.layout.sharding, way.layout.groups == 1 and way.method != SAME
         assert sharding is not None
         stages = []
         for stage in self.stages(way.layout):
             counts = np.array([unit.num_parameters for unit in stage.units], np.float64)
             scatter_bytes, work = GRADIENT_BYTES * counts, np.zeros(len(counts))
-            if coded:  # the codes that a replica sends to each owner
+            if coded:  # packets from a replica to each owner of a shard
                 parts = {count: self._scattered(way.method, int(count), sharding.shards) for count in set(counts)}
                 scatter_bytes, work = np.array([parts[count] for count in counts]).T
             flops = sum(unit.forward_flops for unit in stage.units) or 1.0
@@ -143,7 +143,7 @@ class Job:
         return Sharded(sharding, tuple(stages), coded, sums_groups=way.method == SAME)
 
     def _scattered(self, method: str, num_parameters: int, shards: int) -> tuple[float, float]:
-        """Return the bytes of a unit's coded gradients over all shards, and the work of its codecs on the packets for other owners."""
+        """Return the bytes of a unit's coded gradients over all shards, and the codec work on packets for other owners."""
         rows = num_parameters // shards // ROW_VALUES or 1
         packet, _ = link_messages(method, SAME, (1, rows, ROW_VALUES), "float32")
         share = num_parameters / shards / (rows * ROW_VALUES)
@@ -152,16 +152,16 @@ class Job:
 
     @property
     def _value_bytes(self) -> int:
-        """Bytes of a parameter as it is gathered."""
+        """Bytes of a gathered parameter."""
         return 4 if self.dtype == "float32" else 2
 
     def on_networks(self, way: Way, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
-        """Return the costs of a step of `count` microbatches on each network, the gathers and scatters of shards in its actions."""
+        """Return the costs of a step of `count` microbatches on each network, with shards' gathers and scatters in the actions."""
         return TimedStep(profile, self.schedule, count, way.layout.replicas, self.sharded(way)).profiles(networks)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def mixture(self, way: Way) -> list[tuple[float, Profile]]:
-        """Return the kinds of step of a way, each with its share of all steps: with one exchange of replicas or another, or none."""
+        """Return the kinds of step of a way by their exchange of replicas, if any, each with its share of all steps."""
         profile, replicas = self.profile(way), way.layout.groups
         shards = way.layout.replicas // replicas
         if replicas == 1 or (shards > 1 and way.method == SAME):
@@ -177,7 +177,7 @@ class Job:
             transfers = [each.transfers(stage, replicas, shards) for stage, each in enumerate(exchanges)]
             work_s = [each.work / self.fleet.codec_bytes_per_s for each in exchanges]
             costs: dict[str, Any] = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
-            if way.overlap:  # a ring in place of the messages that are listed
+            if way.overlap:  # a ring replaces the listed messages
                 sizes = GRADIENT_BYTES * np.array([stage.num_parameters for stage in self.stages(way.layout)])
                 costs |= {"gradient_bytes": sizes, "bucketed_bytes": sizes}
             kinds.append((exchanges[0].share, replace(profile, **costs)))
@@ -185,7 +185,7 @@ class Job:
         return [*kinds, (rest, profile)] if rest > 1e-9 else kinds
 
     def compute_s(self, layout: Layout) -> float:
-        """Return the seconds of a step in which a host computes, in the mean over hosts."""
+        """Return the compute seconds of a step, averaged over hosts."""
         stages = self.stages(layout)
         flops = (4 if self.recompute else 3) * sum(stage.forward_flops for stage in stages)
         return self.num_microbatches(layout) * flops / (self.fleet.flops * self.efficiency) / layout.workers
@@ -197,14 +197,14 @@ class Job:
         totals = [0.0] * way.layout.workers
         for stage, held, worker in zip(stages, self._in_flight(way.layout), workers, strict=True):
             saved = held * stage.saved_bytes
-            if self.recompute:  # inputs alone, and the block that is computed again
+            if self.recompute:  # the inputs, and the block being recomputed
                 saved = RECOMPUTED_SHARE * saved + stage.saved_bytes / max(self.model.layers // len(stages), 1)
             state = self._state_bytes(way.layout, stage) + self._method_bytes(way, stage)
             totals[worker] += state + saved + stage.workspace_bytes
         return max(totals)
 
     def _state_bytes(self, layout: Layout, stage: StageCost) -> float:
-        """Return the bytes of a stage's weights, gradients and moments; if sharded, of its shard and the units gathered at once."""
+        """Return the bytes of a stage's weights, gradients and moments; if sharded, of its shard and the gathered units."""
         if layout.sharding is None:
             return STATE_BYTES * stage.num_parameters
         sizes = [unit.num_parameters for unit in stage.units]
@@ -226,10 +226,10 @@ class Job:
         peaks = [
             peak_in_flight([each for each in rows[owner[stage]] if each.stage == stage]) for stage in range(num_stages)
         ]
-        return tuple(count if peak == few else peak for peak in peaks)  # all of them, as GPipe has it
+        return tuple(count if peak == few else peak for peak in peaks)  # all of them, as in GPipe
 
     def _method_bytes(self, way: Way, stage: StageCost) -> int:
-        """Return the bytes that the method of replicas remembers for a stage."""
+        """Return the bytes of the replica method's memory for a stage."""
         if way.layout.replicas == 1 or way.method == SAME:
             return 0
         method, shards = method_of(way.method), way.layout.replicas // way.layout.groups
@@ -239,5 +239,5 @@ class Job:
 
 @lru_cache(maxsize=256)
 def method_of(text: str) -> ReplicaMethod:
-    """Return the method of replicas that a text writes."""
+    """Return the replica method written in `text`."""
     return read_config("topics-gpt", ["num_replicas=2", f"replica_gradient={text}"]).replica_methods()[0]

@@ -1,4 +1,4 @@
-"""Costs of the packets between stages in a run that was never made, by its own compressors on seeded tensors."""
+"""Forecast costs of packets between stages, from the run's compressors on seeded tensors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from raysim.values import UNNAMED, BoundaryTensors
 T = TypeVar("T")
 
 LATE = 2**20  # an epoch after any warm-up
-VISITS = 4  # of one message: the first is not timed, the others are
+VISITS = 4  # timed visits of one message, after one that warms up
 
 
 class LinkCost(NamedTuple):
-    """Cost of a tensor in a message on one direction of one boundary, at its first visit and later."""
+    """Cost of one tensor on one link, at its first visit and later."""
 
     replica: int | None  # None if all replicas have the same compressors
     boundary: int
@@ -48,7 +48,7 @@ class LinkCost(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """The packet of a message, and its seconds."""
+    """The bytes and codec seconds of a message."""
 
     wire_bytes: int
     encode_s: float
@@ -56,7 +56,7 @@ class Visit(NamedTuple):
 
     @classmethod
     def median(cls, visits: Sequence[Visit]) -> Visit:
-        """Return the last of some visits, with the median seconds of all."""
+        """Return the last visit, with the median seconds of all."""
         seconds = (statistics.median(each) for each in list(zip(*visits, strict=True))[1:])
         return cls(visits[-1].wire_bytes, *seconds)
 
@@ -123,7 +123,7 @@ def _measure(
     seed: int,
     codec_bytes_per_s: float | None,
 ) -> list[LinkCost]:
-    """Return the costs of both directions of one boundary; shared indices let gradients follow the activations' positions."""
+    """Return the costs of both directions of one boundary; with shared indices, gradients keep the activations' positions."""
     costs = []
     support = None
     for direction, method in zip(("forward", "backward"), methods, strict=True):
@@ -156,14 +156,14 @@ def _measure(
 def _visit(
     method: Compressor, x: Tensor, contexts: Sequence[Context], codec_bytes_per_s: float | None
 ) -> tuple[list[Visit], Packet]:
-    """Return every visit of `x` but the warm-up, and the last packet."""
+    """Return all visits of `x` after the warm-up, and the last packet."""
     sender: State = {}
     receiver: State = {}
     visits = []
     for context in contexts:
-        if context.step == 1:  # the first visit only warmed up
+        if context.step == 1:  # forget the warm-up
             sender, receiver = {}, {}
-        moved = x + 0.1 * torch.roll(x, context.step)  # a later visit finds the activation changed
+        moved = x + 0.1 * torch.roll(x, context.step)  # activations change between visits
         encode = partial(method.encode, moved, sender, context)
         encode_s, (packet, changes) = _timed(encode, x.device, codec_bytes_per_s)
         method.commit(sender, changes)
@@ -175,7 +175,7 @@ def _visit(
 
 
 def _timed(run: Callable[[], T], device: torch.device, codec_bytes_per_s: float | None) -> tuple[float, T]:
-    """Return the seconds of a codec's run, and its result."""
+    """Run a codec; return its seconds and its result."""
     start, work = time.perf_counter(), work_bytes()
     result = run()
     if device.type == "cuda":
@@ -186,7 +186,7 @@ def _timed(run: Callable[[], T], device: torch.device, codec_bytes_per_s: float 
 
 
 def packets_profile(links: Sequence[LinkCost], num_stages: int, num_ops: int, *, first: bool) -> Profile:
-    """Return a profile of packets and codec seconds alone."""
+    """Return a profile with packets and codec seconds only."""
     num_replicas = max((link.replica or 0 for link in links), default=0) + 1
     shape = (num_replicas, num_stages, num_ops, 1)
     wire_bytes, dense_bytes, encode_s, decode_s = (np.zeros(shape) for _ in range(4))

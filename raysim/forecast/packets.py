@@ -1,7 +1,7 @@
-"""Bytes and codec seconds of messages too large to make: counted on small ones, made by the codecs and methods themselves.
+"""Bytes and codec seconds of messages too large to make, extrapolated from small real ones.
 
-The size of a packet is linear in the length of each axis of its tensor, as the table of docs/methods/laws.md has it. So a few small
-packets determine a large one, but for the rounding of lengths and bits.
+A packet's size is linear in the length of each axis of its tensor (see the table in docs/methods/laws.md). So a few small packets
+determine a large one, up to the rounding of lengths and bits.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from raysim.values import UNNAMED, BoundaryTensors
 Floats = NDArray[np.float64]
 
 MOST_VALUES = 2**18
-"""Of an activation that is encoded in full."""
+"""Largest activation that is encoded in full."""
 FEWEST_ROWS = 64
-"""Of an activation that stands for a larger one: more than the rank of any low-rank codec in use."""
+"""Least rows of a shortened activation: more than the rank of any low-rank codec in use."""
 SMALL = (50, 100)
-"""Lengths of the axes of matrices that stand for a larger one: compressed by default, and with whole densities."""
+"""Axis lengths of shortened matrices: large enough to be compressed by default, with whole counts at usual densities."""
 ROUNDING = 4
-"""Bytes by which the size of a small packet may be off its polynomial: lengths of headers, bits that fill a byte."""
+"""Bytes by which a small packet may deviate from its polynomial: header lengths, and padding to whole bytes."""
 FEW = (2, 4, 5)
-"""Replicas whose messages give those of any number D: a message between two has p + q / D bytes, and a replica's codecs go over
-a + b D + c / D. Each divides the values of the small matrices."""
+"""Numbers of replicas measured to extrapolate to any number D: a message between two has p + q / D bytes, and a replica's
+codecs process a + b D + c / D. Each divides the number of values of the small matrices."""
 UNIT = 1e9
-"""Bytes a second at which seconds of codecs are counted work; another speed scales them."""
+"""Nominal codec speed in bytes a second: codec seconds times `UNIT` are counted work."""
 
 
 @dataclass(frozen=True)
 class LinkMessage:
-    """A message of one direction: bytes, and bytes of dense tensors that its codecs go over."""
+    """A message of one direction: its bytes, and the dense bytes processed by its codecs."""
 
     wire_bytes: float
     encode_work: float
@@ -74,16 +74,16 @@ def link_messages(forward: str, backward: str, shape: tuple[int, ...], dtype: st
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """A kind of step's end for a stage's replicas: its share of all steps, rounds of messages, and work of codecs."""
+    """An exchange of a stage's replicas: its share of all steps, rounds of messages, and codec work."""
 
     share: float
     pair_bytes: tuple[float, ...]
-    """By round: of each message between two replicas."""
+    """Bytes of each message between two replicas, by round."""
     work: float
-    """Bytes of dense tensors that the codecs of one replica go over."""
+    """Dense bytes processed by the codecs of one replica."""
 
     def transfers(self, stage: int, num_replicas: int, shards: int = 1) -> Transfers:
-        """Return the messages between all replicas of a stage; each may consist of `shards` replicas, which send a shard each."""
+        """Return the messages between all replicas of a stage; each may consist of `shards` members that send a shard each."""
         members = itertools.product(itertools.permutations(range(num_replicas), 2), range(shards))
         pairs = np.array([(a * shards + i, b * shards + i) for (a, b), i in members]).T
         rounds, count = len(self.pair_bytes), pairs.shape[1]
@@ -98,7 +98,7 @@ class Exchange:
 
 @lru_cache(maxsize=4096)
 def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple[Exchange, ...]:
-    """Return how replicas exchange one parameter of `shape` by a method, for each kind of step that exchanges anything.
+    """Return the exchanges of one parameter of `shape` by a method, for each kind of step with an exchange.
 
     Raises InputError if the method's messages depend on more than sizes.
     """
@@ -119,7 +119,7 @@ def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple
 
 
 def sum_exchanges(parts: Sequence[tuple[int, tuple[Exchange, ...]]]) -> tuple[Exchange, ...]:
-    """Return the exchange of a stage from its parameters', each with its number."""
+    """Return a stage's exchanges, summed over its parameters' counts and exchanges."""
     counts, kinds = [count for count, _ in parts], []
     for exchanges in itertools.zip_longest(*(exchanges for _, exchanges in parts)):
         present = [(count, each) for count, each in zip(counts, exchanges, strict=True) if each is not None]
@@ -130,9 +130,9 @@ def sum_exchanges(parts: Sequence[tuple[int, tuple[Exchange, ...]]]) -> tuple[Ex
 
 
 def _small(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes exchanged in place of one: its first two axes shortened in turn; itself if it is small.
+    """Return smaller shapes to exchange instead, with the first two axes shortened in turn; a small shape is kept.
 
-    Beside an axis shorter than `SMALL` the other stays longer, so that the matrix has as many values.
+    If one axis is shorter than `SMALL`, the other stays longer, so that the matrix has as many values.
     """
     longer = math.ceil(SMALL[0] / min(shape[:2])) if len(shape) > 1 else 1
     short = [tuple(min(length, longer * side) for length in shape[:2]) for side in SMALL]
@@ -143,7 +143,7 @@ def _small(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures: Floats) -> Floats:
-    """Return the figures of `shape`, of those of `small` shapes on the first axis: linear in each of two axes."""
+    """Extrapolate `figures` of the `small` shapes (first axis) to `shape`, linearly in each of two axes."""
     first: Floats = figures[0]
     if len(small) == 1:
         return first
@@ -166,7 +166,7 @@ def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures:
 def _counted(
     method: str, shapes: tuple[tuple[int, ...], ...], num_replicas: int
 ) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
-    """Return for each kind of step its share and, for each shape, the work and the bytes of a pair in each round."""
+    """Return the share of each kind of step and, for each shape, the work and the bytes of a pair in each round."""
     config = read_config(
         "topics-gpt",
         [

@@ -1,4 +1,4 @@
-"""Costs of averaging replicas in a run that was never made: by counts, or by the replica methods on seeded tensors."""
+"""Forecast costs of averaging replicas, counted or from the replica methods on seeded tensors."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
 from raysim.units import format_bytes
 
 LATE = 2**20  # an epoch after any warm-up
-AVERAGES = 3  # of replica gradients: the last two count, as methods may send one side and then the other
+AVERAGES = 3  # exchanges made: the last two count, since methods may alternate between two sides
 
 
 class ReplicaCost(NamedTuple):
-    """The cost of averaging the gradients of a stage; `wire_bytes` are the bytes of the replica that sends most."""
+    """The cost of averaging the gradients of a stage; `wire_bytes` are those of the replica that sends most."""
 
     stage: int
     method: str
     part: int
-    """The part of the stage that is exchanged, see `ReplicaMethod.part`."""
+    """The exchanged part of the stage, see `ReplicaMethod.part`."""
     dense_bytes: int
     wire_bytes: int
     rounds: int
@@ -50,7 +50,7 @@ class ReplicaCost(NamedTuple):
     gradient_bytes: float = 0.0
     """Bytes averaged uncompressed, see `Profile.gradient_bytes`."""
     bucketed_bytes: float = 0.0
-    """Bytes of gradients whose average may leave in buckets during backward."""
+    """Bytes of gradients that may be averaged in buckets during backward."""
 
 
 def replica_costs(
@@ -59,10 +59,10 @@ def replica_costs(
     codec_bytes_per_s: float | None,
     notes: list[str],
 ) -> list[ReplicaCost]:
-    """Return the cost of averaging at each stage, of gradients of these shapes: by an all-reduce counted, else by the method itself.
+    """Return the cost of averaging gradients of these shapes at each stage.
 
-    A method that exchanges in some steps only has a cost for each of its parts. Raises ConfigError if the gradients of all
-    replicas would not fit this machine, or steps are not alike.
+    All-reduces are counted, other methods run on this machine. A method that exchanges only in some steps has a cost for each
+    of its parts. Raises ConfigError if all replicas' gradients would not fit this machine, or some steps take two passes.
     """
     count = config.num_replicas
     costs = []
@@ -95,7 +95,7 @@ def replica_costs(
 
 
 def _all_reduced(method: ReplicaMethod, stage: int, shapes: Mapping[str, tuple[int, ...]], count: int) -> ReplicaCost:
-    """Return the cost of averaging a stage uncompressed, in buckets that may leave during backward."""
+    """Return the cost of averaging a stage uncompressed, in buckets that may be sent during backward."""
     values = sum(math.prod(shape) for shape in shapes.values())
     members = [(replica, stage) for replica in range(count)]
     chunks = chunk_bytes("dense", values, count, method.table(shapes))
@@ -124,7 +124,7 @@ def _averaged(
     config: RunConfig,
     codec_bytes_per_s: float | None,
 ) -> ReplicaCost:
-    """Return the cost of an exchange of one part of a stage, after the first: the bytes and seconds of the slowest replica."""
+    """Return the slowest replica's bytes and seconds in an exchange of one part of a stage, after the first."""
     count = config.num_replicas
     group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
     table = method.table(shapes)
@@ -183,15 +183,15 @@ EXCHANGE = ("transfers", "method_s", "gradient_bytes", "bucketed_bytes")
 
 @dataclass(frozen=True, eq=False)
 class Ending:
-    """The end of a step: the exchange of its replicas, and the share of steps with this end."""
+    """A kind of step by its exchange of replicas, and its share of all steps."""
 
     share: float
     costs: dict[str, Any]
-    """`EXCHANGE` of a `Profile`: the transfers, bytes and seconds of the replica methods."""
+    """Fields `EXCHANGE` of a `Profile`: the transfers, bytes and seconds of the replica methods."""
 
 
 def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> tuple[Ending, ...]:
-    """Return the ways in which the steps of a period end, those with most bytes first; `tied` transfers are in all of them."""
+    """Return the kinds of step in a period, most bytes first; all include the `tied` transfers."""
     methods = config.replica_methods()
     period = exchange_period(config)
     counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
@@ -208,7 +208,7 @@ def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfe
 
 
 def tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
-    """Return the transfers that sum the gradients of tied parameters over their owners, within a replica or, fused, over all."""
+    """Return the transfers that sum tied parameters' gradients over their owners, per replica or, if fused, over all."""
     replicas = range(config.num_replicas)
     groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
     transfers = [as_transfers([])]

@@ -1,4 +1,4 @@
-"""Costs of a model's stages, and those of transformers, counted from a `config.json` or a few numbers.
+"""Costs of a transformer's stages, counted from a `config.json` or a few numbers.
 
 Nothing is allocated, and neither torch nor transformers is imported.
 """
@@ -18,9 +18,9 @@ from raysim.storage.files import is_file
 
 UNNAMED = "the model"
 """Name of a model given by its shape."""
-LONGEST = 8192  # tokens of a training sequence, if the model's positions allow for more
+LONGEST = 8192  # default tokens of a training sequence, if the model has more positions
 SAVED_FACTOR = 34
-"""Bytes that a block keeps of each value of its input for the backward, in 16 bits with flash attention (Korthikanti et al. 2022,
+"""Bytes that a block saves for the backward per value of its input, in 16 bits with flash attention (Korthikanti et al. 2022,
 2205.05198: 34 s b h, without the scores' 5 a s^2 b)."""
 
 
@@ -34,32 +34,32 @@ def count_values(shapes: Shapes) -> int:
 
 
 class Unit(NamedTuple):
-    """Layers whose parameters sharded replicas gather together: a block, the embedding, the head."""
+    """Layers that sharded replicas gather together: a block, the embedding or the head."""
 
     forward_flops: float
     num_parameters: int
 
 
 class StageCost(NamedTuple):
-    """One stage for one microbatch, whatever its model."""
+    """Costs of one stage for one microbatch, of any model."""
 
     forward_flops: float
-    """Two for each multiplication and addition; a causal mask saves none."""
+    """Two for each multiply-add; a causal mask saves none."""
     weight_flops: float
-    """The part of `forward_flops` that multiplies by parameters; weight gradients take as many."""
+    """The part of `forward_flops` that multiplies by parameters; weight gradients take the same."""
     parameters: Shapes
     saved_bytes: float
-    """From the forward to the backward."""
+    """Kept from the forward to the backward."""
     workspace_bytes: float
-    """Besides, within one action."""
+    """Additional, within one action."""
     output: tuple[int, ...]
-    """Shape of the activation that the stage sends on."""
+    """Shape of the activation sent to the next stage."""
     units: tuple[Unit, ...]
-    """In the order of the forward."""
+    """In forward order."""
 
     @property
     def num_parameters(self) -> int:
-        """Number of values that the stage learns."""
+        """Number of trained values of the stage."""
         return count_values(self.parameters)
 
 
@@ -73,7 +73,7 @@ class ModelShape:
     """
 
     layers: int
-    """Blocks: most stages that the model can be cut into."""
+    """Blocks, and so the most stages."""
     width: int
     length: int
     """Tokens of a sequence."""
@@ -89,11 +89,11 @@ class ModelShape:
     """Whether the feed-forward part has a third matrix."""
     experts: int = 1
     active_experts: int = 1
-    """Experts of each token."""
+    """Experts used for each token."""
     vectors: tuple[int, ...] = ()
-    """Lengths of a block's parameters that are vectors: norms and biases."""
+    """Lengths of a block's vector parameters: norms and biases."""
     last_vectors: tuple[int, ...] = ()
-    """Of the norm before the head."""
+    """Vector parameters of the norm before the head."""
     positions: int = 0
     """Learned positions."""
     tied: bool = False
@@ -111,7 +111,7 @@ class ModelShape:
 
     @property
     def matrices(self) -> Shapes:
-        """Matrices of a block, (output, input)."""
+        """Weight matrices of a block, as (output, input)."""
         own, shared = self.heads * self.head_width, self.kv_heads * self.head_width
         counts: Shapes = Counter()
         counts[own, self.width] += 1
@@ -143,7 +143,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Number of values that the model learns."""
+        """Number of trained values of the model."""
         return count_values(self.embedding) + self.layers * count_values(self.block) + count_values(self.head)
 
     @property
@@ -152,7 +152,7 @@ class ModelShape:
         return f"sequences of {self.length:,} tokens"
 
     def stages(self, num_stages: int, samples: int) -> list[StageCost]:
-        """Return the costs of equal stages for a microbatch of so many sequences; the head weighs as many blocks as it computes.
+        """Return the costs of balanced stages for a microbatch of `samples` sequences; operations weigh the head.
 
         The embedding is part of the first stage; a tied head is counted in both its stages, as each holds a copy.
         """
@@ -195,7 +195,7 @@ class ModelShape:
 
 
 def _shares(layers: int, num_stages: int, head: float) -> list[int]:
-    """Return the number of blocks of each stage, such that the last stage with a head of `head` blocks is no larger than the rest.
+    """Return the number of blocks of each stage; the head, worth `head` blocks, makes the last stage shorter.
 
     >>> _shares(32, 4, 0.0), _shares(32, 8, 2.6)
     ([8, 8, 8, 8], [5, 5, 4, 4, 4, 4, 4, 2])
@@ -212,17 +212,17 @@ class Family(NamedTuple):
 
     gated: bool = True
     norm: int = 1
-    """Vectors of a norm: 1 without a bias, 2 with one."""
+    """Vectors of a norm: 1, or 2 with a bias."""
     norms: int = 2
-    """Norms of a block over its width."""
+    """Norms over the width in each block."""
     head_norms: str = ""
     """"head": norms of queries and keys over a head's width; "full": over all heads."""
     biases: tuple[str, ...] = ()
     """Parts with biases: qkv, out, ffn."""
     tied: bool = False
-    """Whether the head is tied if the config does not say."""
+    """Whether the head is tied by default."""
     positions: int | None = None
-    """Learned positions besides those of the config; None: none are learned."""
+    """Learned positions in addition to the config's; None if positions are not learned."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -239,7 +239,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family(gated=False, norm=2, biases=("qkv", "out", "ffn")),
     "opt": Family(gated=False, norm=2, biases=("qkv", "out", "ffn"), tied=True, positions=2),
 }
-"""Families whose parameters are counted; tests compare each with the model that transformers builds."""
+"""Supported families; tests compare each with the model built by transformers."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -256,7 +256,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 def read_shape(path: str, length: int | None = None) -> ModelShape | None:
-    """Return the shape in a transformers `config.json`, or in a folder that holds one; None if the path is neither.
+    """Read the shape from a transformers `config.json` or a folder with one; None if the path is neither.
 
     `length`: tokens of a training sequence, by default the model's positions, at most `LONGEST`. Raises InputError.
     """
@@ -273,7 +273,7 @@ def read_shape(path: str, length: int | None = None) -> ModelShape | None:
 
 
 def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str = UNNAMED) -> ModelShape:
-    """Return the shape in the values of a config; raises InputError."""
+    """Return the shape given by a config's values; raises InputError."""
     kind = str(values["model_type"])
     family = FAMILIES.get(kind)
     if family is None:

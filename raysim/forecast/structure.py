@@ -1,4 +1,4 @@
-"""A recipe's model and data without their numbers, at no cost of memory or downloads, and the costs of the model's stages."""
+"""Structure and stage costs of a recipe's model and data, without allocation or downloads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CIFAR = {
     "cifar10": (DataShape((3, 32, 32), "float32", 10), 50_000),
     "cifar100": (DataShape((3, 32, 32), "float32", 100), 50_000),
 }
-WIKITEXT2 = (50_257, 2_391_884)  # tokens that GPT-2 knows, and that the training text has: as the tokeniser counts them
+WIKITEXT2 = (50_257, 2_391_884)  # GPT-2's vocabulary, and the training text's length in its tokens
 GPT2 = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
 
 
 def data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:
-    """Return the shape and number of training samples; of the sets that come from the hub without fetching them."""
+    """Return the shape and number of training samples, without fetching data sets from the hub."""
     name, options = config.data.name, config.data.options
     if name not in (*CIFAR, "wikitext2") or options.get("path") is not None:
         data = load_data(name, options, config.seed)
@@ -46,7 +46,7 @@ def data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:
 
 
 def structure_of(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequential:
-    """Return the model with parameters that have a shape and take no memory; models of the user's own are built for real."""
+    """Return the model with parameters that take no memory; a user's own model is really built."""
     name, options = config.model.name, config.model.options
     if name not in MODELS:
         return build_model(name, options, shape, config.seed, config.cuts or (), config.stages)
@@ -75,16 +75,16 @@ class RecipeModel:
 
     @property
     def num_parameters(self) -> int:
-        """Number of values that the model learns."""
+        """Number of trained values of the model."""
         return self.stages(1, 1)[0].num_parameters
 
     @property
     def layers(self) -> int:
-        """Most stages that the model can be cut into."""
+        """The most stages the model can be cut into."""
         return _num_layers(self.config)
 
     def stages(self, num_stages: int, samples: int) -> list[StageCost]:
-        """Return the costs of a microbatch at each of `num_stages` stages, cut as raysim cuts; raises InputError."""
+        """Return the costs of a microbatch at each of `num_stages` stages, cut as in a run; raises InputError."""
         try:
             return list(_stages(self.config, num_stages, samples))
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""A study of the settings that would pay on a network: what would decide whether they are safe."""
+"""Write a study that tests whether the settings that pay on a network are safe."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from raysim.units import format_seconds
 SEEDS = 5
 MEASURED_STEPS = 1
 STAND_IN = "topics-gpt"
-"""The recipe that stands for a model given by its shape: small enough for a laptop."""
+"""Small recipe used in place of a model given by its shape."""
 
 
 def write_study(advice: Advice, source: str | None, path: Path) -> str:
-    """Write the study file and return what it holds, in words; raises InputError if nothing pays."""
+    """Write the study file and return a summary of it; raises InputError if no setting pays."""
     settings = list(dict.fromkeys(row.way.setting for row in advice.paying()))
     network = advice.networks[0]
     if not settings:
@@ -65,11 +65,11 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
 
 
 def _price(advice: Advice, settings: Sequence[Setting], steps: int) -> str:
-    """Return the duration of a study's runs one after another, in words: as advised, or measured on this machine for the stand-in."""
+    """Return, in words, the duration of a study's runs in sequence: as advised, or measured here for `STAND_IN`."""
     if isinstance(advice.job.model, ModelShape) and advice.job.model.name == UNNAMED:
         config = read_config(STAND_IN)
         profile = record_profile(config, num_steps=MEASURED_STEPS)
-        cpu_s = profile.cpu_s / config.threads_per_stage  # whatever else the machine does
+        cpu_s = profile.cpu_s / config.threads_per_stage  # independent of other load on the machine
         actions_s = np.where(np.isnan(cpu_s), profile.compute_s, cpu_s) + profile.encode_s + profile.decode_s
         step_s = config.num_microbatches * float(actions_s.mean(axis=3).sum()) + float(profile.update_s.sum())
         whole_s = SEEDS * (len(settings) + 1) * steps * step_s
@@ -85,13 +85,13 @@ def _price(advice: Advice, settings: Sequence[Setting], steps: int) -> str:
 
 
 def _step_s(advice: Advice, setting: Setting) -> float:
-    """Return the seconds of a setting's step on the first network, in the layout that is fastest."""
+    """Return the seconds of a setting's step on the first network, in its fastest layout."""
     rows = [row for row in advice.rows if row.way.setting == setting and row.fits]
     return min(row.networks[0].step_s for row in rows or [advice.dense])
 
 
 def _base(advice: Advice, source: str | None) -> tuple[list[str], int]:
-    """Return the lines of the study's base, and its steps."""
+    """Return the study's lines on its base, and the base's number of steps."""
     model = advice.job.model
     if isinstance(model, RecipeModel):
         return [f"base = {json.dumps(source)}"], model.config.steps or 0
@@ -113,7 +113,7 @@ def _base(advice: Advice, source: str | None) -> tuple[list[str], int]:
 
 
 def _divides(method: str, steps: int) -> bool:
-    """Return whether a method's exchanges fit a run of so many steps."""
+    """Return whether a method's exchanges fit a run of `steps` steps."""
     try:
         method_of(method).check_steps(steps)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Timings by hand: a step's seconds and bytes from a paper, a profiler or a guess, priced without a recipe.
+"""Hand-written timings: a step's seconds and bytes from a paper, a profiler or a guess.
 
 schedule = "1F1B"
 num_stages = 8
@@ -41,12 +41,12 @@ from raysim.storage.files import is_file, read_text
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
 ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]
 KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share", "weights")
-"""Keys that may be given with a file of `Profile.save`."""
+"""Overrides accepted with a file of `Profile.save`."""
 
 
 @dataclass(frozen=True, eq=False)
 class TimedStep:
-    """A step whose costs are known: ready to be simulated on any network."""
+    """A step of known costs, ready to be simulated on any network."""
 
     profile: Profile
     schedule: Schedule
@@ -61,7 +61,7 @@ class TimedStep:
         return self.profile.microbatch_samples * self.num_microbatches * self.num_replicas
 
     def over(self, transport: Transport) -> TimedStep:
-        """Return the step with messages over a transport, whose seconds of hosts come on top of the step's own."""
+        """Return the step with messages over a transport, whose host overheads are added to the step's own."""
         num_workers = self.num_replicas * len(self.schedule.rows(self.profile.num_stages, self.num_microbatches))
         costs: dict[str, Any] = transport.host.overheads(num_workers)
         whole = {name: getattr(self.profile, name) + seconds for name, seconds in costs.items()}
@@ -83,7 +83,7 @@ class TimedStep:
             raise InputError(str(error)) from None
 
     def profiles(self, networks: Sequence[Network]) -> list[Profile]:
-        """Return the costs on each network: those of sharded replicas have gathers and scatters in their actions."""
+        """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""
         if self.sharded is None:
             return [self.profile] * len(networks)
         table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
@@ -101,7 +101,7 @@ def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
 
 
 class Timings(Strict):
-    """A step's costs as a file gives them, seconds and bytes of one microbatch; lists have a value for each stage.
+    """A step's costs in seconds and bytes of one microbatch; lists have a value for each stage.
 
     >>> timings = Timings(num_stages=4, num_microbatches=8, forward_s=1.0, backward_s=2.0)
     >>> from raysim.network.topology import FREE
@@ -112,15 +112,15 @@ class Timings(Strict):
     schedule: Annotated[str, _checked_by(parse_schedule)] = "1F1B"
     """The order of forwards and backwards, such as 1F1B, ZBH1 or Interleaved1F1B(2)."""
     weights: Annotated[str, _checked_by(parse_weights)] = "Synchronous"
-    """When stages update, such as PostValidated: without a flush between steps."""
+    """Weight policy, such as PostValidated, which has no flush between steps."""
     num_stages: int = Field(ge=1, le=MOST_STAGES)
-    """Stages of the pipeline; with an interleaved schedule more than there are workers."""
+    """Stages of the pipeline: more than workers with an interleaved schedule."""
     num_microbatches: Positive
-    """Microbatches of a step and replica."""
+    """Microbatches of a step on each replica."""
     num_replicas: Positive = 1
-    """Copies of the pipeline, whose gradients are averaged."""
+    """Copies of the pipeline; their gradients are averaged."""
     microbatch_samples: Natural = 0
-    """Samples of a microbatch, for samples a second."""
+    """Samples of a microbatch, to report samples a second."""
     forward_s: ByStage
     """Seconds of a forward."""
     backward_s: ByStage | None = None
@@ -130,17 +130,17 @@ class Timings(Strict):
     weight_s: ByStage | None = None
     """Seconds of the backward for weights, T_W."""
     weight_share: float | None = Field(default=None, ge=0, le=1)
-    """Weight gradients' share of `backward_s`, which schedules need that run them separately."""
+    """Weight gradients' share of `backward_s`, for schedules that run them separately."""
     message_bytes: ByStage = 0.0
-    """Bytes of the activation that a stage sends on."""
+    """Bytes of the activation sent to the next stage."""
     gradient_message_bytes: ByStage | None = None
-    """Bytes of the gradient that a stage sends back; by default those of the activation that it received."""
+    """Bytes of the gradient sent back to the previous stage; by default those of the activation from it."""
     message_s: Seconds = 0.0
-    """Seconds of a message on any network, as measured; with `message_bytes` they come on top of the network's."""
+    """Measured seconds of a message on any network, added to the network's own for `message_bytes`."""
     blocking_sends: bool = False
     """Whether the sender computes nothing during `message_s`."""
     send_byte_s: Seconds = 0.0
-    """Seconds that a sent byte takes of the sender's clock: copies by the host."""
+    """Sender's seconds for each sent byte, such as copies by the host."""
     encode_s: ByStage = 0.0
     """Seconds to compress a message."""
     decode_s: ByStage = 0.0
@@ -148,15 +148,15 @@ class Timings(Strict):
     update_s: ByStage = 0.0
     """Seconds of the optimiser."""
     step_s: Seconds = 0.0
-    """Seconds of every step outside of all else."""
+    """Seconds of every step in addition to all else."""
     gradient_bytes: ByStage = 0.0
     """Bytes of the gradients that replicas average, or scatter if they are sharded."""
     sharding: Annotated[str, _checked_by(parse_sharding)] | None = None
-    """Division of a replica's parameters among replicas, such as FSDP(8)."""
+    """Sharding of the parameters over replicas, such as FSDP(8)."""
     parameter_bytes: ByStage = 0.0
-    """Bytes of the parameters that sharded replicas gather."""
+    """Bytes of the parameters gathered by sharded replicas."""
     units: Positive = 1
-    """Equal units of a stage that sharded replicas gather one by one, such as its blocks."""
+    """Equal units of a stage, such as blocks, gathered one by one by sharded replicas."""
     source: str = "timings by hand"
     """Where the figures come from."""
 
@@ -245,8 +245,8 @@ def timed_step(
 ) -> TimedStep:
     """Return the step of a profile under a schedule. Counts default to those of the profile.
 
-    `weight_share`: weight gradients' part of a backward that was timed as a whole. `weights`: a weight policy, which may do without
-    a flush between steps. Raises InputError.
+    `weight_share`: weight gradients' share of a backward timed as a whole. `weights`: a weight policy, possibly without a flush
+    between steps. Raises InputError.
     """
     try:
         rows = parse_weights(weights).order(parse_schedule(schedule) if isinstance(schedule, str) else schedule)
@@ -267,7 +267,7 @@ def timed_step(
 
 
 def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
-    """Return the step in a file of timings or of `Profile.save`, changed by `key=value` texts; None if the file is neither.
+    """Read the step in a file of timings or of `Profile.save`, with `key=value` overrides; None if it is neither.
 
     Raises InputError.
     """
@@ -302,7 +302,7 @@ def read_values(path: str | Path) -> Any:
 
 
 def _saved_step(path: str, overrides: Sequence[str]) -> TimedStep:
-    """Return the step of a saved profile, whose schedule and counts the overrides give."""
+    """Return the step of a saved profile, with schedule and counts from the overrides."""
     changes: dict[str, Any] = {}
     for override in overrides:
         key = apply_override(changes, override)
