@@ -1,4 +1,4 @@
-"""The command line. Every command imports what it needs itself, so that `raysim --help` imports neither torch nor Ray."""
+"""The command line. Commands import their own dependencies, so that `raysim --help` imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; bad input is one sentence and exit code 2, without a traceback."""
+    """Run the command line; bad input gives one sentence and exit code 2, without a traceback."""
     try:
         app()
     finally:
-        # The exit code is decided, and Python takes a while to end.
+        # The exit code is decided: ignore signals during Python's slow exit.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

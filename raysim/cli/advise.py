@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _check_picture(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Return the file of a picture; fails if it isn't named as a PNG, or cannot be written."""
+    """Return the file of a picture; fails if it is not named .png, or cannot be written."""
     if value is not None and value.suffix.lower() != ".png":
         fail(f"`{parameter.opts[0]}` must end in .png, but got {str(value)!r}.", 2)
     return check_file(parameter, value)
@@ -134,7 +134,7 @@ def _write_files(
 
 
 def _steps(text: str) -> list[int]:
-    """Return the numbers of `--local-steps`."""
+    """Parse the numbers of `--local-steps`."""
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -183,7 +183,7 @@ def show_advice(advice: Advice) -> None:
 
 
 def _named(advice: Advice) -> list[tuple[Row, dict[str, str]]]:
-    """Return the rows with their names: the layout's on the first of each, and the setting's."""
+    """Return the rows with layout and setting names; a layout is named on its first row only."""
     layouts = ["", *(str(row.way.layout) for row in advice.rows)]
     return [
         (row, {"layout": "" if layout == last else layout, "setting": str(row.way)})

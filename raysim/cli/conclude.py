@@ -1,4 +1,4 @@
-"""Conclusions from the records of runs and studies, and their pack."""
+"""Commands on recorded runs and studies: findings, report and pack."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def findings(
     verdicts = test_claims(
         results, quality=quality, margin=margin, confidence=confidence, network=network, transport=transport
     )
-    problems = list(results.problems)  # of the findings: the recommendations name runs without a price themselves
+    problems = list(results.problems)  # recommendations name runs without a price themselves
     study = results.runs["study"].dropna()
     (chosen,) = given or parse_networks([results.network_of(study)])
     recommendations = adoptions(results, chosen, transport)
@@ -107,10 +107,10 @@ def show_findings(
     *,
     untested: bool,
 ) -> None:
-    """Print the verdicts of runs on the papers' claims, with reasons, and the commands that would decide undecided ones.
+    """Print the verdicts on the papers' claims, with reasons and the commands that would decide undecided ones.
 
-    Claims without a comparison are counted in a line, or shown too if `untested`. Then come the rows of `sample_harms`, in
-    `samples`, and the recommended settings, as lines for another training loop.
+    Claims without a comparison are counted in a line, or listed if `untested`. The rows of `sample_harms` in `samples` follow,
+    then the recommended settings, as lines for another training loop.
     """
     from raysim.analysis.comparison.samples import sample_sentence
     from raysim.analysis.data.folders import over

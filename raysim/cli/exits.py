@@ -1,4 +1,4 @@
-"""Ends of commands: errors in one sentence with an exit code, and signals."""
+"""Exits of commands: errors in one sentence with an exit code, and signals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *sorted(_installed_commands())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command by its name; commands of other packages are imported here."""
+        """Return a command by its name, importing those of other packages."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -64,11 +64,11 @@ class Commands(TyperGroup):
             fail(str(error), 2)
         except MemoryError as error:
             fail(f"this machine has too little memory: {str(error) or 'none is left'}.", 1)
-        except BrokenPipeError:  # the reader has enough
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC and not error.filename:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the rest of the buffer is written again at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python writes the rest of the buffer again at exit
             fail(os_sentence(error), 2 if error.errno == errno.ENAMETOOLONG else 1)
 
 
@@ -82,13 +82,13 @@ def fail(sentence: str, code: int) -> NoReturn:
 
     sentence = printable(sentence)
     text = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
-    with suppress(OSError):  # the error stream may lead nowhere
+    with suppress(OSError):  # the error stream may be closed
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {text}", markup=False)
     raise typer.Exit(code)
 
 
 def leave(loss: str, again: str, ending: Ending) -> NoReturn:
-    """End the process with one sentence after a loss of Ray's servers; called from any thread, since the main thread waits in Ray."""
+    """End the process with one sentence after Ray's servers are lost; for any thread, since the main thread waits in Ray."""
     from raysim.engine.watch import end_process
 
     ending.notice()

@@ -71,7 +71,7 @@ def _steps_table(plan: Forecast, timelines: Sequence[Timeline]) -> Table:
 
 
 def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
-    """Return the parts of each step, of the workers of the first replica."""
+    """Return the parts of each step for the workers of the first replica."""
     return [
         Shares(
             repr(timeline.network),
@@ -105,7 +105,7 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         row = {"network": repr(timeline.network), "step": format_seconds(timeline.step_s)}
         row |= {name: format_seconds(part, of=timeline.step_s) for name, part in parts.items()}
         row |= {"GPUs busy": f"{_busy(timeline):.0%}", "bubble": f"{timeline.bubble:.0%}"}
-        if timed.sharded is None:  # it counts packets and averages, and no shards
+        if timed.sharded is None:  # `busiest_share` counts no shards
             row["busiest link"] = f"{busiest_share(timeline):.0%} busy"
         rows.append(row)
     out.print(table_of(rows, "A step by network"))
@@ -113,7 +113,7 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
 
 
 def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timeline]) -> str:
-    """Return the bytes that the shards of a replica cost in a step, and the seconds on each network."""
+    """Return a sentence on the bytes that sharding sends in a step, and the seconds they add on each network."""
     whole = replace(timed, sharded=None)
     added = [
         f"{format_seconds(timeline.step_s - whole.simulate(timeline.network).step_s)} on {timeline.network!r}"
@@ -156,7 +156,7 @@ def _busy(timeline: Timeline) -> float:
 
 
 def quiet_step_s(plan: Forecast, network: Network) -> float:
-    """Return the seconds of a step with the smallest exchange of replicas: of a step without one, if there is any."""
+    """Return the seconds of a step with the smallest exchange of replicas, or without one if such steps exist."""
     return plan.simulate(network, ending=len(plan.endings) - 1).step_s
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, their checks, and the files that they write."""
+"""Options shared by several commands, their checks, and their output files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def complete_recipe(typed: str) -> list[str]:
-    """Return the names of recipes with this beginning."""
+    """Return the names of recipes with this prefix."""
     from raysim.config import recipe_names
 
     return [name for name in recipe_names() if name.startswith(typed)]
 
 
 def check_transport(parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """Return a transport, or how replicas average over it, as it was written; fails if it cannot be parsed."""
+    """Return the text of a transport, or of averaging over it, unchanged; fails if it cannot be parsed."""
     from raysim.network.transport import parse_averaging, parse_transport
 
     parse = parse_averaging if parameter.name == "averaging" else parse_transport
@@ -43,10 +43,10 @@ def check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | Non
 
 
 def _trust(context: typer.Context, modules: list[str] | None) -> None:
-    """Import only trusted modules until the command, which reads records, has ended."""
+    """Let a command that reads records import only trusted modules until it ends."""
     from raysim.plugins import from_record, trusting
 
-    root = context.find_root()  # which ends also if another option is refused
+    root = context.find_root()  # closed even if another option is refused
     root.with_resource(from_record())
     try:
         root.with_resource(trusting(*(modules or [])))
@@ -146,7 +146,7 @@ def check_writable(option: str, file: Path | None) -> None:
 
 
 def check_runs(folder: str, lacking: str) -> None:
-    """Fail if a folder of this machine holds no run, before pandas is imported: with the sentence of analysis."""
+    """Fail like analysis if a local folder holds no run, but before pandas is imported."""
     from raysim.analysis.data.folders import find
     from raysim.records.packs import open_folder
     from raysim.storage.places import in_bucket, local_path

@@ -121,7 +121,7 @@ def _parse_range(text: str) -> list[Network]:
 
 
 def _candidates(folder: str) -> list[Place]:
-    """Return the candidates of a probe in a folder, dense first; none for a run. Fails if the folder holds other runs."""
+    """Return the candidates of a probe in a folder, dense first; none if it is a run. Fails if it holds other runs."""
     from raysim.analysis.data.folders import find
     from raysim.analysis.data.settings import is_probe
     from raysim.cli.terminal import counted
@@ -238,7 +238,7 @@ def simulate(
 
 
 def _forecast(recipe: str, overrides: list[str], device: str | None, **options: Any) -> Forecast:
-    """Return the forecast of a recipe; what is wrong with it is said before torch is imported."""
+    """Return the forecast of a recipe; errors of its configuration are reported before torch is imported."""
     from raysim.config import read_config
     from raysim.storage.files import is_file
 

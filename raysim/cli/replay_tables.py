@@ -101,7 +101,7 @@ def traffic_words(replay: Replay) -> str:
 
 
 def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str) -> None:
-    """Print step times against bandwidth with those of the dense run, and the bandwidth at which the two are equal."""
+    """Print step times against bandwidth beside those of the dense run, and the break-even bandwidth."""
     out, rows = console(), _records(frame)
     dense = "dense_step_s" in frame
     longest = max(priced["step_s"] for priced in rows)
@@ -115,14 +115,14 @@ def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str)
         table.append(cells)
     out.print(table_of(table, f"A step by bandwidth {over(transport)}", text=["bandwidth", ""]))
     if dense:
-        crossing = _break_even(rows[0]["break_even_bps"])
+        break_even = _break_even(rows[0]["break_even_bps"])
         everywhere = {"never": "slower at every bandwidth", "always": "faster at every bandwidth"}
-        words = everywhere.get(crossing, f"faster below {crossing}, where the two cross, and slower above")
+        words = everywhere.get(break_even, f"faster below {break_even}, where the two cross, and slower above")
         out.print(f"Against the dense run it is {words}.", highlight=False, soft_wrap=True)
 
 
 def placement_words(replay: Replay, network: Network, names: Sequence[str]) -> str:
-    """Return a sentence with the stages on each host of a network."""
+    """Return a sentence that lists the stages on each host of a network."""
     hosts, per = replay.placement(network).hosts, len(replay.rows)
     by_host: dict[int, list[str]] = {}
     for worker, host in enumerate(hosts):
@@ -162,7 +162,7 @@ def speedup_words(row: Mapping[str, Any]) -> str:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a priced row for JSON: null for a missing figure, or an infinite one such as the bandwidth of `free`."""
+    """Return a priced row for JSON: null for a missing or infinite figure, such as the bandwidth of `free`."""
     priced = {name: None if is_missing(value) else value for name, value in row.items()}
     if "break_even_bps" in priced:
         priced["pays_below"] = _break_even(priced["break_even_bps"])
@@ -234,7 +234,7 @@ def probe_figures(
 ) -> dict[str, Any]:
     """Return the prices and errors of a probe's candidates by name, dense first.
 
-    `frame` has their rows in turn, for each network.
+    `frame` has one row per network for each candidate in turn.
     """
     rows = _records(frame)
     count = len(rows) // len(candidates)

@@ -1,4 +1,4 @@
-"""Searching settings: on this machine, on the cluster that it belongs to, or as a job of another cluster."""
+"""Search settings on this machine, on its Ray cluster, or as a job of another cluster."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def sweep(
         limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
         limits |= {"budget": budget, "price_per_hour": price_per_hour, "transport": transport}
         checked = read_study(study, overrides or [], **limits, race=race)
-        stack.enter_context(trusting(*checked.modules))  # named by the user, in the study
+        stack.enter_context(trusting(*checked.modules))  # the user named them in the study
         listen_on_loopback(address)
-        if not (address or os.environ.get("RAY_ADDRESS")):  # else its nodes have memory of their own
+        if not (address or os.environ.get("RAY_ADDRESS")):  # a cluster's nodes have their own memory
             check_least_memory("ray")
         phases.enter("the import of torch and Ray")
         from raysim.sweeps.runner import Sweep
@@ -95,7 +95,7 @@ def sweep(
 
 
 def _words(study: str, overrides: list[str] | None, **options: object) -> list[str]:
-    """Return the words of `raysim sweep` with these options."""
+    """Return the arguments of `raysim sweep` with these options."""
     words = ["sweep", study, *(overrides or [])]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
@@ -117,7 +117,7 @@ def _run(sweep: Sweep, again: str, ending: Ending) -> None:
     from raysim.sweeps.verdicts import show_confirmation, show_power, show_result
 
     def on_lost(loss: str) -> None:
-        ending.signal = ending.signal or sweep.halt.signal  # a sweep takes the signals while it runs
+        ending.signal = ending.signal or sweep.halt.signal  # a running sweep handles signals itself
         once = ", once a cluster is up" if sweep.address else ""
         leave(loss, f"To go on{once}: {again}", ending)
 
@@ -135,14 +135,14 @@ def _run(sweep: Sweep, again: str, ending: Ending) -> None:
                 show_sweep(confirmation)
             show_confirmation(confirmation)
     except KeyboardInterrupt as error:
-        ending.signal = ending.signal or next(iter(error.args), None)  # a sweep takes the signals while it runs
+        ending.signal = ending.signal or next(iter(error.args), None)  # a running sweep handles signals itself
         fail(
             f"interrupted. To go on: {again}" if sweep.begun else "interrupted before anything began.",
             ending.exit_code,
         )
     except OSError as error:
         fail(f"the sweep failed: {os_sentence(error)} Once that is mended, to go on: {again}", 1)
-    except (SweepError, AnalysisError, PlaceError, RecordsError) as error:  # of a bucket that no longer answers
+    except (SweepError, AnalysisError, PlaceError, RecordsError) as error:  # such as a bucket that no longer answers
         fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
 
 
@@ -189,7 +189,7 @@ def submit(
 
 
 def _sent_files(study: str, files: Path | None) -> tuple[Path | None, str]:
-    """Return the folder to send, if any, and the study as the job finds it; raises ConfigError."""
+    """Return the folder to send, if any, and the study's name or path in the job; raises ConfigError."""
     from raysim.config import ConfigError
     from raysim.sweeps.study_file import study_names, unknown_study
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from raysim.units import format_seconds
 
-MOST_ROWS = 16  # workers of one network; of more, the first and the last are shown
+MOST_ROWS = 16  # workers shown for one network: if there are more, the first and the last
 
 PARTS = {
     "compute_s": "compute",
@@ -23,7 +23,7 @@ PARTS = {
     "outside_s": "update, driver",
 }
 ALWAYS = ("compute_s", "codec_s", "wait_s", "bubble_s")
-"""Parts with a column even if they are 0."""
+"""Parts that have a column even if they are 0."""
 
 CRITICAL = {
     "overhead": "calls",
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 def console(width: int = 132) -> Console:
-    """Return the console of tables, of a fixed width for a file or a pipe."""
+    """Return the console for tables, with a fixed width for a file or a pipe."""
     out = Console()
     if not out.is_terminal:
         out.width = width
@@ -44,7 +44,7 @@ def console(width: int = 132) -> Console:
 
 
 def write_line(out: Console, text: str) -> None:
-    """Print a text as it is: without colours, markup or broken lines."""
+    """Print a text unchanged, without colours, markup or wrapping."""
     out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -61,10 +61,10 @@ def table_of(
     fold: Sequence[str] = (),
     no_wrap: bool = False,
 ) -> Table:
-    """Return a table of rows, each a cell by column; None is a row of dots.
+    """Return a table of rows, each a mapping of columns to cells; None is a row of dots.
 
-    Columns of `text` are on the left, figures on the right, which `no_wrap` keeps on one line. Columns of `fold` are broken in a
-    narrow terminal, never cut.
+    Columns of `text` are left-aligned; figures are right-aligned, and never wrapped with `no_wrap`. Columns of `fold` wrap in a
+    narrow terminal instead of being cut.
     """
     table = Table(title=title)
     names = next(row for row in rows if row is not None)
@@ -79,7 +79,7 @@ def table_of(
 
 
 class Shares(NamedTuple):
-    """The parts of a step on a network: of every worker, and of the critical path."""
+    """The parts of a step on a network, for every worker and for the critical path."""
 
     network: str
     workers: Sequence[Mapping[str, Any]]
@@ -87,7 +87,7 @@ class Shares(NamedTuple):
 
 
 def show_shares(out: Console, shares: Sequence[Shares]) -> None:
-    """Print the parts of every worker's step, which add up to it, and the critical path, network by network."""
+    """Print the parts that add up to every worker's step, and the critical path, network by network."""
     rows = [row for each in shares for row in each.workers]
     used = [name for name in PARTS if name in ALWAYS or any(row[name] for row in rows)]
     table = Table("network", "worker", title="Where a worker's time goes")
@@ -107,7 +107,7 @@ def show_shares(out: Console, shares: Sequence[Shares]) -> None:
 
 
 def critical_words(network: str, seconds: Mapping[str, float]) -> str:
-    """Return the critical path of a step in a line; "path" and "queue" are a packet's way to its wire."""
+    """Return the critical path of a step in a line; "path" and "queue" delay a packet before its wire."""
     total = sum(seconds.values()) or 1.0
     shares = sorted(((value / total, kind) for kind, value in seconds.items()), reverse=True)
     parts = ", ".join(f"{CRITICAL.get(kind, kind)} {share:.0%}" for share, kind in shares if share >= 0.005)

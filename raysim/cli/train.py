@@ -1,4 +1,4 @@
-"""Training a recipe, its display in a terminal, and its model for other libraries."""
+"""Train a recipe, show its progress, and export its model to other libraries."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def train(
 
 
 def _train(training: Training, again: str, ending: Ending) -> None:
-    """Train to the end and print the tables; `again` tells how to go on."""
+    """Train to the end and print the tables; `again` says how to resume."""
     from raysim.pipeline.errors import StageError, WorkerLostError
     from raysim.pipeline.state import CheckpointError
     from raysim.records import Run
@@ -91,7 +91,7 @@ def _train(training: Training, again: str, ending: Ending) -> None:
         fail(f"the run failed: {str(error).rstrip('.')}. {again}", 1)
     except (StageError, CheckpointError) as error:
         fail(f"the run failed: {str(error).rstrip('.')}. Its records are in {training.folder}.", 1)
-    except OSError as error:  # of its folder, or of the terminal
+    except OSError as error:  # from writing to its folder or to the terminal
         if ending.wanted:
             fail(f"interrupted. {again}", ending.exit_code)
         fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
@@ -102,13 +102,13 @@ def _train(training: Training, again: str, ending: Ending) -> None:
 
 
 def _checked_config(recipe: str, overrides: list[str], out: str | None, engine: str, *, resume: bool) -> RunConfig:
-    """Return the run's configuration; raises ConfigError by what can be checked without torch."""
+    """Return the run's configuration; raises ConfigError if a check that needs no torch fails."""
     from raysim.config import ConfigError, read_config
     from raysim.training.start import check_least_memory, check_start
 
     config = read_config(recipe, overrides)
     check_start(out, engine, resume=resume)
-    check_least_memory("inline" if os.environ.get("RAY_ADDRESS") else engine)  # a cluster has its own
+    check_least_memory("inline" if os.environ.get("RAY_ADDRESS") else engine)  # a cluster has its own memory
     from raysim.workloads.data import bind_data
     from raysim.workloads.options import check_num_stages, num_layers
 
@@ -123,7 +123,7 @@ def _checked_config(recipe: str, overrides: list[str], out: str | None, engine: 
 
 
 def _check_repeat(training: Training) -> None:
-    """Fail if the run's first steps, taken twice, differ."""
+    """Fail if the run's first steps differ when repeated."""
     from raysim.training.repeat import STEPS, first_difference
 
     layer = first_difference(training.config, training.workload.data)
@@ -154,7 +154,7 @@ def export(
 
 
 def show_training(training: Training) -> None:
-    """Train to the end: with a bar on a terminal, in lines of text elsewhere."""
+    """Train to the end, with progress bars on a terminal and lines of text elsewhere."""
     from rich.console import Console
 
     from raysim.training.progress import print_progress
@@ -167,7 +167,7 @@ def show_training(training: Training) -> None:
 
 
 def _show_bar(training: Training, console: Console) -> None:
-    """Train to the end, with a bar of steps and one of the current evaluation."""
+    """Train to the end, with one bar for the steps and one for the current evaluation."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
@@ -265,7 +265,7 @@ def _evals_table(run: Run, evals: pd.DataFrame) -> Table:
     from raysim.cli.terminal import table_of
 
     heads = {"compression": "mode"}
-    if (evals["batchnorm"] == "estimated").any():  # statistics of training, and estimated ones
+    if (evals["batchnorm"] == "estimated").any():  # with statistics of training, or estimated ones
         heads["batchnorm"] = "batchnorm"
     # perplexity is the exponential of the loss, and unusual outside of language models
     hidden = {"loss", *({"perplexity"} if next(iter(run.measures)) == "accuracy" else ())}
@@ -278,7 +278,7 @@ def _evals_table(run: Run, evals: pd.DataFrame) -> Table:
 
 
 def exchange_words(links: pd.DataFrame) -> str:
-    """Return a sentence on exchanges that replicas make only in some steps: bytes of one exchange, of a mean step, and the maximum."""
+    """Return a sentence on exchanges made only in some steps: bytes of a mean exchange, of the largest, and of a mean step."""
     sent = links[links["direction"] == "replica_gradient"].groupby("step")["wire_bytes"].sum()
     exchanges = sent[sent > 0]
     words = f"Replicas exchanged something in {len(exchanges)} of {len(sent)} steps"
