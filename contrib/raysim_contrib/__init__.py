@@ -1,4 +1,4 @@
-"""Rarely used codecs, compressors and replica methods, a plug-in of raysim, whose notation finds them by their entry points."""
+"""Plug-in of rarely used codecs, compressors and replica methods, which raysim's notation finds by entry points."""
 
 from raysim_contrib.asyncsparta import AsyncSPARTA
 from raysim_contrib.atomo import ATOMO

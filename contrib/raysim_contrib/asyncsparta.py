@@ -1,4 +1,4 @@
-"""Asynchronous sparse averaging of AsyncMesh: averages of a few parameters arrive late, and are corrected for the delay."""
+"""Asynchronous sparse averaging of AsyncMesh, with delayed averages corrected for the delay."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class AsyncSPARTA(ReplicaMethod):
-    """Replicas step by their own gradients and average the share `share` of their parameters every `steps` steps, in turn; the
-    averages arrive `delay` exchanges later, and are corrected by a moving mean of the own progress meanwhile (Ajanthan et al.
-    2026, 2601.22442, and PluralisResearch/AsyncMesh).
+    """Local steps with delayed averages of a few parameters (Ajanthan et al. 2026, 2601.22442, and PluralisResearch/AsyncMesh).
 
-    With w the parameters of an exchange at its positions, a their average and v the parameters when it arrives::
+    Every `steps` steps replicas average the next share `share` of their parameters. An average arrives `delay` exchanges later
+    and is corrected by a moving mean of the replica's own progress meanwhile. With w the parameters of an exchange at its
+    positions, a their average and v the parameters when it arrives::
 
         m = decay m + (1 - decay) (v - w);   v = a + scale m
 
     A random order of the positions is cut into 1/`share` parts, and each exchange averages the next one; after the last a new
-    order is drawn. All replicas know its seed, so that only values are sent. The last part is filled up with positions of the
-    first (ours), so that all exchanges send as much. At the first arrival m is v - w, and 0 at positions that arrive later.
-    `decay` rises by a half cosine from step `rise` to 0.99 at the end of `until` steps; without `until` it stays. The mean of
-    the replicas is evaluated.
-    The pipelines without flush of the same paper are `weights=AsyncPP`.
+    order is drawn. All replicas know its seed, so only values are sent. The last part is padded with positions of the first
+    (ours), so that all exchanges send equally much. At the first arrival m is v - w, and 0 at all other positions. `decay`
+    rises along a half cosine from step `rise` to 0.99 at the end of `until` steps; without `until` it is constant. Evaluation
+    uses the mean of the replicas. The same paper's pipelines without flush are `weights=AsyncPP`.
 
     >>> AsyncSPARTA(delay=10).steps_under_way
     10
@@ -64,7 +63,7 @@ class AsyncSPARTA(ReplicaMethod):
 
     @property
     def num_parts(self) -> int:
-        """The number of exchanges after which every parameter was averaged."""
+        """The number of exchanges that average every parameter once."""
         return math.ceil(1 / self.share)
 
     def part(self, step: int) -> int | None:
@@ -87,7 +86,7 @@ class AsyncSPARTA(ReplicaMethod):
         return 4 * (values + 2 * self.delay * sent) if self.delay else 0
 
     def positions(self, name: str, count: int, exchange: int, context: ReplicaContext, device: torch.device) -> Tensor:
-        """Return the positions of an exchange in a tensor of `count` values, increasing; the same at all replicas."""
+        """Return the increasing positions of an exchange in a tensor of `count` values, the same at all replicas."""
         cycle, part = divmod(exchange, self.num_parts)
         key = derive_key(context.seed, "AsyncSPARTA", context.stage, name, cycle)
         order = uniform(key, count, device).argsort(stable=True)
@@ -96,7 +95,7 @@ class AsyncSPARTA(ReplicaMethod):
         return order[taken].sort().values
 
     def decay_of(self, step: int) -> float:
-        """Return the decay of the moving mean in a step."""
+        """Return the decay of the moving mean at a step."""
         if self.until is None or step < self.rise:
             return self.decay
         done = min(1.0, (step - self.rise) / (self.until - self.rise - 1))
@@ -113,7 +112,7 @@ class AsyncSPARTA(ReplicaMethod):
         total = yield from all_reduce("share of parameters", values, context.replica, context.num_replicas)
         moved = {**memory, f"own {exchange}": values, f"mean {exchange}": total / context.num_replicas}
         arrived = exchange - self.delay
-        if f"own {arrived}" not in moved:  # nothing was sent so long ago
+        if f"own {arrived}" not in moved:  # the first average is still on its way
             return Averaged({}, moved)
         own, mean = moved.pop(f"own {arrived}"), moved.pop(f"mean {arrived}")
         if not self.delay:
@@ -124,14 +123,14 @@ class AsyncSPARTA(ReplicaMethod):
     def _corrected(
         self, now: Gradients, own: Tensor, mean: Tensor, exchange: int, memory: Memory, context: ReplicaContext
     ) -> Gradients:
-        """Return the parameters after an average has arrived; the moving mean in `memory` is replaced."""
-        places = {n: self.positions(n, x.numel(), exchange, context, x.device) for n, x in now.items()}
-        sizes = [len(positions) for positions in places.values()]
+        """Return the parameters after an average arrives, and update the moving mean in `memory`."""
+        drawn = {n: self.positions(n, x.numel(), exchange, context, x.device) for n, x in now.items()}
+        sizes = [len(positions) for positions in drawn.values()]
         decay, corrected = self.decay_of(context.step), []
         for (name, x), then, average in zip(
             now.items(), torch.split(own, sizes), torch.split(mean, sizes), strict=True
         ):
-            positions = places[name]
+            positions = drawn[name]
             progress = x.reshape(-1)[positions] - then
             held = memory.get(f"progress/{name}")
             if held is None:
@@ -141,12 +140,12 @@ class AsyncSPARTA(ReplicaMethod):
                 smooth = decay * held.view(-1)[positions] + (1 - decay) * progress
             memory[f"progress/{name}"] = held.view(-1).index_copy(0, positions, smooth)
             corrected.append(average + self.scale * smooth)
-        return _placed(now, places, torch.cat(corrected))
+        return _placed(now, drawn, torch.cat(corrected))
 
 
 def _placed(tensors: Gradients, positions: Mapping[str, Tensor], values: Tensor) -> Gradients:
-    """Return tensors with flat values at positions."""
-    parts = torch.split(values, [len(one) for one in positions.values()])
+    """Return the tensors with new values at `positions`."""
+    parts = torch.split(values, [len(drawn) for drawn in positions.values()])
     placed = {}
     for (name, x), part in zip(tensors.items(), parts, strict=True):
         placed[name] = x.reshape(-1).clone().index_copy_(0, positions[name], part).view_as(x)

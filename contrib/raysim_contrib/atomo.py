@@ -1,4 +1,4 @@
-"""Atoms: a matrix sent as some of its singular triples, drawn at random."""
+"""ATOMO: a random choice of a matrix's singular triples."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def keep_probabilities(sizes: Tensor, budget: float) -> Tensor:
-    """Return the probabilities of keeping each atom with the least variance, of which `budget` are kept in expectation.
+    """Return the least-variance probabilities of keeping each atom, for `budget` kept atoms in expectation.
 
-    `sizes`: singular values, falling. p = s l / sum(l). While a probability exceeds 1, the largest is set to 1 and the rest of the
-    budget is shared out again.
+    `sizes`: singular values, decreasing. p = s l / sum(l). While a probability exceeds 1, the largest is set to 1 and the rest of
+    the budget is redistributed.
 
     >>> keep_probabilities(torch.tensor([5.0, 2.0, 1.0, 0.5, 0.25, 0.25]), 2.0)
     tensor([1.0000, 0.5000, 0.2500, 0.1250, 0.0625, 0.0625], dtype=torch.float64)
@@ -56,8 +56,8 @@ class ATOMO(Codec):
     """Keeps singular triple i with probability p_i, as l_i/p_i u_i v_i^T (Wang et al. 2018, 1806.04090).
 
     Unbiased, with variance sum l^2 (1/p - 1). `budget`: the expected number of triples, see `keep_probabilities`. The matrix is
-    (first axis, the rest). A matrix that `budget` atoms would not make smaller is sent as it is. An atom takes 4 (n + m) bytes,
-    since its size is multiplied into u.
+    (first axis, the rest). If `budget` atoms would not be smaller, the matrix is sent uncompressed. An atom takes 4 (n + m)
+    bytes, since its size is multiplied into u.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = ATOMO(1).encode(x, key=1)  # of rank 1: the only atom is always kept

@@ -1,4 +1,4 @@
-"""DAQ: uniform levels around the mean of each feature map, a step as wide as its deviation asks for."""
+"""DAQ: uniform levels around the mean of each feature map, scaled by its deviation."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _STEPS = (1.596, 0.996, 0.586, 0.335, 0.188, 0.104, 0.057, 0.031)
 
 @dataclass(frozen=True, repr=False)
 class DAQ(Codec):
-    """Rounds to 2**bits levels around the mean m of each channel of each sample, D apart (Hong et al. 2022, WACV, "DAQ").
+    """Rounds to 2**bits levels, D apart, around the mean m of each channel of each sample (Hong et al. 2022, WACV, "DAQ").
 
     D is the best step for a normal distribution times the deviation s of the group. x is decoded to
     m + (round((x - m)/D + 1/2) - 1/2) D, clipped to the outermost levels m +- (2^(b-1) - 1/2) D. m and s are sent in float32, 8
-    bytes a group; `deviation_bits` 4 or 8 quantises s over the channels of a sample. A group of vectors (batch, features) is a
-    sample. The published code takes the step of one bit less, and does not clip after a ReLU; both are left out here.
+    bytes a group; `deviation_bits` 4 or 8 quantises s over the channels of a sample. For vectors (batch, features) a group is a
+    sample. The published code takes the step of one bit less, and does not clip after a ReLU; neither is done here.
 
     >>> DAQ(1).encode(torch.tensor([[1.0, -1.0, 1.0, -1.0]])).decode()
     tensor([[ 0.7980, -0.7980,  0.7980, -0.7980]])
@@ -61,7 +61,7 @@ class DAQ(Codec):
         return ("codes", "means", *nested_names("deviations", self._deviations))
 
     def _groups(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return the number of samples, and of groups of each."""
+        """Return the number of samples, and of groups in each."""
         return (shape[0] if shape else 1), (shape[channel_axis(shape)] if len(shape) > 2 else 1)
 
     def _encode(self, x: Tensor, key: Key | None) -> dict[str, np.ndarray]:
@@ -73,8 +73,8 @@ class DAQ(Codec):
         groups, size = samples * channels, x.numel() // (samples * channels)
         layout = Layout(x.numel(), groups, size)
         means = cast_saturating(group_sums(x, layout, "sum") / size, torch.float32)
-        means += 0.0  # of the two zeros the positive one
-        halves = ((x.view(groups, size).double() - means.double()[:, None]) / 2).float()  # which stay within float32
+        means += 0.0  # -0.0 becomes 0.0
+        halves = ((x.view(groups, size).double() - means.double()[:, None]) / 2).float()  # halves stay within float32
         deviations = (4 * group_sums(halves, layout, "squares") / size).sqrt()
         sent = self._deviations.encode(cast_saturating(deviations, torch.float32).view(samples, channels))
         center, step = self._grid(means.double(), sent.decode(x.device).reshape(-1).double())

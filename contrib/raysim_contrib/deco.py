@@ -1,4 +1,4 @@
-"""DeCo-SGD: compressed gradients used some steps late, with delay and density chosen together for a network."""
+"""DeCo-SGD: delayed compressed gradients, with delay and density chosen together for a network."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from raysim.replication.gathered import Gathered
 from raysim.replication.layers import Layered
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Rounds
 
-_SENT = "sent/"  # prefix of the memory of the method that averages
+_SENT = "sent/"  # memory prefix of the averaging method
 
 
 @dataclass(frozen=True, repr=False)
 class DeCoSGD(Layered):
-    """Averages TopK of the gradient under error feedback, and steps by the average of `delay` steps before (Lu et al. 2025,
-    2507.17346).
+    """Steps by the average TopK of gradients, with error feedback, of `delay` steps before (Lu et al. 2025, 2507.17346).
 
     With g and e of step t - delay::
 
         D = mean over replicas of TopK(e + g);   e = e + g - TopK(e + g);   step by D
 
     The first `delay` steps change nothing. An exchange may take `delay` steps; `choose` picks delay and density for a network.
-    Tensors of one dimension, or of fewer than `min_values` values, are as late, and uncompressed.
+    One-dimensional tensors, and tensors of fewer than `min_values` values, are delayed too, but not compressed.
 
     >>> DeCoSGD(0.05, delay=2)
     DeCoSGD(0.05, delay=2)
@@ -50,7 +49,7 @@ class DeCoSGD(Layered):
 
     @property
     def averages(self) -> ReplicaMethod:
-        """The method by which a step's gradients are averaged."""
+        """The method that averages a step's gradients."""
         codec = ErrorFeedback(TopK(self.density, values=self.values))
         return Gathered(codec, min_values=self.min_values, warmup=self.warmup)
 
@@ -80,7 +79,7 @@ class DeCoSGD(Layered):
         moved = {f"{_SENT}{name}": x for name, x in averaged.memory.items()}
         if not self.delay:
             return Averaged(averaged.gradients, moved)
-        queue = [averaged.gradients]  # the newest first
+        queue = [averaged.gradients]  # newest first
         for age in range(self.delay):
             held = {name: memory.get(f"waiting {age}/{name}") for name in gradients}
             queue.append(
@@ -95,7 +94,7 @@ class DeCoSGD(Layered):
 
 
 class Choice(NamedTuple):
-    """A delay and a density that hide the exchanges of a step under its compute, and their noise."""
+    """A delay and a density that hide a step's exchange behind compute, and their noise."""
 
     delay: int
     density: float
@@ -103,7 +102,7 @@ class Choice(NamedTuple):
 
 
 def noise(density: float, delay: int) -> float:
-    """Return the factor by which compression and delay slow convergence down: (1 - d) / (d (1 - d/2)^delay).
+    """Return the slow-down of convergence by compression and delay: (1 - d) / (d (1 - d/2)^delay).
 
     >>> noise(1.0, 5), round(noise(0.5, 0), 3), noise(0.1, 4) > noise(0.1, 1)
     (0.0, 1.0, True)
@@ -116,21 +115,21 @@ def choose(
 ) -> Choice:
     """Return the delay and density of least noise at which no step waits for its exchange.
 
-    `step_s`: seconds of a step without exchange. `dense_bytes`: bytes that a replica would send uncompressed in a step. `cost`:
-    bytes sent a byte kept, positions included. An exchange must be sent within a step, and arrive `delay` steps later. Raises
-    ValueError if even `max_delay` steps do not cover the latency.
+    `step_s`: seconds of a step without exchange. `dense_bytes`: a replica's uncompressed bytes in a step. `cost`: bytes sent per
+    kept byte, positions included. An exchange must be sent within a step, and arrive `delay` steps later. Raises ValueError if
+    even `max_delay` steps do not cover the latency.
 
     >>> choose(0.1, 10e6, 100e6, 0.03)
     Choice(delay=2, density=0.125, noise=7.964444444444444)
     """
-    found = []
+    choices = []
     for delay in range(1, max_delay + 1):
         seconds = min(step_s, delay * step_s - latency_s)
         density = min(1.0, seconds * bandwidth_bps / (8 * dense_bytes * cost))
         if density > 0:
-            found.append(Choice(delay, density, noise(density, delay)))
-    if not found:
+            choices.append(Choice(delay, density, noise(density, delay)))
+    if not choices:
         raise ValueError(
             f"`max_delay` steps of {step_s:g} s must last longer than the latency of {latency_s:g} s, but got {max_delay}."
         )
-    return min(found, key=lambda choice: (choice.noise, choice.delay))
+    return min(choices, key=lambda choice: (choice.noise, choice.delay))

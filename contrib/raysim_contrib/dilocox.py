@@ -1,4 +1,4 @@
-"""DiLoCoX: local steps whose outer step uses the changes of the exchange before, sent as coded low-rank factors."""
+"""DiLoCoX: local steps with a delayed outer step and coded low-rank factors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raysim.replication.method import AGREED, Averaged, Gradients, Memory, Repli
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RANKS = "ranks"  # memory: the effective ranks of the last window, then the present rank
+_RANKS = "ranks"  # memory: the effective ranks of the last window, then the current rank
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,10 +33,10 @@ class DiLoCoX(LocalSteps):
         M_r = W - W_r + e_r;   P = orth(mean of C(M_r Q));   Q_r = C(M_r^T P);   Q = mean of Q_r;   e_r = M_r - P Q_r^T
         D_t = P Q^T;   u = momentum u + rate D_(t-1);   W = W - momentum u - rate D_(t-1)
 
-    So an exchange may take as long as the following `steps` steps. The first one leaves W as it is. `delay=0` uses D_t.
-    `rank=None`, and matrices whose factors would not be smaller, send C(M_r) itself. After every `window` exchanges the rank
-    falls to the mean effective rank of D in the window: e to the entropy of the shares of Q's columns in its energy; 0 keeps
-    it. The entropy is our reading of an adaptive rank; `steps` does not adapt.
+    So an exchange may take as long as the following `steps` steps. The first one leaves W unchanged. `delay=0` uses D_t. With
+    `rank=None`, or if the factors would not be smaller, C(M_r) itself is sent. After every `window` exchanges the rank falls to
+    the mean effective rank of D in the window: e to the entropy of the columns' shares of Q's energy. `window=0` keeps the rank.
+    The entropy is our reading of an adaptive rank; `steps` does not adapt.
 
     >>> DiLoCoX(125, rank=64).steps_under_way
     125
@@ -113,7 +113,7 @@ class CodedFactors(Layered):
         return super().memory_bytes(shapes) + 4 * thin + 8 * (self.window + 1) * bool(self.window and self.rank)
 
     def _factor_rank(self, sides: tuple[int, int], rank: int | None) -> int:
-        """Return the rank at which a matrix is sent; 0 if its factors would not be smaller than itself."""
+        """Return the rank at which a matrix is sent; 0 if its factors would not be smaller."""
         m, n = sides
         rank = min(m, n, rank or 0)
         return rank if rank * (m + n) < m * n else 0
@@ -147,7 +147,7 @@ class CodedFactors(Layered):
         return Averaged(averaged, moved | self._ranks({name: means[name] for name in matrices}, rank, memory))
 
     def _exchange(self, side: str, own: Gradients, context: ReplicaContext) -> Rounds[tuple[Gradients, Gradients]]:
-        """Return the means over replicas of coded tensors, and this replica's as decoded."""
+        """Return the means of coded tensors over replicas, and this replica's decoded tensors."""
         if not own:
             return {}, {}
         packets = {}
@@ -161,7 +161,7 @@ class CodedFactors(Layered):
         return {name: means[name].view_as(x) for name, x in own.items()}, decoded
 
     def _start(self, name: str, matrix: Tensor, rank: int | None, memory: Memory, context: ReplicaContext) -> Tensor:
-        """Return the right side as the last exchange left it, or drawn at random, the same at all replicas."""
+        """Return the right side of the last exchange, or a random one, the same at all replicas."""
         factor_rank = self._factor_rank((matrix.shape[0], matrix.shape[1]), rank)
         key = derive_key(context.seed, "DiLoCoX", context.stage, name)
         return side_columns(memory.get(f"right/{name}"), matrix, "right", factor_rank, key)
@@ -170,7 +170,7 @@ class CodedFactors(Layered):
         return int(memory[_RANKS][-1]) if _RANKS in memory else self.rank
 
     def _ranks(self, rights: Gradients, rank: int | None, memory: Memory) -> Memory:
-        """Return the memory of effective ranks, after an exchange with these right sides."""
+        """Return the memory of effective ranks after an exchange with these right sides."""
         if not self.window or rank is None or not rights:
             return {}
         seen = memory[_RANKS][:-1].tolist() if _RANKS in memory else []
@@ -181,7 +181,7 @@ class CodedFactors(Layered):
 
 
 def effective_rank(right: Tensor) -> float:
-    """Return e to the entropy of the columns' shares in the energy; 1 for a matrix of zeros.
+    """Return e to the entropy of the columns' shares of the energy; 1 for a matrix of zeros.
 
     >>> round(effective_rank(torch.eye(6)[:, :3]), 6), round(effective_rank(torch.tensor([[3.0, 0.0]])), 6)
     (3.0, 1.0)

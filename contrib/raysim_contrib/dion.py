@@ -1,4 +1,4 @@
-"""Dion: low-rank orthonormal updates, whose momentum keeps what the averaged factors leave out."""
+"""Dion: low-rank orthonormal updates with the residual kept in the momentum."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Dion(Layered):
         M_r = M_r + g_r;   P = orth(mean of M_r Q);   R = mean of M_r^T P;   M_r = M_r - (1 - mu) P R^T
         Q = R with columns of norm 1;   step by sqrt(m / n) P Q^T
 
-    Only the two thin means are sent. Tensors of one dimension, or of fewer than `min_values` values, step by Lion, the sign of
-    b1 m + (1 - b1) g with m = b2 m + (1 - b2) g (Chen et al. 2023, 2302.06675), of the uncompressed mean. Ours: embeddings and
-    the last layer are matrices like any other, where the authors' code gives them to Lion; and there is no weight decay. The
-    optimiser must be SGD without momentum; its learning rate is the authors' (0.02).
+    Only the two thin means are sent. One-dimensional tensors, and tensors of fewer than `min_values` values, step by Lion on the
+    uncompressed mean: the sign of b1 m + (1 - b1) g with m = b2 m + (1 - b2) g (Chen et al. 2023, 2302.06675). Ours: embeddings
+    and the last layer are matrices like any other, while the authors' code gives them to Lion; and there is no weight decay.
+    The optimiser must be SGD without momentum; its learning rate is the authors' (0.02).
     """
 
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
@@ -92,7 +92,7 @@ class Dion(Layered):
             check_finite(x)
             matrices[name] = (remembered(memory, "momentum", name, x) + x).reshape(len(x), -1).double()
             key = derive_key(context.seed, "Dion", context.stage, name)
-            kept = memory.get(f"right/{name}")  # of the same span in the same order
+            kept = memory.get(f"right/{name}")  # made orthonormal below, of the same span
             starts[name] = side_columns(kept, matrices[name], "right", self.rank, key)
         count_work(4 * sum(x.nbytes for x in gradients.values()))
         left = yield from mean_sides(

@@ -1,4 +1,4 @@
-"""EDGC: PowerSGD whose rank follows the change of the gradients' entropy, window by window."""
+"""EDGC: PowerSGD with a rank that follows changes of the gradients' entropy."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _STATE = "controller/edgc"  # rank, sum and count of this window, means of the l
 
 @dataclass(frozen=True, repr=False)
 class EDGC(Layered):
-    """PowerSGD with a rank between a quarter of `rank` and `rank`, by how much entropy still changes (Yi et al. 2025,
-    2511.10333, and their code).
+    """PowerSGD with a rank that follows changes of the gradients' entropy (Yi et al. 2025, 2511.10333, and their code).
 
-    The entropy of a stage's averaged gradients is that of a histogram of `bins` between their extremes, over the share
-    `sample` of the values, in every `every`-th step, and averaged over `window` steps. With H of the last windows::
+    The entropy of a stage's averaged gradients is that of a histogram with `bins` bins between their extremes. It is taken of
+    the share `sample` of the values in every `every`-th step, and averaged over windows of `window` steps. With H_t the mean
+    of window t::
 
         r = rank/4 + (rank - rank/4) |H_t - H_(t-1)| / |H_2 - H_1|
 
-    rounded to the even number below, at most `stride` away from the rank before. Of the first two windows it is `rank`.
-    `warmup` steps are dense. Ours: each stage follows its own entropy; the authors' first stage does, and the other stages
-    choose the rank whose exchange takes as long as the first one's and their wait for it.
+    rounded down to an even number, at most `stride` away from the previous rank. In the first two windows it is `rank`. The
+    first `warmup` steps are dense. Ours: each stage follows its own entropy. The authors' first stage does so, and the others
+    choose the rank whose exchange takes as long as the first one's plus their wait for it.
     """
 
     rank: int
@@ -58,7 +58,7 @@ class EDGC(Layered):
 
     @property
     def lowest(self) -> int:
-        """The least rank."""
+        """The lowest rank."""
         return max(1, self.rank // 4)
 
     def exempts(self, shape: tuple[int, ...]) -> bool:
@@ -95,7 +95,7 @@ class EDGC(Layered):
         return Averaged(averaged.gradients, moved, [decision])
 
     def _adjusted(self, rank: int, means: list[float]) -> int:
-        """Return the rank after a window, given the mean entropies of the first two windows and of the last ones."""
+        """Return the rank after a window, from the mean entropies of the first two windows and of the last ones."""
         if len(means) < 2 or means[0] == means[1]:
             return self.rank
         share = abs(means[-1] - means[-2]) / abs(means[1] - means[0])

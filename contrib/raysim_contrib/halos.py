@@ -1,4 +1,4 @@
-"""HALoS: local steps averaged within each site, and the sites' changes merged through a global model."""
+"""HALoS: local steps averaged within sites and merged through a global model."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _CHANGE, _SITE, _GLOBAL, _START = "change", "site model", "global model", "start
 
 @dataclass(frozen=True, repr=False)
 class HALoS(LocalSteps):
-    """Two levels of averaging with a momentum each: of replicas within a site, and of sites (Kim et al. 2025, 2506.04531).
+    """Two levels of averaging, each with momentum: within sites and between sites (Kim et al. 2025, 2506.04531).
 
-    A site's server holds a model w. After every `steps` steps it takes a step by the mean change D of its replicas, which go
-    on from w::
+    A site's server holds a model w. After every `steps` steps it takes a step by the mean change D of its replicas, which then
+    continue from w::
 
         u = momentum u + rate D;   w = w - momentum u - rate D
 
-    In every `updates`-th such exchange it sends the global server its change G since the last merge, the global server takes
-    the same step by the mean of all sites' G, with `global_rate` and `global_momentum`, and `delay` exchanges later each site
-    merges the global model W: w = (1 - merge) w + merge W. What a site learns between sending and merging is not sent, as in
-    the authors' simulator. W is evaluated.
+    In every `updates`-th exchange it sends its change G since the last merge to the global server, which takes the same step by
+    the mean G of all sites, with `global_rate` and `global_momentum`. `delay` exchanges later each site merges the global model
+    W: w = (1 - merge) w + merge W. As in the authors' simulator, a site's progress between sending and merging is never sent.
+    W is evaluated.
 
-    Replicas are divided over `sites` in order; the first of a site is its server, the first of all the global one. Ours: all
-    replicas are equally fast, so that the changes of an exchange arrive together and momentum is updated once for them all.
-    Defaults are the authors' for four sites of four replicas, per mean instead of per change.
+    Replicas are divided over `sites` in order; the first of each site is its server, the first of all is the global server.
+    Ours: all replicas are equally fast, so the changes of an exchange arrive together and update the momentum once. Defaults
+    are the authors' for four sites of four replicas, per mean instead of per change.
 
     >>> HALoS(8, sites=2).site_of(2, 4)
     [2, 3]
@@ -159,7 +159,7 @@ class HALoS(LocalSteps):
 
 @dataclass
 class _State:
-    """The flat models of a replica: of its site, and of the servers if it is one."""
+    """The flat models of a replica: its site's, and the servers' if it is one."""
 
     site: torch.Tensor
     known: torch.Tensor  # the global model as last received
@@ -167,7 +167,7 @@ class _State:
     server: torch.Tensor  # the global model at its server
     velocity: torch.Tensor | None
     server_velocity: torch.Tensor | None
-    waiting: torch.Tensor | None  # the global model on its way
+    waiting: torch.Tensor | None  # the global model in transit
 
     @classmethod
     def of(cls, memory: Memory, gradients: Gradients) -> _State:
@@ -177,7 +177,7 @@ class _State:
         return cls(site, known, memory.get("merged", known), memory.get("server", known), **optional)
 
     def memory(self, before: Memory, gradients: Gradients) -> Memory:
-        """Return the memory that holds these models."""
+        """Return the replica's memory with these models."""
         kept = {name: getattr(self, name) for name in ("merged", "server", "velocity", "server_velocity", "waiting")}
         agreed = {f"{AGREED}/{name}": x for name, x in _split(self.known, gradients).items()}
         start = {f"{_START}{name}": x for name, x in _split(self.site, gradients).items()}
@@ -187,7 +187,7 @@ class _State:
 def _stepped(
     model: torch.Tensor, velocity: torch.Tensor | None, changes: list[torch.Tensor], rate: float, momentum: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a model after a step of Nesterov's momentum by the mean of `changes`, and the velocity."""
+    """Return a model and its velocity after a Nesterov step by the mean of `changes`."""
     total = torch.zeros_like(model)
     for change in changes:
         total += change
@@ -197,7 +197,7 @@ def _stepped(
 
 
 def _to(receiver: int, name: str, x: torch.Tensor, sender: int) -> Round:
-    """Return the round of one packet to `receiver`; nothing is sent to oneself."""
+    """Return the round of one packet to `receiver`, empty if that is the sender."""
     return Round() if sender == receiver else Round(each={receiver: {name: Identity().encode(x)}})
 
 

@@ -19,13 +19,12 @@ _EPSILON = 2.0**-23  # of float32
 
 @dataclass(frozen=True, repr=False)
 class MeanStd(Codec):
-    """Sends each row (along the last axis) in float16, without its mean and over its deviation (`MEANSTD_16BIT` of hivemind, as
-    Petals and SWARM send tensors).
+    """Sends rows (along the last axis) in float16, less their mean and divided by their deviation.
 
-    The deviation is the root mean square of the row without its mean, at least the epsilon of float32. Mean and deviation are
-    sent in float32: 2 bytes a value and 8 a row.
+    This is hivemind's `MEANSTD_16BIT`, used by Petals and SWARM. The deviation is the root mean square of the centred row, at
+    least the epsilon of float32. Mean and deviation are sent in float32: 2 bytes a value and 8 a row.
 
-    >>> packet = MeanStd().encode(torch.tensor([[1e6, 1e6 + 2.0]]))  # too great for float16 alone
+    >>> packet = MeanStd().encode(torch.tensor([[1e6, 1e6 + 2.0]]))  # too large for float16 alone
     >>> packet.decode(), packet.array_bytes
     (tensor([[1000000., 1000002.]]), 12)
     """
@@ -44,7 +43,7 @@ class MeanStd(Codec):
             }
         rows = x.reshape(layout.groups, layout.inner)
         means = cast_saturating(group_sums(rows, layout, "sum") / layout.inner, torch.float32)
-        means += 0.0  # of the two zeros the positive one
+        means += 0.0  # -0.0 becomes 0.0
         centred = rows.double() - means.double()[:, None]
         squares = group_sums((centred / 2).float(), layout, "squares")  # halves stay within float32
         deviations = cast_saturating((4 * squares / layout.inner).sqrt().clamp_min(_EPSILON), torch.float32)

@@ -21,12 +21,12 @@ class MPC(Codec):
     """Sends every value exactly, by the four stages of MPC (Yang, Mukka, Hesaaraki and Burtscher 2015, "MPC: A Massively Parallel
     Compression Algorithm for Scientific Data").
 
-    Values are words of their dtype's bits. Each word is replaced by its difference to the word `stride` positions before; groups of
-    as many words as a word has bits are transposed, so that a word holds one bit of each; each of these is replaced by its
-    difference to the one before; and words that are then zero are left out, with a bitmap of one bit a word. A tensor that this
-    does not make smaller is sent as it is; one byte says which.
+    Values are read as words of bits. Each word is replaced by its difference from the word `stride` positions before. Groups of
+    as many words as a word has bits are transposed, so that a word holds one bit of each. Each of these is replaced by its
+    difference from the one before. Words that are now zero are left out, and marked in a bitmap of one bit a word. If this does
+    not make a tensor smaller, it is sent unchanged; one byte says which.
 
-    `stride` is the distance of values that are alike: 1, or the channels of (batch, length, width).
+    `stride` is the distance between similar values: 1, or the channels of (batch, length, width).
 
     >>> x = torch.linspace(1, 2, 4096)
     >>> packet = MPC().encode(x)
@@ -74,7 +74,7 @@ class MPC(Codec):
 
 
 def _bitmap_bytes(count: int, itemsize: int) -> int:
-    """Return the bytes of the bitmap of `count` words, filled up to whole groups."""
+    """Return the bytes of the bitmap of `count` words, padded to whole groups."""
     return -(-count // (8 * itemsize)) * itemsize
 
 

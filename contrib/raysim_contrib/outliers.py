@@ -1,4 +1,4 @@
-"""Channels that stand out are sent separately, so that they do not widen the range of the others."""
+"""Outlier channels sent separately, so that they do not widen the range of the others."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Outliers(Codec):
-    """Sends the channels of greatest magnitude by `kept`, in 16 bits, and the others by `codec` (after LLM.int8, Dettmers et al.
-    2022, 2208.07339).
+    """Sends the largest channels by `kept`, in 16 bits, and the others by `codec` (after LLM.int8, Dettmers et al. 2022, 2208.07339).
 
-    A channel is a feature: an index along the last axis of (batch, length, width), along axis 1 of vectors and of images (B, C, H,
-    W). The share `density` of them, at least one, is sent by `kept`.
+    A channel is a feature: an index along the last axis of (batch, length, width), or along axis 1 of vectors and of images (B, C,
+    H, W). The share `density` of channels, at least one, with the greatest magnitudes is sent by `kept`.
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.tensor([[1.0, 2.0, 500.0, 4.0], [4.0, 3.0, -700.0, 1.0]])

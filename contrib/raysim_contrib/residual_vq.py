@@ -1,4 +1,4 @@
-"""Residual vector quantisation of links, by codebooks that learn: a few of their codes travel with every message."""
+"""Residual vector quantisation on links, with codebooks learned during training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BOOKS, _SENT = 0, -1  # keys of the state: the codebooks, and the number of messages so far
-_CHUNK = 4096  # vectors whose distances are held at once
+_CHUNK = 4096  # vectors whose distances are in memory at once
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,10 +41,10 @@ class ResidualVQ(Compressor):
 
         r_1 = x;   k_j = argmin_k |r_j / s_j - c_jk|;   r_(j+1) = r_j - s_j c_jk_j;   decoded: s_1 c_1k_1 + s_2 c_2k_2 + ...
 
-    Both ends hold the codebooks. `fresh` codes of each travel with every message, in bfloat16, all in turn in a random order, and
-    serve from the next message on: a code moves by the share `pace` towards the mean of its own r_j / s_j in this message; one
-    that was not used takes the place of the r_j / s_j furthest from its code. Code 0 is zero and stays, so no round adds to the
-    error. Vectors run along the last axis; the last one of a message is filled up with zeros. Evaluations send the codebooks along.
+    Both ends hold the codebooks. Every message updates `fresh` codes of each, sent in bfloat16 and used from the next message on;
+    all codes take turns in a random order. A code moves by the share `pace` towards the mean of its own r_j / s_j in the message;
+    an unused code moves to the r_j / s_j furthest from its code. Code 0 stays zero, so no round adds to the error. Vectors run
+    along the last axis; the last one of a message is padded with zeros. Evaluations send the codebooks along.
 
     >>> method, x = ResidualVQ(bits=4, rounds=2, dim=2, fresh=4), torch.tensor([[3.0, -5.0, 1.0, 5.0]])
     >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
@@ -74,7 +74,7 @@ class ResidualVQ(Compressor):
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
-        """The codec of packets and evaluations, which is not in the notation."""
+        """The codec of packets and evaluations; it has no notation."""
         return VectorCodes(self.bits, self.rounds, self.dim)
 
     def entries(self) -> tuple[Entry, ...]:
@@ -119,16 +119,16 @@ class ResidualVQ(Compressor):
         return codec.holding(state[_BOOKS]) if _BOOKS in state else codec
 
     def _turn(self, state: State, device: torch.device | str) -> Tensor:
-        """Return the codes that travel with the next message, the same in every codebook."""
+        """Return the codes updated by the next message, the same in every codebook."""
         others = 2**self.bits - 1
         sent = int(state[_SENT]) if _SENT in state else 0
         cycle, part = divmod(sent, math.ceil(others / max(self.fresh, 1)))
         order = uniform(derive_key("ResidualVQ", "order", cycle), others).argsort(stable=True)
-        places = (torch.arange(self.fresh) + part * self.fresh) % others
-        return (1 + order[places]).to(device)
+        positions = (torch.arange(self.fresh) + part * self.fresh) % others
+        return (1 + order[positions]).to(device)
 
     def _moved(self, books: Tensor, coded: Coded, turn: Tensor) -> Tensor:
-        """Return the codes whose turn it is, moved towards the vectors of this message, in float64."""
+        """Return the codes `turn`, moved towards the vectors of this message, in float64."""
         moved = books.double()[:, turn]
         for scale, codes, vectors, errors, held in zip(*coded, moved, strict=True):
             if not scale:
@@ -143,7 +143,7 @@ class ResidualVQ(Compressor):
         return moved
 
     def _learnt(self, state: State, books: Tensor, fresh: Tensor) -> State:
-        """Return the changes of either end after a message with these codes."""
+        """Return the state changes of either end after a message with these codes."""
         after = books.clone()
         after[:, self._turn(state, books.device)] = fresh.float()
         sent = state[_SENT] if _SENT in state else torch.zeros((), dtype=torch.int64)
@@ -152,21 +152,21 @@ class ResidualVQ(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class VectorCodes(Codec):
-    """Codes of vectors by given codebooks, or by the first ones of a `ResidualVQ`; packets hold the codebooks too."""
+    """Codes of vectors by codebooks, by default the initial ones of `ResidualVQ`; packets include the codebooks."""
 
     bits: int
     rounds: int
     dim: int
 
     def holding(self, books: Tensor) -> VectorCodes:
-        """Return this codec with other codebooks, float32 of shape (rounds, 2^bits, dim); they are no setting."""
+        """Return this codec with other codebooks, float32 of shape (rounds, 2^bits, dim); they are not in the notation."""
         held = replace(self)
         object.__setattr__(held, "_held", books)
         return held
 
     @property
     def books(self) -> Tensor:
-        """The codebooks: at first uniform values of unit variance, but for code 0."""
+        """The codebooks: initially uniform values of unit variance, except code 0."""
         held: Tensor | None = getattr(self, "_held", None)
         if held is not None:
             return held
@@ -179,7 +179,7 @@ class VectorCodes(Codec):
         return ("scales", "codes", "books")
 
     def coded(self, x: Tensor) -> Coded:
-        """Return the codes of a tensor, and what led to them; raises NonFiniteError."""
+        """Return the codes of a tensor, with scales, vectors and errors; raises NonFiniteError."""
         check_finite(x)
         flat = x.reshape(-1).double()
         rest = torch.nn.functional.pad(flat, (0, -len(flat) % self.dim)).view(-1, self.dim)
@@ -206,7 +206,7 @@ class VectorCodes(Codec):
         books = self.books.to(device)
         if "books" in packet.arrays:
             books = packet.floats_of("books", books.numel(), device).view(books.shape)
-        flat = sum(scale * book[found] for scale, book, found in zip(scales, books.double(), codes, strict=True))
+        flat = sum(scale * book[chosen] for scale, book, chosen in zip(scales, books.double(), codes, strict=True))
         return cast_float64(flat.reshape(-1)[: packet.numel], DTYPES[packet.dtype]).view(packet.shape)
 
 
@@ -215,8 +215,8 @@ class Coded(NamedTuple):
 
     scales: list[Tensor]
     codes: list[Tensor]
-    vectors: list[Tensor]  # as the round was given them, over its scale
-    errors: list[Tensor]  # of each vector, the square of its distance from its code
+    vectors: list[Tensor]  # input of the round, divided by its scale
+    errors: list[Tensor]  # squared distance of each vector from its code
 
     def arrays(self, bits: int) -> dict[str, np.ndarray]:
         """Return the arrays of a packet."""
@@ -224,7 +224,7 @@ class Coded(NamedTuple):
 
 
 def nearest(vectors: Tensor, book: Tensor) -> Tensor:
-    """Return the number of the nearest code of each vector, the first of several."""
+    """Return the index of the nearest code of each vector, the first of several."""
     norms = book.square().sum(dim=1)
     parts = [torch.addmm(norms, part, book.T, alpha=-2).argmin(dim=1) for part in torch.split(vectors, _CHUNK)]
     return torch.cat(parts) if len(vectors) else torch.empty(0, dtype=torch.int64, device=vectors.device)

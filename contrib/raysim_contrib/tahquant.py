@@ -1,4 +1,4 @@
-"""TAH-Quant: tiles of a token, each with its own width, and rotated if a value stands out."""
+"""TAH-Quant: tiles of a token, each with its own bits, and rotated if it has an outlier."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HIGH, _LOW = 4, 3  # bits of a tile with much entropy, and with little
+_HIGH, _LOW = 4, 3  # bits of a tile with high entropy, and with low
 _TINY = 1e-12
 _WEIGHT_BITS, _FRACTION_BITS = 16, 18
-# log2(1 + x) is nearly x times this polynomial, to 9e-6 for 0 <= x <= 1 (a fit at Chebyshev's points)
+# log2(1 + x) is x times this polynomial, to 9e-6 for 0 <= x <= 1 (a fit at Chebyshev points)
 _LOG2 = (
     1.442683219909668,
     -0.7204423546791077,
@@ -45,24 +45,22 @@ _LOG2 = (
 
 @dataclass(frozen=True, repr=False)
 class TAHQuant(Codec):
-    """Quantises each tile of `tile` channels of a token to 4 or 3 bits, rotated if one value stands out (He et al. 2025,
-    2506.01352).
+    """Quantises tiles of `tile` channels of a token to 4 or 3 bits, rotating tiles with an outlier (He et al. 2025, 2506.01352).
 
-    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3: the allocation of
-    the paper's second version. With `allocate='token'`, that of the first version and its code, whole tokens are ranked within their
-    sample, or within the tensor if it has fewer than three dimensions. If the
-    greatest magnitude of a tile is more than `tau` times the second, it is swapped to the front and the tile multiplied by the
-    Hadamard matrix over sqrt(tile). Codes are min-max; scale and least value are float16, relative to a power of two of the whole
-    tensor, which is sent in 2 bytes so that small gradients keep their digits. The last tile of a token is filled up with its
-    last value. Of a tile are sent 4 or 3 bits a value, 32 for scale and least value, 1 for the width (of a token's, if tokens are
-    ranked), 1 for the rotation and log2(tile) for the position of the swapped value.
+    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3, as in the paper's
+    second version. `allocate='token'` is the first version and its code: whole tokens are ranked within their sample, or within the
+    tensor if it has fewer than three dimensions. If the greatest magnitude of a tile is more than `tau` times the second, it is
+    swapped to the front and the tile is multiplied by the Hadamard matrix over sqrt(tile). Codes are min-max. Scale and minimum are
+    float16, relative to a power of two for the whole tensor, sent in 2 bytes, so that small gradients keep their digits. The last
+    tile of a token is padded with its last value. A tile takes 4 or 3 bits a value, 32 for scale and minimum, 1 for the width (1 a
+    token if tokens are ranked), 1 for the rotation and log2(tile) for the position of the swapped value.
 
-    Read: the abstracts of both versions and the code of the first (heguangxin/TAH-Quant). The code differs in that it rotates at `tau`
-    too, keeps scales and least values in plain float16, rounds the number of tokens of 3 bits down, and names positions of rotated
+    Sources: the abstracts of both versions and the code of the first (heguangxin/TAH-Quant). Unlike ours, the code also rotates at
+    `tau` itself, keeps scales and minima in plain float16, rounds the number of 3-bit tokens down, and sends positions of rotated
     tiles only. It sends gradients in 6 bits, in tiles of 32.
 
-    The paper is about tokens of shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a
-    row of the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
+    The paper's tokens have shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a row of
+    the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
 
     >>> packet = TAHQuant().encode(torch.arange(640.0).view(1, 640).sin())
     >>> 8 * packet.array_bytes / 640 < 5.1
@@ -85,7 +83,7 @@ class TAHQuant(Codec):
         return (math.prod(shape) // length, length, -(-length // self.tile)) if math.prod(shape) else (0, 0, 0)
 
     def _fitted(self, shape: tuple[int, ...]) -> TAHQuant:
-        """Return the codec for tokens along the last axis of `shape`: of a smaller tile if they are shorter."""
+        """Return the codec for tokens along the last axis of `shape`, with a smaller tile if they are shorter."""
         length = shape[-1] if shape else 1
         return replace(self, tile=min(self.tile, max(2, 1 << (length - 1).bit_length()))) if length else self
 
@@ -109,7 +107,7 @@ class TAHQuant(Codec):
         tiles = _mixed(tiles, turned, pivots)
         low, high = tiles.amin(dim=1), tiles.amax(dim=1)
         sent_low = low.half()
-        last = torch.where(wide, 2.0**_HIGH - 1, 2.0**_LOW - 1)  # code of a tile
+        last = torch.where(wide, 2.0**_HIGH - 1, 2.0**_LOW - 1)  # greatest code of each tile
         sent_scale = ((high - sent_low.double()) / last).clamp_min(0).half()
         inverse = 1 / sent_scale.double().clamp_min(_TINY)
         codes = (tiles.sub_(sent_low.double()[:, None])).mul_(inverse[:, None]).round_().clamp_min_(0)
@@ -130,14 +128,14 @@ class TAHQuant(Codec):
         tokens, length, per_token = self._layout(tuple(x.shape))
         by_tile = self.allocate == "tile"
         entropy = _entropy(tiles.abs() if by_tile else x.reshape(tokens, length).abs())
-        # whole numbers above zero rank as their patterns do
+        # integers above zero rank like the float32 of the same bits
         ranked = entropy.view(torch.float32).view(tokens if by_tile else x.shape[0] if x.ndim > 2 else 1, -1)
         wide = torch.zeros(len(entropy), dtype=torch.bool, device=x.device)
         wide[select_topk(ranked, round(self.high * ranked.shape[1]))] = True
         return wide if by_tile else wide.repeat_interleave(per_token)
 
     def _pivots(self, tiles: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which tiles are rotated, and the position of the greatest magnitude in these, 0 in the others."""
+        """Return which tiles are rotated, and the position of their greatest magnitude, 0 for other tiles."""
         magnitudes = tiles.abs()
         first = magnitudes.amax(dim=1)
         positions = torch.arange(self.tile, device=tiles.device).expand_as(tiles)
@@ -147,7 +145,7 @@ class TAHQuant(Codec):
         return turned, torch.where(turned, pivots, 0)
 
     def _tiles(self, x: Tensor) -> Tensor:
-        """Return the tiles as rows of float64, the last of each token filled up with its last value."""
+        """Return the tiles as rows of float64, the last of each token padded with its last value."""
         tokens, length, per_token = self._layout(tuple(x.shape))
         rows = x.reshape(tokens, length).double()
         return torch.cat([rows, rows[:, -1:].expand(-1, per_token * self.tile - length)], dim=1).view(-1, self.tile)
@@ -193,9 +191,9 @@ def _power(exponent: int, device: torch.device | str) -> Tensor:
 
 
 def _entropy(magnitudes: Tensor) -> Tensor:
-    """Return the Shannon entropy of each row over its sum, int32 in units of 2^-18 bit, to about 2^-14 bit.
+    """Return the Shannon entropy of each row divided by its sum, int32 in units of 2^-18 bit, to about 2^-14 bit.
 
-    In whole numbers, whose sums no order of summation changes: magnitudes to 17 bits, and each -p log2(p) to 18.
+    Computed in integers, so that the order of summation does not matter: magnitudes to 17 bits, each -p log2(p) to 18.
     """
     exponents = (torch.frexp(magnitudes.amax(dim=1)).exponent - 1).clamp_min(-126)
     weights = (magnitudes * power_of_two(_WEIGHT_BITS - exponents)[:, None]).to(torch.int32)

@@ -20,19 +20,19 @@ from raysim.on_demand import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SHAPES = np.geomspace(0.25, 8, 64)  # of Weibull distributions whose levels are worked out
+_SHAPES = np.geomspace(0.25, 8, 64)  # of the Weibull distributions that can be fitted
 _SWEEPS = 50
 
 
 @dataclass(frozen=True, repr=False)
 class TinyScript(Codec):
-    """Rounds every magnitude at random to one of the two levels beside it, so that the mean is x (TinyScript, Fu et al. 2020,
-    ICML). The paper's abstract names the Weibull distribution; how it is fitted and how levels follow are our reading.
+    """Rounds magnitudes at random to a neighbouring level, with mean x (TinyScript, Fu et al. 2020, ICML).
 
-    |x| is taken for Weibull's, of the moments of the tensor. Levels l_0 = 0 to l_K, the greatest magnitude, K = 2^(bits-1) - 1, make
-    the variance sum E[(|x| - l_i)(l_(i+1) - |x|)] least: that is F(l_i) (l_(i+1) - l_(i-1)) = [t F(t)] - E[|x|], both taken from
-    l_(i-1) to l_(i+1), which 50 sweeps solve. `bits` bits a value are sent, one of them its sign, and 12 bytes a tensor: shape and
-    scale of the distribution and the greatest magnitude, from which the receiver makes the same levels.
+    The paper's abstract names the Weibull distribution; its fit and the levels are our reading. |x| is modelled as Weibull with the
+    moments of the tensor. Levels l_0 = 0 to l_K, the greatest magnitude, K = 2^(bits-1) - 1, minimise the variance
+    sum E[(|x| - l_i)(l_(i+1) - |x|)]: F(l_i) (l_(i+1) - l_(i-1)) = [t F(t)] - E[|x|], both taken from l_(i-1) to l_(i+1), solved
+    by 50 sweeps. A value takes `bits` bits, one of them its sign, and a tensor 12 bytes more: shape and scale of the distribution
+    and the greatest magnitude, from which the receiver computes the same levels.
 
     >>> packet = TinyScript(3).encode(torch.tensor([0.0, 0.5, -4.0, 0.25]), key=1)
     >>> packet.decode()[[0, 2]], packet.array_bytes
@@ -53,7 +53,7 @@ class TinyScript(Codec):
         return 1 << (self.bits - 1)
 
     def levels(self, x: Tensor) -> Tensor:
-        """Return the levels of a tensor, not decreasing, float32: all its magnitudes lie within them."""
+        """Return the levels of a tensor, float32 and not decreasing, which cover all its magnitudes."""
         return self._levels_of(self._fit(x))
 
     def _fit(self, x: Tensor) -> np.ndarray:
@@ -64,7 +64,7 @@ class TinyScript(Codec):
         mean, squares = (total(x, of) / x.numel() for of in ("magnitudes", "squares"))
         shape = _shape_of(squares / mean / mean)
         scale = mean / math.gamma(1 + 1 / _SHAPES[shape])
-        # of float64 values, a float32 below the greatest would leave it out
+        # rounding a float64 down to float32 would leave the greatest value out
         last = (
             np.float32(greatest)
             if np.float32(greatest) >= greatest

@@ -1,4 +1,4 @@
-"""ZFP in its fixed-accuracy mode: the tolerance is chosen, and the bytes follow from the data."""
+"""ZFP in its fixed-accuracy mode, with a given tolerance and bytes that depend on the data."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class ZFP(Codec):
-    """Sends blocks of 4 x 4 values, transformed and cut at a bit plane, so that no value is off by more than `tolerance`
+    """Sends transformed blocks of 4 x 4 values, cut at a bit plane, with errors of at most `tolerance`
     (Lindstrom 2014, "Fixed-Rate Compressed Floating-Point Arrays"; the fixed-accuracy mode of zfp).
 
     Blocks lie in the last two axes. The values of a block get a common exponent, go through ZFP's integer transform along both
-    axes, and are written in negabinary, bit plane by bit plane, with its group tests, down to the plane that the tolerance allows.
-    A block below the tolerance takes one bit. A block whose tolerance is finer than the dtype resolves is sent as it is, so the
-    bound always holds. For float32 the stream is zfp's, but for such blocks.
+    axes, and are written in negabinary, bit plane by bit plane, with ZFP's group tests, down to the plane allowed by the tolerance.
+    A block below the tolerance takes one bit. If the tolerance is finer than the dtype's resolution, a block is sent unchanged, so
+    the bound always holds. For float32 the stream equals zfp's, except for such blocks.
 
-    The transform pays if neighbours along both axes are alike, as in smooth images. Elsewhere `ErrorBounded` is smaller, and
-    faster everywhere: ZFP's errors on noise are a quarter of its tolerance, as it makes room for the worst case.
+    The transform pays if neighbours along both axes are similar, as in smooth images. Elsewhere `ErrorBounded` is smaller, and it
+    is always faster: ZFP's errors on noise are a quarter of its tolerance, since it allows for the worst case.
 
     >>> x = torch.linspace(0, 1, 64).view(8, 8)
     >>> packet = ZFP(0.01).encode(x)
@@ -129,6 +129,6 @@ def planes_of(blocks: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _filled_up(size: int) -> list[int]:
-    """Return the indices along an axis that whole blocks hold: at its end ZFP repeats some."""
+    """Return the indices along an axis padded to whole blocks; ZFP repeats some at the end."""
     left = size % 4
     return [*range(size), *(size - left + i for i in ([], [0, 0, 0], [1, 0], [0])[left])]

@@ -18,7 +18,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @njit(cache=True, nogil=True)
 def _gather(x, top, left, block):
-    """Fill a block, beyond the edges of the plane with the values that ZFP repeats."""
+    """Fill a block; beyond the edges of the plane, with values that ZFP repeats."""
     height, width = min(4, x.shape[0] - top), min(4, x.shape[1] - left)
     for i in range(height):
         for j in range(width):
@@ -77,9 +77,9 @@ def _put(out, held, num_held, at, value, count):
 
 @njit(cache=True, nogil=True)
 def encode(x, minexp, least, most_planes, bias, exponent_bits, out, raw):
-    """Write the stream of all blocks of the planes `x`, 3-D, and mark the blocks that are sent as they are; return its bits.
+    """Write the stream of all blocks of the 3-D planes `x` and mark the raw ones; return the bits written.
 
-    Raw are blocks that would need more than `most_planes` bit planes. `minexp`: exponent of the tolerance.
+    Blocks that would need more than `most_planes` bit planes are sent raw. `minexp`: exponent of the tolerance.
     """
     block, whole, words = np.empty(16, x.dtype), np.empty(16, np.int64), np.empty(16, np.uint64)
     held, num_held, at = np.uint64(0), 0, 0
@@ -106,7 +106,7 @@ def encode(x, minexp, least, most_planes, bias, exponent_bits, out, raw):
                 if scale < np.inf:
                     for i in range(16):
                         whole[i] = np.int64(np.float64(block[i]) * scale)
-                else:  # of the least numbers of float64 the scale itself would overflow
+                else:  # for the smallest float64 numbers the scale itself would overflow
                     for i in range(16):
                         whole[i] = np.int64(
                             np.float64(block[i]) * math.ldexp(1.0, 1000) * math.ldexp(1.0, _PRECISION - 1002 - emax)
@@ -127,7 +127,7 @@ def encode(x, minexp, least, most_planes, bias, exponent_bits, out, raw):
                     bits >>= np.uint64(known)
                     while bits and known < 16:
                         zeros = np.int64(trailing_zeros(bits))
-                        last = known + zeros == 15  # its one goes without saying
+                        last = known + zeros == 15  # its 1 is implied
                         run = _ONE if last else _ONE | (_ONE << np.uint64(zeros + 1))
                         held, num_held, at = _put(out, held, num_held, at, run, zeros + (1 if last else 2))
                         bits >>= np.uint64(zeros + 1)
@@ -150,7 +150,7 @@ def _peek(data, at):
 
 @njit(cache=True, nogil=True)
 def decode(data, minexp, most_planes, bias, exponent_bits, out, raw):
-    """Write the values of the planes `out`, 3-D float64, and mark the blocks that are sent as they are; return the bits read."""
+    """Write the values of the 3-D float64 planes `out` and mark the raw blocks; return the bits read."""
     whole, words = np.empty(16, np.int64), np.empty(16, np.uint64)
     at, end, number = 0, 8 * len(data), -1
     for plane in range(out.shape[0]):
@@ -185,7 +185,7 @@ def decode(data, minexp, most_planes, bias, exponent_bits, out, raw):
                         at += 1
                         if not ahead & _ONE:
                             break
-                        ahead = (ahead >> _ONE) | (_ONE << np.uint64(15 - known))  # the last one goes without saying
+                        ahead = (ahead >> _ONE) | (_ONE << np.uint64(15 - known))  # the last 1 is implied
                         zeros = np.int64(trailing_zeros(ahead))
                         at += zeros + (0 if known + zeros == 15 else 1)
                         bits |= _ONE << np.uint64(known + zeros)
