@@ -1,1 +1,1 @@
-"""Workloads: models (`models`), data (`data`), and how a model is cut into stages (`partition`)."""
+"""Workloads: models (`models`), data (`data`), and the cutting of models into stages (`partition`)."""

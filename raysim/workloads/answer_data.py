@@ -1,8 +1,8 @@
-"""Tasks with one right answer: a prompt of tokens, and the tokens to generate after it. They are computed and need no files.
+"""Synthetic tasks with one right answer: a prompt of tokens, and the tokens to generate after it.
 
-The loss is that of the answer, targets within the prompt being -100, or with `whole` that of the whole text. The metric
-`exact_match` judges generated answers. Samples are drawn by counter-based random numbers from the options alone. All prompts differ, so
-no test sample occurs in training.
+The loss covers the answer only (targets within the prompt are -100), or with `whole` the whole text. The metric
+`exact_match` judges generated answers. Samples are drawn by counter-based random numbers from the options alone. Prompts are
+unique, so no test sample occurs in training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_DIGITS = 9  # of an operand: sums and pairs are computed in 64 bits
 _MOST_LENGTH = 4096
 
 _MOST_SAMPLES = 10**7
-_AT_ONCE = 16_384  # samples that are drawn at once
+_AT_ONCE = 16_384  # samples drawn at once
 
 Tokens = NDArray[np.uint8]
 Draw = Callable[[int, int], NDArray[np.int64]]  # random integers of shape (sample, given width), below a given bound
@@ -36,7 +36,7 @@ Draw = Callable[[int, int], NDArray[np.int64]]  # random integers of shape (samp
 
 @dataclass(frozen=True, eq=False)
 class AnswerSplit:
-    """Samples of a prompt and its answer in one row of tokens; token `padding` fills up short answers.
+    """Prompts with their answers, one sample per row of tokens; short answers are filled up with the token `padding`.
 
     >>> split = AnswerSplit(np.array([[7, 3, 9, 4, 0]], np.uint8), start=3, padding=0)
     >>> split.inputs(np.array([0]), 0, 0, True), split.targets(np.array([0]))
@@ -46,7 +46,7 @@ class AnswerSplit:
     tokens: Tokens  # (sample, length + 1)
     start: int  # the position of the answer's first token
     padding: int | None = None
-    whole: bool = False  # whether targets within the prompt count, too
+    whole: bool = False  # whether targets within the prompt count too
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -66,9 +66,10 @@ class AnswerSplit:
 def addition(
     *, digits: int = 2, reverse: bool = True, whole: bool = False, train_samples: int = 8000, test_samples: int = 500
 ) -> Data:
-    """Return sums of two numbers of `digits` digits, such as `27+15=240`: with `reverse` the answer's last digit comes first.
+    """Return sums of two numbers of `digits` digits, such as `27+15=240`.
 
-    Numbers have leading zeros, and an answer one digit more. There are 12 tokens: digits, `+` and `=`.
+    With `reverse` the answer begins with its last digit. Numbers have leading zeros, and answers one more digit. The 12 tokens
+    are the digits, `+` and `=`.
     """
     digits = check_integer("data.digits", digits, 1, _MOST_DIGITS)
     check_flag("data.reverse", reverse)
@@ -87,7 +88,7 @@ def addition(
 def copying(
     *, length: int = 8, symbols: int = 16, whole: bool = False, train_samples: int = 8000, test_samples: int = 500
 ) -> Data:
-    """Return words of `length` random symbols, each followed by a separator and the same word."""
+    """Return words of `length` random symbols, each followed by a separator and its copy."""
     length = check_integer("data.length", length, 1, _MOST_LENGTH)
     symbols = check_integer("data.symbols", symbols, 2, 255)
 
@@ -101,10 +102,10 @@ def copying(
 def brackets(
     *, length: int = 12, kinds: int = 3, whole: bool = False, train_samples: int = 8000, test_samples: int = 500
 ) -> Data:
-    """Return beginnings of balanced words of brackets, each followed by the brackets that close it, and an end token.
+    """Return prefixes of balanced bracket sequences, each followed by its closing brackets and an end token.
 
-    A prompt has `length` brackets of `kinds` kinds, of which each next one opens or closes with equal chance (the Dyck language); the
-    answer closes the open ones, the last first. Prompts without an open bracket have the end token alone.
+    A prompt has `length` brackets of `kinds` kinds, each opening or closing with equal probability (the Dyck language). The answer
+    closes the open brackets, the last one first; if none is open, it is the end token alone.
     """
     length = check_integer("data.length", length, 2, _MOST_LENGTH)
     kinds = check_integer("data.kinds", kinds, 1, 100)
@@ -138,7 +139,7 @@ def _data(
     train_samples: int,
     test_samples: int,
 ) -> Data:
-    """Return the first different samples that `make` draws; those to test on come first, whatever the number to train on."""
+    """Return unique samples drawn by `make`. Test samples come first, so they do not depend on `train_samples`."""
     check_flag("data.whole", whole)
     test, train = (
         check_integer(f"data.{split}_samples", number, 1, _MOST_SAMPLES)
@@ -153,7 +154,7 @@ def _data(
 
 
 def _different(name: tuple[str | int, ...], make: Callable[[Draw], Tokens], start: int, wanted: int) -> Tokens:
-    """Return `wanted` samples with different prompts; raises ValueError if there seem to be fewer."""
+    """Return `wanted` samples with unique prompts; raises ValueError if there seem to be fewer."""
     random = np.random.Philox(key=derive_key(*name, "samples"))
 
     def draw(width: int, below: int) -> NDArray[np.int64]:

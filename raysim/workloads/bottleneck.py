@@ -1,4 +1,4 @@
-"""Learned bottlenecks: trained layers at both ends of a boundary, whose narrow code crosses it."""
+"""Learned bottlenecks: an encoder and a decoder around a boundary, trained with the model."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def with_bottleneck(
     seed: int,
     form: str = "linear",
 ) -> tuple[nn.Sequential, list[str]]:
-    """Return `model` with an encoder at the end of each stage that sends and a decoder at the start of the next, and its cuts.
+    """Return `model` with an encoder before each cut and a decoder after it, and the new cuts.
 
-    The code crosses the boundary, and its gradient returns. Both layers are linear, without bias, and trained with the model. They act
+    Only the code and its gradient cross the boundary. Both layers are linear, without bias, and trained with the model. They act
     on the channels of images and on the last axis of other tensors. Weights are drawn from `seed` and the boundary alone. Forms:
 
     - `linear`: the autoencoder of Bian et al. (2024, 2301.02654), weights uniform in +-sqrt(6 / (width + code)) (Xavier);
-    - `residual`: as ResBM (Aboudib et al. 2026, 2604.11947), the code is x cut to its first features plus W x, and the output the code
-      filled up with zeros plus V times it. Both start at zero;
-    - `orthonormal`: as MAPL (Janson et al. 2026, 2606.05484), x A and its transpose. Both ends share A, whose columns are made
-      orthonormal again after each update.
+    - `residual`: as in ResBM (Aboudib et al. 2026, 2604.11947), the code is the first features of x plus W x, and the output is the
+      code padded with zeros plus V times the code. W and V start at zero;
+    - `orthonormal`: as in MAPL (Janson et al. 2026, 2606.05484), the encoder multiplies by A and the decoder by its transpose. The
+      columns of the shared A are made orthonormal again after each update.
 
     `cuts`: the layers before the cuts and the shapes of their outputs. `bottleneck`: features of the code, one number for all
     boundaries or one each, 0 for none. The returned model shares the layers of `model`, which is unchanged. Raises ValueError
@@ -68,7 +68,7 @@ def with_bottleneck(
 
 
 def _pair(name: str, shape: tuple[int, ...], code: int, key: int, form: str) -> tuple[nn.Module, nn.Module]:
-    """Return encoder and decoder for the output of a layer, with `code` features between them."""
+    """Return the encoder and the decoder for a layer's output, with `code` features between them."""
     if len(shape) not in (2, 3, 4):
         raise ValueError(
             f"`bottleneck` works on features (samples, width), (samples, length, width) and (samples, channels, height, width), "
@@ -94,7 +94,7 @@ def _pair(name: str, shape: tuple[int, ...], code: int, key: int, form: str) -> 
 
 
 class Residual(nn.Module):
-    """A linear layer beside the identity, which is cut or filled up with zeros to the width of the output."""
+    """A linear layer plus the identity, which is truncated or zero-padded to the width of the output."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         last = _features_last(x)
         out, width = self.weight.shape
-        kept = F.pad(last, (0, out - width))  # a negative padding cuts
+        kept = F.pad(last, (0, out - width))  # a negative padding truncates
         return _as_given(F.linear(last, self.weight) + kept, x)
 
 
@@ -124,7 +124,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(Encoder):
-    """The features that coordinates in an orthonormal basis stand for."""
+    """The features reconstructed from coordinates in an orthonormal basis."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _as_given(_features_last(x) @ self.basis.t(), x)
@@ -135,7 +135,7 @@ def _features_last(x: Tensor) -> Tensor:
 
 
 def _as_given(y: Tensor, x: Tensor) -> Tensor:
-    """Return the result for `x` with its features where those of `x` are."""
+    """Return the result for `x` with the axes in the order of `x`."""
     return y.movedim(-1, 1) if x.ndim == 4 else y
 
 

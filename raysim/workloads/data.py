@@ -1,4 +1,4 @@
-"""Data sets by name, by import path, or of Hugging Face.
+"""Data sets by name, by import path, or from Hugging Face.
 
 Splits and the order of samples are defined in `splits`. A custom data set is two objects with a length and samples by
 index, such as torch's data sets. Options are keyword arguments of the loading functions; heavy libraries are imported
@@ -49,7 +49,7 @@ __all__ = [
 def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
     """Return the data set `name`; raises ValueError naming a wrong name, option (`data.length`) or path.
 
-    Splits are the same for every `seed`, so runs of different seeds are measured on the same samples. `batch_ids` gives
+    Splits are the same for every `seed`, so runs of different seeds are tested on the same samples. `batch_ids` defines
     the order; augmentation gets a key with each batch.
 
     >>> data = load_data("digits", {}, seed=0)
@@ -61,7 +61,7 @@ def load_data(name: str, options: Mapping[str, object], seed: int) -> Data:
 
 
 def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the arguments with which the data set `name` is loaded; raises ValueError for a wrong name, option or path."""
+    """Return the loading arguments of the data set `name`; raises ValueError for a wrong name, option or path."""
     if ":" in name:
         return bind_options("data", name, import_function("Data", name), options)
     if name not in DATASETS:
@@ -70,7 +70,7 @@ def bind_data(name: str, options: Mapping[str, object]) -> dict[str, Any]:
             f"`package.module:function`.{suggestion(name, DATASETS)}"
         )
     arguments = bind_options("data", name, DATASETS[name], options)
-    if "path" in arguments and name != "hf":  # whose path may be a name on the hub
+    if "path" in arguments and name != "hf":  # the path of `hf` may be a name on the hub
         check_path("data.path", arguments["path"])
     return arguments
 
@@ -94,12 +94,11 @@ def hf(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return a data set of Hugging Face by hub name, by the folder that `save_to_disk` wrote, or by a folder of data files.
+    """Return a Hugging Face data set, from a hub name, a folder written by `save_to_disk`, or a folder of data files.
 
-    `name` is the configuration of a set that has several. `column` is the input, and its kind decides the kind of
-    samples: images (see `images`, with `target` as their label), texts (see `text`; with a `target` each is classified,
-    without one they are packed), or numbers (one column or a list; see `table`). Of a set without `test_split` a tenth
-    is tested on.
+    `name` selects the configuration if there are several. The type of the input `column` decides the kind of samples:
+    images (see `images`; `target` is their label), texts (see `text`; classified if there is a `target`, else packed), or
+    numbers (one column or a list; see `table`). Without a `test_split`, a tenth of the rows is the test split.
     """
     sources, wanted = _hub_splits(path, name, train_split, test_split), (train_samples, test_samples)
     schema = sources[0].schema
@@ -129,7 +128,7 @@ def _hub_splits(path: str, name: str | None, train_split: str, test_split: str) 
             loaded = datasets.load_from_disk(str(folder))
         else:
             loaded = datasets.load_dataset(str(folder) if folder.is_dir() else path, name)
-    except Exception as error:  # the library raises of all kinds
+    except Exception as error:  # the library raises many types
         reason = reason_of(error)
         raise ValueError(f"`data.path` = {path!r} cannot be loaded as a data set: {reason}.") from None
     splits = loaded if isinstance(loaded, dict) else {train_split: loaded}
@@ -147,7 +146,7 @@ DATASETS: dict[str, Callable[..., Data]] = {loader.__name__: loader for loader i
 
 @dataclass(frozen=True, eq=False)
 class OwnSamples:
-    """Samples of the user's own object, read one by one; errors name the sample and the split."""
+    """Samples of a user's data set, read one by one; errors name the sample and the split."""
 
     name: str
     samples: Any
@@ -160,7 +159,7 @@ class OwnSamples:
         return _tensor(self._pair(index)[0], f"The input of sample {index} of {self.name}")
 
     def target(self, index: int, shape: DataShape | None = None) -> Tensor:
-        """Return the target of a sample, checked against `shape` and of its type if given."""
+        """Return the target of a sample; if `shape` is given, checked against it and converted to its dtype."""
         y = _tensor(self._pair(index)[1], f"The target of sample {index} of {self.name}")
         if shape is None:
             return y
@@ -173,7 +172,7 @@ class OwnSamples:
         return y.to(getattr(torch, shape.target_dtype))
 
     def all_targets(self, shape: DataShape) -> NDArray[Any]:
-        """Return the targets: from an attribute `targets`, which torchvision's sets have, or from the samples one by one."""
+        """Return the targets, from the attribute `targets` (as in torchvision's data sets) or from the samples one by one."""
         given = getattr(self.samples, "targets", None)
         if given is None or len(given) != len(self):
             return torch.stack([self.target(i, shape) for i in range(len(self))]).numpy()
@@ -187,7 +186,7 @@ class OwnSamples:
         return y.to(getattr(torch, shape.target_dtype)).numpy()
 
     def num_classes(self, known: NDArray[Any] | None, shape: DataShape) -> int:
-        """Return one more than the greatest target; `known` targets are not read again. Raises ValueError for one below 0 but -100."""
+        """Return the greatest target plus 1; `known` targets are not read again. Raises ValueError for negative targets except -100."""
         greatest = 0
         parts = [known] if known is not None else (self.target(i, shape).numpy() for i in range(len(self)))
         for targets in parts:
@@ -213,7 +212,7 @@ class OwnSamples:
 
 @dataclass(frozen=True, eq=False)
 class OwnSplit:
-    """A split of `OwnSamples`. `known` holds targets that have been read already: a class or some numbers each."""
+    """A split of `OwnSamples`. `known` holds the targets if they have been read already: a class or some numbers each."""
 
     samples: OwnSamples
     shape: DataShape
@@ -223,7 +222,7 @@ class OwnSplit:
         return len(self.samples)
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return (batch, ...), shaped as in `DataShape`; raises ValueError naming a sample of another shape."""
+        """Return (batch, ...), shaped as in `DataShape`; raises ValueError naming a sample with a different shape."""
         inputs = [self.samples.input(int(index)) for index in ids]
         for index, x in zip(ids, inputs, strict=True):
             if tuple(x.shape) != self.shape.input_shape:
@@ -240,13 +239,12 @@ class OwnSplit:
 
 
 def own(name: str, arguments: Mapping[str, Any]) -> Data:
-    """Return the data that `package.module:function` returns: two objects, to train and to test on.
+    """Return the data of `package.module:function`, which returns two objects: training and test samples.
 
-    Each has a length and, by index, pairs of an input and a target: tensors, arrays or numbers. Whole numbers are tokens as
-    inputs and classes as targets; a target of -100 does not count. The number of classes is one more than the greatest target,
-    or the length of an attribute `classes` of the training samples. Targets that are no sequences are read once, before
-    anything starts.
-    Raises ValueError with the rule that the objects break.
+    Each object has a length and, by index, pairs of an input and a target: tensors, arrays or numbers. Integers are tokens
+    as inputs and classes as targets; targets of -100 are ignored. The number of classes is the greatest target plus 1, or the
+    length of the training object's attribute `classes`. Targets other than sequences are read once, before anything starts.
+    Raises ValueError naming the broken rule.
     """
     function: Callable[..., Any] = import_function("Data", name)
     try:
@@ -283,10 +281,10 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
     return Data(train, test, shape)
 
 
-def _tensor(value: Any, what: str) -> Tensor:
+def _tensor(value: Any, name: str) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(value) if isinstance(value, (list, tuple)) else value)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(
-            f"{what} must be a tensor, an array, or numbers of one shape, but is {type(value).__name__}."
+            f"{name} must be a tensor, an array, or numbers of one shape, but is {type(value).__name__}."
         ) from None

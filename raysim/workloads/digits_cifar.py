@@ -1,4 +1,4 @@
-"""Data sets of images in memory: scikit-learn's digits, CIFAR-10 and CIFAR-100 from Parquet files or from the hub."""
+"""Image data sets held in memory: scikit-learn's digits, and CIFAR-10 and CIFAR-100 from Parquet files or the hub."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ DIGITS_TEST = 360
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    """Images kept as uint8 and normalised on access, as (x / scale - mean) / std.
+    """Images stored as uint8 and normalised on access to (x / scale - mean) / std.
 
-    `augment` moves each image by up to 4 pixels (the border becomes black) and mirrors every other image: `random` draws again
+    `augment` shifts each image by up to 4 pixels (filling with black) and mirrors half of the images: `random` draws again
     in each epoch, `fixed` draws once for each sample, `none` does neither.
 
     >>> split = ImageSplit(np.full((1, 1, 2, 2), 51, np.uint8), np.array([7]), mean=(0.1,), std=(0.5,))
@@ -76,7 +76,7 @@ def digits(*, train_samples: int | None = None, test_samples: int | None = None)
 
 
 class Cifar(NamedTuple):
-    """One of the two CIFAR sets: its address, the names of its labels, and the normalisation of its pixels."""
+    """One of the two CIFAR data sets: its hub address, label column, and pixel normalisation."""
 
     hub: str
     label: str
@@ -90,7 +90,7 @@ CIFAR10 = Cifar(
     "label",
     10,
     (0.4914, 0.4822, 0.4465),
-    (0.2023, 0.1994, 0.2010),  # as the code of Rudakov et al. 2023 has them
+    (0.2023, 0.1994, 0.2010),  # as in the code of Rudakov et al. 2023
 )
 CIFAR100 = Cifar("uoft-cs/cifar100", "fine_label", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
@@ -102,12 +102,11 @@ def cifar10(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return CIFAR-10 from `path`, or from the hub without one.
+    """Return CIFAR-10 from `path`, or by default from the hub.
 
-    `path` is a folder that holds train*.parquet and test*.parquet at any depth, or one Parquet file, of which the last
-    tenth is the test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` affects
-    only training: crops and flips are `random`, new in each epoch (as in the paper), `fixed` for each sample, or
-    `none`.
+    `path` is a folder with train*.parquet and test*.parquet at any depth, or one Parquet file, whose last tenth is the
+    test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` affects only training:
+    crops and flips are `random`, new in each epoch (as in the paper), `fixed` for each sample, or `none`.
     """
     return _cifar(CIFAR10, path, augment, (train_samples, test_samples))
 
@@ -173,10 +172,7 @@ def _read(source: RowSource, kind: Cifar) -> tuple[list[bytes], list[int]]:
 
 
 def _decode(encoded: list[bytes]) -> NDArray[np.uint8]:
-    """Return (sample, channel, height, width).
-
-    In one thread: on images this small, threads that wait for each other's lock take longer than a single one.
-    """
+    """Return (sample, channel, height, width); single-threaded, since lock contention outweighs such small images."""
     images: NDArray[np.uint8] | None = None
     for i, each in enumerate(encoded):
         pixels = np.asarray(open_picture(each, f"number {i} under `data.path`"))

@@ -1,4 +1,4 @@
-"""Feed-forward models: a small convolutional network, the ResNets of the CIFAR papers, VGG-16, and a perceptron for tables."""
+"""Feed-forward models: a small convolutional network, ResNets for CIFAR, VGG-16, and a multilayer perceptron for tables."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from raysim.workloads.splits import DataShape
 
 
 def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
-    """Return five convolutions of `width` to 4 x `width` channels and two linear layers, without BatchNorm.
+    """Return a CNN without BatchNorm: five convolutions of `width` to 4 x `width` channels, and two linear layers.
 
-    The output of a sample does not depend on its microbatch. Every cut follows a ReLU, and weights are initialised
-    accordingly (He et al. 2015, 1502.01852), so that plain SGD needs no warm-up.
+    The output for a sample does not depend on its microbatch. Every cut follows a ReLU, and weights are initialised
+    accordingly (He et al. 2015, 1502.01852), so plain SGD needs no warm-up.
 
     >>> [name for name, _ in cnn(DataShape((1, 8, 8), "float32", 10)).named_children()]
     ['conv1', 'conv2', 'conv3', 'conv4', 'conv5', 'hidden', 'head']
@@ -45,10 +45,10 @@ def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
 def resnet18(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Sequential:
     """Return ResNet-18 for small images (He et al. 2016, 1512.03385), laid out as in kuangliu/pytorch-cifar.
 
-    The first convolution is 3x3 with stride 1, there is no max-pooling. 11,173,962 parameters for 10 classes. `width` is the
-    number of channels of the first convolution and of layer1; layer2 to layer4 have 2, 4 and 8 times as many. `norm` follows
-    every convolution: "batch", or "group" for GroupNorm (Wu and He 2018, 1803.08494), with which the output of a sample
-    depends on no other sample: 8 channels per group, or all channels if 8 does not divide their number.
+    The first convolution is 3x3 with stride 1, and there is no max-pooling. 11,173,962 parameters for 10 classes. `width` is the
+    number of channels of the first convolution and of layer1; layer2 to layer4 have 2, 4 and 8 times as many. `norm`: "batch",
+    or "group" for GroupNorm (Wu and He 2018, 1803.08494), which keeps the output for a sample independent of other samples:
+    8 channels per group, or a single group if the number of channels is not a multiple of 8.
 
     >>> model = resnet18(DataShape((3, 32, 32), "float32", 10))
     >>> sum(parameter.numel() for parameter in model.parameters())
@@ -58,9 +58,9 @@ def resnet18(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Se
 
 
 def resnet101(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Sequential:
-    """Return ResNet-101 for small images, of bottleneck blocks, laid out as `resnet18` is. 42,512,970 parameters for 10 classes.
+    """Return ResNet-101 for small images: bottleneck blocks in the layout of `resnet18`.
 
-    `width` and `norm` as of `resnet18`; a layer's outputs have four times as many channels.
+    42,512,970 parameters for 10 classes. `width` and `norm` as in `resnet18`; layer outputs have four times as many channels.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -79,7 +79,7 @@ def _resnet(
     width: int,
     norm: str,
 ) -> nn.Sequential:
-    """Return four layers of `counts` residual blocks; the first of a layer halves height and width, but in the first layer."""
+    """Return four layers of `counts` residual blocks; each layer but the first halves height and width in its first block."""
     channels, _, _ = _image_shape(name, shape)
     width = check_integer("model.width", width, 1)
     make_norm = _NORMS[check_choice("model.norm", norm, list(_NORMS))]
@@ -102,12 +102,12 @@ def _resnet(
 
 
 def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
-    """Return VGG-16 (Simonyan and Zisserman 2015, 1409.1556), thirteen convolutions and three linear layers, without BatchNorm.
+    """Return VGG-16 without BatchNorm: thirteen convolutions and three linear layers.
 
-    The output of the convolutions is averaged or repeated to 7 x 7, as in torchvision. 134,670,244 parameters for 100
-    classes. `width` is the number of channels of the first block; all other layers shrink or grow with it. Linear
-    layers are initialised with a standard deviation of 0.08 / sqrt(width), torchvision's 0.01 at width 64, so that
-    outputs have about the same size.
+    Simonyan and Zisserman 2015, 1409.1556. The output of the convolutions is averaged or repeated to 7 x 7, as in
+    torchvision. 134,670,244 parameters for 100 classes. `width` is the number of channels of the first block; all other
+    layers scale with it. Linear layers are initialised with a standard deviation of 0.08 / sqrt(width), which is
+    torchvision's 0.01 at width 64 and keeps outputs of about the same size at other widths.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -135,7 +135,7 @@ def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
 
 
 def _initialised(model: nn.Sequential, mode: Any, linear_std: float | None = None) -> nn.Sequential:
-    """Draw weights as He et al., those of linear layers with a deviation of `linear_std` if given; biases are zero."""
+    """Initialise weights as He et al., or linear layers with standard deviation `linear_std` if given; biases are zero."""
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             if linear_std is not None and isinstance(module, nn.Linear):
@@ -204,7 +204,7 @@ class Bottleneck(nn.Module):
 
 
 class MeanOverSpace(nn.Module):
-    """The mean over height and width: the average pooling of the paper for images of any size."""
+    """Mean over height and width: the paper's average pooling, for images of any size."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=(2, 3))
@@ -221,7 +221,7 @@ def _image_shape(name: str, shape: DataShape) -> tuple[int, int, int]:
 
 
 def mlp(*, shape: DataShape, width: int = 64, num_layers: int = 4, dropout: float = 0.0) -> nn.Sequential:
-    """Return `num_layers` linear layers, with ReLU after all but the last, of `width` features between them.
+    """Return `num_layers` linear layers with `width` hidden features and ReLU between them.
 
     >>> [name for name, _ in mlp(shape=DataShape((5,), "float32", 1), num_layers=3).named_children()]
     ['layer0', 'layer1', 'head']

@@ -1,7 +1,7 @@
-"""Configurations of transformers models: whether they fit the data, and at which modules the model can be cut.
+"""Configurations of transformers models: checks against the data, and the modules at which a model can be cut.
 
-The names of embedding, blocks and final norm come from the pipeline plan of many configurations (`base_model_pp_plan`); `LAYOUTS`
-describes models without a plan in the same terms.
+Many configurations name the embedding, blocks and final norm in a pipeline plan (`base_model_pp_plan`); `LAYOUTS` describes
+models without a plan in the same terms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raysim.workloads.tokenizers import Bytes, HuggingFace
 
 
 def task_of(shape: DataShape) -> str:
-    """Return the task of data of a shape: `causal-lm` if each token has a target, else `texts` or `images` to classify."""
+    """Return the task for data of this shape: `causal-lm` if each token has a target, else `texts` or `images` (classification)."""
     if shape.input_dtype == "int64" and len(shape.input_shape) == 1:
         return "causal-lm" if shape.target_shape == shape.input_shape else "texts"
     if len(shape.input_shape) == 3:
@@ -35,7 +35,7 @@ def task_of(shape: DataShape) -> str:
 def configuration(
     path: str | None, values: Mapping[str, Any] | str | None, shape: DataShape, trust_remote_code: bool
 ) -> Any:
-    """Return transformers' configuration, with the data's sizes if the model is new."""
+    """Return the transformers configuration; a new model gets the sizes of the data."""
     transformers = import_hub("transformers")
     if path is None:
         given = _read(values)
@@ -69,7 +69,7 @@ def configuration(
 
 
 def _read(values: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Return the values of a configuration, of a table or a JSON file."""
+    """Return configuration values from a table or a JSON file."""
     if isinstance(values, Mapping):
         return dict(values)
     file = Path(str(values)).expanduser()
@@ -84,9 +84,9 @@ def _read(values: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 
 def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
-    """Return the values of a configuration that a new model takes from the data."""
+    """Return the configuration values that a new model takes from the data."""
     if task_of(shape) != "images":
-        special = [key for key in default.to_dict() if key.endswith("_token_id")]  # of another vocabulary
+        special = [key for key in default.to_dict() if key.endswith("_token_id")]  # they belong to another vocabulary
         tokens = {"vocab_size": num_tokens(shape), **dict.fromkeys(special), "pad_token_id": shape.padding}
         return tokens | ({"num_labels": shape.num_classes} if task_of(shape) == "texts" else {})
     channels, height, _ = shape.input_shape
@@ -95,7 +95,7 @@ def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
 
 
 def _check_keys(config: Any, values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key that configurations of this type do not have."""
+    """Raise ValueError for a key unknown to configurations of this type."""
     known = {*config.to_dict(), *config.attribute_map, "num_labels"}
     for key in values:
         if key not in known:
@@ -120,7 +120,7 @@ def check_fits(config: Any, shape: DataShape, where: str) -> None:
 
 
 def check_tokens(path: str, shape: DataShape) -> None:
-    """Raise ValueError if text is read by bytes, but the folder of the weights has a tokenizer with other tokens."""
+    """Raise ValueError if text is read as bytes although the folder of the weights has a tokenizer with other tokens."""
     by_bytes = task_of(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
     if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
         raise ValueError(
@@ -130,7 +130,7 @@ def check_tokens(path: str, shape: DataShape) -> None:
 
 
 def num_tokens(shape: DataShape) -> int:
-    """Return the number of tokens that inputs are made of."""
+    """Return the vocabulary size of the inputs."""
     return shape.num_tokens or shape.num_classes
 
 
@@ -150,7 +150,7 @@ _ANY_SIZE = ("convnext", "resnet")  # convolutions alone
 
 
 def refusal(path: str, error: Exception) -> ValueError:
-    """Return the error for a folder that cannot be loaded, with the remedy if the folder's own code is needed."""
+    """Return the error for a folder that cannot be loaded, with the remedy if it needs the folder's own code."""
     if "trust_remote_code" in str(error):
         return ValueError(
             f"`model.path` {path!r} needs Python code of its own to be run. If you trust it, set `model.trust_remote_code = true`."
@@ -159,7 +159,7 @@ def refusal(path: str, error: Exception) -> ValueError:
 
 
 def first_sentence(error: Exception) -> str:
-    """Return an error of transformers in one line, without the request to report it."""
+    """Return a transformers error in one line, without the request to report it."""
     text = " ".join((str(error).strip() or type(error).__name__).split())
     return text.split(". ")[0].rstrip(".:")
 
@@ -167,9 +167,9 @@ def first_sentence(error: Exception) -> str:
 class Layout(NamedTuple):
     """Names of submodules of a base model, in the order of its forward."""
 
-    before: tuple[str, ...]  # modules that make the first hidden state, such as the embedding
+    before: tuple[str, ...]  # modules before the first block, such as the embedding
     blocks: str  # the `nn.ModuleList` of blocks; the model may be cut between any two of them
-    after: tuple[str, ...]  # modules that take the last hidden state, such as the final norm
+    after: tuple[str, ...]  # modules after the last block, such as the final norm
 
 
 _BERT = Layout(("embeddings",), "encoder.layer", ("pooler",))
@@ -191,7 +191,7 @@ LAYOUTS = {
 
 
 def layout_of(config: Any, base: nn.Module) -> Layout:
-    """Return the layout of a base model; raises ValueError for a kind of model that cannot be cut, or is not known."""
+    """Return the layout of a base model; raises ValueError if this kind of model is unknown or cannot be cut."""
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"A model of type {kind!r} cannot be cut: it has an encoder and a decoder.")

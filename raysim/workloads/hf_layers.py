@@ -1,8 +1,8 @@
 """A transformers model as a chain of layers: `embedding`, `block0`.., `head`.
 
-Each layer runs the model's own code. The embedding is the model up to its first block, the head is the model from its last
-block on, and each block gets the arguments (masks, rotary embeddings) that the model's own forward would pass to it. In a copy of
-the model, placeholders stand for the other modules, so that its own forward runs only the rest.
+Each layer runs the model's own code. The embedding is everything before the first block, the head is everything after the
+last block, and each block gets the arguments (masks, rotary embeddings) that the model's own forward would pass to it. The
+first two, and the arguments, come from copies of the model in which placeholders replace all other modules.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def chain(model: Any, padding: int | None = None) -> nn.Sequential:
-    """Return the layers of a transformers model with a head; they share its parameters and have buffers of their own.
+    """Return the layers of a transformers model with a head; they share its parameters but have their own buffers.
 
-    `padding`: the token that fills up short samples. The mask of the other tokens then crosses each boundary beside the hidden
+    `padding`: the token that fills up short samples. With it, the attention mask crosses each boundary along with the hidden
     state. Raises ValueError for a model that cannot be cut.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -51,7 +51,7 @@ def chain(model: Any, padding: int | None = None) -> nn.Sequential:
 
 
 def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
-    """Return the name that each parameter and buffer of `chain(model)` has in the model.
+    """Map the parameter and buffer names of `chain(model)` to their names in the model.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
@@ -67,7 +67,7 @@ def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
 
 
 class Embedding(nn.Module):
-    """The model up to its first block: the first hidden state of token ids or images, with the mask if there is padding."""
+    """The model before its first block: maps token ids or images to the first hidden state, with a mask if there is padding."""
 
     def __init__(self, model: Any, layout: Layout, padding: int | None = None) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The model from its last block on: the logits of the last hidden state."""
+    """The model after its last block: maps the last hidden state to logits."""
 
     def __init__(self, model: Any, layout: Layout) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ class Arguments:
     """The arguments of each block besides the hidden state, as the model's own forward computes them.
 
     They depend on the shape of the hidden state and on the mask, so they are computed once for each shape or mask, by a copy
-    of the model that has no parameters. Blocks may be given different shapes, as in a ResNet. This is not a module: all blocks
-    of a stage share it.
+    of the model without parameters. Blocks may have different shapes, as in a ResNet. Not a module, because all blocks of a
+    stage share it.
     """
 
     def __init__(self, base: Any, layout: Layout) -> None:
@@ -133,20 +133,20 @@ class Arguments:
         self._model = without(base, [*layout.before, *blocks, *layout.after]).eval()
         self._holes = holes(self._model)
         self._blocks = [self._model.get_submodule(name) for name in blocks]
-        self._mask: Tensor | None = None  # of the arguments at hand
+        self._mask: Tensor | None = None  # of the cached arguments
         self._kept: dict[Any, list[CallArguments]] = {}  # by shape, for all blocks
 
     def of(self, index: int, x: Tensor, mask: Tensor | None) -> CallArguments:
-        """Return the positional and the named arguments of a block for a hidden state like `x`."""
+        """Return the positional and keyword arguments of a block for a hidden state like `x`."""
         key = (tuple(x.shape), x.dtype, x.device)
-        if mask is not self._mask or len(self._kept) > len(self._blocks):  # of batches of another size, too
+        if mask is not self._mask or len(self._kept) > len(self._blocks):  # too many batch sizes
             self._mask, self._kept = mask, {}
         if key not in self._kept:
             self._kept[key] = self._compute(x, mask)
         return self._kept[key][index]
 
     def _compute(self, x: Tensor, mask: Tensor | None) -> list[CallArguments]:
-        with unset_fake_temporarily(), torch.no_grad():  # masks have values, even while costs are counted
+        with unset_fake_temporarily(), torch.no_grad():  # masks need real values, even while costs are counted
             hidden = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
             if isinstance(mask, FakeTensor):
                 mask = torch.ones(mask.shape, dtype=torch.bool, device=x.device)
@@ -173,7 +173,7 @@ def _block_names(model: Any, layout: Layout) -> list[str]:
 
 @contextmanager
 def _no_layer_drop(model: nn.Module) -> Iterator[None]:
-    """Keep a model from drawing which blocks to skip, as transformers 5.22 does even for a `layerdrop` of 0."""
+    """Keep a model from drawing random numbers for LayerDrop, as transformers 5.22 does even if `layerdrop` is 0."""
     stacks = [module for module in model.modules() if module.training and hasattr(module, "layerdrop")]
     for stack in stacks:
         stack.training = False
@@ -185,7 +185,7 @@ def _no_layer_drop(model: nn.Module) -> Iterator[None]:
 
 
 def _hidden_input(model: Any, x: Tensor) -> dict[str, Tensor]:
-    """Return the hidden state as the input that a model takes in place of token ids or images."""
+    """Return the hidden state as a keyword argument replacing token ids or images."""
     return {"inputs_embeds" if model.main_input_name == "input_ids" else model.main_input_name: x}
 
 
@@ -197,7 +197,7 @@ def _mask_input(mask: Tensor | None) -> dict[str, Tensor]:
 class Call:
     """The last call of a placeholder, and the tensor to return instead of its input.
 
-    A plain object, because setting an attribute of a module costs more than the call itself.
+    A plain object, because setting an attribute of a module is slower than the call itself.
     """
 
     given: Tensor | None = None
@@ -206,9 +206,9 @@ class Call:
 
 
 class Hole(nn.Module):
-    """A placeholder for a module: keeps the arguments of its last call, and returns its input, or a given tensor.
+    """A placeholder for a module: records the arguments of its last call, and returns its input or a given tensor.
 
-    Other attributes are looked up on the replaced module, with tensors on the meta device, since models read types and
+    Other attributes are looked up on the replaced module, with tensors on the meta device, since models read dtypes and
     sizes from them.
     """
 
@@ -232,7 +232,7 @@ class Hole(nn.Module):
 
 
 class _Replaced:
-    """A module without its memory, which is no submodule of a hole and is not copied with it."""
+    """A replaced module on the meta device, neither registered as a submodule of its hole nor copied with it."""
 
     def __init__(self, module: nn.Module) -> None:
         state: dict[int, Any] = {id(x): x.detach().to("meta") for x in [*module.parameters(), *module.buffers()]}
@@ -243,9 +243,9 @@ class _Replaced:
 
 
 def without(model: Any, names: Iterable[str]) -> Any:
-    """Return a copy of `model` with a `Hole` for each named submodule that exists, and without a cache of keys and values.
+    """Return a copy of `model` with a `Hole` for each named submodule that exists, and without a KV cache.
 
-    The copy shares the parameters that are left, and has buffers of its own.
+    The copy shares the remaining parameters, but has its own buffers.
     """
     memo: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -263,7 +263,7 @@ def holes(model: nn.Module) -> tuple[Hole, ...]:
 
 @contextmanager
 def filled(some: Iterable[Hole], x: Tensor | None = None) -> Iterator[None]:
-    """Let holes return `x` if it is given; at the end they forget the arguments of their calls."""
+    """Make holes return `x` if given; on exit they forget the arguments of their calls."""
     calls = [hole.call for hole in some]
     for call in calls:
         call.given = x

@@ -1,6 +1,6 @@
 """The model `hf`: any transformers model that is a chain of blocks, from a folder, the hub, or a configuration.
 
-It may be fine-tuned with LoRA: trained low-rank matrices beside frozen weights (Hu et al. 2021, 2106.09685), by peft.
+It may be fine-tuned with LoRA through peft: low-rank matrices trained beside frozen weights (Hu et al. 2021, 2106.09685).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def hf(
 
     `path`: a folder of `save_pretrained` or a name on the hub. `config`: a table of the configuration's values, or the
     path of its file, for a model with random weights; with `path`, a table of values to change. Vocabulary, classes and
-    image size are the data's unless `config` gives them. `attention`: `sdpa` (the default if the model supports it) or
-    `eager`. `new_head`: draw the head anew. `lora`: a table with `rank`, `alpha`, `dropout` and `targets`; all other
-    weights are frozen. `subspace`: values a token at each boundary of a new Llama-like model, in the form
-    `subspace_form`, see `raysim.workloads.subspace`. `trust_remote_code`: run the Python files in `path`, for a model
-    that transformers does not have.
+    image size default to the data's. `attention`: `sdpa` (the default if the model supports it) or `eager`. `new_head`:
+    initialise a new head. `lora`: a table with `rank`, `alpha`, `dropout` and `targets`; all other weights are frozen.
+    `subspace`: values per token at each boundary of a new Llama-like model, in the form `subspace_form`, see
+    `raysim.workloads.subspace`. `trust_remote_code`: run the Python files in `path`, for a model missing from
+    transformers.
     """
     source = ModelSource(path, config, attention, new_head, lora, trust_remote_code)
     return _layers(shape, source, subspace, subspace_form)
@@ -64,16 +64,16 @@ def hf(
 def hf_structure(
     shape: DataShape, *, subspace: int | None = None, subspace_form: str = "reparametrised", **options: Any
 ) -> nn.Sequential:
-    """Return the layers of `hf` with hollow parameters, see `hollow_parameters`: weights are neither read nor initialised.
+    """Return the layers of `hf` without reading or initialising weights; see `hollow_parameters`.
 
-    A config.json in `path` is enough. Logits are not compared, since they need weights.
+    A config.json in `path` is enough. Logits are not checked, since this needs weights.
     """
     with hollow_parameters():
         return _layers(shape, ModelSource(**options), subspace, subspace_form, weights=False)
 
 
 class ModelSource(NamedTuple):
-    """The options of `hf` for the model itself."""
+    """The options of `hf` that describe the model itself."""
 
     path: str | None = None
     config: Mapping[str, Any] | str | None = None
@@ -106,10 +106,10 @@ def _layers(
 
 
 def load_model(shape: DataShape, *, weights: bool = True, **options: Any) -> Any:
-    """Return the model of `hf` as a transformers model, in float32; raises ValueError naming the wrong option.
+    """Return the transformers model of `hf`, in float32; raises ValueError naming the wrong option.
 
-    `options`: those of `ModelSource`. Without `weights` the weights in `path` are not read; used with `hollow_parameters`, for
-    models of any size.
+    `options`: those of `ModelSource`. Without `weights`, the weights in `path` are not read; combine it with `hollow_parameters`
+    for models of any size.
     """
     source = ModelSource(**options)
     if source.path is None and source.config is None:
@@ -140,7 +140,7 @@ def load_model(shape: DataShape, *, weights: bool = True, **options: Any) -> Any
     return model
 
 
-CODE_OF_MODELS = "transformers_modules"  # the package into which transformers puts the code of model folders
+CODE_OF_MODELS = "transformers_modules"  # the package to which transformers copies the code of model folders
 
 _AUTO: dict[str, tuple[Any, str]] = {
     "causal-lm": ("AutoModelForCausalLM", "causal language model"),
@@ -150,7 +150,7 @@ _AUTO: dict[str, tuple[Any, str]] = {
 
 
 def _made(auto: Any, source: ModelSource, settings: Any) -> Any:
-    """Return a new model of a configuration."""
+    """Return a new model made from a configuration."""
     try:
         return auto.from_config(
             settings,
@@ -188,7 +188,7 @@ def _pretrained(auto: Any, source: ModelSource, settings: Any) -> Any:
 
 
 def _head_names(model: Any) -> list[str]:
-    """Return the names of the modules beside the base model."""
+    """Return the names of the modules outside the base model."""
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]
 
 
@@ -227,7 +227,7 @@ def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep progress bars and advice of transformers off the screen."""
+    """Silence the progress bars and advice of transformers."""
     transformers = import_hub("transformers")
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
@@ -244,10 +244,10 @@ _OPTIONS = ("rank", "alpha", "dropout", "targets")
 
 
 def add_lora(model: Any, options: Mapping[str, Any], trained: Sequence[str] = ()) -> Any:
-    """Put adapters into a transformers model, freeze all its other weights, and return peft's model around it.
+    """Add LoRA adapters to a transformers model, freeze its other weights, and return the peft model.
 
     `options`: `rank` (8), `alpha` (twice the rank), `dropout` (0), and `targets`, the names of the linear layers to adapt (default:
-    peft's choice for the model's type). `trained`: submodules that are trained as a whole, such as a new head. Raises ValueError
+    peft's choice for the model's type). `trained`: submodules to train fully, such as a new head. Raises ValueError
     naming the wrong option.
     """
     if not isinstance(options, Mapping):
@@ -271,7 +271,7 @@ def add_lora(model: Any, options: Mapping[str, Any], trained: Sequence[str] = ()
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of layers that keep their weights transposed, which it then handles
+            warnings.simplefilter("ignore")  # peft warns about layers with transposed weights, but handles them
             adapted = peft.get_peft_model(model, settings)
     except ValueError as error:
         kind = model.config.model_type

@@ -1,4 +1,4 @@
-"""Language models: a decoder of any size, GPT-2 with its trained weights, and the LSTM of papers on gradient compression."""
+"""Language models: a decoder of any size, GPT-2 with its trained weights, and an LSTM as in papers on gradient compression."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.workloads.options import check_flag, import_hub, local_or_hub, reaso
 from raysim.workloads.splits import DataShape
 from raysim.workloads.subspace import in_subspace
 
-MOST_LAYERS = 1024  # of a model whose depth is an option
+MOST_LAYERS = 1024  # limit for models whose depth is an option
 
 
 def gpt(
@@ -33,8 +33,8 @@ def gpt(
 ) -> nn.Sequential:
     """Return a decoder laid out and initialised as GPT-2 (Radford et al. 2019): `embedding`, `block0`.., `head`.
 
-    Length and vocabulary are the data's. `tied`: the head is the embedding's table, one parameter at both ends. `subspace`:
-    values a token at each boundary, in the form `subspace_form`, see `raysim.workloads.subspace`.
+    Length and vocabulary come from the data. `tied`: embedding and head share one parameter. `subspace`: values per token
+    at each boundary, in the form `subspace_form`, see `raysim.workloads.subspace`.
 
     >>> from raysim.workloads.splits import DataShape
     >>> model = gpt(DataShape((64,), "int64", 256), num_blocks=2)
@@ -59,7 +59,7 @@ def gpt(
 def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) -> nn.Sequential:
     """Return GPT-2 with the weights of `path`, a local folder or a hub name: `embedding`, `block0`.., `head`.
 
-    The layers are raysim's own and give the logits of transformers' `GPT2LMHeadModel`. `dropout`, if given,
+    The layers are raysim's own and give the same logits as transformers' `GPT2LMHeadModel`. `dropout`, if given,
     replaces the rates of the folder's configuration.
     """
     model = gpt2_structure(shape, path=path, dropout=dropout)
@@ -70,7 +70,7 @@ def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) 
 
 
 def gpt2_structure(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) -> nn.Sequential:
-    """Return the layers of `gpt2` on the meta device, by the configuration in `path` alone."""
+    """Return the layers of `gpt2` on the meta device, from the configuration in `path` alone."""
     _text_length("gpt2", shape)
     if dropout is not None:
         dropout = check_real("model.dropout", dropout, 0, 1)
@@ -85,7 +85,7 @@ def gpt2_structure(shape: DataShape, *, path: str = "gpt2", dropout: float | Non
 
 
 class Embedding(nn.Module):
-    """Token plus position: (batch, length, width) of (batch, length)."""
+    """Token plus position embeddings: maps (batch, length) to (batch, length, width)."""
 
     def __init__(self, length: int, num_tokens: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and added to its input."""
+    """Attention and a perceptron, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, num_heads: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm, and a score for each token: (batch, length, token)."""
+    """The last norm and the logits of the tokens: (batch, length, token)."""
 
     def __init__(self, num_tokens: int, width: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Head(nn.Module):
 def _assemble(
     length: int, num_tokens: int, num_blocks: int, width: int, num_heads: int, rates: Sequence[float]
 ) -> nn.Sequential:
-    """Return the layers, not initialised; `rates` are the dropout of embedding, residuals and attention."""
+    """Return the uninitialised layers; `rates` are the dropout rates of embedding, residuals and attention."""
     layers: dict[str, nn.Module] = {"embedding": Embedding(length, num_tokens, width, rates[0])}
     for i in range(num_blocks):
         layers[f"block{i}"] = Block(width, num_heads, *rates[1:])
@@ -162,7 +162,7 @@ def _assemble(
 
 
 def _initialise(model: nn.Sequential, num_blocks: int) -> None:
-    """Draw weights as GPT-2 does: deviation 0.02, less for layers that add to the residual stream, biases zero."""
+    """Initialise as GPT-2 does: standard deviation 0.02, less for layers that add to the residual stream, biases zero."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             added = name.startswith("block") and name.endswith("projection")
@@ -197,7 +197,7 @@ _GPT2_BLOCK = {
 
 
 def _gpt2_config(path: str) -> Any:
-    """Return the configuration; raises ValueError unless it is of a GPT-2 as ours."""
+    """Return the configuration; raises ValueError if it is not a GPT-2 of our layout."""
     source = local_or_hub("model.path", path)
     transformers = import_hub("transformers")
     try:
@@ -242,18 +242,18 @@ def _gpt2_weights(path: str) -> dict[str, Tensor]:
         "head.projection.weight": state["lm_head.weight"],
     }
     for index in range(model.config.n_layer):
-        for theirs, (ours, transposed) in _GPT2_BLOCK.items():
-            weight = state[f"transformer.h.{index}.{theirs}.weight"]
-            weights[f"block{index}.{ours}.weight"] = weight.t().contiguous() if transposed else weight
-            weights[f"block{index}.{ours}.bias"] = state[f"transformer.h.{index}.{theirs}.bias"]
+        for hub_name, (name, transposed) in _GPT2_BLOCK.items():
+            weight = state[f"transformer.h.{index}.{hub_name}.weight"]
+            weights[f"block{index}.{name}.weight"] = weight.t().contiguous() if transposed else weight
+            weights[f"block{index}.{name}.bias"] = state[f"transformer.h.{index}.{hub_name}.bias"]
     return weights
 
 
 def lstm(shape: DataShape, *, width: int = 256, num_layers: int = 2, dropout: float = 0.0) -> nn.Sequential:
     """Return an embedding, `num_layers` LSTM layers of `width` (Zaremba et al. 2014, 1409.2329) and a linear head.
 
-    Every sample starts from a state of zeros: nothing is carried from one block of text to the next. The paper of GraVAC
-    has 2 layers of 1,500 on blocks of 35 tokens.
+    Every sample starts from a zero state: nothing carries over from one block of text to the next. The GraVAC paper uses
+    2 layers of width 1,500 on blocks of 35 tokens.
 
     >>> [name for name, _ in lstm(DataShape((35,), "int64", 256), width=8).named_children()]
     ['embedding', 'lstm1', 'lstm2', 'head']
@@ -275,7 +275,7 @@ def lstm(shape: DataShape, *, width: int = 256, num_layers: int = 2, dropout: fl
 
 
 class RecurrentLayer(nn.Module):
-    """One LSTM layer, from the state of zeros; its last state is dropped."""
+    """One LSTM layer, starting from a zero state; its last state is dropped."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

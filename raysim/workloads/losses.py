@@ -16,31 +16,31 @@ from raysim.workloads.splits import DataShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-IGNORED = -100  # the target of a position that does not count, as torch and transformers have it
+IGNORED = -100  # the target of an ignored position, as in torch and transformers
 
 
 class Loss:
-    """A loss of outputs and targets, whose gradient a run follows."""
+    """A training loss of outputs and targets."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
-        """Return the loss of a microbatch in training: the mean, or with `divisor` the sum over it divided by that."""
+        """Return the training loss of a microbatch: the mean, or with `divisor` the sum divided by it."""
         raise NotImplementedError
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss that evaluations report."""
+        """Return the loss for evaluations."""
         return self(outputs, targets)
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return the loss that evaluations report for each sample: (samples,), the mean over its counted positions.
+        """Return the loss for evaluations of each sample: (samples,), the mean over its positions that are not ignored.
 
-        None if the loss of a batch is not known to be a mean over samples.
+        None if the loss of a batch may not be a mean over samples.
         """
         return None
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
-    """Cross-entropy over classes in float32, over samples and positions; targets of -100 do not count.
+    """Cross-entropy in float32, averaged over samples and positions; targets of -100 are ignored.
 
     `label_smoothing` affects only training: evaluations report the plain cross-entropy, so that runs with different
     smoothing are comparable.
@@ -79,7 +79,7 @@ def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str, smoothing: 
 
 @dataclass(frozen=True)
 class MeanSquaredError(Loss):
-    """The mean squared difference in float32, over samples and outputs.
+    """The mean squared error in float32, over samples and outputs.
 
     >>> MeanSquaredError()(torch.zeros(2, 1), torch.tensor([[1.0], [3.0]]))
     tensor(5.)
@@ -105,7 +105,7 @@ class OwnLoss(Loss):
 
 
 def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape) -> Loss:
-    """Return the loss `name`; by default cross-entropy if targets are classes, the mean square if they are numbers.
+    """Return the loss `name`; by default cross-entropy for classes, mean squared error for numbers.
 
     Raises ValueError if the loss or an option is unknown, or the loss does not fit the targets.
     """
@@ -116,7 +116,7 @@ def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape)
             rest = partial(function, None, None)  # the function without outputs and targets
             try:
                 inspect.signature(rest)
-            except (TypeError, ValueError):  # of a function in C, or of one that does not take outputs and targets
+            except (TypeError, ValueError):  # a function in C, or one that does not take outputs and targets
                 raise ValueError(
                     f"Loss `{name}` must be a function of outputs and targets, written in Python, to take options."
                 ) from None
@@ -131,7 +131,7 @@ def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape)
 
 
 def example_targets(loss: Loss, outputs: Tensor, shape: DataShape) -> Tensor:
-    """Return targets of zeros for a model's outputs, of one microbatch."""
+    """Return zero targets for a model's outputs of one microbatch."""
     if isinstance(loss, OwnLoss):
         return torch.zeros((len(outputs), *shape.target_shape), dtype=getattr(torch, shape.target_dtype))
     of_classes = isinstance(loss, CrossEntropy)
@@ -141,7 +141,7 @@ def example_targets(loss: Loss, outputs: Tensor, shape: DataShape) -> Tensor:
 def check_loss(loss: Loss, layer: str, output_shape: tuple[int, ...], shape: DataShape) -> None:
     """Raise ValueError if the outputs of a model's last `layer` do not fit the loss and the targets.
 
-    `output_shape` begins with the samples of a microbatch.
+    The first dimension of `output_shape` is the microbatch.
     """
     if isinstance(loss, CrossEntropy) and (len(output_shape) == 1 or output_shape[-1] < shape.num_classes):
         raise ValueError(
@@ -149,7 +149,7 @@ def check_loss(loss: Loss, layer: str, output_shape: tuple[int, ...], shape: Dat
             f"but returns the shape {output_shape}."
         )
     wanted = (*output_shape[:1], *shape.target_shape)
-    known = shape.target_shape or shape.num_tokens or shape.input_dtype != "int64"  # unknown of bare text
+    known = shape.target_shape or shape.num_tokens or shape.input_dtype != "int64"  # unknown for plain text
     if isinstance(loss, CrossEntropy) and known and output_shape[:-1] != wanted:
         raise ValueError(
             f"The last layer `{layer}` must return scores of shape {(*wanted, shape.num_classes)}, "
@@ -169,7 +169,7 @@ def _check_own(loss: OwnLoss, output_shape: tuple[int, ...], shape: DataShape) -
     targets = example_targets(loss, outputs, shape)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of shapes that differ, of which torch's error tells
+            warnings.simplefilter("ignore")  # about mismatched shapes, which torch's error reports
             value = loss(outputs, targets)
     except Exception as error:
         shapes = f"outputs of shape {output_shape} and targets of shape {tuple(targets.shape)}"

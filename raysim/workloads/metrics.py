@@ -1,6 +1,6 @@
-"""Metrics: sums over the batches of an evaluation, and a figure computed from them at its end.
+"""Metrics, computed from sums over the batches of an evaluation.
 
-Sums are additive, so an evaluation may be divided into any batches. Positions whose target is -100 do not count.
+Sums are additive, so batches may be of any size. Positions whose target is -100 are ignored.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of an evaluation: `sums` are added over batches, and `value` computes the figure from the total.
+    """A metric: `sums` are added over batches, and `value` computes the metric from the totals.
 
-    By default it is a mean: the sums are a total and the number of its terms.
+    By default a mean, whose sums are a total and a count.
     """
 
     measure: Measure
 
     @property
     def size(self) -> int:
-        """The length of its sums."""
+        """The number of sums."""
         return 2
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
@@ -50,7 +50,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """The share of targets (classes or tokens) among the `top` classes with the greatest scores."""
+    """The share of targets (classes or tokens) among the `top` highest scores."""
 
     top: int = 1
 
@@ -67,13 +67,13 @@ class Accuracy(Metric):
 class ExactMatch(Metric):
     """The share of samples whose greedily generated answer is right in every token.
 
-    An evaluation generates the answers, see `raysim.pipeline.inference`; the first `given` targets and those of -100 are given.
+    Evaluations generate the answers, see `raysim.pipeline.inference`, except the first `given` targets and those of -100.
     """
 
     given: int = 0
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Sequence[float]:
-        """Return the sums of constant outputs, which generate what they score highest."""
+        """Return the sums for constant outputs, which always generate the token with the highest score."""
         return self.matches(outputs.argmax(dim=-1), targets)
 
     def matches(self, generated: Tensor, targets: Tensor) -> Sequence[float]:
@@ -87,9 +87,9 @@ class ExactMatch(Metric):
 
 @dataclass(frozen=True)
 class F1(Metric):
-    """The harmonic mean of precision and recall: of class 1 if there are two classes, else the mean over classes.
+    """F1 score, the harmonic mean of precision and recall: of class 1 if there are two classes, else averaged over classes.
 
-    Classes that occur neither among targets nor among predictions are left out of the mean.
+    Classes that occur neither among targets nor among predictions are left out of the average.
     """
 
     num_classes: int
@@ -118,7 +118,7 @@ class F1(Metric):
 
 @dataclass(frozen=True)
 class MeanAbsoluteError(Metric):
-    """The mean absolute difference, in the units of the data: differences of an output times its entry of `scale`."""
+    """Mean absolute error in the units of the data: the error of each output is multiplied by its entry of `scale`."""
 
     scale: tuple[float, ...] = ()
 
@@ -131,7 +131,7 @@ class MeanAbsoluteError(Metric):
 
 @dataclass(frozen=True)
 class R2(Metric):
-    """The share of the targets' variance that the outputs explain, mean over `num_outputs`: 0 for a model that predicts means."""
+    """Coefficient of determination, averaged over `num_outputs`: 0 for a model that predicts the mean."""
 
     num_outputs: int
 
@@ -155,7 +155,7 @@ class R2(Metric):
 
 @dataclass(frozen=True)
 class OwnMetric(Metric):
-    """A custom function of outputs and targets: the mean over a batch's samples; an evaluation averages it over all samples."""
+    """A custom function of outputs and targets that returns a mean over samples; evaluations average it over all samples."""
 
     function: Callable[[Tensor, Tensor], Any]
 
@@ -164,7 +164,7 @@ class OwnMetric(Metric):
 
 
 def own_metric(name: str) -> OwnMetric:
-    """Return the metric `package.module:function`; raises ValueError if it does not exist, or does not say whether more is better."""
+    """Return the metric `package.module:function`; raises ValueError if it does not exist or does not declare if higher is better."""
     function = import_function("Metric", name)
     higher = getattr(function, "higher_is_better", None)
     own = name.rpartition(":")[2]
@@ -197,9 +197,9 @@ def make_metric(name: str, shape: DataShape) -> Metric:
 
 
 def check_metrics(metrics: Sequence[Metric], output_shape: tuple[int, ...], test: Split) -> None:
-    """Raise ValueError naming a custom metric that fails on outputs of zeros and the first targets of the test data.
+    """Raise ValueError naming a custom metric that fails on zero outputs and the first targets of the test data.
 
-    `output_shape` begins with the samples of a microbatch.
+    The first dimension of `output_shape` is the microbatch.
     """
     own = [metric for metric in metrics if isinstance(metric, OwnMetric)]
     if not own:
@@ -218,11 +218,11 @@ def check_metrics(metrics: Sequence[Metric], output_shape: tuple[int, ...], test
 
 
 def count(targets: Tensor) -> int:
-    """Return the number of predictions: one per target that counts."""
+    """Return the number of predictions: one per target that is not ignored."""
     return targets.numel() if targets.is_floating_point() else int((targets != IGNORED).sum())
 
 
-_METRICS: dict[str, tuple[bool, Callable[[Measure, DataShape], Metric]]] = {  # by name: of classes, and how it is made
+_METRICS: dict[str, tuple[bool, Callable[[Measure, DataShape], Metric]]] = {  # by name: for classes?, constructor
     "accuracy": (True, lambda measure, shape: Accuracy(measure)),
     "top5_accuracy": (True, lambda measure, shape: Accuracy(measure, 5)),
     "exact_match": (True, lambda measure, shape: ExactMatch(measure, shape.given)),

@@ -1,7 +1,7 @@
 """Models by name or by import path, and their initialisation from the seed alone.
 
-A model is an `nn.Sequential` of named layers, each of which takes one tensor and returns one, so that it can be cut
-after any of them (`partition`). Models of transformers (`hf_layers`) and other modules (`traced_layers`) are made into such layers.
+A model is an `nn.Sequential` of named layers, each mapping one tensor to one tensor, so that it can be cut after any
+layer (`partition`). Transformers models (`hf_layers`) and other modules (`traced_layers`) are converted to such layers.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def build_model(
     cuts: Sequence[str] = (),
     num_stages: int = 1,
 ) -> nn.Sequential:
-    """Return the model `name`, initialised from `seed` alone; the caller's random state stays as it is.
+    """Return the model `name`, initialised from `seed` alone; the caller's random state does not change.
 
-    `name` is one of `MODELS`, or `package.module:function` of your own: it is called with the options, and with the
-    data's shape if it has an argument `shape`. It returns an `nn.Sequential` of layers, a model of transformers, or any module
-    that torch.fx can trace, in layers that end at `cuts` or are enough for `num_stages`, see `traced`. `{seed}` in `path`, of
-    models that have it, stands for the seed: weights of its own for each. Raises ValueError with the wrong option, or the rule
-    that the model breaks.
+    `name` is one of `MODELS`, or your own `package.module:function`, called with the options and, if it has an argument
+    `shape`, the data's shape. It returns an `nn.Sequential` of layers, a transformers model, or any module that torch.fx can
+    trace. The latter is split into layers that end at `cuts` or suffice for `num_stages`, see `traced`. `{seed}` in the option
+    `path` is replaced by the seed, to load different weights for each. Raises ValueError naming the wrong option or the
+    broken rule.
 
     >>> from raysim.workloads.data import DataShape
     >>> len(build_model("cnn", {"width": 8}, DataShape((1, 8, 8), "float32", 10), seed=0))
@@ -71,7 +71,7 @@ def build_model(
     arguments = bind_model(name, function, options, seed)
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
-    if function in MODELS.values() and function not in (gpt2, hf):  # made of their arguments alone
+    if function in MODELS.values() and function not in (gpt2, hf):  # built from their arguments alone
         check_size(name, _on_meta(name, function, arguments))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_key(seed, "model"))
@@ -87,7 +87,7 @@ def build_model(
 def bind_model(
     name: str, function: Callable[..., nn.Sequential], options: Mapping[str, object], seed: int
 ) -> dict[str, Any]:
-    """Return the options of a model as keyword arguments; raises ValueError for an option that the model cannot have."""
+    """Return the options of a model as keyword arguments; raises ValueError for an invalid option."""
     if "subspace" in options and function in NO_SUBSPACE:
         raise ValueError(
             f"`model.subspace` needs a decoder of new weights whose blocks add to one residual stream, as `gpt` and `hf` can be, but "
@@ -100,7 +100,7 @@ def bind_model(
 
 
 def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], num_stages: int) -> nn.Sequential:
-    """Return a model as layers that can be cut apart; raises ValueError for a model that cannot be cut."""
+    """Return a model as a sequence of layers; raises ValueError if it cannot be cut."""
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         return model
     if not isinstance(model, nn.Module):
@@ -111,7 +111,7 @@ def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], 
 
 
 def make_structure(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:
-    """Return one of `MODELS` with hollow parameters, from its configuration alone."""
+    """Return one of `MODELS` with hollow parameters, built from its configuration alone."""
     if function is hf:
         return hollow(hf_structure(**arguments))
     if function is gpt2:
@@ -120,7 +120,7 @@ def make_structure(name: str, function: Callable[..., nn.Sequential], arguments:
 
 
 def _on_meta(name: str, function: Callable[..., nn.Sequential], arguments: Mapping[str, Any]) -> nn.Sequential:
-    """Return one of raysim's own models on the meta device: its parameters have a shape and take no memory.
+    """Return one of raysim's own models on the meta device, where parameters take no memory.
 
     Raises ValueError if no tensor can have the requested sizes.
     """
@@ -134,7 +134,7 @@ def _on_meta(name: str, function: Callable[..., nn.Sequential], arguments: Mappi
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skips the drawing of parameters, which on the meta device would first import torch's compiler, for a second."""
+    """Skips parameter initialisation, which on the meta device would spend a second importing torch's compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))

@@ -1,6 +1,6 @@
-"""Options of models and data sets, checked without torch; errors name the full key (`model.width`).
+"""Options of models and data sets, checked without importing torch; errors name the full key (`model.width`).
 
-Names are checked against the signature of the function that takes the options; numbers of layers follow from the options.
+Options are checked against the signature of the function that takes them; numbers of layers are derived from the options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from raysim.notation import shown, suggestion
 from raysim.plugins import import_object
 
-HUB_S = 5.0  # for the hub's first answer
+HUB_S = 5.0  # timeout of the hub's first answer
 
 
 def bind_options(
@@ -49,14 +49,14 @@ def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
 
 
 def check_flag(field: str, value: object) -> bool:
-    """Return `value` if it is true or false; raises ValueError by field and value."""
+    """Return `value` if it is a boolean; raises ValueError naming field and value."""
     if not isinstance(value, bool):
         raise ValueError(f"`{field}` must be true or false, but got {value!r}.")
     return value
 
 
 def check_path(field: str, value: object) -> Path:
-    """Return `value` as the path of a file or folder that exists; raises ValueError by field and value."""
+    """Return `value` as the path of an existing file or folder; raises ValueError naming field and value."""
     if not isinstance(value, (str, Path)) or not str(value):
         raise ValueError(f"`{field}` must be the path of a file or folder, but got {shown(value)}.")
     try:
@@ -64,15 +64,15 @@ def check_path(field: str, value: object) -> Path:
         if path.is_file() or path.is_dir():
             return path
         reason = "" if not path.exists() else ", which is neither"
-    except (OSError, RuntimeError, ValueError) as error:  # too long, or the home of an unknown user
+    except (OSError, RuntimeError, ValueError) as error:  # path too long, or the home of an unknown user
         reason = f": {getattr(error, 'strerror', None) or error}"
     raise ValueError(f"`{field}` must be a file or folder that exists, but got {shown(str(value))}{reason}.")
 
 
 def local_or_hub(field: str, value: object) -> str:
-    """Return the local folder that `value` names, or else `value` as a hub name ("gpt2", "owner/name").
+    """Return the local folder `value`, or else `value` as a hub name ("gpt2", "owner/name").
 
-    Raises ValueError for a value that can be neither.
+    Raises ValueError if it is neither.
     """
     if isinstance(value, (str, Path)) and str(value):
         try:
@@ -89,16 +89,16 @@ def local_or_hub(field: str, value: object) -> str:
 
 
 def check_hub(what: str, repository: str, file: str) -> None:
-    """Raise ValueError if a file of the hub is neither cached on this machine nor reachable.
+    """Raise ValueError if a hub file is neither cached on this machine nor reachable.
 
-    The hub's own client tries again for half a minute.
+    Checked here because the hub's own client retries for half a minute.
     """
     hub = import_hub("huggingface_hub")
     if isinstance(hub.try_to_load_from_cache(repository, file), str):
         return
     try:
         urllib.request.urlopen(hub.constants.ENDPOINT, timeout=HUB_S).close()
-    except urllib.error.HTTPError:  # an answer
+    except urllib.error.HTTPError:  # the hub answered
         return
     except OSError as error:
         reason = getattr(error, "reason", error)
@@ -108,7 +108,7 @@ def check_hub(what: str, repository: str, file: str) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error, or else its type, for a sentence."""
+    """Return the first line of an error, or its type if it has no text, for use in a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
@@ -121,9 +121,9 @@ def import_hub(library: str) -> Any:
 
 
 def import_function(kind: str, name: str) -> Callable[..., Any]:
-    """Return the function that `package.module:function` names, looking in the current folder too.
+    """Return the function `package.module:function`, also searching the current folder.
 
-    Raises ValueError, which calls it a `kind` ("Model").
+    Raises ValueError, whose sentence calls it a `kind` ("Model").
     """
     try:
         return import_object(name, "function")  # type: ignore[no-any-return]
@@ -132,7 +132,7 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
 
 
 class Depth(NamedTuple):
-    """A number of layers: `fixed` layers plus the value of an option, `default` if it is not given."""
+    """A number of layers: `fixed` plus the value of an option, which defaults to `default`."""
 
     fixed: int
     option: str | None = None
@@ -157,7 +157,7 @@ def num_layers(name: str, options: Mapping[str, object]) -> int | None:
     (7, 8, None)
     """
     depth = DEPTHS.get(name)
-    if depth is None or options.get("subspace") is not None:  # which joins layers
+    if depth is None or options.get("subspace") is not None:  # a subspace joins layers
         return None
     given = options.get(depth.option, depth.default) if depth.option else 0
     return depth.fixed + given if isinstance(given, int) and given >= 0 else None

@@ -1,7 +1,7 @@
-"""A model cut into stages: at named layers, or so that the largest stage computes as little as possible.
+"""Cut a model into stages: at named layers, or so that the largest stage computes as little as possible.
 
-Of cuts with about the same work, the one that sends the fewest bytes is chosen. Learned bottlenecks are inserted at the cuts, and
-the costs of each stage counted; `raysim.pipeline` runs the stages.
+Among cuts with about the same work, the one that sends the fewest bytes is chosen. Learned bottlenecks are inserted at the cuts,
+and the costs of each stage are counted; `raysim.pipeline` runs the stages.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from raysim.workloads.options import check_num_stages
 from raysim.workloads.splits import DataShape
 from raysim.workloads.stage_costs import Footprint, LayerCost, Shadow, named_layers
 
-TOLERANCE = 0.01  # of the largest stage's operations: how far a cut may move to send fewer bytes
-SHOWN = 8  # cuts named one by one
+TOLERANCE = 0.01  # share of the largest stage's operations by which a cut may move to send fewer bytes
+SHOWN = 8  # most cuts to list by name
 
 
 class Cut(NamedTuple):
@@ -35,18 +35,18 @@ class Cut(NamedTuple):
 
     layer: str
     tensors: int
-    sent_bytes: int  # of one microbatch, uncompressed: its tensors, and the gradients that come back
+    sent_bytes: int  # uncompressed, per microbatch: activations and gradients
 
 
 class CutChoice(NamedTuple):
-    """A cut, and the cut of as much work that was considered beside it; None if it would be the same."""
+    """A cut, and the alternative with about the same work; None if there is none."""
 
     cut: Cut
     other: Cut | None
 
 
 class Tied(NamedTuple):
-    """One parameter used by two stages: each has an equal copy, and their gradients are added."""
+    """A parameter shared by two stages: each has an equal copy, and their gradients are added."""
 
     stage: int
     name: str  # as in the stage's `named_parameters`
@@ -58,27 +58,27 @@ class Tied(NamedTuple):
 class Partition:
     """The stages of a model and their costs for one microbatch; see `partition`."""
 
-    stages: list[nn.Sequential]  # the model's layers under their names; each stage owns its parameters
+    stages: list[nn.Sequential]  # the layers keep their names; each stage owns its parameters
     cuts: tuple[str, ...]  # the names of the last layers of all stages but the last
     cut_choices: tuple[CutChoice, ...]
     """For each cut, its bytes; beside an automatic one the cut by work alone, beside a given one a cheaper cut, if they differ."""
     boundaries: tuple[BoundaryTensors, ...]  # for each cut, the tensors that cross it with one microbatch
-    num_parameters: tuple[int, ...]  # that each stage learns; a tied parameter counts in each of its stages
-    flops_forward: tuple[int, ...]  # of each stage for one microbatch, two for a multiplication and addition
+    num_parameters: tuple[int, ...]  # by stage; a tied parameter counts in each of its stages
+    flops_forward: tuple[int, ...]  # by stage, per microbatch; a multiply-add counts as two
     tied: tuple[Tied, ...]
     """Parameters that are in two stages; a parameter of more stages has an entry for each stage after the first."""
     shadow: Shadow  # the model on fake tensors
     spans: tuple[tuple[int, int], ...]  # for each stage, its first layer and the one after its last
 
     def footprints(self, *, two_parts: bool = False, dtype: torch.dtype = torch.float32) -> tuple[Footprint, ...]:
-        """Return the bytes of one microbatch's tensors at each stage; `dtype` is that of the computation, by autocast.
+        """Return the bytes of one microbatch's tensors at each stage; `dtype` is autocast's.
 
         `two_parts`: whether backwards have two parts. The loss belongs to the last stage.
         """
         return tuple(self.shadow.footprint(*span, two_parts=two_parts, dtype=dtype) for span in self.spans)
 
     def weight_shares(self, dtype: torch.dtype = torch.float32) -> tuple[float, ...]:
-        """Return weight gradients' share of each stage's backward, counted in operations; 1 at the first stage.
+        """Return the weight gradients' share of the operations in each stage's backward; 1 at the first stage.
 
         NaN at a stage whose backward cannot run on fake tensors.
         """
@@ -97,13 +97,13 @@ def partition(
     seed: int = 0,
     loss: Loss | None = None,
 ) -> Partition:
-    """Return `model` cut after the layers named in `cuts`, or into `num_stages` with the largest stage as small as possible.
+    """Return `model` cut after the layers `cuts`, or into `num_stages` with the largest stage as small as possible.
 
-    The size of a stage is its number of forward operations; for equal sizes, the bytes of the layers' outputs decide, see
-    `balance`. Each cut then moves to where fewer bytes cross, if the stages compute about as much: see `cheapest`. `batch`:
-    samples in a microbatch. `loss`: by default that for the kind of targets. Nothing is computed. With `bottleneck` the stages
-    at a cut get one more layer each, drawn from `seed`: see `with_bottleneck`. Raises ValueError naming the field or the unfit
-    layer.
+    The size of a stage is its number of forward operations, with ties broken by the bytes of the layers' outputs, see
+    `balance`. Each cut then moves to a layer that sends fewer bytes, if the stages still compute about as much: see
+    `cheapest`. `batch`: samples in a microbatch. `loss`: by default the loss for this kind of targets. Nothing is computed.
+    With `bottleneck` the stages at a cut get one more layer each, drawn from `seed`: see `with_bottleneck`. Raises ValueError
+    naming the field or the unfit layer.
 
     >>> from raysim.workloads.data import DataShape
     >>> from raysim.workloads.models import build_model
@@ -145,7 +145,7 @@ def partition(
 
 
 def _parts(model: nn.Sequential, shadow: Shadow, ends: Sequence[int], others: Sequence[int]) -> Partition:
-    """Return the stages that end at `ends`, each cut beside that of `others`."""
+    """Return the stages that end at `ends`; `others` are the alternative cuts."""
     modules, layers, spans = named_layers(model), shadow.layers, tuple(pairwise([0, *ends]))
     parts = [
         nn.Sequential(OrderedDict((layer.name, modules[layer.name]) for layer in layers[start:stop]))
@@ -206,9 +206,9 @@ def _check_boundaries(layers: list[LayerCost], ends: list[int], batch: int) -> N
 
 
 def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
-    """Return the trained parameters that several parts use: copies of a frozen one stay equal by themselves.
+    """Return the trained parameters shared by several parts; copies of a frozen one stay equal anyway.
 
-    Raises ValueError for a shared buffer, whose copies would drift; buffers that are no part of the state are constants.
+    Raises ValueError for a shared buffer, whose copies would drift; non-persistent buffers count as constants.
     """
     owners: dict[Tensor, tuple[int, str]] = {}
     tied = []
@@ -231,9 +231,9 @@ def _find_tied(parts: list[nn.Sequential]) -> tuple[Tied, ...]:
 
 
 def cheapest(layers: Sequence[LayerCost], ends: Sequence[int]) -> list[int]:
-    """Return the ends of stages that send the fewest bytes among those of about the same work as `ends`.
+    """Return the stage ends with the fewest sent bytes among those with about the same work as `ends`.
 
-    Each cut may move by `TOLERANCE` of the largest stage's operations. Cuts that send equally much stay where they are.
+    Each cut may move by `TOLERANCE` of the largest stage's operations. Ties are broken by the fewest moved cuts.
     """
     work = list(accumulate((layer.flops for layer in layers), initial=0))
     slack = TOLERANCE * max(work[stop] - work[start] for start, stop in pairwise([0, *ends]))
@@ -257,7 +257,7 @@ def cheapest(layers: Sequence[LayerCost], ends: Sequence[int]) -> list[int]:
 
 
 def _can_end(layer: LayerCost, like: LayerCost) -> bool:
-    """Return whether a stage can end with a layer: it keeps the samples apart, as `like` does, and has a gradient."""
+    """Return whether a stage can end with a layer: its output has the batch size of `like`, and a gradient."""
     samples = {shape[:1] for shape in like.output.shapes.values()}
     return {shape[:1] for shape in layer.output.shapes.values()} == samples and all(
         dtype.is_floating_point for dtype in layer.output_dtypes.values()
@@ -265,7 +265,7 @@ def _can_end(layer: LayerCost, like: LayerCost) -> bool:
 
 
 def cut_lines(cuts: Sequence[CutChoice]) -> list[str]:
-    """Return lines with the bytes that cross each cut, and with the cuts of as much work that would send less or more."""
+    """Return lines with the bytes that cross each cut, and the alternative cuts with about the same work."""
     if not cuts:
         return []
     sizes = [choice.cut.sent_bytes for choice in cuts]
@@ -293,10 +293,10 @@ def _words(cut: Cut, verb: str = "sends") -> str:
 
 
 def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
-    """Return the end of each of `num_stages` consecutive parts of `costs`, with the largest sum as small as possible.
+    """Return the ends of `num_stages` consecutive parts of `costs` that minimise the largest sum.
 
     Ties are broken by the smallest sum of squares, so that the other stages are balanced too, and then by the first
-    solution. Costs are compared by their first number, and if these are equal, by their second.
+    solution. Costs are compared by their first number, then by their second.
 
     >>> balance([(4, 0), (1, 0), (1, 0), (1, 0), (1, 0)], 3)
     [1, 3, 5]
@@ -321,7 +321,7 @@ def balance(costs: Sequence[tuple[int, int]], num_stages: int) -> list[int]:
 def _least_totals(
     sums: list[int], num_stages: int, price: Callable[[int], int], join: Callable[[int, int], int]
 ) -> list[dict[int, int]]:
-    """Return, for 1 to `num_stages` stages and each layer to start from, the least total price from there on."""
+    """Return, for 1 to `num_stages` stages and each first layer, the least total price of the layers from there on."""
     count = len(sums) - 1
     totals = [{start: price(sums[count] - sums[start]) for start in range(count)}]
     for stages in range(2, num_stages + 1):

@@ -1,6 +1,6 @@
-"""Data sets of images: folders of class folders, or Parquet with encoded images, decoded when they are read.
+"""Image data sets: folders of class folders, or Parquet with encoded images, decoded when they are read.
 
-Augmentation is counter-based (`raysim.random.derive_key`), so a sample does not depend on the batch it is in.
+Augmentation is counter-based (`raysim.random.derive_key`), so a sample does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 COLUMNS = ("image", "img")
 AUGMENT = ("random", "fixed", "none")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as models trained on it have them
-PADDING = 4  # pixels by which a random crop moves at most
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as used by pretrained models
+PADDING = 4  # the largest shift of a random crop, in pixels
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Files:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Images in the first column of a mapped Arrow file, which pickles as its path."""
+    """Images in the first column of a memory-mapped Arrow file, pickled as its path."""
 
     path: str
     source: RowSource
@@ -72,8 +72,8 @@ def _arrow_column(path: str) -> pa.ChunkedArray:
 class PictureSplit:
     """Selected `rows` of images, decoded, resized and normalised when they are read.
 
-    Images are scaled until the shorter side fits `size`, then centre-cropped. Without `size`, all images must have the
-    size of the first.
+    With `resize`, images are scaled until the shorter side fits `size`, then centre-cropped; otherwise all must have this
+    size.
     """
 
     pictures: _Files | _Encoded
@@ -113,12 +113,12 @@ class PictureSplit:
 
 
 def open_picture(encoded: bytes | Path, name: str) -> Any:
-    """Return a decoded image in RGB; raises ValueError with its `name` if it cannot be read."""
+    """Return a decoded image in RGB; raises ValueError naming it if it cannot be read."""
     image = import_hub("PIL.Image")
     try:
         content = encoded.read_bytes() if isinstance(encoded, Path) else encoded
         return image.open(io.BytesIO(content)).convert("RGB")
-    except Exception as error:  # decoders raise of all kinds
+    except Exception as error:  # decoders raise many types
         reason = "it is in no known format" if "BytesIO" in str(error) else reason_of(error)
         raise ValueError(f"The image {name} cannot be read: {reason}.") from None
 
@@ -135,14 +135,13 @@ def images(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return the images of a folder with a folder for each class, or of Parquet files with encoded images.
+    """Return images from a folder with one folder per class, or from Parquet files with encoded images.
 
     The folder may hold folders train and test (or val), each with the class folders, or files train*.parquet and
-    test*.parquet; of anything else a tenth, drawn once and for all, is the test split. `size` (a number, or height and
-    width) is the size to which images are scaled; without it all must have one size. `column` ("image" or "img" by
-    default) and `label` are columns of Parquet. `augment` concerns training alone: crops and flips are `random` (new in
-    each epoch), `fixed` for each sample, or `none`. Pixels are normalised by `mean` and `std` of each channel,
-    ImageNet's by default.
+    test*.parquet. Otherwise a fixed random tenth is the test split. Images are scaled to `size` (a number, or height and
+    width); without it all must have the same size. `column` ("image" or "img" by default) and `label` are Parquet
+    columns. `augment` affects only training: crops and flips are `random` (new in each epoch), `fixed` for each sample,
+    or `none`. Pixels are normalised by `mean` and `std` of each channel, ImageNet's by default.
     """
     options = PictureOptions(size, augment, mean, std, (train_samples, test_samples))
     folder = check_path("data.path", path).absolute()  # workers may run in another folder
@@ -152,7 +151,7 @@ def images(
 
 
 class PictureOptions(NamedTuple):
-    """Options of `images` for any source of images."""
+    """The options of `images` that apply to any source of images."""
 
     size: int | list[int] | None
     augment: str
@@ -162,7 +161,7 @@ class PictureOptions(NamedTuple):
 
 
 def pictures_of(sources: Sequence[RowSource], column: str | None, label: str, options: PictureOptions) -> Data:
-    """Return the images of rows; see `images`."""
+    """Return the image data set stored in rows; see `images`."""
     names = sources[0].schema.names
     column = column or next((name for name in COLUMNS if name in names), COLUMNS[0])
     for source in sources:
@@ -176,7 +175,7 @@ def pictures_of(sources: Sequence[RowSource], column: str | None, label: str, op
 def _make_data(
     parts: Sequence[_Files | _Encoded], labels: Sequence[NDArray[np.int64]], num_classes: int, options: PictureOptions
 ) -> Data:
-    """Return the splits of images and their class numbers, from two parts, or from a single part that is split here."""
+    """Return the data set of images and class numbers, from two parts or from one part to be split here."""
     check_choice("data.augment", options.augment, AUGMENT)
     counts = [len(numbers) for numbers in labels]
     train, test = split_rows("pictures", counts, options.wanted)
@@ -236,7 +235,7 @@ def _class_folders(folder: Path) -> tuple[list[_Files], list[NDArray[np.int64]],
 
 
 def _encoded(source: RowSource, column: str) -> _Encoded:
-    """Return the images of a column, copied once to a mapped Arrow file."""
+    """Return the images of a column, copied once to a memory-mapped Arrow file."""
 
     def write(path: Path) -> None:
         schema = pa.schema([(column, pa.binary())])
@@ -251,7 +250,7 @@ def _encoded(source: RowSource, column: str) -> _Encoded:
 
 
 def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
-    """Return an encoded image as stored in files of the hub: bytes, or {bytes, path}."""
+    """Return an encoded image from a hub file's value: bytes, or {bytes, path}."""
     if isinstance(value, dict):
         value = value.get("bytes") or (Path(value["path"]).read_bytes() if value.get("path") else None)
     if not isinstance(value, bytes):
@@ -262,13 +261,13 @@ def _bytes_of(value: Any, row: int, source: RowSource) -> bytes:
 def normalise(
     images: NDArray[np.uint8], mean: tuple[float, ...], std: tuple[float, ...], scale: float = 255.0
 ) -> Tensor:
-    """Return (x / scale - mean) / std in float32, of (batch, channel, height, width)."""
+    """Return (x / scale - mean) / std in float32; shape (batch, channel, height, width)."""
     means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     return torch.from_numpy(images).float().div_(scale).sub_(means).div_(stds)
 
 
 def augmented(images: NDArray[np.uint8], ids: NDArray[np.int64], epoch: int, key: int, style: str) -> NDArray[np.uint8]:
-    """Return images cropped and mirrored at random: anew in each epoch (`random`), once for each id (`fixed`), or not (`none`)."""
+    """Crop and mirror images at random: anew in each epoch (`random`), once for each id (`fixed`), or not (`none`)."""
     if style == "none":
         return images
     offsets = 2 * PADDING + 1
@@ -285,7 +284,7 @@ def augmented(images: NDArray[np.uint8], ids: NDArray[np.int64], epoch: int, key
 
 
 def draws(ids: NDArray[np.int64], key: int) -> NDArray[np.uint64]:
-    """Return one random 64-bit number a sample, a function of `key` and its id: SplitMix64 at counter id + 1.
+    """Return one random 64-bit number per sample, a function of `key` and its id: SplitMix64 at counter id + 1.
 
     >>> draws(np.array([3, 5]), key=1) == draws(np.array([5, 3]), key=1)[::-1]
     array([ True,  True])

@@ -1,4 +1,4 @@
-"""Rows with named columns, read some at a time: CSV, TSV, JSON lines, Parquet, and data sets of Hugging Face."""
+"""Rows with named columns, read in batches: CSV, TSV, JSON lines, Parquet, and Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AT_ONCE_OF_HUB = 1000
 
 
 class RowPart(ABC):
-    """The rows of one file, or of one split on the hub; error messages use its name."""
+    """The rows of one file or hub split, whose name is used in error messages."""
 
     def __init__(self, name: str, *files: Path) -> None:
         self.name = name
@@ -37,10 +37,10 @@ class RowPart(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all rows, in order; raises ValueError naming a row that cannot be read."""
+        """Yield batches of the given columns, in order; raises ValueError naming a row that cannot be read."""
 
     def check_column(self, field: str, column: str) -> str:
-        """Return a column's name; raises ValueError naming `field` if there is no such column."""
+        """Return `column`; raises ValueError naming `field` if there is no such column."""
         names = self.schema.names
         if column not in names:
             raise ValueError(
@@ -51,7 +51,7 @@ class RowPart(ABC):
 
     @contextmanager
     def _readable(self, as_what: str = "") -> Iterator[None]:
-        """Name the file in errors of reading it."""
+        """Turn read errors into ValueErrors that name the file."""
         try:
             yield
         except (pa.ArrowException, OSError) as error:
@@ -59,7 +59,7 @@ class RowPart(ABC):
 
 
 class RowSource(RowPart):
-    """The rows of one split: parts of one schema, one after the other."""
+    """The rows of one split: the concatenation of parts with the same schema."""
 
     def __init__(self, *parts: RowPart) -> None:
         more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
@@ -82,12 +82,12 @@ class RowSource(RowPart):
                 count += batch.num_rows
 
     def row(self, number: int) -> str:
-        """Return the name of a row for messages; rows count from 1, up to the next batch of `batches`."""
+        """Return the name of a row for messages; rows count from 1, up to the last batch read."""
         i = sum(start < number for start in self._starts) - 1
         return f"row {number - self._starts[i]} of {self._parts[i].name}"
 
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Yield the texts of some columns row by row; raises ValueError naming a row that has none."""
+        """Yield the texts of the given columns row by row; raises ValueError naming a row without text."""
         number = 0
         for batch in self.batches(list(dict.fromkeys(columns))):
             for texts in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
@@ -99,7 +99,7 @@ class RowSource(RowPart):
 
 
 def open_rows_of(*files: Path) -> RowSource:
-    """Return the rows of files one after another, by their suffixes; raises ValueError if a suffix is not among `SUFFIXES`."""
+    """Return the concatenated rows of files, read by suffix; raises ValueError if a suffix is not in `SUFFIXES`."""
     for file in files:
         if file.suffix not in SUFFIXES:
             raise ValueError(
@@ -114,7 +114,7 @@ def open_rows_of(*files: Path) -> RowSource:
 
 
 def open_splits(value: object, suffixes: Sequence[str] = SUFFIXES) -> list[RowSource]:
-    """Return the rows of each split in `data.path`: of a file, or of the files train* and test* of a folder.
+    """Return the rows of each split in `data.path`: a file, or a folder with files train* and test*.
 
     Files valid*, val* or dev* are the test split if there are no files test*. Raises ValueError if a split has no file.
     """
@@ -146,7 +146,7 @@ class _ParquetRows(RowPart):
 
 
 class _CsvRows(RowPart):
-    """Rows of a CSV file; numbers are read as floating point, so that a column may begin with whole ones."""
+    """Rows of a CSV file; numbers are read as floating point, so a column may begin with integers."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -166,14 +166,14 @@ class _CsvRows(RowPart):
         delimiter = "\t" if self.files[0].suffix == ".tsv" else ","
         return pa_csv.open_csv(
             self.files[0],
-            read_options=pa_csv.ReadOptions(use_threads=False),  # errors name their row
+            read_options=pa_csv.ReadOptions(use_threads=False),  # then errors name the row
             parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=options,
         )
 
 
 class _JsonRows(RowPart):
-    """Rows of a file with one JSON object a line."""
+    """Rows of a file with one JSON object per line."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -218,7 +218,7 @@ class _JsonRows(RowPart):
 
 
 class HubRows(RowPart):
-    """A split of a data set of Hugging Face, whose files are Arrow files of the library's cache; images stay encoded."""
+    """A split of a Hugging Face data set, read from the library's cached Arrow files; images stay encoded."""
 
     def __init__(self, name: str, split: Any) -> None:
         super().__init__(name, *(Path(each["filename"]) for each in split.cache_files))
@@ -238,11 +238,11 @@ class HubRows(RowPart):
 
 
 def load_hub_set(*name: str) -> Any:
-    """Return a data set of Hugging Face's hub, by split; raises ValueError if it cannot be loaded."""
+    """Return the splits of a data set on the Hugging Face hub; raises ValueError if it cannot be loaded."""
     datasets = import_hub("datasets")
     try:
         return datasets.load_dataset(*name)
-    except Exception as error:  # the library raises of all kinds
+    except Exception as error:  # the library raises many types
         raise ValueError(
             f"{name[0]} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
         ) from error
@@ -251,10 +251,10 @@ def load_hub_set(*name: str) -> Any:
 def coded_labels(
     sources: Sequence[RowSource], label: str, *, from_zero: bool = False
 ) -> tuple[list[NDArray[np.int64]], int]:
-    """Return the classes of each source's rows as numbers, and how many classes there are.
+    """Return the class numbers of each source's rows, and the number of classes.
 
-    Whole numbers from 0 are the classes themselves; words, and numbers if some are negative, are numbered in their order. With
-    `from_zero` negative numbers raise ValueError.
+    Non-negative integers are class numbers themselves. Words, and integers if some are negative, are numbered in sorted order;
+    with `from_zero` negative integers raise ValueError.
     """
     parts = [_labels_of(source, label) for source in sources]
     known, codes = np.unique(np.concatenate(parts), return_inverse=True)
@@ -268,7 +268,7 @@ def coded_labels(
 
 
 def _labels_of(source: RowSource, label: str) -> NDArray[Any]:
-    """Return a column of classes, as whole numbers or words; raises ValueError naming a row that has none."""
+    """Return a column of classes, as integers or words; raises ValueError naming a row without one."""
     parts: list[NDArray[Any]] = []
     for batch in source.batches([label]):
         if batch[0].null_count:
@@ -277,7 +277,7 @@ def _labels_of(source: RowSource, label: str) -> NDArray[Any]:
         parts.append(np.asarray(batch[0].to_pylist()))
     labels = np.concatenate(parts)
     kind = labels.dtype.kind
-    if kind == "b" or (kind == "f" and (labels == labels.round()).all()):  # a CSV file holds whole numbers as fractions
+    if kind == "b" or (kind == "f" and (labels == labels.round()).all()):  # integers from a CSV file are read as floats
         return labels.astype(np.int64)
     if kind not in "iuU":
         raise ValueError(f"Column `{label}` of {source.name} must hold classes, as whole numbers or words.")

@@ -1,10 +1,10 @@
 """Data sets: two splits of samples in arrays, read by id, and the order of samples in training.
 
-Splits pickle without copies of their arrays, which may come back read-only. The order of samples is a function of the seed and the
-step, so that a resumed run sees the same samples; its numbers are from Philox, whose bits are fixed for every version of numpy.
+Splits pickle without copying their arrays, which may be read-only after unpickling. The order of samples depends on the seed and
+the step alone, so a resumed run sees the same samples; it is drawn from Philox, whose bits are the same in every version of numpy.
 
-An array of a data set's files is written once to a cache folder. If small it is read into memory and sent to workers whole. If
-large it is mapped, and sent as a path, so on a cluster all nodes must share the cache folder.
+Arrays read from files are written once to a cache folder. Small ones are read into memory and sent to workers whole. Large ones
+are memory-mapped and sent as a path, so on a cluster all nodes must share the cache folder.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from raysim.storage.files import CACHE, cache_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-IN_MEMORY = 2**28  # bytes up to which an array is read into memory
+IN_MEMORY = 2**28  # arrays up to this many bytes are read into memory
 TEST_SHARE = 10  # one in this many samples is a test sample, if the data have no test split
 
-Wanted = tuple[int | None, int | None]  # numbers of samples to train and to test on; None for all of a split
+Wanted = tuple[int | None, int | None]  # numbers of training and test samples; None for all of a split
 
 
 class DataShape(NamedTuple):
-    """Shapes and types of one sample, and the number of classes: what models, losses and metrics depend on."""
+    """Shapes and dtypes of one sample, and the number of classes, for models, losses and metrics."""
 
     input_shape: tuple[int, ...]  # (channel, height, width), (length,) or (features,)
     input_dtype: str  # "float32" or "int64"
-    num_classes: int  # to distinguish; if targets are numbers, how many numbers a sample or position has
+    num_classes: int  # or, if targets are numbers, how many per sample or position
     target_shape: tuple[int, ...] = ()  # () for one class, (length,) for a class a token, (..., k) for k numbers
     target_dtype: str = "int64"  # "int64" for classes, "float32" for numbers
-    target_scale: tuple[float, ...] = ()  # factors that give targets, which are numbers, their original units back
-    num_tokens: int = 0  # tokens that inputs are made of; if 0, inputs are the classes themselves, or not tokens
+    target_scale: tuple[float, ...] = ()  # factors that convert numeric targets back to their original units
+    num_tokens: int = 0  # vocabulary size of the inputs; if 0, it is `num_classes`, or inputs are not tokens
     padding: int | None = None  # the token that fills up short inputs
-    has_ignored: bool = False  # whether targets of -100 may occur, which do not count
-    given: int = 0  # first targets of a sample that belong to its prompt, and are never generated
+    has_ignored: bool = False  # whether ignored targets (-100) may occur
+    given: int = 0  # leading targets that belong to the prompt, and are never generated
 
     @property
     def classifies(self) -> bool:
@@ -61,14 +61,14 @@ class Split(Protocol):
         """Return the number of samples."""
 
     def inputs(self, ids: NDArray[np.int64], epoch: int, key: int, training: bool) -> Tensor:
-        """Return the inputs of the samples `ids`; `epoch` and `key` decide on augmentation, which only training has."""
+        """Return the inputs of the samples `ids`; `epoch` and `key` seed the augmentation, used in training only."""
 
     def targets(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the targets of the samples `ids`, of the shape and type that `DataShape` gives."""
+        """Return the targets of the samples `ids`, of the shape and dtype in `DataShape`."""
 
 
 class Data(NamedTuple):
-    """A data set: the samples to train on, the samples to test on, and the shape of both."""
+    """A data set: the training samples, the test samples, and the shape of both."""
 
     train: Split
     test: Split
@@ -85,7 +85,7 @@ def limits(wanted: Wanted, available: Sequence[int]) -> tuple[int, int]:
 
 
 def split_rows(kind: str, counts: Sequence[int], wanted: Wanted) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows to train and to test on, at most the wanted first of each.
+    """Return the training and the test rows, up to the wanted numbers of each.
 
     `counts`: numbers of rows in the training and the test part, indexed consecutively. From a single part, a tenth
     becomes the test split, drawn from `kind` alone and so the same in every run. Raises ValueError if there are too few
@@ -104,7 +104,7 @@ def split_rows(kind: str, counts: Sequence[int], wanted: Wanted) -> tuple[NDArra
 
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:
-    """Return 0..count-1 in the order of `count` random 64-bit numbers drawn with `key`.
+    """Return a random permutation of 0..count-1: the order of `count` 64-bit numbers drawn with `key`.
 
     >>> permutation(5, 0)
     array([0, 2, 1, 4, 3])
@@ -126,7 +126,7 @@ def steps_per_epoch(num_samples: int, batch_size: int) -> int:
 
 
 def batch_ids(num_samples: int, batch_size: int, seed: int, step: int) -> tuple[int, NDArray[np.int64]]:
-    """Return the epoch of `step` (from 0) and the ids of its samples; an incomplete last batch of an epoch is dropped.
+    """Return the epoch of `step` (from 0) and its sample ids; an incomplete last batch of an epoch is dropped.
 
     >>> epoch, ids = batch_ids(10, 4, seed=0, step=2)
     >>> epoch, ids.tolist()
@@ -181,7 +181,7 @@ Rows = NDArray[Any] | Mapped
 
 
 def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None], suffix: str) -> Path:
-    """Return the cache file that `write` makes from some files, rewritten if the files or the options have changed."""
+    """Return a cache file derived from some files; `write` makes it again if the files or the options have changed."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(json.dumps([kind, stats, options], sort_keys=True, default=str).encode()).hexdigest()[:24]
     path = cache_folder() / f"{kind}-{key}{suffix}"
@@ -197,7 +197,7 @@ def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[P
 
 
 def cached_rows(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None]) -> Rows:
-    """Return the array of a .npy file, see `cached`: in memory if small, else mapped."""
+    """Return the array in a cached .npy file, see `cached`: in memory if small, else memory-mapped."""
     path = cached(kind, files, options, write, ".npy")
     if path.stat().st_size <= IN_MEMORY:
         return np.load(path)  # type: ignore[no-any-return]
@@ -205,7 +205,7 @@ def cached_rows(kind: str, files: Iterable[Path], options: object, write: Callab
 
 
 def write_parts(path: Path, parts: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> None:
-    """Write flat arrays after each other as one .npy file, one in memory at a time."""
+    """Write the concatenation of flat arrays as a .npy file, with one array in memory at a time."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
     total = 0
     with path.open("wb") as file:

@@ -1,11 +1,11 @@
-"""Operations of layers and memory of stages, counted by running a model on fake tensors, which have shapes but no values.
+"""Operations of layers and memory of stages, counted by running a model on fake tensors (shapes without values).
 
-Fake tensors choose the same kernels as real ones, so that attention saves the same tensors for backward. Torch's meta device
-would fall back to the form that saves the whole attention matrix.
+Fake tensors choose the same kernels as real ones, so attention saves the same tensors for backward. Torch's meta device
+would fall back to a kernel that saves the whole attention matrix.
 
-Memory is counted from the start of a microbatch's forward to the end of its backward. Every storage is followed from the operation
-that makes it until it is freed, including temporaries that autograd and the layers hold. Memory that a kernel allocates and frees
-within one operation is not seen.
+Memory is counted from the start of a microbatch's forward to the end of its backward. Every storage is tracked from its creation
+until it is freed, including temporaries held by autograd and the layers. Memory that a kernel allocates and frees within one
+operation is not seen.
 """
 
 from __future__ import annotations
@@ -33,45 +33,43 @@ Shape = tuple[int, ...]
 
 
 class LayerCost(NamedTuple):
-    """One layer of a model, for one microbatch."""
+    """The cost of one layer for one microbatch."""
 
     name: str
-    flops: int  # of forward: two per multiplication and addition
+    flops: int  # of the forward; a multiply-add counts as two
     output: BoundaryTensors
-    output_dtypes: dict[str, torch.dtype]  # of the tensors of floating-point numbers
-    output_bytes: int  # of these
+    output_dtypes: dict[str, torch.dtype]  # of the floating-point tensors
+    output_bytes: int  # of the floating-point tensors
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that cross a cut after the layer, uncompressed: its tensors, and the gradients that come back."""
+        """Uncompressed bytes that cross a cut after the layer: activations and gradients."""
         return 2 * self.output_bytes + sum(self.output.exact_bytes.values())
 
 
 class Footprint(NamedTuple):
     """Bytes of one microbatch at a stage, without parameters, buffers and previously accumulated gradients.
 
-    A peak is the maximum, over time, of the live tensors of the microbatch. `waiting` and `weights` are for backwards
-    in two parts, else 0.
+    Peaks are maxima over time of the microbatch's live tensors. `waiting` and `weights` are 0 unless the backward has
+    two parts.
     """
 
     received: int  # the stage's input
-    gradient: int  # that arrives for the backward
-    saved: (
-        int  # from the end of the forward to the start of the backward: what autograd saves, the input, and the output
-    )
+    gradient: int  # the received gradient
+    saved: int  # between forward and backward: tensors saved by autograd, the input and the output
     waiting: int  # between the two parts of a backward
     forward: int  # peak of the forward
-    backward: int  # peak of it, or of its part for the input, where gradients of parameters are added to earlier ones
-    weights: int  # peak of the part for the weights, likewise
-    first: int  # peak of a step's first backward, or of its part for the weights, with the gradients of parameters that it makes
+    backward: int  # peak of the backward, or of its input part, if parameter gradients are added to earlier ones
+    weights: int  # peak of the weight part, likewise
+    first: int  # peak of a step's first backward, or its weight part, including the parameter gradients it creates
     constants: int  # tensors that all microbatches share, such as a causal mask
-    weight_share: float  # of a backward in two parts: the weights' share of its operations
+    weight_share: float  # the weight part's share of the operations of a backward in two parts
 
 
 class Shadow:
-    """A copy of a model on fake tensors, in training mode, and the cost of each of its layers for `batch` samples.
+    """A copy of a model on fake tensors, in training mode, with the cost of each layer for `batch` samples.
 
-    Raises ValueError naming the layer that fails, or that returns neither one tensor nor named ones.
+    Raises ValueError naming a layer that fails, or returns neither one tensor nor named ones.
 
     >>> from raysim.workloads.data import DataShape
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -88,18 +86,18 @@ class Shadow:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._names = list(named_layers(model))
         with self._mode:
-            # deepcopy does not copy the entries of its memo, so no weight is copied, and tied weights stay tied
+            # deepcopy takes the entries of its memo as they are, so no weight is copied, and tied weights stay tied
             state: dict[int, Any] = {id(x): torch.empty_like(x) for x in model.buffers()}
             state |= {id(x): nn.Parameter(torch.empty_like(x), x.requires_grad) for x in model.parameters()}
             self._copies = list(named_layers(copy.deepcopy(model, state).train()).values())
             self._state = [x for x in state.values() if isinstance(x, Tensor)]
         dtype = torch.int64
-        if shape.input_dtype != "int64":  # as the model's parameters: a model in bfloat16 is fed bfloat16
+        if shape.input_dtype != "int64":  # the dtype of the model's parameters, such as bfloat16
             dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
         self._footprints: dict[tuple[int, int, bool, torch.dtype], Footprint] = {}
         self.layers: list[LayerCost] = []
         with fake(self._mode), torch.no_grad():
-            self._values: list[Value] = [torch.empty((batch, *shape.input_shape), dtype=dtype)]  # that layers are given
+            self._values: list[Value] = [torch.empty((batch, *shape.input_shape), dtype=dtype)]  # inputs of the layers
             for i, name in enumerate(self._names):
                 with counting_operations() as counter:
                     self._values.append(self._run(i, self._values[i]))
@@ -114,10 +112,10 @@ class Shadow:
     def footprint(
         self, start: int, stop: int, *, two_parts: bool = False, dtype: torch.dtype = torch.float32
     ) -> Footprint:
-        """Return the bytes of a microbatch at layers start..stop-1, as one stage whose backward is in one part or in two.
+        """Return the bytes of a microbatch at a stage of layers start..stop-1, with a backward in one part or in two.
 
-        The loss belongs to the last layer. `dtype` is that of the stage's computation, see `autocast` of torch. A backward that
-        fake tensors cannot run is counted at its start alone.
+        The loss belongs to the last layer. `dtype` is that of torch's `autocast`. If the backward cannot run on fake tensors,
+        only its start is counted.
         """
         key = start, stop, two_parts, dtype
         if key not in self._footprints:
@@ -168,7 +166,7 @@ class Shadow:
         return inputs, {name: torch.empty_like(like) for name, like in exact.items()}
 
     def _outputs(self, x: Value, start: int, stop: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the outputs that the stage keeps until its backward, or the loss."""
+        """Return the outputs kept until the backward, or the loss."""
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             for i in range(start, stop):
                 x = self._run(i, x)
@@ -213,7 +211,7 @@ def _backward(
 ) -> tuple[int, int, int, float]:
     """Run a backward; returns `waiting`, `backward`, `weights` and `weight_share` of its footprint.
 
-    `kept`: the inputs and the outputs. All of the first stage's backward is for the weights, since its input has no gradient.
+    `kept`: the inputs and the outputs. The first stage's backward has only a weight part, since its input needs no gradient.
     """
     before, waiting = alive.operations, alive.now
     if first or not two_parts:
@@ -236,13 +234,13 @@ class Alive(TorchDispatchMode):
     """Counts the operations within its context, and the live bytes of the storages that they create.
 
     Storages of the tensors `apart` are not counted, nor `constants`, the tensors for which `counts` is false. `settled`
-    bytes belong to accumulated gradients: `most` excludes them, `most_made` includes them.
+    is the bytes of accumulated gradients: the peak `most` excludes them, `most_made` includes them.
     """
 
     def __init__(self, apart: Iterable[Tensor] = (), counts: Callable[[Tensor], bool] = lambda x: True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counts = counts
-        # the counter as a context splits operations, which takes more memory
+        # used as a context, the counter would decompose operations, which takes more memory
         self._formulas = counting_operations().flop_registry
         self.operations = 0
         self._known: dict[int, Any] = {int(x.untyped_storage()._cdata): None for x in apart}
@@ -251,7 +249,7 @@ class Alive(TorchDispatchMode):
         self.begin()
 
     def begin(self) -> None:
-        """Begin an action, and measure its peaks."""
+        """Begin an action, whose peaks are then measured."""
         self.settled = 0
         self.most = self.most_made = self.now
 
@@ -272,7 +270,7 @@ class Alive(TorchDispatchMode):
         self.most_made = max(self.most_made, self.now)
 
     def settle(self, parameter: Tensor) -> None:
-        """Count the gradient of a parameter as accumulated; called after its accumulation."""
+        """Count a parameter's gradient as accumulated; called after its accumulation."""
         assert parameter.grad is not None
         self.settled += parameter.grad.untyped_storage().nbytes()
 
@@ -294,20 +292,20 @@ class Alive(TorchDispatchMode):
 
 
 def counting_operations() -> Any:
-    """Return a context that counts operations, two for a multiplication and addition."""
+    """Return a context that counts operations; a multiply-add counts as two."""
     from torch.utils.flop_counter import FlopCounterMode  # imports triton, if installed
 
     return FlopCounterMode(display=False, custom_mapping=_CPU_FLOPS)
 
 
 def _attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Return the operations of the two matrix products; as torch's own count for GPUs, a causal mask saves none."""
+    """Return the operations of the two matrix products; like torch's count for GPUs, without savings from a causal mask."""
     batch, heads, length, width = query
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
 def _attention_backward_flops(gradient: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Return the operations of the five matrix products, the scores' included: the kernel computes them again."""
+    """Return the operations of the five matrix products, including the recomputed scores."""
     batch, heads, length, width = query
     return 2 * batch * heads * length * key[2] * (3 * width + 2 * value[3])
 
@@ -317,7 +315,7 @@ def _lstm_flops(x: Shape, input_weight: Shape, state_weight: Shape, *_: object, 
     return 2 * x[0] * x[1] * (math.prod(input_weight) + math.prod(state_weight))
 
 
-_CPU_FLOPS: dict[Any, Any] = {  # of kernels that torch's counter does not know
+_CPU_FLOPS: dict[Any, Any] = {  # kernels unknown to torch's counter
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,

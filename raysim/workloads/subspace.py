@@ -1,9 +1,9 @@
-"""Decoders whose boundaries are low-dimensional by construction: k values per token cross, whatever the width of the model.
+"""Decoders with low-dimensional boundaries: k values per token cross, whatever the width of the model.
 
 Subspace networks (Ramasinghe et al. 2025, 2506.01260; the reparametrised form as in the code of ProtocolNanoGPT). The basis U
-(width x k, orthonormal columns) is drawn once, and F, the tables of the embedding as they were drawn, is never trained. All that
-is learned adds to the residual stream x in the span of U, so that x = c Uᵀ + F[token] at every boundary, and c (k values) is sent
-with the tokens. The last block and the head keep their full rank, and are one layer.
+(width x k, orthonormal columns) is drawn once, and the initial embedding tables F stay fixed. All learned layers add to the
+residual stream x only within the span of U, so x = c Uᵀ + F[token] at every boundary, and c (k values) is sent with the tokens.
+The last block and the head keep their full rank, and form one layer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def in_subspace(layers: nn.Sequential, size: object, form: object, added: Sequen
     """Return a decoder `embedding`, `block0`.., `head` with boundaries of `size` values per token; `layers` if `size` is None.
 
     `form`: with "reparametrised" the layers that add to the residual stream are U (W z + b) with W of `size` rows. With
-    "projected" they stay as they are and are projected onto the span of U after each update, and their output is divided by
-    its root mean square. Both start from the projection of the weights of `layers`, whose modules they reuse. `added`: names,
+    "projected" they keep their shape but are projected onto the span of U after each update, and their output is divided by
+    its root mean square. Both start from the projected weights of `layers`, whose modules they reuse. `added`: names,
     within a block, of the linear layers whose output is added to the stream.
 
-    The tables of the embedding (tokens, and positions if it adds them) become F, and tables of zeros are trained in
-    their place. With "projected" the rows of F are divided by their root mean square, too. U is drawn by torch's
-    default generator. Raises ValueError naming the rule.
+    The embedding tables (tokens, and positions if added) become F, and zero-initialised tables are trained in their place.
+    With "projected" the rows of F are divided by their root mean square too. U is drawn from torch's default generator.
+    Raises ValueError naming the rule.
     """
     form = check_choice("model.subspace_form", form, FORMS)
     if size is None:
@@ -61,7 +61,7 @@ def _build(layers: nn.Sequential, size: int, added: Sequence[str], *, projected:
     (_, embedding), *blocks, (last, block), (_, head) = layers.named_children()
     tables = _tables(embedding)
     drawn = [table.weight.detach() for table in tables]
-    if projected:  # as large as the outputs that are added to it
+    if projected:  # to the scale of the normalised outputs added to it
         drawn = [F.rms_norm(rows, rows.shape[-1:]) for rows in drawn]
     subspace = Subspace(size, *drawn)
     entry: Entry = ProjectedEntry(embedding, subspace) if projected else Entry(embedding, subspace)
@@ -78,9 +78,9 @@ def _build(layers: nn.Sequential, size: int, added: Sequence[str], *, projected:
 
 
 def out_of_subspace(layers: nn.Sequential) -> nn.Sequential:
-    """Return an ordinary decoder that computes the same as a reparametrised one, whose modules it reuses.
+    """Return an ordinary decoder equivalent to a reparametrised one, whose modules it reuses.
 
-    Raises ValueError for the projected form, whose normalised outputs no ordinary decoder has.
+    Raises ValueError for the projected form, since ordinary decoders cannot normalise these outputs.
     """
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for name, layer in layers.named_children():
@@ -102,7 +102,7 @@ def out_of_subspace(layers: nn.Sequential) -> nn.Sequential:
 
 
 class Subspace(nn.Module):
-    """The constants, which layers of a stage share; being drawn from the seed, they are in no checkpoint."""
+    """The constants U and F, shared by the layers of a stage; drawn from the seed, so not in checkpoints."""
 
     basis: Tensor
     tokens: Tensor
@@ -121,7 +121,7 @@ class Subspace(nn.Module):
             return (x - self._fixed(tokens)) @ self.basis
 
     def decode(self, code: Tensor, tokens: Tensor) -> Tensor:
-        """Return the residual stream (batch, length, width) of coordinates."""
+        """Return the residual stream (batch, length, width) from its coordinates."""
         with torch.autocast(code.device.type, enabled=False):
             return code.to(self.basis.dtype) @ self.basis.t() + self._fixed(tokens)
 
@@ -135,7 +135,7 @@ class Subspace(nn.Module):
 
 
 class Entry(nn.Module):
-    """The embedding, which returns coordinates and the tokens."""
+    """The embedding; returns coordinates and tokens."""
 
     def __init__(self, embedding: nn.Module, subspace: Subspace) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Entry(nn.Module):
         return {name or "hidden": self._coordinates(x), "tokens": sent, **beside}
 
     def make_ordinary(self) -> None:
-        """Turn the tables into tables of the residual stream, the constants among them."""
+        """Merge the constants into the tables, which then give the residual stream itself."""
         subspace = self.subspace
         for table, fixed in zip(_tables(self.embedding), (subspace.tokens, subspace.positions), strict=False):
             assert fixed is not None
@@ -167,7 +167,7 @@ class Entry(nn.Module):
 
 
 class ProjectedEntry(Entry):
-    """The embedding, of the model's width, with rows kept in the span."""
+    """The embedding at the model's full width, with rows kept in the span."""
 
     def constrain(self) -> None:
         """Project the rows; called after each update."""
@@ -184,7 +184,7 @@ class ProjectedEntry(Entry):
 
 
 class Exit(nn.Module):
-    """The last block, which has its full rank and returns the residual stream."""
+    """The last block, of full rank; returns the residual stream."""
 
     def __init__(self, block: nn.Module, subspace: Subspace) -> None:
         super().__init__()
@@ -203,14 +203,14 @@ class Inner(Exit):
     """A block between two boundaries."""
 
     def forward(self, value: Value) -> Value:
-        """Return the next coordinates, with the other tensors of the boundary unchanged."""
+        """Return the next coordinates; the other tensors of the boundary are unchanged."""
         _, name, beside = split_one(value)
         x, _, _ = split_one(super().forward(value))
         return {**beside, name: self.subspace.encode(x, lengthened(beside["tokens"]))}
 
 
 class SubspaceLinear(nn.Module):
-    """A linear layer U (W z + b): its output lies in the span, and its gradient is exact."""
+    """A linear layer U (W z + b), with output in the span and exact gradients."""
 
     def __init__(self, linear: nn.Linear, subspace: Subspace) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class SubspaceLinear(nn.Module):
         return F.linear(F.linear(z, self.weight, self.bias), self.subspace.basis)
 
     def ordinary(self) -> nn.Linear:
-        """Return the same map as one layer."""
+        """Return an equivalent ordinary layer."""
         basis = self.subspace.basis
         linear = nn.Linear(self.weight.shape[1], len(basis), bias=self.bias is not None)
         linear.weight = nn.Parameter(basis @ self.weight.detach())
@@ -233,7 +233,7 @@ class SubspaceLinear(nn.Module):
 
 
 class ProjectedLinear(nn.Module):
-    """A linear layer kept in the span, with its output normalised without a gain."""
+    """A linear layer kept in the span, whose output is normalised without a learned gain."""
 
     def __init__(self, linear: nn.Linear, subspace: Subspace) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class ProjectedLinear(nn.Module):
 
 
 def shortened(tokens: Tensor, num_tokens: int) -> Tensor:
-    """Return tokens in the fewest bytes: one each up to 256 tokens, two up to 65,536, else four.
+    """Return tokens in the smallest dtype: 1 byte each up to 256 tokens, 2 up to 65,536, else 4.
 
     >>> shortened(torch.tensor([65_535]), 65_536), lengthened(shortened(torch.tensor([65_535]), 65_536))
     (tensor([-1], dtype=torch.int16), tensor([65535]))
@@ -263,13 +263,13 @@ def shortened(tokens: Tensor, num_tokens: int) -> Tensor:
 
 
 def lengthened(tokens: Tensor) -> Tensor:
-    """Return the tokens of `shortened` as int64."""
+    """Invert `shortened`: return the tokens as int64."""
     return tokens.long() & 0xFFFF if tokens.dtype == torch.int16 else tokens.long()
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute on one thread, so that the number of cores does not show in the last bits of weights."""
+    """Compute on one thread, so that the bits of weights do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

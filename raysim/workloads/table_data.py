@@ -19,20 +19,20 @@ from raysim.workloads.splits import Data, DataShape, Rows, Wanted, cached_rows, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_WORDS = 100  # different words of a column that becomes columns of 0 and 1
+MOST_WORDS = 100  # most different words of a one-hot column
 _AT_ONCE = 65_536
 
 
 @dataclass(frozen=True, eq=False)
 class TableSplit:
-    """Selected `rows` of features and targets, standardised to (x - mean) / std when read; classes stay as they are."""
+    """Selected `rows` of features and targets, standardised to (x - mean) / std when read, except classes."""
 
     features: Rows
     targets_of: Rows
     rows: NDArray[np.int64]
     mean: NDArray[np.float32]
     std: NDArray[np.float32]
-    target_mean: NDArray[np.float32] | None  # None of classes
+    target_mean: NDArray[np.float32] | None  # None for classes
     target_std: NDArray[np.float32] | None
 
     def __len__(self) -> int:
@@ -59,11 +59,10 @@ def table(
 ) -> Data:
     """Return the rows of a CSV, TSV, JSON-lines or Parquet file, with `target` as the column to predict.
 
-    `path` may also be a folder with files train* and test* (or valid*); of one file a tenth of the rows, drawn once and for all, is the
-    test split. Features are all other `columns`: numbers and booleans as they are, words one-hot. Features,
-    and targets that are numbers, are standardised by the mean and the standard deviation of the training rows, so the loss is of
-    standardised targets, and `mae` is in the column's own units. `classes` says whether targets are classes (words and
-    booleans always are) or numbers.
+    `path` may also be a folder with files train* and test* (or valid*); of a single file, a fixed random tenth of the rows is the
+    test split. Features are all other `columns`: numbers and booleans as they are, words one-hot. Features and numeric targets
+    are standardised by the mean and standard deviation of the training rows, so the loss is that of standardised targets, while
+    `mae` is in the column's own units. `classes`: whether targets are classes (words and booleans always are) or numbers.
     """
     return table_of(open_splits(path), target, columns, classes, (train_samples, test_samples))
 
@@ -75,7 +74,7 @@ def table_of(
     classes: bool | None,
     wanted: Wanted,
 ) -> Data:
-    """Return a table data set from one source, or from two: one for training and one for testing."""
+    """Return a table data set from one source to be split, or from a training and a test source."""
     targets = [target] if isinstance(target, str) else list(target)
     if not targets or not all(isinstance(name, str) for name in targets):
         raise ValueError(f"`data.target` must be a column or a list of columns, but got {target!r}.")
@@ -111,7 +110,7 @@ class _Survey:
         self.counts: list[int] = []
         words: dict[str, set[Any]] = {name: set() for name in [*names, *target]}
         kinds = {name: _kind(sources[0], name) for name in words}
-        whole = set(target)  # targets that hold whole numbers only
+        whole = set(target)  # targets that hold only integers
         for source in sources:
             count = 0
             for batch in source.batches(list(words)):
@@ -138,7 +137,7 @@ class _Survey:
         self._names = names
 
     def width(self, name: str) -> int:
-        """Return the number of features that a column becomes: one for each word, or one number."""
+        """Return the number of features made from a column: one per word, or one for numbers."""
         return len(self.words.get(name, (0,)))
 
     def array(self, part: str, columns: Sequence[str]) -> Rows:
@@ -222,7 +221,7 @@ def _check_known(values: pa.Array, name: str, source: RowSource, before: int, ki
 
 
 def _moments(array: Rows, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return mean and standard deviation of some rows; the deviation is 1 if all are equal."""
+    """Return the mean and standard deviation of the given rows; the deviation is 1 if all are equal."""
     parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
     total: Any = sum(array[part].sum(axis=0, dtype=np.float64) for part in parts)
     mean = total / len(rows)

@@ -1,4 +1,4 @@
-"""The task of a run: the loss of training, the metrics of evaluations, and the quality that a model reaches by chance."""
+"""The task of a run: its training loss, its evaluation metrics, and the quality reached by chance."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from raysim.workloads.splits import Data, DataShape, Split
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST_EXPONENT = 700.0  # of a perplexity that a float64 holds
+_MOST_EXPONENT = 700.0  # of a perplexity in float64
 
 
 class SampleScores(NamedTuple):
-    """Scores of the samples of a batch: one value of each array for each sample."""
+    """Scores of the samples of a batch; each array has one value per sample."""
 
     loss: NDArray[np.float32]  # mean over the sample's predictions
     predictions: NDArray[np.int32]
-    right: NDArray[np.int32] | None  # number of right predictions; None if targets are numbers
+    right: NDArray[np.int32] | None  # number of correct predictions; None if targets are numbers
 
 
 @dataclass(frozen=True)
 class Task:
-    """A loss and the metrics of evaluations; settings are judged by the first of `measures`."""
+    """A loss and the evaluation metrics; settings are judged by the first of `measures`."""
 
     loss: Loss
     metrics: tuple[Metric, ...]
     judged_by: str
-    has_ignored: bool = False  # whether microbatches are weighted by the number of targets that count
+    has_ignored: bool = False  # whether microbatches are weighted by their number of targets that are not ignored
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """Figures of an evaluation, the measure by which settings are judged first."""
+        """The measures of an evaluation; settings are judged by the first."""
         measures = [MEASURES["loss"], *([MEASURES["perplexity"]] if isinstance(self.loss, CrossEntropy) else [])]
         measures += [metric.measure for metric in self.metrics]
         return tuple(sorted(measures, key=lambda measure: measure.name != self.judged_by))
 
     def sums(self, outputs: Tensor, targets: Tensor) -> tuple[float, ...]:
-        """Return a batch's part of an evaluation: loss times weight, weight, predictions, and the sums of all metrics.
+        """Return a batch's sums for an evaluation: loss times weight, weight, predictions, and the sums of all metrics.
 
-        The weight is the number of samples, reduced by the share of positions that do not count. Sums of metrics on generated tokens
-        are zero here; `generated_sums` returns them.
+        The weight is the number of samples, reduced by the share of ignored positions. Sums of metrics on generated tokens are
+        zero here; `generated_sums` returns them.
         """
         predictions = count(targets)
         weight = predictions * len(targets) / targets.numel() if targets.numel() else 0.0
@@ -65,12 +65,12 @@ class Task:
         return any(isinstance(metric, ExactMatch) for metric in self.metrics)
 
     def generated_sums(self, generated: Tensor, targets: Tensor) -> tuple[float, ...]:
-        """Return a batch's part of an evaluation, as `sums`, that depends on generated tokens, (batch, length)."""
+        """Return a batch's sums that depend on generated tokens (batch, length), laid out as in `sums`."""
         parts = (m.matches(generated, targets) if isinstance(m, ExactMatch) else [0.0] * m.size for m in self.metrics)
         return (0.0, 0.0, 0.0, *map(float, chain.from_iterable(parts)))
 
     def each(self, outputs: Tensor, targets: Tensor) -> SampleScores | None:
-        """Return the scores of a batch's samples; None with a custom loss, which may not be a mean over samples."""
+        """Return the scores of a batch's samples; None for custom losses, which may not be a mean over samples."""
         losses = self.loss.each(outputs, targets)
         if losses is None:
             return None
@@ -81,7 +81,7 @@ class Task:
         return SampleScores(losses.float().cpu().numpy(), _by_sample(counted), right)
 
     def results(self, sums: Sequence[float]) -> dict[str, float]:
-        """Return the figures of an evaluation by name, from the sums over its batches, and the number of `predictions`."""
+        """Return the results of an evaluation by name, including the number of `predictions`, from the sums over its batches."""
         loss = sums[0] / sums[1] if sums[1] else math.nan
         figures: dict[str, float] = {"loss": loss, "predictions": int(sums[2])}
         if isinstance(self.loss, CrossEntropy):
@@ -93,9 +93,9 @@ class Task:
 
 
 def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence[str] | None, shape: DataShape) -> Task:
-    """Return the task of a run: `loss` and `metrics` by name or import path, with defaults for the kind of targets.
+    """Return the task of a run; `loss` and `metrics` are names or import paths, with defaults by the kind of targets.
 
-    Settings are judged by the first of `metrics`. The default is accuracy for classes, the loss for tokens, and R2 for numbers.
+    Settings are judged by the first of `metrics`; by default by accuracy for classes, the loss for tokens, and R2 for numbers.
     Raises ValueError for an unknown or unfit loss or metric.
     """
     made_loss = make_loss(loss, options, shape)
@@ -117,7 +117,7 @@ def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence
 
 
 def answer_span(split: Split, given: int) -> tuple[int, int]:
-    """Return the first position, from `given` on, of a target that counts in any sample, and the position after the last."""
+    """Return the range of positions, from `given` on, that hold a target other than -100 in any sample."""
     counted = np.any([(targets != IGNORED).any(axis=0) for targets in _targets(split)], axis=0)
     positions = given + np.flatnonzero(counted[given:])
     if not len(positions):
@@ -125,15 +125,15 @@ def answer_span(split: Split, given: int) -> tuple[int, int]:
     return int(positions[0]), int(positions[-1]) + 1
 
 
-_AT_ONCE = 65_536  # targets that are read at once
+_AT_ONCE = 65_536  # targets read at once
 
 
 def chance(data: Data, task: Task) -> dict[str, float]:
-    """Return the figures of an evaluation, by name, of a model that knows nothing but the targets of training.
+    """Return the evaluation results, by name, of a model that knows only the training targets.
 
-    It gives each class the frequency that it has in training, or predicts the mean. A class that does not occur in
-    training counts as seen once, so that the loss stays finite. Custom metrics are evaluated on batches of such
-    outputs. If a custom metric or loss cannot be evaluated in this way, its value is NaN.
+    It predicts the class frequencies or the mean of the training targets. A class absent from training counts as seen once,
+    so that the loss stays finite. Custom metrics are evaluated on batches of these constant outputs. If a custom metric or
+    loss cannot be evaluated in this way, its value is NaN.
     """
     known, constant = _of_classes(data, task) if data.shape.classifies else ({}, _mean_target(data))
     if "loss" not in known:
@@ -146,7 +146,7 @@ def chance(data: Data, task: Task) -> dict[str, float]:
 
 
 def _of_classes(data: Data, task: Task) -> tuple[dict[str, float], Tensor]:
-    """Return the figures that follow from the frequencies of classes alone, and the constant outputs."""
+    """Return the results that follow from class frequencies alone, and the constant outputs."""
     trained, tested = (_count(split, data.shape.num_classes) for split in (data.train, data.test))
     seen = np.maximum(trained, 1)
     logs = np.log(seen / seen.sum())
@@ -164,7 +164,7 @@ def _of_classes(data: Data, task: Task) -> tuple[dict[str, float], Tensor]:
 
 
 def _f1(predicted: int, tested: NDArray[np.int64]) -> float:
-    """Return the F1 score, see `F1`, of predicting one class every time."""
+    """Return the F1 score (see `F1`) of always predicting one class."""
     precision = tested[predicted] / tested.sum()
     score = float(2 * precision / (1 + precision))
     if len(tested) == 2:
@@ -181,7 +181,7 @@ def _mean_target(data: Data) -> Tensor:
 
 
 def _mean_metric(metric: Metric, data: Data, constant: Tensor) -> float:
-    """Return a metric of constant outputs; NaN if it is custom and fails."""
+    """Return the metric of constant outputs; NaN if it is custom and fails."""
     total: Sums = np.zeros(metric.size)
     try:
         for outputs, targets in _batches(data, constant):
@@ -210,7 +210,7 @@ def _count(split: Split, num_classes: int) -> np.ndarray:
 
 
 def _targets(split: Split) -> Iterator[np.ndarray]:
-    """Yield the targets of a split, some samples at a time."""
+    """Yield the targets of a split in batches."""
     if not len(split):
         return
     each = max(1, split.targets(np.zeros(1, np.int64)).numel())

@@ -1,4 +1,4 @@
-"""Data sets of text, packed into blocks of tokens or one labelled text a sample: Python's help pages, text files, WikiText-2."""
+"""Text data sets, packed into blocks of tokens or with one labelled text per sample: help pages, text files, WikiText-2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIKITEXT2_HUB = ("Salesforce/wikitext", "wikitext-2-v1")
 
 @dataclass(frozen=True, eq=False)
 class TextSplit:
-    """One flat row of tokens; sample i reads the `length` tokens from i x length on, its targets are one token further.
+    """A flat row of tokens; the inputs of sample i are the `length` tokens from i x length on, the targets are one token later.
 
     >>> split = TextSplit(np.arange(10, dtype=np.uint8), length=4)
     >>> len(split), split.inputs(np.array([1]), epoch=0, key=0, training=True), split.targets(np.array([1]))
@@ -52,7 +52,7 @@ class TextSplit:
 
 @dataclass(frozen=True, eq=False)
 class LabelledSplit:
-    """Some `rows` of an array of token rows, (row, length), and of their classes."""
+    """Selected `rows` of an array of tokens (row, length) and of their classes."""
 
     tokens: Rows
     labels: NDArray[np.int64]
@@ -69,7 +69,7 @@ class LabelledSplit:
 
 
 def topics(*, length: int = 64, train_samples: int | None = None, test_samples: int | None = None) -> Data:
-    """Return the text of `pydoc_data.topics` by bytes, some 460 kB of English that every Python carries.
+    """Return the bytes of `pydoc_data.topics`, about 460 kB of English text in every Python installation.
 
     The last tenth is the test split. Needs no network. The text differs between versions of Python.
     """
@@ -93,13 +93,13 @@ def text(
     train_samples: int | None = None,
     test_samples: int | None = None,
 ) -> Data:
-    """Return text in blocks of `length` tokens, each to be predicted from the tokens before it; or texts with a `label` each.
+    """Return text in blocks of `length` tokens for next-token prediction, or with `label` texts to classify.
 
     `path` is a text file, or a file of rows (JSON lines, Parquet, CSV, TSV) with a text in each row's `column`; the last tenth
-    is the test split. Or it is a folder with `train_file` and `test_file`: train.txt and test.txt, or files train* and test*
-    of rows, unless they are named. Tokens are bytes, or the tokens of `tokenizer`, a folder with a tokenizer's files or a hub name.
-    With `label`, a column of classes, each row is a sample: its text, and the text of the column `pair` if given, cut or filled up
-    to `length`. Of a single file, a fixed tenth of the rows is the test split.
+    is the test split. Or it is a folder with `train_file` and `test_file`, by default train.txt and test.txt, or files train*
+    and test* of rows. Tokens are bytes, or those of `tokenizer`, a folder with a tokenizer's files or a hub name.
+    With `label`, a column of classes, each row is a sample: its text, and the text of the column `pair` if given, truncated or
+    padded to `length`. Of a single file, a fixed tenth of the rows is the test split.
     """
     length = check_integer("data.length", length, 1)
     source = check_path("data.path", path)
@@ -118,7 +118,7 @@ def text(
 
 
 def packed_texts(sources: Sequence[RowSource], tokenizer: Tokenizer, length: int, column: str, wanted: Wanted) -> Data:
-    """Return the texts of rows, one after the other, in blocks of `length` tokens."""
+    """Return the concatenated texts of rows in blocks of `length` tokens."""
     parts = [_read_rows(source, tokenizer, column) for source in sources]
     return _data(parts, tokenizer.num_tokens, length, wanted)
 
@@ -135,9 +135,9 @@ def wikitext2(
 ) -> Data:
     """Return WikiText-2 in blocks of `length` tokens, from the folder `path` of text files, or from the hub.
 
-    Lines are tokenised one by one and empty lines left out, as in the hub's rows, so both ways give the same tokens.
-    `train_file` and `test_file` are train.txt and test.txt unless they are named. `tokenizer` is a folder with a
-    tokenizer's files, or a hub name.
+    Lines are tokenised one by one and empty lines left out, as in the hub's rows, so both sources give the same tokens.
+    `train_file` and `test_file` default to train.txt and test.txt. `tokenizer` is a folder with a tokenizer's files, or
+    a hub name.
     """
     length = check_integer("data.length", length, 1)
     if path is None:
@@ -164,7 +164,7 @@ def _check_unnamed(train_file: str | None, test_file: str | None, condition: str
 
 
 def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
-    """Return the tokens of a file, cached on disk, and mapped if there are many."""
+    """Return the tokens of a file, cached on disk, and memory-mapped if there are many."""
     if file.suffix in SUFFIXES:
         return _read_rows(open_rows_of(file), reader, column)
     if file.stat().st_size <= splits.IN_MEMORY and isinstance(reader, Bytes):
@@ -186,7 +186,7 @@ def _read_rows(source: RowSource, reader: Tokenizer, column: str) -> Rows:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """Yield a text file whole if it is small, else some lines at a time."""
+    """Yield a small text file whole, or a large one in batches of lines."""
     if file.stat().st_size <= splits.IN_MEMORY:
         yield file.read_bytes()
         return
@@ -213,7 +213,7 @@ def _split_files(folder: Path, train_file: str | None, test_file: str | None) ->
 
 
 def _data(parts: Sequence[Rows], num_tokens: int, length: int, wanted: Wanted) -> Data:
-    """Return blocks of the tokens to train and to test on; the last tenth of a single part is the test split."""
+    """Return blocks of the training and test tokens; the last tenth of a single part is the test split."""
     if len(parts) == 1:
         cut = len(parts[0]) - len(parts[0]) // splits.TEST_SHARE
         parts = parts[0][:cut], parts[0][cut:]
@@ -236,7 +236,7 @@ def labelled_texts(
     label: str,
     wanted: Wanted,
 ) -> Data:
-    """Return texts and their classes, from one source (a fixed tenth is the test split) or from two."""
+    """Return texts and their classes, from one source (a fixed tenth is the test split) or two."""
     columns = [column] if pair is None else [column, pair]
     for source in sources:
         for field, name in zip(("data.column", "data.pair"), columns, strict=False):

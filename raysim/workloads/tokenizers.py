@@ -14,31 +14,31 @@ from raysim.workloads.options import check_hub, import_hub, local_or_hub
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
-# Usual names of the token between documents and of the padding token, for tokenizers whose files do not say.
+# Usual names of the token between documents and of the padding token, for tokenizers whose files do not name them.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 
 
 class Tokenizer(Protocol):
-    """Makes tokens of text."""
+    """Turns text into tokens."""
 
     num_tokens: int
     padding: int
     dtype: np.dtype[Any]  # of the tokens
-    key: str  # differs wherever tokens would
+    key: str  # differs between tokenizers that give different tokens
 
     def read(self, pieces: Iterable[bytes]) -> Tokens:
-        """Return the concatenated tokens of pieces, without separators."""
+        """Return the concatenated tokens of the pieces, without separators."""
 
     def documents(self, texts: Iterable[str]) -> Iterator[Tokens]:
-        """Yield the tokens of each text, each ending in the token that separates documents."""
+        """Yield the tokens of each text, ending with the document separator."""
 
     def sample(self, text: str, pair: str | None, length: int) -> list[int]:
-        """Return at most `length` tokens of a text, or of two, with the special tokens that the tokenizer adds."""
+        """Return at most `length` tokens of a text or a pair of texts, with the tokenizer's special tokens."""
 
 
 class Bytes:
-    """Bytes as tokens; zero is the padding, and a line break separates documents."""
+    """Bytes as tokens; 0 is the padding, and a line break separates documents."""
 
     num_tokens = 256
     padding = 0
@@ -57,7 +57,7 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer from a folder with tokenizer.json or GPT-2's two older files, from any folder of transformers, or the hub."""
+    """A tokenizer from the hub, or from a folder with tokenizer.json, GPT-2's two older files, or other transformers files."""
 
     def __init__(self, name: str) -> None:
         source = local_or_hub("data.tokenizer", name)
@@ -120,12 +120,12 @@ class HuggingFace:
 
 
 def make_tokenizer(name: str | None) -> Tokenizer:
-    """Return the tokenizer of a folder or hub name, `Bytes` if there is no name; raises ValueError if it cannot be loaded."""
+    """Return the tokenizer of a folder or hub name, `Bytes` for None; raises ValueError if it cannot be loaded."""
     return Bytes() if name is None else HuggingFace(name)
 
 
 def _special_tokens(file: Path) -> dict[str, Any]:
-    """Return the special tokens that a tokenizer_config.json names."""
+    """Return the special tokens named in a tokenizer_config.json."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""Any module as a chain of layers: its forward is traced by torch.fx and split where one of its submodules ends.
+"""Any module as a chain of layers: its forward is traced by torch.fx and split at the ends of its submodules.
 
-A split is possible where tensors alone are alive: values that are computed before it and used after it. One tensor crosses
-as it is, several cross as a dictionary, under the names of the submodules that computed them.
+A split is possible where all live values (computed before it and used after it) are tensors. A single tensor crosses as it is;
+several cross as a dictionary, under the names of the submodules that computed them.
 
-Each operation is also run on fake tensors while it is traced. Sizes are therefore plain integers, by which a forward may branch, loop
-or compute, except for the number of samples, which stays a symbol.
+Each operation also runs on fake tensors while it is traced. Sizes are therefore plain integers, so a forward may branch, loop
+or compute with them; only the number of samples stays a symbol.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from raysim.workloads.weightless import fake
 
 
 def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_stages: int = 1) -> nn.Sequential:
-    """Return the layers of a module, named by the submodule with which each ends, `encoder/3` for `encoder.3`.
+    """Return the layers of a module, each named after its last submodule (`encoder/3` for `encoder.3`).
 
-    A layer ends wherever a submodule ends and just one tensor is alive, and at the submodules of `cuts` if several
-    tensors are. For several stages it also ends where the operations after a submodule leave one tensor, as the sum of
-    `x + block(x)` does, and is named `block+`; within a submodule that ends with one tensor only if the layers are fewer
-    than `num_stages`. If they still are, it ends wherever a submodule ends. Raises ValueError with the line of code that
-    cannot be traced.
+    A layer ends wherever a submodule ends and just one tensor is alive, and at the submodules `cuts` even if several
+    tensors are. For several stages, a layer `block+` also ends where the operations after a submodule leave one tensor, as in
+    `x + block(x)`; inside a submodule that ends with one tensor, only if there are fewer layers than `num_stages`. If there
+    still are, a layer ends at every submodule. Raises ValueError with the line of code that cannot be traced.
 
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -53,7 +52,7 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
     """
     graph = _Operations(model, shape)
     last = len(graph.nodes) - 1
-    layers = {0: ""}  # the names of the layers by the index of their last operation
+    layers = {0: ""}  # names of the layers by the index of their last operation
     with_several, joined = dict[int, str](), dict[int, str]()
     named = {cut.replace(".", "/") for cut in cuts}
     for name, i in graph.ends:
@@ -69,7 +68,7 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
             layers.setdefault(i, name)
         elif any(dtype.is_floating_point for dtype in alive if dtype is not None):
             with_several.setdefault(i, name)
-    if num_stages > 1:  # nothing else divides such a row of blocks
+    if num_stages > 1:  # residual blocks cannot be split otherwise
         whole = tuple(f"{name}/" for name in layers.values())
         layers = {i: name for i, name in joined.items() if not name.startswith(whole)} | layers
     for others in (joined, with_several):
@@ -82,7 +81,7 @@ def traced(model: nn.Module, shape: DataShape, cuts: Sequence[str] = (), num_sta
 
 
 class _Operations:
-    """The operations of a module's forward, in order, the tensors among their results, and where its submodules end."""
+    """The operations of a module's forward in order, the dtypes of their tensors, and the ends of its submodules."""
 
     def __init__(self, model: nn.Module, shape: DataShape) -> None:
         self.model = model
@@ -94,16 +93,16 @@ class _Operations:
             for path in [*paths, *([str(node.target)] if node.op == "call_module" else [])]:
                 if path:
                     last[path.replace(".", "/")] = i
-        # each submodule and the index of its last operation; of submodules that end together, outer ones come first
+        # each submodule and the index of its last operation; if several end together, the outer ones come first
         self.ends = sorted(last.items(), key=lambda item: (item[1], item[0].count("/")))
 
     def alive(self, index: int) -> list[fx.Node]:
-        """Return the nodes up to an index whose values are used after it."""
+        """Return the live nodes at an index: computed up to it and used after it."""
         early = set(self.nodes[: index + 1])
         return [node for node in self.nodes[: index + 1] if any(user not in early for user in node.users)]
 
     def joined(self, index: int) -> int | None:
-        """Return the first index after `index`, and before the next submodule, where one tensor with a gradient is alive."""
+        """Return the first index after `index` where only one floating-point tensor is alive; None if the next submodule is first."""
         ends = {end for _, end in self.ends}
         for after in range(index + 1, len(self.nodes) - 1):
             if self.nodes[after].op == "call_module" or after in ends:
@@ -114,7 +113,7 @@ class _Operations:
         return None
 
     def part(self, start: int, stop: int) -> nn.Module:
-        """Return the module that computes the operations after index `start` up to `stop`."""
+        """Return a module of the operations after index `start` up to `stop`."""
         part = fx.Graph()
         received = part.placeholder("x")
         names = self._names(start)
@@ -123,7 +122,7 @@ class _Operations:
             values[next(iter(names))] = received
 
         def value(node: fx.Node) -> fx.Node:
-            if node.op == "get_attr" and node not in values:  # a parameter, in whichever layers use it
+            if node.op == "get_attr" and node not in values:  # a parameter, copied into each layer that uses it
                 values[node] = part.node_copy(node)
             return values[node]
 
@@ -137,7 +136,7 @@ class _Operations:
         return fx.GraphModule(self.model, part)
 
     def _names(self, index: int) -> dict[fx.Node, str]:
-        """Return the tensors alive at an index, each named by the outermost submodule that it is the result of."""
+        """Return the live tensors at an index, each named after the outermost submodule that returns it."""
         results: dict[fx.Node, str] = {}
         for name, end in self.ends:
             results.setdefault(self.nodes[end], name.replace("/", "_"))
@@ -149,7 +148,7 @@ class _Operations:
 
 
 def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, torch.dtype]]:
-    """Return the graph of a module's forward, and the type of each node that is a tensor.
+    """Return the graph of a module's forward, and the dtype of each tensor node.
 
     Raises ValueError with the line that cannot be traced.
     """
@@ -166,14 +165,14 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
     training = model.training
     for mode in (True, False):
         for constant in [each for each in vars(model) if each.startswith("_tensor_constant")]:
-            delattr(model, constant)  # of the trace before
+            delattr(model, constant)  # left by an earlier trace
         shaped = ShapedTracer(shape.input_shape, dtype)
         try:
             graphs.append(shaped.trace(model.train(mode), concrete_args=constants or None))
         except Exception as error:
-            failed = f"failed on samples of shape {shape.input_shape}"
-            what = failed if isinstance(error, FailedError) else "cannot be cut"
-            raise ValueError(f"{name} {what}: {_line(error.__traceback__)}: {reason_of(error)}.") from error
+            failure = f"failed on samples of shape {shape.input_shape}"
+            problem = failure if isinstance(error, FailedError) else "cannot be cut"
+            raise ValueError(f"{name} {problem}: {_line(error.__traceback__)}: {reason_of(error)}.") from error
         finally:
             model.train(training)
     first_code, second_code = (graph.python_code("self").src for graph in graphs)
@@ -188,7 +187,7 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
 
 
 def _line(trace: TracebackType | None) -> str:
-    """Return the last line of code in a traceback that is neither of torch nor of raysim."""
+    """Return the last line of code in a traceback that belongs neither to torch nor to this module."""
     frames = traceback.extract_tb(trace)
     outside = [
         frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename != __file__
@@ -199,8 +198,8 @@ def _line(trace: TracebackType | None) -> str:
     return f"{last.filename}:{last.lineno}, `{last.line}`"
 
 
-SAMPLES = 1013  # a prime: a size that it divides may depend on the number of samples
-FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # no argument of these is a tensor
+SAMPLES = 1013  # a prime, so that only sizes it divides can depend on the number of samples
+FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions without tensor arguments
 
 
 class FailedError(Exception):
@@ -208,15 +207,15 @@ class FailedError(Exception):
 
 
 class ShapedTracer(fx.Tracer):
-    """Traces a module on samples of a shape and a type; `values` holds the fake value of each node."""
+    """Traces a module on samples of a given shape and dtype; `values` holds the fake value of each node."""
 
-    proxy_buffer_attributes = True  # a part of a buffer is taken where it is used, on whichever device that is
+    proxy_buffer_attributes = True  # buffers are indexed at run time, on the device of the stage
 
     def __init__(self, input_shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
         self.values: dict[fx.Node, Any] = {}
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._running = False  # an operation on fake tensors, which is not traced itself
+        self._running = False  # whether an operation runs on fake tensors, which is not to be traced
         with self._mode:
             self._sample = torch.zeros((SAMPLES, *input_shape), dtype=dtype)
 
@@ -225,7 +224,7 @@ class ShapedTracer(fx.Tracer):
             graph = super().trace(root, concrete_args)
         self._ask_nearby(graph)
         for node in reversed(graph.nodes):
-            if node.op == "call_method" and node.target == "size" and not node.users:  # a size that was not used
+            if node.op == "call_method" and node.target == "size" and not node.users:  # an unused size
                 graph.erase_node(node)
         return graph
 
@@ -245,7 +244,7 @@ class ShapedTracer(fx.Tracer):
         return attr_val if self._running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _ask_nearby(self, graph: fx.Graph) -> None:
-        """Let operations on tensors ask these for the number of samples, so that it need not cross a cut."""
+        """Read the number of samples from the tensors of each operation, so that it need not cross a cut."""
         for node in list(graph.nodes):
             if node.op != "call_method" or node.target != "size" or self.values[node] != SAMPLES:
                 continue
@@ -259,7 +258,7 @@ class ShapedTracer(fx.Tracer):
                     user.replace_input_with(node, near)
 
     def _value(self, node: fx.Node) -> Any:
-        if node not in self.values:  # a tensor that the forward made of plain numbers
+        if node not in self.values:  # a tensor that the forward made from plain numbers
             self.values[node] = self._run(node)
         return self.values[node]
 
@@ -288,7 +287,7 @@ class ShapedTracer(fx.Tracer):
 
 
 class _ShapedProxy(fx.Proxy):
-    """A symbol that answers with the sizes of its tensor."""
+    """A symbol with the known sizes of its tensor."""
 
     tracer: ShapedTracer
 
@@ -319,7 +318,7 @@ class _ShapedProxy(fx.Proxy):
 
 @contextmanager
 def _factories_traced(tracer: ShapedTracer) -> Iterator[None]:
-    """Trace the functions that make tensors from numbers, if one of the numbers is a symbol."""
+    """Trace the functions that create tensors from numbers if one of the numbers is a symbol."""
 
     def traced(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

@@ -1,8 +1,8 @@
-"""A backward in two parts, as in zero-bubble pipelines (Qi et al. 2023, 2401.10241): for the input, and later for the weights.
+"""A backward split in two, as in zero-bubble pipelines (Qi et al. 2023, 2401.10241): for the input, then for the weights.
 
 The graph is cut where it branches off to a weight. The first part runs from the output to the input, and catches the gradients
-that arrive at these branches. The second part runs the branches from the caught gradients. Every kernel has the same inputs as
-in one backward, so the gradients are equal bit for bit.
+that arrive at these branches. The second part runs the branches from the caught gradients. Every kernel gets the same inputs as
+in a single backward, so the gradients are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 
 class Branch(NamedTuple):
-    """Operations that use weights: the edges at which gradients arrive, and the weights to which they lead.
+    """A branch of the graph: the edges at which gradients arrive, and the weights that they lead to.
 
-    `edges` is None of a branch at the outputs themselves, where the gradients of the outputs arrive.
+    `edges` is None for a branch at the outputs themselves, which starts from the gradients of the outputs.
     """
 
     edges: list[GradientEdge] | None
@@ -27,7 +27,7 @@ class Branch(NamedTuple):
 
 
 class Caught(NamedTuple):
-    """Edges, the gradients that arrived there, and the weights of which `run_branches` computes the gradients."""
+    """Edges, the gradients that arrived there, and the weights left to `run_branches`."""
 
     edges: list[GradientEdge]
     gradients: list[Tensor | None]
@@ -35,10 +35,10 @@ class Caught(NamedTuple):
 
 
 def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Branch]:
-    """Return the branches at which the graph of `outputs` leaves the paths to `inputs` (leaves); each weight is in one branch.
+    """Return the branches where the graph of `outputs` leaves the paths to `inputs` (leaves); each weight is in one branch.
 
-    A weight used more than once is in a branch at the outputs, so that its uses add up in one backward as usual, at the
-    price of a second pass over the same path. The same holds for all weights if no path leads to an input.
+    A weight used more than once is in a branch at the outputs, so that its uses are summed in one backward as usual, at the
+    cost of a second pass over the same path. The same holds for all weights if no path leads to an input.
     """
     above: dict[Node, list[Node]] = {}  # in the order found
     used: dict[Node, set[int]] = {}
@@ -88,14 +88,14 @@ def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[B
 def input_gradients(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor | None], list[Caught]]:
-    """Return the gradients of `inputs` (None for one that no path reaches) and the input of `run_branches`; the graph is kept."""
+    """Return the gradients of `inputs` (None if unreachable) and the argument of `run_branches`; the graph is kept."""
     if not outputs:
         return [None] * len(inputs), []
     branches = find_branches(outputs, inputs)
     edges = [edge for branch in branches for edge in branch.edges or ()]
     wanted: list[Any] = [*inputs, *edges]
-    found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
-    arrived = iter(found[len(inputs) :])
+    computed = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+    arrived = iter(computed[len(inputs) :])
     at_outputs = [gradient for y, gradient in zip(outputs, gradients, strict=True) if y.grad_fn is not None]
     caught = [
         Caught(_roots(outputs), list(at_outputs), leaves)
@@ -103,7 +103,7 @@ def input_gradients(
         else Caught(at, [next(arrived) for _ in at], leaves)
         for at, leaves in branches
     ]
-    return list(found[: len(inputs)]), caught
+    return list(computed[: len(inputs)]), caught
 
 
 def run_branches(caught: list[Caught]) -> None:
@@ -113,22 +113,22 @@ def run_branches(caught: list[Caught]) -> None:
         arrived = [(edge, value) for edge, value in zip(edges, gradients, strict=True) if value is not None]
         if arrived:
             at, values = zip(*arrived, strict=True)
-            torch.autograd.backward(at, values, inputs=leaves, retain_graph=True)  # branches may share what they save
+            torch.autograd.backward(at, values, inputs=leaves, retain_graph=True)  # branches may share saved tensors
 
 
 def _roots(outputs: Sequence[Tensor]) -> list[GradientEdge]:
-    """Return the edges of the graph at which the gradients of outputs arrive; an output without a graph has no edge."""
+    """Return the graph edges at which the gradients of outputs arrive; outputs without a graph have none."""
     return [GradientEdge(y.grad_fn, y.output_nr) for y in outputs if y.grad_fn is not None]
 
 
 def _leaf(node: Node) -> Tensor | None:
-    """Return the tensor whose gradient a node accumulates, None of other nodes."""
+    """Return the tensor whose gradient a node accumulates, None for other nodes."""
     leaf: Tensor | None = getattr(node, "variable", None)
     return leaf
 
 
 def _leaves_from(nodes: Sequence[Node]) -> list[Tensor]:
-    """Return the leaves that nodes reach, each once."""
+    """Return the leaves reachable from nodes, each once."""
     leaves: dict[int, Tensor] = {}
     unseen = list(nodes)
     seen = set(unseen)

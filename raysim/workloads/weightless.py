@@ -1,4 +1,4 @@
-"""Tensors with a shape and no memory: hollow parameters, each one number expanded to its shape, and fake tensors."""
+"""Tensors without memory: hollow parameters, each a single number expanded to its shape, and fake tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raysim.limits import process_memory
 
 @contextmanager
 def hollow_parameters() -> Iterator[None]:
-    """Let `torch.empty`, with which layers create parameters, take no memory, and skip initialisation.
+    """Create parameters without memory and skip their initialisation, by patching `torch.empty`.
 
     Buffers are created by other functions and keep their values, unlike on the meta device. The random state does not
     change.
@@ -30,8 +30,8 @@ def hollow_parameters() -> Iterator[None]:
 def hollow(model: nn.Sequential) -> nn.Sequential:
     """Replace all parameters by hollow ones on the CPU, and buffers on the meta device by zeros; returns the model.
 
-    The count runs on CPU tensors, since a CPU's kernels save the tensors that a real run would save. Expanded tensors are copied
-    as they are, without their full memory.
+    The cost model runs on CPU tensors, since the kernels for CPUs save the same tensors as a real run. `deepcopy` keeps hollow
+    parameters hollow.
     """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -67,7 +67,7 @@ class _Hollow(TorchFunctionMode):
         name, written = func.__name__, next(iter((*args, *kwargs.values())), None)
         in_place = name.endswith("_") and not name.endswith("__")
         if in_place and isinstance(written, Tensor) and written.numel() > 1 and 0 in written.stride():
-            return written  # one number cannot hold the drawn ones
+            return written  # a single number cannot hold the initial values
         return func(*args, **kwargs)
 
 
@@ -81,7 +81,7 @@ def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
 
 @contextmanager
 def fake(mode: FakeTensorMode) -> Iterator[None]:
-    """Enter a mode of fake tensors in which a failing operation only raises its error; by default torch also logs a traceback."""
+    """Enter a mode of fake tensors in which failing operations do not also log a traceback, torch's default."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:
