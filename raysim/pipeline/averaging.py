@@ -1,4 +1,4 @@
-"""A worker's part in the groups at the end of a step, whose results replace the gradients of its stages."""
+"""A worker's share in the groups that end a step, whose results replace the gradients of its stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raysim.replication.method import (
 
 
 class Averaging:
-    """Takes part in the groups of one worker's stages, and holds the memories of its replica methods."""
+    """Runs the groups of one worker's stages, and holds the memories of its replica methods."""
 
     def __init__(self, local: LocalStages) -> None:
         self.local = local
@@ -48,9 +48,9 @@ class Averaging:
     def run(self, step: int, step_s: float | None, *, after_update: bool = False) -> Turns[None]:
         """Exchange the rounds of all groups of this worker's stages, phase by phase and round by round.
 
-        `after_update`: the groups of the last phase, which exchange parameters, instead of all others. All workers go through their
-        groups' rounds in the same order, so that none wait for each other. Raises DivergedError where
-        gradients hold NaN or infinity, StageError if a method fails.
+        `after_update`: run the groups of the last phase, which exchange parameters, instead of all others. All workers run their
+        groups' rounds in the same order, so that they cannot deadlock. Raises DivergedError if gradients hold NaN or infinity,
+        StageError if a method fails.
         """
         last = len(self.plan.groups) - 1
         for phase, groups in enumerate(self.plan.groups):
@@ -127,7 +127,7 @@ class Averaging:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the tensors of `state`, after the stages', and forget everything of a step that broke off.
+        """Load the tensors of `state`, after those of the stages, and discard an aborted step.
 
         The memory of a stage without tensors begins with its parameters.
         """
@@ -137,7 +137,7 @@ class Averaging:
         self._begin()
 
     def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> MemberRounds:
-        """Return a member's rounds of a step: the rounds of a replica method, or of the sum of a tied parameter's gradients."""
+        """Return a member's rounds in a step: of a replica method, or of the sum of a tied parameter's gradients."""
         plan, index = self.plan, group.members[member][1]
         module = self.stages[index].module
         if group.tied is not None:
@@ -168,7 +168,7 @@ class Averaging:
         return MemberRounds(group, member, rounds, method.table(parameters), num_values=num_values, stages=self.stages)
 
     def _parameters(self, index: int) -> Gradients:
-        """Return a stage's parameters that its replicas average, or whose gradients they average, detached."""
+        """Return a stage's parameters that replicas average themselves or by gradients, detached."""
         module = self.stages[index].module
         names = averaged_shapes(index, module, self.plan.config, self.plan.tied)
         return {name: module.get_parameter(name).detach() for name in names}
@@ -211,14 +211,14 @@ def warm(plan: Plan) -> None:
 
 
 def _rehearse(method: ReplicaMethod) -> None:
-    """Average a small matrix over two replicas twice, past any warm-up of the method."""
-    gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # enough values not to be exempt
+    """Average a small matrix over two replicas twice, once after any warm-up of the method."""
+    gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # too large to be exempt from compression
     context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, parameters=gradients, previous=gradients)
     exchanging = (step for step in itertools.count(context.step) if method.part(step) is not None)
     first, *later = itertools.islice(exchanging, 100)
     following = next((step for step in later if method.needs_previous_gradients(step, 0)), later[0])
     memories: list[Memory] = [method.begin(gradients) for _ in range(2)]
-    for step in (first, following):  # the first may be dense, to have something to differ from
+    for step in (first, following):  # the first may be dense, as the reference of later ones
         contexts = [context._replace(replica=replica, step=step) for replica in range(2)]
         averaged, _ = average_together(method, [gradients, gradients], memories, contexts)
         memories = [each.memory for each in averaged]

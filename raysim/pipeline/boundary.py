@@ -1,4 +1,4 @@
-"""One side of the boundary between two stages: it sends and receives the messages that cross there."""
+"""One side of the boundary between two stages, which sends and receives the messages across it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from raysim.values import UNNAMED, Value, join, sent_bytes, split
 
 
 class Boundary:
-    """One side of boundary `index`, which lies between stages `index` and `index + 1`; `stage` is the stage on this side.
+    """One side of boundary `index`, between stages `index` and `index + 1`; `stage` is the stage on this side.
 
-    The earlier stage sends activations and receives gradients, the later stage does the reverse. Each tensor of floating-point
-    numbers has a link in each direction: `outgoing` and `incoming`, by the tensor's name. All tensors of a microbatch share one
-    message.
+    The earlier stage sends activations and receives gradients, the later stage does the reverse. Each floating-point tensor has
+    a link in each direction: `outgoing` and `incoming`, by the tensor's name. All tensors of a microbatch share one message.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Boundary:
         self.clock = clock
         self._tensors = plan.boundaries[index]
         self.sends, self.receives = DIRECTIONS if stage == index else DIRECTIONS[::-1]
-        # in the largest message: of an evaluation, or of a step that also uses the parameters of the step before
+        # of the largest message: in an evaluation, or in a twin step
         microbatches = 2 * plan.config.batch_size // plan.config.microbatch_size
         by_direction = {
             direction: {
@@ -78,7 +77,7 @@ class Boundary:
         self.last_sent = CodedMessage()
 
     def begin(self) -> None:
-        """Begin a step: forget the positions and accounts of a step that ended or broke off."""
+        """Begin a step: discard the positions and accounts of a finished or aborted step."""
         self._supports: dict[tuple[int, str], Support] = {}  # by microbatch and tensor
         self._exact_accounts = {
             name: LinkAccount(self.index, "forward", self.sends == "forward", tensor=name, exact=True)
@@ -135,7 +134,7 @@ class Boundary:
         return join(floats, exact)
 
     def diverged(self, step: int, microbatch: int) -> DivergedError:
-        """Return the error of a message of this side that holds NaN or infinity."""
+        """Return the error for a message to send that holds NaN or infinity."""
         kind = "activation" if self.sends == "forward" else "gradient"
         action = Action(*self._sending[self.sends], microbatch)
         return DivergedError(step, str(action), f"{kind} at boundary {self.index}, {self.sends}")
@@ -154,7 +153,7 @@ class Boundary:
         return join({name: self.incoming[name].receive_evaluation(inner) for name, inner in messages.items()}, exact)
 
     def end_step(self, step: int, feedback: StepFeedback) -> list[LinkAccount]:
-        """Let the compressors decide by the feedback of the last step; return the accounts of this step."""
+        """Let the compressors adapt to the feedback of the last step; return the accounts of this step."""
         accounts = [
             link.end_step(
                 measure=self.plan.measures(step),
@@ -166,7 +165,7 @@ class Boundary:
             for link in self.links
         ]
         exact = list(self._exact_accounts.values())
-        if exact:  # they are packed together, so the first account has the time of all
+        if exact:  # packed together, so the first account gets the time of all
             exact[0].codec_s = sum(coded.codec_s for coded in self._exact_coded)
         return [*accounts, *exact]
 
@@ -180,7 +179,7 @@ class Boundary:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the memories of both sides' `state`, and forget the messages of a step that broke off."""
+        """Load the memories from both sides' `state`, and discard the messages of an aborted step."""
         for link in self.links:
             held = under(_prefix(link), tensors)
             link.load(unpack_state(held, self.device) if link.sender or link.compressor.two_ended else {})
@@ -208,17 +207,17 @@ class Boundary:
     def _keep_supports(
         self, links: Mapping[str, Link], step: int, microbatch: int, messages: Mapping[str, Message]
     ) -> None:
-        """Keep the positions of an activation's message for the gradient, which is sent at the same positions."""
+        """Keep the positions of an activation's message, at which its gradient will be sent."""
         if not self.plan.config.shared_indices or step < self.plan.config.compress_from:
             return
-        transfers.land()  # the sender reads the packets that it has just encoded
+        transfers.land()  # because the sender reads its own packets
         for name, link in links.items():
             if link.direction == "forward" and link.compressor.codec.selects:
                 packet = link.unpack(messages[name])
                 self._supports[microbatch, name] = link.compressor.codec.support(packet, self.device)
 
     def _unbundle(self, message: Message, direction: str) -> tuple[dict[str, Message], dict[str, Tensor]]:
-        """Return the messages of the links and the exact tensors, by name; raises ValueError if others are in the message."""
+        """Return the messages of the links and the exact tensors, by name; raises ValueError if the names do not match."""
         if UNNAMED in self._tensors.shapes:
             return {UNNAMED: message}, {}
         messages, exact = unbundle(message, self._most_exact, self.device)
@@ -238,7 +237,7 @@ class Boundary:
         exact: Mapping[str, Tensor],
         coded_exact: CodedMessage,
     ) -> int:
-        """Account the header and the exact tensors of a message; return their bytes."""
+        """Add the header and the exact tensors of a message to the accounts; return their bytes."""
         sizes = {name: sent_bytes(x) for name, x in exact.items()}
         header_bytes = wire_bytes(message) - sum(map(wire_bytes, messages.values())) - sum(sizes.values())
         accounts = [(next(iter(links.values())).account, header_bytes)]
@@ -258,5 +257,5 @@ def _names(*names: Iterable[str]) -> str:
 
 
 def _prefix(link: Link) -> str:
-    """Return the start of the names of a link's state; names of tensors are quoted, so that none is the start of another."""
+    """Return the prefix of a link's names in a state; tensor names are quoted, so that no prefix starts another."""
     return f"{link.boundary}.{link.direction}." + (f"{link.tensor!r}." if link.tensor else "")

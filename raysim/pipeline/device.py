@@ -1,4 +1,4 @@
-"""The device of a worker: its facts, its settings for arithmetic, and its clock."""
+"""A worker's device: its properties, its settings for arithmetic, and its clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DeviceFacts(NamedTuple):
-    """A GPU, as it describes itself."""
+    """The properties of a GPU."""
 
     name: str
     capability: str
@@ -27,7 +27,7 @@ class DeviceFacts(NamedTuple):
 
 
 def facts_of(device: torch.device) -> DeviceFacts | None:
-    """Return the facts of a GPU, None for a CPU."""
+    """Return the properties of a GPU, None for a CPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -43,24 +43,21 @@ def facts_of(device: torch.device) -> DeviceFacts | None:
 
 
 def set_up(config: RunConfig, device: torch.device) -> None:
-    """Set the precision and determinism of GPU arithmetic for this process.
-
-    Nothing to set on a CPU, which has no TF32 and whose kernels are deterministic.
-    """
+    """Set the precision and determinism of GPU arithmetic for this process; CPUs have no TF32 and are deterministic."""
     if device.type != "cuda":
         return
     precision = "tf32" if config.tf32 else "ieee"
     torch.backends.cuda.matmul.fp32_precision = precision
     torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = precision  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False  # its choice of kernel varies from run to run
+    torch.backends.cudnn.benchmark = False  # it may choose different kernels from run to run
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.use_deterministic_algorithms(True)
 
 
 def _driver() -> str:
-    """Return the version of the driver, from its kernel module; empty if it is not stated."""
+    """Return the version of the driver's kernel module, or an empty string."""
     try:
         with open("/sys/module/nvidia/version", encoding="ascii") as file:  # noqa: PTH123
             return file.read().strip()
@@ -69,7 +66,7 @@ def _driver() -> str:
 
 
 def cpu_seconds(num_threads: int) -> float:
-    """Return the CPU seconds of this thread, or of its process if it computes with several threads."""
+    """Return the CPU seconds of this thread, or of the whole process if it computes with several threads."""
     return time.thread_time() if num_threads == 1 else time.process_time()
 
 
@@ -78,7 +75,7 @@ Moment: TypeAlias = float | torch.cuda.Event
 
 
 class DeviceClock:
-    """Marks moments without waiting for the device; their seconds can be read later."""
+    """Marks moments without waiting for the device, to be read in seconds later."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -86,7 +83,7 @@ class DeviceClock:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step while the device is idle, and set its clock by the host's."""
+        """Begin a step on an idle device, and synchronise its clock with the host's."""
         if self._on_gpu:
             self._start = self._event()
             self._start_s = time.perf_counter()
@@ -96,7 +93,7 @@ class DeviceClock:
         return self._event() if self._on_gpu else time.perf_counter()
 
     def seconds(self, moment: Moment) -> float:
-        """Return a moment in seconds of `time.perf_counter`; a GPU must have passed it."""
+        """Return a moment in seconds of `time.perf_counter`; the GPU must have passed it."""
         if isinstance(moment, float):
             return moment
         return self._start_s + float(self._start.elapsed_time(moment)) / 1e3

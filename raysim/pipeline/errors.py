@@ -1,4 +1,4 @@
-"""Errors of a step, by their consequence for the run."""
+"""Errors of a step, classified by their consequence for the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class DivergedError(Exception):
     """A loss, or a tensor to send, holds NaN or infinity: the run ends, recorded as diverged at `step`."""
 
     def __init__(self, step: int, action: str, where: str) -> None:
-        super().__init__(step, action, where)  # exceptions cross processes by their arguments
+        super().__init__(step, action, where)  # exceptions are pickled by their arguments
         self.step, self.action, self.where = step, action, where
 
     def __str__(self) -> str:
@@ -19,8 +19,8 @@ class StageError(Exception):
 
 
 class SenderStoppedError(StageError):
-    """A message will not come, because the worker that would send it broke the step off."""
+    """A message will not arrive, because its sender aborted the step."""
 
 
 class WorkerLostError(Exception):
-    """A worker died or did not answer in time: all stages start again from the last checkpoint."""
+    """A worker died or timed out: all stages restart from the last checkpoint."""

@@ -19,25 +19,25 @@ from raysim.network.collectives import DIRECTIONS, Transfer
 from raysim.pipeline.messages import Parts
 from raysim.replication.method import Packets, ReplicaMethod, Round, RoundDriver, Rounds
 
-_CONTROL_VALUES = 64  # more than the numbers that replicas agree on, such as gains
+_CONTROL_VALUES = 64  # upper bound of the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
 
 
 class Group(NamedTuple):
-    """Members that exchange packets in rounds: owners of the parameter `tied`, or, if None, replicas of a stage."""
+    """Members that exchange packets in rounds: owners of a tied parameter, or replicas of a stage if `tied` is None."""
 
     members: tuple[tuple[int, int], ...]  # (replica, stage)
-    num_rounds: int = 0  # at most, if a plan holds the group
+    num_rounds: int = 0  # upper bound, set in the groups of a plan
     tied: int | None = None  # index in `Plan.tied`
 
     @property
     def direction(self) -> str:
-        """The records' name for the kind of exchange."""
+        """The kind of exchange, as named in the records."""
         return DIRECTIONS[self.tied is not None]
 
     @property
     def stage(self) -> int:
-        """The first member's stage, the group's name in the records."""
+        """The first member's stage, which identifies the group in the records."""
         return self.members[0][1]
 
     def others(self, member: int) -> list[int]:
@@ -69,7 +69,7 @@ def ring_bytes(num_values: int, num_members: int) -> int:
 
 
 def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable) -> list[float]:
-    """Return the bytes of each member's chunk of float32 values as a message, header included; nothing is allocated."""
+    """Return the message bytes, header included, of each member's chunk of float32 values, without allocating it."""
     sizes = [num_values // num_members + (member < num_values % num_members) for member in range(num_members)]
     sent = []
     for size in sizes:
@@ -85,12 +85,12 @@ def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
 
 
 def exchange_period(config: RunConfig) -> int:
-    """Return the period in steps of the exchanges of all stages."""
+    """Return the period of the exchanges of all stages, in steps."""
     return math.lcm(*(method.period for method in _taking_part(config)))
 
 
 def exchange_interval(config: RunConfig) -> float:
-    """Return the mean number of steps from one exchange of replicas to the next."""
+    """Return the mean number of steps between two exchanges of replicas."""
     methods, period = _taking_part(config), exchange_period(config)
     count = sum(any(method.part(step) is not None for method in methods) for step in range(period))
     return period / max(count, 1)
@@ -99,7 +99,7 @@ def exchange_interval(config: RunConfig) -> float:
 def exchange_delay(config: RunConfig) -> int:
     """Return how many steps the exchanges of all stages may lag before a step waits for them.
 
-    If no forward reads the newest weights, the next steps run while the update waits for its exchange.
+    If no forward reads the newest weights, later steps run while an update waits for its exchange.
     """
     methods = _taking_part(config)
     if not methods:
@@ -115,8 +115,8 @@ def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
 class MemberRounds:
     """One member's rounds in one step, packed into messages, and the account of its transfers to other workers.
 
-    `table`: the group's codecs and names, for packing. `num_values`: of the member's tensors; larger packets are refused, but for
-    those of a few numbers on which methods agree. `stages`: of this worker, to which transfers are not counted.
+    `table`: the group's codecs and names, for packing. `num_values`: of the member's tensors; larger packets are refused, except
+    the few numbers that methods agree on. `stages`: of this worker; transfers between them are not counted.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class MemberRounds:
         self._sent: Round | None = None
 
     def advance(self, received: Sequence[Parts]) -> list[Message | None]:
-        """Receive the messages of the last round and return this round's: one to everyone, then one to each other member.
+        """Receive the last round's messages and return this round's: one to everyone, then one to each other member.
 
-        `received`: a pair from each other member in order, its message to this member and its message to everyone; empty in the
-        first round. A finished method sends nothing.
+        `received`: for each other member in order, its message to this member and its message to everyone; empty in the first
+        round. A finished method sends nothing.
         """
         others, account = self.group.others(self.member), self.account
         start, work = time.perf_counter(), work_bytes()
@@ -182,7 +182,7 @@ class MemberRounds:
         return self._driver.result
 
     def _pack(self, packets: Packets) -> Message | None:
-        """Return the message of packets, None if there are none."""
+        """Pack packets into a message, None if there are none."""
         return self._table.pack_round(packets) if packets else None
 
     def _unpack(self, message: Message | None) -> Packets:

@@ -1,4 +1,4 @@
-"""Evaluation at one worker: batches go forward through its stages, without a change to any memory."""
+"""Evaluation at one worker: forwards through its stages that do not change any memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from raysim.workloads.losses import IGNORED
 
 
 class Inference:
-    """Evaluates the stages of one worker, with its own or mean parameters and a choice of BatchNorm statistics."""
+    """Evaluates the stages of one worker, with its own or averaged parameters and a choice of BatchNorm statistics."""
 
     def __init__(self, local: LocalStages) -> None:
         self._local = local
         self._plan = local.plan
         self._stages = local.stages
-        self._own: dict[int, dict[str, Tensor]] = {}  # parameters by stage, while a mean is evaluated
+        self._own: dict[int, dict[str, Tensor]] = {}  # parameters by stage, while averaged ones are evaluated
         self._statistics = {index: BatchNormStatistics(stage.module) for index, stage in self._stages.items()}
 
     def run(
@@ -35,9 +35,9 @@ class Inference:
     ) -> Turns[list[Evaluated] | Failure]:
         """Run batches of a split through the stages of this worker, one stage after another.
 
-        `mode`: of the links, see `Link.send_evaluation`. `each`: with the scores of each sample. The worker of the last stage
-        returns the sums over each batch, others return an empty list. If the task has a metric on generated tokens, test batches go
-        through once for each token, too.
+        `mode`: of the links, see `Link.send_evaluation`. `each`: also return the scores of each sample. The worker of the last
+        stage returns the sums over each batch, others return an empty list. If the task has a metric on generated tokens, test
+        batches also run once for each generated token.
         """
         evaluated: list[Evaluated] = []
         try:
@@ -74,7 +74,7 @@ class Inference:
     def _forward(self, step: int, index: int, mode: str, key: int, x: Message | Tensor) -> Message | Tensor:
         """Return the message of a stage's activation, or the outputs of the last stage.
 
-        `x`: the message of the stage before, or at the first stage the data. `key`: of the link's random draws.
+        `x`: the previous stage's message, or the data at the first stage. `key`: of the link's random draws.
         """
         stage, boundaries = self._stages[index], self._local.boundaries
         received: Value = (
@@ -92,8 +92,8 @@ class Inference:
     def _generate(self, step: int, batches: Sequence[int], mode: str) -> Turns[list[Evaluated]]:
         """Generate the answers of test batches greedily; the worker of the last stage returns the sums over each batch.
 
-        For each token the whole text so far goes through all stages, and the last stage returns the token of the greatest score to
-        the first. Positions that do not count keep the token of the data.
+        For each token the whole text so far goes through all stages, and the last stage returns the token with the highest score
+        to the first. Ignored positions keep the token of the data.
         """
         plan, worker, last = self._plan, self._local.worker, self._plan.num_stages - 1
         ids = {batch: plan.evaluation_ids("test", batch) for batch in batches}
@@ -144,13 +144,13 @@ class Inference:
             stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in loaded]) for name in names})
 
     def batchnorm(self, change: str) -> None:
-        """Change the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones of training."""
+        """Switch the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" those of training."""
         for statistics in self._statistics.values():
             getattr(statistics, change)()
 
 
 class BatchNormStatistics:
-    """The running statistics of a module's BatchNorm layers, of training or estimated anew for an evaluation."""
+    """The running statistics of a module's BatchNorm layers: those of training, or new ones estimated for an evaluation."""
 
     def __init__(self, module: nn.Module) -> None:
         self._layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
@@ -159,7 +159,7 @@ class BatchNormStatistics:
         """The layers whose statistics are being estimated."""
 
     def estimate(self) -> None:
-        """Set the statistics of training aside; until `use`, forwards average new ones."""
+        """Set the statistics of training aside, and average new ones in the forwards until `use`."""
         self._of_training = [(layer.momentum, copy.deepcopy(dict(layer.named_buffers()))) for layer in self._layers]
         self.estimated = self._layers
         for layer in self._layers:
@@ -167,7 +167,7 @@ class BatchNormStatistics:
             layer.momentum = None  # a plain average over batches
 
     def use(self) -> None:
-        """Let forwards use the new statistics, until `restore`."""
+        """Use the new statistics in forwards until `restore`."""
         self.estimated = []
 
     def restore(self) -> None:

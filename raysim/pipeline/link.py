@@ -1,4 +1,4 @@
-"""One end of the link of a tensor: it holds the compressor's state and counts bytes, seconds and errors."""
+"""One end of a tensor's link, which holds the compressor's state and counts bytes, seconds and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class LinkAccount:
-    """Totals of one end of a link, in one step unless added up; squared norms are sums over the measured packets."""
+    """Totals of one end of a link, by default of one step; squared norms are sums over the measured packets."""
 
     boundary: int
     direction: str
@@ -33,18 +33,18 @@ class LinkAccount:
     wire_bytes: int = 0
     dense_bytes: int = 0
     codec_s: float = 0.0  # encoding at the sender, decoding at the receiver
-    coded_bytes: int = 0  # the work of that, see `raysim.codecs.codec`
+    coded_bytes: int = 0  # the amount of work in `codec_s`, see `raysim.codecs.codec`
     sent_norm2: float | None = None  # of the tensors to send
-    received_norm2: float | None = None  # of the tensors that arrive
+    received_norm2: float | None = None  # of the received tensors
     error_norm2: float | None = None  # of their difference
-    memory_norm2: float | None = None  # of the compressor's memories of messages, at the end of the step
+    memory_norm2: float | None = None  # of the memories of messages, at the end of the step
     decisions: tuple[Decision, ...] = ()  # of an adaptive compressor, at the sender
     tensor: str = UNNAMED  # its name, if several tensors cross the boundary
     exact: bool = False  # whether it holds integers or booleans, which are never compressed
 
     @property
     def fidelity(self) -> float | None:
-        """1 - the squared norm of the errors over that of the tensors; None if it was not measured."""
+        """1 - (squared norm of the errors) / (squared norm of the tensors); None if not measured."""
         return 1 - self.error_norm2 / self.sent_norm2 if self.sent_norm2 and self.error_norm2 is not None else None
 
     def add(self, other: LinkAccount) -> None:
@@ -62,7 +62,7 @@ class LinkAccount:
 
 
 class CodedMessage(NamedTuple):
-    """Start and end of a message's encoding or decoding, and its bytes with and without compression."""
+    """Start and end of the encoding or decoding of a message, and its bytes with and without compression."""
 
     start: Moment = 0.0
     end: Moment = 0.0
@@ -87,7 +87,7 @@ class Link:
     device: torch.device = CPU
     max_values: int = 1 << 32  # of the largest message; larger ones are refused
     tensor: str = UNNAMED  # its name, if several tensors cross the boundary, see `raysim.values`
-    dense_before: int = 0  # the step before which tensors are sent as they are
+    dense_before: int = 0  # before this step tensors are sent uncompressed
     clock: DeviceClock = field(default_factory=lambda: DeviceClock(CPU))  # of the worker, or the link's own
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Link:
         self.load({})
 
     def load(self, state: State) -> None:
-        """Load a state, and forget everything of a step that broke off."""
+        """Load a state, and discard an aborted step."""
         self.state = state
         self._pending: list[State] = []
         self._last_context: Context | None = None  # of the last sent message
@@ -107,7 +107,7 @@ class Link:
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[Self]:
-        """Work on a device of the user's own training, outside of its autocast; the link's own clock follows."""
+        """Work on a device of the user's training, outside of its autocast; the link's own clock follows."""
         if device != self.device:
             self.device, self.clock = device, DeviceClock(device)
         with torch.autocast(device.type, enabled=False):
@@ -116,7 +116,7 @@ class Link:
     def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
         """Return the message of a tensor and update the memory; with `measure`, also measure the error at the receiver.
 
-        Raises NonFiniteError if the tensor holds NaN or infinity; the memory does not change then.
+        Raises NonFiniteError, without changing the memory, if the tensor holds NaN or infinity.
         """
         start, work = self.clock.mark(), work_bytes()
         dense = context.step < self.dense_before
@@ -134,7 +134,7 @@ class Link:
         return message
 
     def receive(self, message: Message, context: Context) -> Tensor:
-        """Return a message's tensor, maybe a read-only view of it, and update the memory; raises ValueError if it is malformed."""
+        """Decode a message, possibly as a read-only view of it, and update the memory; raises ValueError if it is malformed."""
         start, work = self.clock.mark(), work_bytes()
         packet = self.unpack(message)
         changes: State = {}
@@ -147,7 +147,7 @@ class Link:
         return x
 
     def _count(self, message: Message, x: Tensor, start: Moment, work: int) -> None:
-        """Count a message that was coded from `start` on, after `work` bytes of other messages."""
+        """Count a message whose coding began at `start`, after `work` bytes of other messages."""
         coded = CodedMessage(start, self.clock.mark(), wire_bytes(message), x.nbytes)
         self.messages.append(coded)
         self.account.packets += 1
@@ -166,7 +166,7 @@ class Link:
         return self.table.unpack(message, self.max_values)
 
     def send_evaluation(self, x: Tensor, mode: str, key: int) -> Message:
-        """Return the message of a tensor in an evaluation mode, without any change to memories and accounts."""
+        """Return the message of a tensor in an evaluation mode, without changing memories or accounts."""
         assert mode in EVALUATION_MODES, mode
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode, self.state)
         return self.table.pack(codec.encode(x, key))
@@ -184,10 +184,10 @@ class Link:
         sensitivity: float | None = None,
         batch_size: int = 1,
     ) -> LinkAccount:
-        """Commit the changes that wait for the end of the step, let the compressor decide, and return the step's account.
+        """Commit pending changes of the memory, let the compressor adapt, and return the step's account.
 
-        Waits until the GPU has finished. `step_s`, `floor`, `sensitivity`: of the step before, see `Context`. `batch_size`: over all
-        replicas.
+        Waits until the GPU has finished. `step_s`, `floor`, `sensitivity`: of the previous step, see `Context`. `batch_size`: over
+        all replicas.
         """
         account = self.account
         for changes in self._pending:

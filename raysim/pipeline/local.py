@@ -1,4 +1,4 @@
-"""The stages of one worker, and what they compute with."""
+"""The stages of one worker, with their boundaries, data, device and clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.workloads.splits import Data, Split
 class LocalStages:
     """The stages of one worker, their sides of the boundaries, its data, device and clock.
 
-    `row`: the worker's number within its replica. `boundaries`: by boundary and stage. `data`: of the workers with the first or the
+    `row`: the worker's number within its replica. `boundaries`: by boundary and stage. `data`: for workers with the first or the
     last stage.
     """
 

@@ -1,7 +1,7 @@
 """Messages between workers, as requests to the engine that delivers them.
 
-The parts of a step that need messages of other workers are generators that yield `Send` and `Receive`. The inline engine delivers
-through lists, Ray by calls between actors; the messages and their keys are the same.
+The parts of a step that exchange messages are generators that yield `Send` and `Receive`. The inline engine delivers messages
+through lists, Ray through calls between actors; the messages and their keys are the same.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class OutgoingMessage(NamedTuple):
 
 
 class Send(NamedTuple):
-    """A request to send messages; each receiver also gets the message to `everyone`, if there is one."""
+    """A request to send messages; each receiver also gets the message to `everyone`, if any."""
 
     messages: tuple[OutgoingMessage, ...]
     everyone: tuple[Message | None] | tuple[()] = ()
 
 
 class Receive(NamedTuple):
-    """A request for another worker's message under a key, answered by that message and the one to everyone."""
+    """A request for another worker's message under a key; the answer is that message and the one to everyone."""
 
     source: int
     key: Key

@@ -1,4 +1,4 @@
-"""The optimiser of a stage and its learning rate, a pure function of the step."""
+"""The optimiser of a stage, and its learning rate as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _slots(part: torch.optim.Optimizer) -> dict[int, Any]:
 def make_optimizer(
     config: OptimizerConfig, named: Iterable[tuple[str, nn.Parameter]], elementwise: Collection[str] = ()
 ) -> torch.optim.Optimizer | Together | None:
-    """Return torch's optimiser of named parameters, fused where possible; None if no parameter is trained.
+    """Return the torch optimiser for named parameters, fused if possible; None if no parameter is trained.
 
-    With Muon, parameters whose name is among `elementwise` are AdamW's. Both have the same learning rate: unless
-    `adjust_lr_fn` says otherwise, Muon's updates are scaled to the size of AdamW's.
+    With Muon, the parameters named in `elementwise` are left to AdamW. Both have the same learning rate: unless `adjust_lr_fn`
+    says otherwise, Muon's updates are scaled to the size of AdamW's.
     """
     owned = {name: parameter for name, parameter in named if parameter.requires_grad}
     if not owned:
@@ -92,7 +92,7 @@ def _of_torch(name: str, owned: list[nn.Parameter], rate: float, options: dict[s
 def directions(
     optimizer: torch.optim.Optimizer | Together, named: Iterable[tuple[str, nn.Parameter]]
 ) -> dict[str, torch.Tensor]:
-    """Return the last updates by sgd with momentum, adam or adamw over minus the learning rate, without weight decay.
+    """Return the last updates by sgd with momentum, adam or adamw, divided by minus the learning rate, without weight decay.
 
     By parameter name; parameters without an update are left out.
     """
@@ -113,10 +113,10 @@ def directions(
 def find_elementwise(
     stages: Sequence[nn.Sequential], tied: Iterable[Iterable[tuple[int, str]]]
 ) -> tuple[frozenset[str], ...]:
-    """Return each stage's parameters that Muon does not update: embeddings, the last layer, and everything but matrices.
+    """Return each stage's parameters that Muon does not update: embeddings, the last layer, and all but matrices.
 
-    If the last layer is a sequence, its own last layer counts. `tied`: the owners (stage, name) of each shared parameter, all of
-    which are treated alike.
+    If the last layer is a sequence, only its own last layer is meant. `tied`: the owners (stage, name) of each shared parameter,
+    which are all treated alike.
     """
     elementwise: list[set[str]] = [set() for _ in stages]
     last = _last_name(stages[-1])
@@ -134,7 +134,7 @@ def find_elementwise(
 
 
 def _last_name(layers: nn.Sequential) -> str:
-    """Return the name of the last layer, or, if that is a sequence, of its last layer."""
+    """Return the name of the last layer; if that is a sequence, of its last layer."""
     name = next(reversed(layers._modules), "")
     last = layers._modules.get(name)
     return f"{name}.{_last_name(last)}" if isinstance(last, nn.Sequential) and len(last) else name
@@ -155,7 +155,7 @@ def slot_values(config: OptimizerConfig, shape: Sequence[int], *, elementwise: b
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, num_steps: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then constant, cosine or linear decay to zero, tenths, or one cycle.
+    """Return the learning rate of a step: linear warm-up, then constant, cosine or linear decay to 0, drops to a tenth, or 1cycle.
 
     >>> config = OptimizerConfig(learning_rate=1.0, decay="linear", warmup_steps=2)
     >>> [round(learning_rate(config, step, steps_per_epoch=10, num_steps=6), 2) for step in range(6)]
@@ -180,7 +180,7 @@ _CYCLE_START, _CYCLE_END, _CYCLE_RISE = 25.0, 1e4, 0.3  # torch's: the first rat
 
 
 def _one_cycle(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Return the rate of one cycle (Smith and Topin 2018, 1708.07120), as torch's OneCycleLR: up and down by half cosines."""
+    """Return the 1cycle rate (Smith and Topin 2018, 1708.07120) with cosine annealing, as torch's OneCycleLR."""
     rise = (config.warmup_steps or _CYCLE_RISE * num_steps) - 1
     start = config.learning_rate / _CYCLE_START
     if step <= rise:

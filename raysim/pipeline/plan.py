@@ -32,7 +32,7 @@ TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
 
 
 class Origin(NamedTuple):
-    """The start of a run's steps: 0, or the checkpoint of another run from which it branches."""
+    """The start of a run: step 0, or the checkpoint of another run from which it branches."""
 
     first_step: int = 0
     rate_steps: int | None = None
@@ -59,12 +59,12 @@ class Plan:
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
     cut_choices: tuple[CutChoice, ...]
-    boundaries: tuple[BoundaryTensors, ...]  # the tensors that cross each with a microbatch
-    tied: TiedOwners  # the parameters that several stages own
-    elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon is not for
+    boundaries: tuple[BoundaryTensors, ...]  # the tensors of a microbatch that cross each boundary
+    tied: TiedOwners  # the parameters shared by several stages
+    elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon does not update
     memories: tuple[StageMemory, ...]
-    flops_forward: tuple[int, ...]  # by stage, of one microbatch's forward
-    weight_shares: tuple[float, ...]  # by stage: weight gradients' share of a backward; empty if it is in one part
+    flops_forward: tuple[int, ...]  # by stage, for one microbatch
+    weight_shares: tuple[float, ...]  # by stage: weight gradients' share of a backward; empty if it is not split
     rows: tuple[Row, ...]  # the actions of each worker of a replica, in order
     owners: tuple[int, ...]  # the worker of each stage within a replica
     origin: Origin = FROM_SCRATCH
@@ -80,11 +80,11 @@ class Plan:
 
     @cached_property
     def compressors(self) -> list[list[Pairs]]:
-        """The compressors of each replica, boundary and tensor: of its activations and of its gradients."""
+        """The compressors of activations and gradients, by replica, boundary and tensor."""
         return compressors_of(self.config, self.boundaries)
 
     def compressor(self, replica: int, account: LinkAccount) -> Compressor:
-        """Return the compressor of the link of an account, which is not of an exact tensor."""
+        """Return the compressor of the link of an account; the account must not be of an exact tensor."""
         pair = self.compressors[replica][account.boundary][account.tensor]
         return pair[0 if account.direction == "forward" else 1]
 
@@ -96,7 +96,7 @@ class Plan:
 
     @cached_property
     def evaluated(self) -> int:
-        """The replica whose links carry evaluations: the first one that compresses activations, or the first."""
+        """The replica used for evaluations: the first that compresses activations, or else the first."""
         compress = [
             any(not forward.exact for pairs in links for forward, _ in pairs.values()) for links in self.compressors
         ]
@@ -108,11 +108,11 @@ class Plan:
         return [(replica, stage) for replica in range(self.num_replicas) for stage in range(self.num_stages)]
 
     def worker(self, replica: int, stage: int) -> int:
-        """Return the worker of a stage of a replica, counted over all replicas."""
+        """Return the global index of the worker that owns a stage of a replica."""
         return replica * len(self.rows) + self.owners[stage]
 
     def peers(self, worker: int) -> list[int]:
-        """Return the other workers that a worker exchanges messages with, in order."""
+        """Return the workers that a worker exchanges messages with, in order."""
         replica, row = divmod(worker, len(self.rows))
         stages = {stage for stage, owner in enumerate(self.owners) if owner == row}
         near = {stage + way for stage in stages for way in (-1, 1)} & set(range(self.num_stages))
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def validates(self) -> bool:
-        """True if workers send each other the norms of their gradients, for post-validation."""
+        """True if workers send each other their gradient norms, for post-validation."""
         return self.config.weights.validates and self.config.optimizer.clip_norm is not None
 
     @cached_property
@@ -142,7 +142,7 @@ class Plan:
         return self.config.replica_methods()
 
     def needs_previous_gradients(self, step: int) -> bool:
-        """Return whether a step also needs gradients at the parameters of the step before; not the first one with a memory."""
+        """Return whether a step also needs gradients at the previous step's parameters; not the first step with a memory."""
         seed = self.config.seed
         return (
             self.num_replicas > 1
@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def decentralized(self) -> bool:
-        """True if replicas have different parameters, or train other parameters than the evaluated ones."""
+        """True if replicas have different parameters, or train different parameters from the evaluated ones."""
         return any(method.decentralized for method in self.replica_methods if takes_part(method, self.num_replicas))
 
     @cached_property
@@ -167,10 +167,11 @@ class Plan:
 
     @cached_property
     def groups(self) -> list[list[Group]]:
-        """The groups that end a step, phase by phase: replicas of a stage that average gradients, the owners of tied
-        parameters, and, after the optimisers have stepped, replicas of a stage that exchange parameters.
+        """The groups that end a step, by phase.
 
-        With `fused_embedding`, one group holds the owners of all replicas, and no replica method averages their parameters.
+        First replicas of a stage that average gradients, then the owners of tied parameters, and, after the optimisers have
+        stepped, replicas of a stage that exchange parameters. With `fused_embedding`, the owners in all replicas form one group,
+        and no replica method averages their parameters.
         """
         replicas = range(self.num_replicas)
         averages, exchanges = (
@@ -191,16 +192,16 @@ class Plan:
 
     @cached_property
     def exchange_period(self) -> int:
-        """The period in steps of the replicas' exchanges; 1 if all steps are alike."""
+        """The period of the replicas' exchanges, in steps; 1 if all steps are alike."""
         return exchange_period(self.config)
 
     @property
     def exchange_delay(self) -> int:
-        """The steps that an exchange may lag before a step waits for it."""
+        """How many steps an exchange may lag before a step waits for it."""
         return exchange_delay(self.config)
 
     def rounds_in(self, step: int, group: Group) -> int:
-        """Return the most rounds of a group in a step, 0 if its method exchanges nothing."""
+        """Return the maximum rounds of a group in a step, 0 if its method exchanges nothing."""
         if group.tied is not None:
             return group.num_rounds
         method = self.replica_method(group.stage, step)
@@ -216,12 +217,12 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the run; of a branch, without those of the run from which it goes on."""
+        """Steps of the run; for a branch, without those of its origin."""
         return self.config.steps or (self.config.epochs or 0) * self.steps_per_epoch
 
     @property
     def first_step(self) -> int:
-        """The number of the first step; more than 0 of a branch."""
+        """The number of the first step; greater than 0 for a branch."""
         return self.origin.first_step
 
     @property
@@ -237,19 +238,19 @@ class Plan:
 
     @property
     def memories_from(self) -> int:
-        """Step at which the memories of compressors and replica methods begin empty."""
+        """The step at which the memories of compressors and replica methods start empty."""
         return max(self.origin.memories_from, self.config.compress_from)
 
     @property
     def model_seed(self) -> int:
-        """Seed from which the model was made: of its first weights, and of constants that no checkpoint holds."""
+        """The seed of the model's initial weights, and of constants that are not in checkpoints."""
         return self.config.seed if self.origin.model_seed is None else self.origin.model_seed
 
     def learning_rate(self, step: int) -> float:
         return learning_rate(self.config.optimizer, step, self.steps_per_epoch, self.rate_steps)
 
     def microbatch(self, step: int, microbatch: int, replica: int = 0) -> tuple[int, np.ndarray]:
-        """Return the epoch and the sample ids of a microbatch of a replica."""
+        """Return the epoch and the sample ids of a replica's microbatch."""
         epoch, ids = _batch(self.num_samples, self.config.batch_size, self.config.seed, step)
         size, i = self.config.microbatch_size, replica * self.config.num_microbatches + microbatch
         return epoch, ids[i * size : (i + 1) * size]
@@ -259,11 +260,11 @@ class Plan:
         return _batch(self.num_samples, self.config.batch_size, self.config.seed, step)[1]
 
     def evaluation_ids(self, split: str, batch: int) -> np.ndarray:
-        """Return the sample ids of an evaluation batch: test data in its order, training data in the order of the first epoch.
+        """Return the sample ids of an evaluation batch: test data in stored order, training data in that of the first epoch.
 
         The last batch of the test data may be short.
         """
-        if split == "train":  # data may be sorted by class
+        if split == "train":  # shuffled, since stored data may be sorted by class
             return self.batch(batch)
         start = batch * self.config.batch_size
         return np.arange(start, min(self.num_test_samples, start + self.config.batch_size))
@@ -277,22 +278,22 @@ class Plan:
         return any(not method.exact for method in self.methods)
 
     def profiles(self, step: int) -> bool:
-        """Return whether a step's actions are recorded; the middle one of each period, away from evaluations."""
+        """Return whether a step's actions are recorded: in the middle of each period, away from evaluations."""
         every = self.config.profile_every_steps
         return every > 0 and step % every == every // 2
 
     def keeps_transfers(self, step: int) -> bool:
-        """Return whether a step's transfers between workers are recorded: always, if replicas exchange only in some steps."""
+        """Return whether a step's transfers between workers are recorded; always if replicas exchange only in some steps."""
         return self.profiles(step) or self.exchange_period > 1
 
     def measures(self, step: int) -> bool:
-        """Return whether a step's fidelity is measured, in other steps than the profiled ones if possible, since it takes time."""
+        """Return whether a step's fidelity is measured; this takes time, so profiled steps are avoided if possible."""
         every = self.config.profile_every_steps
         return every > 0 and step % every == 0
 
 
 def tied_owners(parts: Partition) -> TiedOwners:
-    """Return the owners of each tied parameter, by stage; its first owner is in all of its pairs."""
+    """Return the owners of each tied parameter, by stage; the first owner is in all of its pairs."""
     groups: dict[tuple[int, str], list[tuple[int, str]]] = {}
     for stage, name, other_stage, other_name in parts.tied:
         groups.setdefault((stage, name), [(stage, name)]).append((other_stage, other_name))
@@ -300,7 +301,7 @@ def tied_owners(parts: Partition) -> TiedOwners:
 
 
 def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the gradients that the replicas of a stage average, by parameter name, in the module's order.
+    """Return the shapes of the gradients averaged by a stage's replicas, by parameter name, in the module's order.
 
     Parameters that `fused_embedding` sums over stages and replicas at once are left out.
     """
@@ -313,7 +314,7 @@ def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: Tied
 
 
 def compressors_of(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> list[list[Pairs]]:
-    """Return the compressors of each replica, boundary and tensor of floating-point numbers; replicas of one setting share a list."""
+    """Return the compressors by replica, boundary and floating-point tensor; replicas with the same setting share a list."""
     known: dict[int, list[Pairs]] = {}
     replicas = config.compressors()
     for links in replicas:

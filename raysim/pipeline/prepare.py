@@ -1,4 +1,4 @@
-"""Prepares a run: loads data, builds and cuts the model, and checks the plan before anything starts."""
+"""Prepare a run: load the data, build and cut the model, and check the plan before anything starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raysim.workloads.task import Task, answer_span, make_task
 
 @dataclass
 class Workload:
-    """A plan with its large parts: the modules of the stages at their first step, and the data."""
+    """A plan with its large parts: the stages' modules at the first step, and the data."""
 
     plan: Plan
     modules: list[nn.Sequential]
@@ -36,7 +36,7 @@ class Workload:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the model; a parameter that stages share counts once."""
+        """Parameters of the model; a shared parameter counts once."""
         copies = {owner for owners in self.plan.tied for owner in owners[1:]}
         return sum(
             parameter.numel()
@@ -47,7 +47,7 @@ class Workload:
 
 
 def prepare(config: RunConfig, data: Data | None = None, origin: Origin = FROM_SCRATCH) -> Workload:
-    """Return the workload that an engine starts; `data` if it is loaded already, `origin` of a branch.
+    """Return the workload for an engine; `data` if loaded already, `origin` for a branch.
 
     Raises ConfigError if configuration, data and model do not fit together.
     """
@@ -91,7 +91,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
         check_generation(parts.stages, data.test, answer[0], data.shape.num_classes)
     schedule = config.executed_schedule
     rows = tuple(schedule.rows(config.stages, config.num_microbatches))
-    two_parts = any(action.op == "W" for row in rows for action in row)  # backwards for inputs and for weights
+    two_parts = any(action.op == "W" for row in rows for action in row)  # separate backwards for inputs and weights
     plan = Plan(
         config=config,
         task=task,
@@ -123,8 +123,8 @@ def task_of(config: RunConfig, shape: DataShape) -> Task:
 def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> None:
     """Raise ConfigError if a table names an unknown tensor, or compresses integers or booleans.
 
-    Each tensor that a table for all boundaries names must cross at least one boundary. Each tensor that the table of one boundary
-    names must cross that boundary.
+    Each tensor named in a table for all boundaries must cross at least one boundary. Each tensor named in the table of one boundary
+    must cross that boundary.
     """
     for field in ("forward", "backward"):
         for i, name, compressor in named(getattr(config, field)):
@@ -144,7 +144,7 @@ def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> Non
 
 
 def check_generation(stages: Sequence[nn.Module], test: Split, start: int, num_tokens: int) -> None:
-    """Raise ConfigError if a model does not take a text that ends at the position `start`, from which its answer is generated."""
+    """Raise ConfigError if a model cannot take a text truncated at `start`, where the generation of its answer begins."""
     ids = torch.zeros(1, dtype=torch.int64).numpy()
     value = test.inputs(ids, 0, 0, False)[:, : start + 1]
     wanted = (1, start + 1)
@@ -180,7 +180,7 @@ def check_plan(plan: Plan, parts: Partition) -> None:
 
 
 def _check_steps(plan: Plan) -> None:
-    """Raise ConfigError if a checkpoint is to be kept, or compression to begin, at a step that the run does not have."""
+    """Raise ConfigError if a checkpoint or the start of compression is set to a step outside of the run."""
     if plan.config.compress_from >= plan.end_step:
         raise ConfigError(
             f"`compress_from` must be below {plan.end_step}, where the run ends, but got {plan.config.compress_from}."
@@ -242,7 +242,7 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
 
 
 def _check_twins(plan: Plan) -> None:
-    """Raise ConfigError if twin steps, whose messages are twice as large, meet a compressor with a memory or several tensors."""
+    """Raise ConfigError if twin steps, with messages of twice the size, meet a compressor with a memory or several tensors."""
     twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
     if twins and any(boundary.several for boundary in plan.boundaries):
         raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} if several tensors cross a boundary.")
@@ -276,7 +276,7 @@ def _check_tied_weights(plan: Plan) -> None:
 
 
 def _check_constraints(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError if passes or replicas would use unconstrained values of constrained parameters."""
+    """Raise ConfigError if exchanged or predicted weights would violate the constraints of modules."""
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         if not any(isinstance(part, Constrained) for part in module.modules()):
             continue

@@ -1,4 +1,4 @@
-"""Reports of workers on actions, steps, failures and evaluations, and the feedback of a step to the next."""
+"""Reports of workers on actions, steps, failures and evaluations, and the feedback from one step to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raysim.workloads.task import SampleScores
 
 
 class ActionRecord(NamedTuple):
-    """Times of one action, in seconds of the worker's clock, and its sent bytes."""
+    """Times of one action, in seconds of the worker's clock, and the bytes that it sent."""
 
     stage: int
     op: str
@@ -28,31 +28,31 @@ class ActionRecord(NamedTuple):
     encode_s: float
     wire_bytes: int
     dense_bytes: int
-    work: str | None = None  # other than one forward or backward
+    work: str | None = None  # set if not a single forward or backward
 
 
 class StepReport(NamedTuple):
-    """Report of a worker on a finished step."""
+    """A worker's report on a finished step."""
 
     replica: int
-    losses: list[float]  # one a microbatch, of the last stage
+    losses: list[float]  # of each microbatch, at the last stage
     links: list[LinkAccount]
     groups: list[GroupAccount]  # of the groups that ended the step
     actions: list[ActionRecord]  # of profiled steps
     gradient_norm: float | None  # over all stages, if gradients are clipped
-    update_s: float = 0.0  # of the optimiser: CPU seconds a thread, on a GPU seconds as they passed
-    sensitivities: Mapping[int, float] = {}  # by boundary, of the receiving stages, if a compressor needs them
+    update_s: float = 0.0  # of the optimiser: CPU seconds per thread, on a GPU wall-clock seconds
+    sensitivities: Mapping[int, float] = {}  # of the receiving stages, by boundary, if a compressor needs them
 
 
 class Failure(NamedTuple):
-    """The action at which a worker's step failed, None after the last action, and the error."""
+    """The error of a worker's step and the action that failed, None after the last action."""
 
     action: Action | None
     error: DivergedError | StageError
 
 
 class Evaluated(NamedTuple):
-    """Number of evaluated samples, and their sums for `raysim.workloads.task.Task.results`."""
+    """The number of evaluated samples, and their sums for `raysim.workloads.task.Task.results`."""
 
     samples: int = 0
     sums: tuple[float, ...] = ()
@@ -65,7 +65,7 @@ class Evaluated(NamedTuple):
 
 
 class TimedAction(NamedTuple):
-    """An action of a profiled step, with moments that can be read after the step."""
+    """An action of a profiled step, with moments to be read after the step."""
 
     action: Action
     start: Moment
@@ -84,11 +84,11 @@ class TimedAction(NamedTuple):
 
 
 class StepFeedback(NamedTuple):
-    """Measurements of one step for the adaptive methods of the next, equal at all workers and part of a checkpoint."""
+    """Measurements of one step for the adaptive methods in the next; equal at all workers, and part of checkpoints."""
 
     step_s: float | None = None  # seconds of the step, by the clock
-    floors: Mapping[str, float] = {}  # the fidelity that each link on a budget must keep, by `link_name`
-    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors of its messages, by `link_name`
+    floors: Mapping[str, float] = {}  # the minimum fidelity of each link with a budget, by `link_name`
+    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors in its messages, by `link_name`
 
 
 def link_name(replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> str:

@@ -1,4 +1,4 @@
-"""The execution of a worker's row: the actions of a step, in order, with their messages, losses and times."""
+"""Execution of a worker's row: the actions of a step in order, with their messages, losses and times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raysim.workloads.metrics import count
 
 
 class RowExecution:
-    """Executes the actions of one worker's row. On a GPU, packets leave the device while it computes."""
+    """Executes the actions of one worker's row. On a GPU, packets are copied off the device while it computes."""
 
     def __init__(self, local: LocalStages, updates: Updates) -> None:
         self.local = local
@@ -40,19 +40,19 @@ class RowExecution:
 
     def begin(self, step: int) -> None:
         self.step = step
-        self.action: Action | None = None  # that is being executed
+        self.action: Action | None = None  # the current action
         self._outgoing: list[tuple[Action, OutgoingMessage]] = []
         self._losses: dict[int, float] = {}
-        self._device_losses: dict[Action, Tensor] = {}  # that have not been read yet
+        self._device_losses: dict[Action, Tensor] = {}  # not read yet
         self._timed: list[TimedAction] = []
         self.clock.begin()
 
     def forget(self) -> None:
-        """Forget the transfers of a step that broke off."""
+        """Discard the transfers of an aborted step."""
         self.flight = Flight()
 
     def run(self) -> Turns[None]:
-        """Execute the row; raises DivergedError at NaN or infinity, StageError if the model fails."""
+        """Execute the row; raises DivergedError for NaN or infinity, StageError if the model fails."""
         for action in self.row:
             self.action = action
             yield from self._execute(action)
@@ -72,7 +72,7 @@ class RowExecution:
     def _execute(self, action: Action) -> Turns[None]:
         source, message = dependency(action, self.plan.num_stages), None
         if source is not None:
-            yield from self._deliver()  # before this worker waits, so that no other waits for its packets
+            yield from self._deliver()  # before waiting, since others may need these packets
             (message,) = yield Receive(self.local.worker(source.stage), tuple(source))
         profiled, threads = self.plan.profiles(self.step), self.plan.config.threads_per_stage
         where = f"stage {action.stage}, {action}, step {self.step}"
@@ -82,7 +82,7 @@ class RowExecution:
             decoded, cpu_s = self.clock.mark(), cpu_seconds(threads)
             y = self._compute(action, x)
             computed, cpu_s = self.clock.mark(), cpu_seconds(threads) - cpu_s
-        yield from self._deliver()  # on a GPU the packet before has left it while this was computed
+        yield from self._deliver()  # on a GPU the previous packet was copied meanwhile
         boundary = self._outgoing_boundary(action)
         with self._blamed(where), self.flight.open():
             if boundary is not None:
@@ -106,7 +106,7 @@ class RowExecution:
             yield from self._deliver()
 
     def _deliver(self) -> Turns[None]:
-        """Send the results of actions once their bytes have left the device."""
+        """Send the results of actions once their bytes are off the device."""
         if not self._outgoing:
             return
         action = self._outgoing[0][0]
@@ -122,7 +122,7 @@ class RowExecution:
 
     @contextmanager
     def _blamed(self, where: str) -> Iterator[None]:
-        """Turn errors other than divergence into StageErrors that say where they happened."""
+        """Turn errors other than divergence into StageErrors that name their place."""
         try:
             yield
         except DivergedError:
@@ -131,7 +131,7 @@ class RowExecution:
             raise StageError(f"{where}: {type(error).__name__}: {error}") from error
 
     def _other_work(self, stage: int) -> str | None:
-        """Return the kind of work of a stage's actions beside one forward or backward, for the records."""
+        """Return the records' name for a stage's work beyond single forwards and backwards, None if there is none."""
         if self.plan.needs_previous_gradients(self.step):
             return "twin"
         if self.plan.config.weights.updates_each_microbatch:
@@ -139,7 +139,7 @@ class RowExecution:
         return "sensitivity" if self.plan.needs_sensitivity(self.local.replica, stage - 1) else None
 
     def _outgoing_boundary(self, action: Action) -> Boundary | None:
-        """Return the boundary over which an action sends its result, None if it sends nothing."""
+        """Return the boundary to which an action sends its result, None if it sends nothing."""
         if not sends(action, self.plan.num_stages):
             return None
         return self.local.boundaries[action.stage if action.op == "F" else action.stage - 1, action.stage]
@@ -155,11 +155,11 @@ class RowExecution:
         return to_device(self.local.split("train").inputs(ids, epoch, self.plan.config.seed, True), self.local.device)
 
     def _compute(self, action: Action, x: Value | None) -> Value | None:
-        """Return the activation, the loss of the last stage's forward, or the gradient of the stage's input; None of a W."""
+        """Return the activation, the loss at the last stage, or the gradient of the stage's input; None for a W."""
         stage, microbatch = self.local.stages[action.stage], action.microbatch
         if action.op == "F":
             assert x is not None
-            # numbered as in one pipeline of all replicas' microbatches
+            # numbered as if all replicas' microbatches went through one pipeline
             number = self.local.replica * self.plan.config.num_microbatches + microbatch
             key = derive_key(self.plan.config.seed, "dropout", self.step, action.stage, number)
             if stage.last and self.plan.task.has_ignored and stage.divisor is None:
@@ -187,7 +187,7 @@ class RowExecution:
         self._device_losses.clear()
 
     def _divisor(self) -> float:
-        """Return the mean number of targets that count in a microbatch of this step, over all replicas."""
+        """Return the mean number of targets that are not ignored in this step's microbatches, over all replicas."""
         ids = self.plan.batch(self.step)
         microbatches = self.plan.num_replicas * self.plan.config.num_microbatches
         return max(count(self.local.split("train").targets(ids)), 1) / microbatches

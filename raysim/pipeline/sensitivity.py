@@ -1,7 +1,6 @@
-"""Sensitivity of a stage's weight gradients to errors of its received activations: the measure of AC-GC's budget.
+"""Sensitivity of a stage's weight gradients to errors in its received activations, for AC-GC's error budget.
 
-Evans, Aamodt 2021, NeurIPS. Hooks on layers and on their outputs also cover recomputed
-activations and split backwards.
+Evans, Aamodt 2021, NeurIPS. Hooks on layers and outputs also cover recomputed activations and split backwards.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ class _Reading:
     """One call of a layer on a microbatch."""
 
     weight: nn.Parameter
-    uses: float  # mean number of values in an output channel to which a value of the input contributes
-    direct: bool  # whether it was given the received tensor itself
-    norm2: Tensor | None = None  # of the gradient of its output, once that is there
+    uses: float  # mean number of values in an output channel that depend on one input value
+    direct: bool  # whether its input is the received tensor itself
+    norm2: Tensor | None = None  # of the gradient of its output, once it has arrived
 
     def arrived(self, gradient: Tensor) -> None:
-        """Keep the gradient of the output: the first one, if the backward is split."""
+        """Keep the squared norm of the output's gradient; only the first one if the backward is split."""
         if self.norm2 is None:
             self.norm2 = _norm2(gradient)
 
@@ -33,12 +32,12 @@ class _Reading:
 class Sensitivity:
     """Measures S = sum ||grad w||^2 / sum u ||grad y||^2 of a stage over the microbatches of a step.
 
-    The sums are over the layers of `READERS` that are given the received tensor itself, if their weight w is trained, or else
-    over the first one that runs. y: a layer's output. u: kernel positions over stride, of all axes of a convolution; 1 of nn.Linear.
+    The sums are over the layers of `READERS` with a trained weight w whose input is the received tensor itself, or, if there is
+    none, the first one that runs. y: a layer's output. u: kernel positions over stride, for all axes of a convolution; 1 for nn.Linear.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._received: Tensor | None = None  # while a forward runs whose gradients are wanted
+        self._received: Tensor | None = None  # while a forward with gradients runs
         self._passed: list[_Reading] = []  # of that forward
         self._readings: list[_Reading] = []  # of the step
         module.register_forward_pre_hook(self._begin)
@@ -53,7 +52,7 @@ class Sensitivity:
         moved = [float(_norm2(gradient)) for gradient in weights.values() if gradient is not None]
         arrived = [reading.uses * float(reading.norm2) for reading in self._readings if reading.norm2 is not None]
         self.clear()
-        above, below = math.fsum(moved), math.fsum(arrived)  # exact: whatever the order of microbatches
+        above, below = math.fsum(moved), math.fsum(arrived)  # exact, so independent of the order of microbatches
         quotient = above / below if below > 0 else 0.0
         return quotient if 0 < quotient < math.inf else None
 

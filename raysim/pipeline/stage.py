@@ -27,23 +27,23 @@ class Constrained(Protocol):
     """A module whose parameters must stay in a set, such as a subspace."""
 
     def constrain(self) -> None:
-        """Project the parameters onto the set; called after each step of the optimiser."""
+        """Project the parameters onto the set; called after each optimiser step."""
 
 
 class _Saved(NamedTuple):
     """The state of a microbatch between its forward and its backward."""
 
-    inputs: dict[str, Tensor]  # of floating-point numbers, by name
+    inputs: dict[str, Tensor]  # floating-point inputs, by name
     exact: dict[str, Tensor]  # the other inputs; kept for recomputation only
-    outputs: dict[str, Tensor]  # with their graph; none if they are recomputed
+    outputs: dict[str, Tensor]  # with their graph; empty if recomputed
     key: int
     targets: Tensor | None
-    buffers: dict[str, Tensor]  # as they were before the forward; kept for recomputation only
-    weights: Weights | None  # that the forward read; None for the stage's own
+    buffers: dict[str, Tensor]  # before the forward; kept for recomputation only
+    weights: Weights | None  # read by the forward; None for the stage's own
 
 
 class Snapshot(NamedTuple):
-    """A stage before an update."""
+    """The state of a stage before an update."""
 
     parameters: dict[str, Tensor]
     slots: dict[int, Any]
@@ -53,8 +53,8 @@ class Snapshot(NamedTuple):
 class Stage:
     """Runs forwards and backwards of microbatches, and updates; gradients accumulate in the parameters.
 
-    `elementwise`: parameters that Muon does not update. `loss`: on the last stage, whose forward returns it; an update's microbatches
-    have equal weight. `delays`: of the microbatches, in updates, 0 by default. Gradients between stages are scaled by the
+    `elementwise`: parameters that Muon does not update. `loss`: returned by the forward of the last stage; the microbatches of an
+    update have equal weight. `delays`: of the microbatches, in updates, 0 by default. Gradients between stages are scaled by the
     configuration's `loss_scale`; gradients of parameters are unscaled.
     """
 
@@ -86,18 +86,18 @@ class Stage:
         self._unscale(self.module.parameters())
         delays = delays or [0] * config.num_microbatches
         self.versions = Versions(config.weights, delays, self.module.named_parameters(), self._unscale)
-        self.twin = False  # whether microbatches go through with the parameters of the step before, too
-        self._previous: dict[str, Tensor] = {}  # these
+        self.twin = False  # whether microbatches also run with the previous step's parameters
+        self._previous: dict[str, Tensor] = {}  # the previous step's parameters
         self._saved: dict[int, _Saved] = {}
-        self._second_parts: dict[int, Callable[[], object]] = {}  # of backwards whose first part is done
+        self._second_parts: dict[int, Callable[[], object]] = {}  # of backwards after their first part
 
     def forward(self, microbatch: int, value: Value, key: int, targets: Tensor | None = None) -> Value:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
 
         The activation is one tensor, or several with names, see `raysim.values`.
 
-        In a `twin` step the activation holds two: first with the present parameters, then with the parameters of the step before.
-        So does `value`, except for data.
+        In a `twin` step it is a batch of two: first with the current parameters, then with those of the previous step. So is
+        `value`, except for data.
         """
         floats, exact = split(value)
         inputs = {name: x.detach() for name, x in floats.items()}
@@ -117,20 +117,20 @@ class Stage:
         return {other: y.detach() for other, y in sent.items()} if isinstance(sent, dict) else sent.detach()
 
     def backward(self, microbatch: int, gradient: Value | None = None) -> Value | None:
-        """Add a microbatch's gradients to the parameters'; return the gradient of its input, None on the first stage.
+        """Accumulate a microbatch's gradients in the parameters; return its input's gradient, None on the first stage.
 
         `gradient`: of the sent activation, or of its floating-point tensors if there are several; None on the last stage, which
         starts from its loss.
         """
         weights = self._saved[microbatch].weights
         inputs, outputs, gradients = self._output(microbatch, gradient)
-        if outputs:  # a first stage without parameters has nothing to compute
+        if outputs:  # empty if a first stage has no parameters
             with self.versions.backward(microbatch, weights):
                 torch.autograd.backward(outputs, gradients)
         return None if self.first else _of_inputs(inputs, [x.grad for x in inputs.values()])
 
     def backward_input(self, microbatch: int, gradient: Value | None = None) -> Value | None:
-        """Return the gradient of the input, as `backward` does; `backward_weights` adds the gradients of the parameters later.
+        """Return the gradient of the input, as `backward`; `backward_weights` adds the parameters' gradients later.
 
         The first stage, whose input has no gradient, computes nothing yet.
         """
@@ -143,11 +143,11 @@ class Stage:
         return _of_inputs(inputs, of_inputs)
 
     def backward_weights(self, microbatch: int) -> None:
-        """Add a microbatch's gradients to the parameters', after its `backward_input`."""
+        """Accumulate a microbatch's gradients in the parameters, after its `backward_input`."""
         self._second_parts.pop(microbatch)()
 
     def _output(self, microbatch: int, gradient: Value | None) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
-        """Return a microbatch's inputs, its outputs that have a graph, and the gradients of these."""
+        """Return a microbatch's inputs, its outputs with a graph, and the gradients of these outputs."""
         saved = self._saved.pop(microbatch)
         outputs = saved.outputs
         if not outputs:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
@@ -163,7 +163,7 @@ class Stage:
         return saved.inputs, [outputs[name] for name in trained], [gradients[name] for name in trained]
 
     def _unscale(self, parameters: Iterable[Tensor]) -> None:
-        """Let gradients be divided by the scale of the loss when they reach the parameters."""
+        """Divide gradients by the loss scale when they reach the parameters."""
         scale = self.config.gradient_scale
         for parameter in parameters:
             if scale != 1 and parameter.requires_grad:
@@ -181,7 +181,7 @@ class Stage:
             self.module.get_parameter(name).data.copy_(values)
 
     def begin(self, *, twin: bool) -> None:
-        """Begin a step. A `twin` step also uses the parameters of the step before; otherwise these are dropped."""
+        """Begin a step. A `twin` step also uses the previous step's parameters; otherwise these are dropped."""
         self.twin = twin
         self.versions.begin()
         self.divisor = None
@@ -189,14 +189,14 @@ class Stage:
             self._previous = {}
 
     def keep_parameters(self) -> None:
-        """Keep a copy of the parameters, before `update`, for a twin step that follows."""
+        """Keep a copy of the parameters, before `update`, for a following twin step."""
         self._previous = {name: x.detach().clone() for name, x in self.module.named_parameters()}
         for name, parameter in self.module.named_parameters():
             self._previous[name].requires_grad_(parameter.requires_grad)
         self._unscale(self._previous.values())
 
     def previous_gradients(self) -> dict[str, Tensor] | None:
-        """Return the accumulated gradients at the parameters of the step before, None if it is no twin step."""
+        """Return the accumulated gradients at the previous step's parameters, None outside of twin steps."""
         if not self.twin:
             return None
         return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in self._previous.items()}
@@ -204,7 +204,7 @@ class Stage:
     def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
         """Step the optimiser on the gradients times `scale`, clear them, and project constrained modules.
 
-        Gradients of `with_momentum` already include momentum: the optimiser's own is left out for these, and does not change.
+        Gradients of `with_momentum` already include momentum: the optimiser's own is neither applied to these nor changed.
         """
         gradients = self.gradients()
         if scale != 1.0 and gradients:
@@ -219,7 +219,7 @@ class Stage:
     def _step_all(
         self, optimizer: torch.optim.Optimizer | Together, learning_rate: float, without_momentum: list[nn.Parameter]
     ) -> None:
-        """Step the optimiser, and its rule without momentum on the parameters `without_momentum`."""
+        """Step the optimiser, but update the parameters `without_momentum` by the same rule without momentum."""
         gradients = [parameter.grad for parameter in without_momentum]
         for parameter in without_momentum:
             parameter.grad = None
@@ -242,7 +242,7 @@ class Stage:
         optimizer.zero_grad(set_to_none=True)
 
     def snapshot(self) -> Snapshot:
-        """Return all that an update changes: copies of parameters and slots, and the gradients themselves."""
+        """Return everything that an update changes: copies of parameters and slots, and the gradients themselves."""
         slots = copy.deepcopy(self.optimizer.state_dict()["state"]) if self.optimizer is not None else {}
         return Snapshot({name: x.clone() for name, x in self.parameters()}, slots, self.gradients())
 
@@ -264,7 +264,7 @@ class Stage:
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load the tensors of `state`; optimiser slots that are not among them are cleared."""
+        """Load the tensors of `state`; missing optimiser slots are cleared."""
         self.module.load_state_dict(under("model.", tensors))
         if self.optimizer is not None:
             slots: dict[int, dict[str, Tensor]] = {}
@@ -287,7 +287,7 @@ class Stage:
         Modules of `updated` stay in training mode, so that they update their statistics.
         """
         floats, exact = split(value)
-        # a received tensor may be read-only memory, and without gradients nothing guards it from in-place layers
+        # cloned, because a received tensor may be read-only, and without gradients in-place layers would write to it
         x = join({name: received.clone() for name, received in floats.items()}, exact)
         with torch.no_grad():
             self.module.eval()
@@ -301,7 +301,7 @@ class Stage:
         if not self.twin:
             return self._compute_with(x, key, targets, tensors)
         present, past = (x, x) if self.first else only(x).chunk(2)
-        # the present pass updates statistics
+        # only the pass with the current parameters updates statistics
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         both = (
             self._compute_with(present, key, targets, tensors),
@@ -311,8 +311,8 @@ class Stage:
         return torch.stack(outputs) if self.last else torch.cat(outputs)
 
     def _compute_with(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Value:
-        """Return the activation or the loss, of the module with `tensors` in the place of its own."""
-        # counter-based: no random state to keep, whatever the order of actions
+        """Return the activation or the loss of the module, with `tensors` in place of its own."""
+        # counter-based: no random state to keep, and independent of the order of actions
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)

@@ -1,4 +1,4 @@
-"""Memory of each stage at its peak, counted before anything starts."""
+"""Peak memory of each stage, estimated before anything starts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from raysim.schedules.actions import peak_in_flight
 from raysim.workloads.partition import Partition
 from raysim.workloads.stage_costs import Footprint
 
-_SQUARED_BYTES = 16  # of a gradient's value while a norm is computed: in float64, and squared
+_SQUARED_BYTES = 16  # per gradient value while a norm is computed: the value and its square in float64
 
 
 def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
-    """Count the bytes that each stage holds at its peak, from the model's tensors, the schedule and the compressors."""
+    """Return the peak bytes of each stage, from the model's tensors, the schedule and the compressors."""
     num_stages = len(parts.stages)
     twin = config.num_replicas > 1 and any(method.uses_previous_gradients for method in config.replica_methods())
-    copies = 2 if twin else 1  # twin steps also hold the parameters of the step before, and the tensors made with them
+    copies = 2 if twin else 1  # twin steps also hold the previous step's parameters and their tensors
     residuals, references = _method_memories(config, parts, num_samples)
     schedule = config.executed_schedule
     count = config.num_microbatches
-    if isinstance(schedule, Unflushed):  # those of further steps are in flight beside them
+    if isinstance(schedule, Unflushed):  # microbatches of later steps are in flight too
         count = max(count, *schedule.in_flight(num_stages))
     rows, owners = schedule.rows(num_stages, count), schedule.workers(num_stages)
     messages = _message_bytes(config, parts, copies)
@@ -57,7 +57,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
             if parameter.requires_grad
         )
         validates = policy.validates and config.optimizer.clip_norm is not None
-        snapshot = trained + slots if validates else 0  # that post-validation keeps until an update is validated
+        snapshot = trained + slots if validates else 0  # kept by post-validation until an update is validated
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(
             StageMemory(
@@ -81,13 +81,13 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
 
 
 def _needs(config: RunConfig, stage: int, module: nn.Module, footprint: Footprint, copies: int) -> Needs:
-    """Return the bytes of a microbatch at a stage, of which everything is computed twice with two `copies`."""
+    """Return the bytes of a microbatch at a stage; with two `copies` everything is computed twice."""
     saved, kept = footprint.saved, max(footprint.waiting - footprint.saved, 0)
     backward, weights, first = footprint.backward, footprint.weights, footprint.first
     if config.recompute:
         again = (
             footprint.forward + footprint.gradient
-        )  # the forward runs again in the backward, beside the gradient that arrived
+        )  # the forward runs again in the backward, beside the received gradient
         state = module.state_dict()
         saved = footprint.received + sum(x.nbytes for name, x in module.named_buffers() if name in state)
         if not weights:
@@ -106,7 +106,7 @@ def _needs(config: RunConfig, stage: int, module: nn.Module, footprint: Footprin
 
 
 def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[list[int], list[int]]:
-    """Return the bytes of methods' memories by stage: residuals at one end, and references at both ends of a link.
+    """Return the bytes of the methods' memories by stage: residuals at one end of a link, and references at both ends.
 
     If replicas have different compressors, the largest memory of each stage counts.
     """
@@ -125,7 +125,7 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
 def _link_memories(
     links: Sequence[Pairs], config: RunConfig, parts: Partition, num_samples: int
 ) -> list[tuple[int, int]]:
-    """Return the bytes of the memories of a replica's compressors by stage: residuals and references."""
+    """Return the bytes of a replica's compressor memories by stage: residuals and references."""
     residuals, references = ([0] * len(parts.stages) for _ in range(2))
     for boundary, pairs in enumerate(links):
         ends = ((boundary, boundary + 1), (boundary + 1, boundary))
@@ -142,7 +142,7 @@ def _link_memories(
 
 
 def _message_bytes(config: RunConfig, parts: Partition, copies: int) -> list[list[int]]:
-    """Return the uncompressed bytes of a message at each boundary of each stage, the one before it first."""
+    """Return the uncompressed bytes of a message at each boundary of each stage, the earlier boundary first."""
     itemsize = DTYPES[config.dtype].itemsize
     sizes = [
         copies * sum(map(math.prod, boundary.shapes.values())) * itemsize + sum(boundary.exact_bytes.values())
@@ -160,8 +160,8 @@ def check_devices(
 ) -> None:
     """Raise ConfigError if a GPU does not support the dtype, or lacks the memory for its stages.
 
-    `memories` and `owners`: of each stage, its memory and its worker. `facts`: of each worker's GPU. `share`: of its memory that a
-    worker may use.
+    `memories` and `owners`: the memory and the worker of each stage. `facts`: of each worker's GPU. `share`: the usable share of
+    a GPU's memory.
     """
     for gpu in facts:
         if gpu is not None and config.dtype == "bfloat16" and not gpu.bfloat16:

@@ -1,4 +1,4 @@
-"""The state of compressors and workers as named tensors, and their bytes in a checkpoint."""
+"""The state of compressors and workers as named tensors, and its bytes in a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class CheckpointError(InputError):
 
 
 def pack_tensors(tensors: dict[str, Tensor]) -> np.ndarray:
-    """Return named tensors as bytes of safetensors, in an array that Ray moves without a copy."""
+    """Return named tensors as safetensors bytes, in an array that Ray moves without a copy."""
     return np.frombuffer(save({name: tensor.contiguous() for name, tensor in tensors.items()}), dtype=np.uint8)
 
 
 def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
-    """Return the tensors of `pack_tensors`; raises CheckpointError."""
+    """Invert `pack_tensors`; raises CheckpointError."""
     try:
         return load(data.tobytes())
     except SafetensorError as error:
@@ -32,12 +32,12 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, under the rest of the name."""
+    """Return the tensors whose names begin with `prefix`, with the prefix removed."""
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 def mean_of(replicas: Sequence[Tensor]) -> Tensor:
-    """Return the mean of a tensor over replicas; equal tensors keep their bits."""
+    """Return the mean of a tensor over replicas; bit for bit the same if all are equal."""
     first = replicas[0]
     if all(torch.equal(first, other) for other in replicas[1:]):
         return first
@@ -45,7 +45,7 @@ def mean_of(replicas: Sequence[Tensor]) -> Tensor:
 
 
 def pack_state(state: State) -> dict[str, Tensor]:
-    """Return a compressor's state as named tensors: stacks of rows of equal shape, and all keys in order of last use."""
+    """Return a compressor's state as named tensors: stacks of rows with equal shape, and all keys in order of last use."""
     groups: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
     for key, row in state.items():
         groups.setdefault((row.dtype, row.shape), []).append(key)
@@ -57,7 +57,7 @@ def pack_state(state: State) -> dict[str, Tensor]:
 
 
 def unpack_state(packed: Mapping[str, Tensor], device: torch.device) -> State:
-    """Return the state of `pack_state`, each row in its own memory."""
+    """Invert `pack_state`; each row gets its own memory."""
     state: State = {}
     for i in range(len(packed) // 2):
         rows = packed[f"{i}.rows"].to(device)

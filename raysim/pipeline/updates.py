@@ -1,4 +1,4 @@
-"""The optimiser steps of a worker's stages: gradients clipped by their norm, the learning rate of the step."""
+"""Optimiser steps of a worker's stages, with gradient clipping and the learning rate of the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raysim.pipeline.stage import Snapshot
 
 
 class Updates:
-    """Updates the stages of one worker, once a step or after each microbatch."""
+    """Updates the stages of one worker, once per step or after each microbatch."""
 
     def __init__(self, local: LocalStages, averaging: Averaging) -> None:
         self.local = local
@@ -30,7 +30,7 @@ class Updates:
         self._cpu_s = 0.0
 
     def end_run(self, step: int) -> Turns[dict[int, float]]:
-        """Return the squared norms of the gradients of the stages that `end_step` needs of all workers."""
+        """Return the squared gradient norms of the stages, which `end_step` needs from all workers."""
         yield from ()  # without a message to another worker
         if self.plan.config.optimizer.clip_norm is None:
             return {}
@@ -47,12 +47,12 @@ class Updates:
             return None
         norm, squared = None, norms[self.local.replica]
         if self.plan.config.optimizer.clip_norm is not None:
-            norm = finite_norm(step, [squared[stage] for stage in sorted(squared)])  # whichever workers own them
+            norm = finite_norm(step, [squared[stage] for stage in sorted(squared)])  # independent of the owners
         self.update(step, norm, squared if self.plan.config.weights.clips_by_stage else {})
         return norm
 
     def update(self, step: int, norm: float | None, squared: Mapping[int, float] = MappingProxyType({})) -> None:
-        """Update all stages, with gradients clipped by `norm`, or by their own norms if these are given by stage, `squared`."""
+        """Update all stages with gradients clipped by `norm`, or by their own norms if `squared` has these by stage."""
         clock, threads = self.local.clock, self.plan.config.threads_per_stage
         start, cpu_s = clock.mark(), cpu_seconds(threads)
         for index, stage in self.stages.items():
@@ -65,7 +65,7 @@ class Updates:
         self._spans.append((start, clock.mark()))
 
     def take_seconds(self) -> float:
-        """Return the seconds of the step's updates: CPU seconds a thread, on a GPU seconds as they passed."""
+        """Return the seconds of the step's updates: CPU seconds per thread, on a GPU wall-clock seconds."""
         spans, cpu_s, self._spans, self._cpu_s = self._spans, self._cpu_s, [], 0.0
         if any(not isinstance(start, float) for start, _ in spans):
             return sum(DeviceClock.between(*span) for span in spans)
@@ -77,7 +77,7 @@ class Updates:
         self._update(step, index, finite_norm(step, [self.squared_norm(index)]) if clips else None)
 
     def squared_norm(self, index: int) -> float:
-        """Return the squared norm of the gradients of a stage; a tied parameter counts at its first owner."""
+        """Return the squared gradient norm of a stage; a tied parameter counts at its first owner."""
         elsewhere = {owner for owners in self.plan.tied for owner in owners[1:]}
         return sum(
             float(gradient.double().square().sum())
@@ -94,18 +94,18 @@ class Updates:
 
 
 class ValidatedUpdates(Updates):
-    """Updates that do not wait for the norms of other workers, and are amended if these ask for it: post-validation.
+    """Post-validation: updates that do not wait for the norms of other workers, and are amended if necessary.
 
     Qi et al. 2023, arXiv:2401.10241, section 4. The squared norms of stages travel from the first worker of a replica to the last
-    and back. A rollback restores copies, where the paper's inverts the optimiser's step, so that the weights have the bits of a
-    synchronous step.
+    and back. The paper rolls back by inverting the optimiser step; this restores copies, so that the weights are bit for bit those
+    of a synchronous step.
     """
 
     def end_run(self, step: int) -> Turns[dict[int, float]]:
-        """Pass the norms of this and earlier workers on, and update the stages unless these norms ask for an amendment."""
+        """Pass on the norms of this and earlier workers, and update the stages if these norms are finite and need no clipping."""
         row = self.local.row
         self._snapshots: dict[int, Snapshot] = {}  # of stages that updated early
-        self._squared: dict[int, float] = {}  # of the stages of this worker and those before it
+        self._squared: dict[int, float] = {}  # of the stages of this worker and of earlier ones
         if row > 0:
             self._squared = yield from self._receive(row - 1)
         self._squared |= {index: self.squared_norm(index) for index in self.stages}
@@ -118,7 +118,7 @@ class ValidatedUpdates(Updates):
         return {}
 
     def end_step(self, step: int, norms: Sequence[Mapping[int, float]]) -> Turns[float | None]:
-        """Return the norm of all stages' gradients once the stages are updated by it; raises DivergedError if it is not finite."""
+        """Amend the updates if needed, and return the norm of all stages' gradients; raises DivergedError if it is not finite."""
         row = self.local.row
         if row < len(self.plan.rows) - 1:
             self._squared = yield from self._receive(row + 1)
@@ -152,12 +152,12 @@ class ValidatedUpdates(Updates):
 
 
 def clipping_scale(config: OptimizerConfig, norm: float) -> float:
-    """Return the factor by which gradients with a norm are clipped, 1 if they are not."""
+    """Return the clipping factor for gradients with a norm, 1 without clipping."""
     return 1.0 if config.clip_norm is None else min(1.0, config.clip_norm / (norm + 1e-6))
 
 
 def finite_norm(step: int, squared: Iterable[float]) -> float:
-    """Return the norm of gradients from the squared norms of their parts; raises DivergedError."""
+    """Return the gradient norm from the squared norms of parts; raises DivergedError if it is not finite."""
     norm = math.sqrt(sum(squared))
     if not math.isfinite(norm):
         raise DivergedError(step, "update", "gradient norm")

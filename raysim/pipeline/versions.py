@@ -1,8 +1,8 @@
 """Versions of a stage's weights: each update makes a new one, and old ones are kept until no pass reads them.
 
-An engine runs one step after another, so at the begin of a step a stage has made all updates of the step before. Without a flush,
-some of these come after the first forwards of the step. So a stage keeps as many old versions as its longest delay, and gives each
-forward the version that the schedule without a flush prescribes.
+An engine runs one step after another, so a stage begins a step after all updates of the previous step. In a schedule without a
+flush, some of these would come after the first forwards of the step. So a stage keeps as many old versions as its longest delay,
+and gives each forward the version that the schedule without a flush prescribes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Versions:
     """Gives each pass of a stage its weights, under a weight policy.
 
     `delays`: for each microbatch of a step, the updates between its forward and the update with its gradient. `prepare` is called
-    with the tensors that gradients reach.
+    with the tensors that receive gradients.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Versions:
         self._prepare = prepare
         self._memory: Memory = {}
         self._read_by_backward: Weights = {}
-        # versions, the newest last; each by delay, or at 0 if none is predicted
+        # versions, newest last; each maps delays to predicted weights, or 0 to the weights if the policy does not predict
         self._kept = deque([self._newest({}, 0.0)])
         self.begin()
 
@@ -60,7 +60,7 @@ class Versions:
             return None
         age = self._updates - microbatch // self.per_update + delay
         assert age >= 0, "the update that a forward reads comes before it"
-        version = self._kept[max(0, len(self._kept) - 1 - age)]  # at the start there is one version alone
+        version = self._kept[max(0, len(self._kept) - 1 - age)]  # at first there is only one version
         leaves = {
             name: x.detach().requires_grad_() for name, x in version[delay if self.policy.predicts else 0].items()
         }
@@ -68,7 +68,7 @@ class Versions:
         return leaves
 
     def saving(self, weights: Weights | None) -> AbstractContextManager[object]:
-        """Return the context of a forward by which its backward reads the weights of `backward` in the place of `weights`."""
+        """Return a context for a forward whose backward will read the weights of `backward` instead of `weights`."""
         if weights is None or not self.policy.corrects:
             return nullcontext()
         names = {x.untyped_storage().data_ptr(): name for name, x in weights.items() if x.numel()}
@@ -87,7 +87,7 @@ class Versions:
 
     @contextmanager
     def backward(self, microbatch: int, weights: Weights | None) -> Iterator[None]:
-        """Let the gradients of a backward, whose forward read `weights`, reach the stage's own parameters."""
+        """Accumulate the gradients of a backward, whose forward read `weights`, in the stage's own parameters."""
         if weights is None:
             yield
             return
@@ -104,7 +104,7 @@ class Versions:
     def update(self, rate: float, directions: Callable[[], Weights]) -> Iterator[None]:
         """Update the stage's parameters inside this context, at a learning rate. Passes that read the old version keep it.
 
-        `directions`: returns the directions of the optimiser, see `WeightPolicy.predicted`.
+        `directions`: returns the optimiser's directions, see `WeightPolicy.predicted`.
         """
         if not self.longest:
             yield
@@ -125,14 +125,14 @@ class Versions:
         return {name: parameter.data for name, parameter in self._parameters.items()}
 
     def _newest(self, directions: Weights, rate: float) -> dict[int, Weights]:
-        """Return the weights that forwards read of the newest version."""
+        """Return the newest version of the weights, as read by forwards."""
         if not self.policy.predicts:
-            return {0: self._own()}  # which share the memory of the parameters until these are updated
+            return {0: self._own()}  # shares the parameters' memory until their update
         delays = sorted({delay for delay in self.delays if delay})
         return {delay: self.policy.predicted(self._own(), directions, rate, delay) for delay in delays}
 
     def state(self) -> dict[str, Tensor]:
-        """Return the versions and the memory of the policy, by flat names, without the stage's own parameters."""
+        """Return the versions and the policy's memory, by flat names, without the stage's own parameters."""
         tensors = {f"memory.{name}": x for name, x in self._memory.items()}
         for age, version in enumerate(reversed(self._kept)):
             for delay, weights in version.items():

@@ -1,4 +1,4 @@
-"""A worker: one or more stages, and their sides of the boundaries. Without Ray; every engine drives the same class."""
+"""A worker: one or more stages and their sides of the boundaries. Independent of Ray; all engines use the same class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Worker:
     """Trains its stages step by step, and reports on each step.
 
     `run`, `update` and `infer` are generators that send and receive messages, see `messages`; an engine advances the generators
-    of all workers together. Every call names its step, so that late or lost calls cannot mix two steps.
+    of all workers together. Every call names its step, so that late or lost calls cannot mix up two steps.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Worker:
             for boundary in self.boundaries.values():
                 boundary.warm()
         if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)  # of the warming, or of an earlier worker of this process
+            torch.cuda.reset_peak_memory_stats(self.device)  # drop peaks of warming and earlier workers
         self.inference = Inference(self.local)
         self._begin(0)
 
@@ -79,10 +79,10 @@ class Worker:
     # A step: `run`, then `update` once all workers have run.
 
     def run(self, step: int, step_s: float | None) -> Turns[dict[int, float] | Failure]:
-        """Execute the row of a step and average gradients; return the squared norms of the stages' gradients, see `update`.
+        """Execute the row of a step and average gradients; return the stages' squared gradient norms, see `update`.
 
-        `step_s`: seconds of the last step, by the clock. An error that breaks the step off is returned as a failure: NaN or infinity,
-        an error of the model or of a method, or a missing message because its sender broke off.
+        `step_s`: seconds of the last step, by the clock. An error that aborts the step is returned as a failure: NaN or infinity,
+        an error of the model or of a method, or a missing message because its sender aborted.
         """
         try:
             self._check_step(step)
@@ -99,7 +99,7 @@ class Worker:
     def update(
         self, step: int, feedback: StepFeedback, norms: Sequence[Mapping[int, float]]
     ) -> Turns[StepReport | Failure]:
-        """Step the optimisers and end the step, which all workers have run; return its report, or a failure as `run` does.
+        """Step the optimisers and end the step, after all workers' `run`; return its report, or a failure as `run` does.
 
         `feedback`: of the last step, for adaptive links. `norms`: the squared norms of all stages of each replica, if gradients are
         clipped. The memories of replica methods change here, together with the parameters.
@@ -139,7 +139,7 @@ class Worker:
         return self.inference.run(self.step, split, batches, mode, each)
 
     def parameters(self) -> np.ndarray:
-        """Return the parameters of all stages that are evaluated, as bytes of safetensors."""
+        """Return the parameters to evaluate, of all stages, as safetensors bytes."""
         return pack_tensors(
             {f"{s}.{name}": x.cpu() for s in self.stages for name, x in self.averaging.agreed(s).items()}
         )
@@ -153,7 +153,7 @@ class Worker:
     # Checkpoints.
 
     def state(self) -> np.ndarray:
-        """Return the trained state of this worker, as bytes of safetensors: weights, slots, and the memories of its methods."""
+        """Return the trained state of this worker as safetensors bytes: weights, slots, and the memories of its methods."""
         tensors: dict[str, Tensor] = {}
         for index, stage in self.stages.items():
             tensors |= {f"stage.{index}.{name}": tensor for name, tensor in stage.state().items()}
@@ -163,7 +163,7 @@ class Worker:
         return pack_tensors(tensors)
 
     def load(self, step: int, *parts: np.ndarray) -> None:
-        """Load the state at the begin of `step` from the parts of a checkpoint, which other workers may have saved."""
+        """Load the state at the start of `step` from the parts of a checkpoint, possibly saved by other workers."""
         tensors = {name: x for part in parts for name, x in unpack_tensors(part).items()}
         for index, stage in self.stages.items():
             stage.load(under(f"stage.{index}.", tensors))
@@ -175,7 +175,7 @@ class Worker:
         self._begin(step)
 
     def clock_s(self) -> float:
-        """Return the clock that this worker's records are stamped with."""
+        """Return the time of the clock in this worker's records."""
         return time.perf_counter()
 
     def _check_step(self, step: int) -> None:
@@ -184,7 +184,7 @@ class Worker:
 
     @contextmanager
     def threads(self) -> Iterator[None]:
-        """Compute with `threads_per_stage`: another number would give other gradient bits."""
+        """Compute with `threads_per_stage`, on which the bits of gradients depend."""
         before, wanted = torch.get_num_threads(), self.plan.config.threads_per_stage
         if before != wanted:
             torch.set_num_threads(wanted)
