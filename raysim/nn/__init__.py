@@ -1,4 +1,4 @@
-"""Compressed links for any model in one process: a module between two layers that encodes and decodes the tensor it passes on.
+"""Compressed links for any model in one process: modules between two layers that encode and decode the passing tensor.
 
 >>> import torch
 >>> from torch import nn

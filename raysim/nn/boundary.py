@@ -1,4 +1,4 @@
-"""The base of the modules at a boundary: links with their memories, samples, steps, keys, totals and checkpoints."""
+"""Base class of the modules at a boundary, with memories, samples, steps, keys, totals and checkpoints of links."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Samples(NamedTuple):
-    """The ids of a batch's samples, and the epoch in which they are visited."""
+    """The sample ids of a batch, and its epoch."""
 
     ids: tuple[int, ...]
     epoch: int
 
     def of_microbatch(self, num_rows: int, microbatch: int, num_microbatches: int) -> Samples:
-        """Return the samples of a microbatch of `num_rows`, of its own or of its step's; raises ValueError if they do not match."""
+        """Return the samples of a microbatch of `num_rows`, from ids per microbatch or step; raises ValueError on a mismatch."""
         if self is UNKNOWN or len(self.ids) == num_rows:
             return self
         if len(self.ids) == num_rows * num_microbatches:
@@ -36,7 +36,7 @@ class Samples(NamedTuple):
 
 
 class _Unknown(tuple[int, ...]):
-    """Unknown sample ids; reading them raises an error that says how to give them."""
+    """Unknown sample ids; reading them raises an error with the remedy."""
 
     def __iter__(self) -> Iterator[int]:
         raise ValueError(
@@ -51,9 +51,9 @@ current_samples: ContextVar[Samples] = ContextVar("samples", default=UNKNOWN)
 
 @contextmanager
 def samples(ids: Iterable[int] | Tensor, *, epoch: int = 0) -> Iterator[None]:
-    """Give the sample ids of model calls inside the block, one for each row of a microbatch or of a whole step.
+    """Set the sample ids for model calls inside the block, one for each row of a microbatch or of a whole step.
 
-    `AQSGD` and every method with `key='sample'` keep their memory under these ids. `epoch` counts from 0; `AQSGD` sends its
+    `AQSGD` and all methods with `key='sample'` index their memory by these ids. `epoch` counts from 0; `AQSGD` sends its
     first epochs dense.
 
     >>> with samples([4, 7], epoch=1):
@@ -69,9 +69,9 @@ def samples(ids: Iterable[int] | Tensor, *, epoch: int = 0) -> Iterator[None]:
 
 
 class BoundaryModule(nn.Module):
-    """Base of the modules at a boundary; counts microbatches and steps for the contexts of compressors.
+    """Base class of the modules at a boundary; counts microbatches and steps for the contexts of compressors.
 
-    `ends`: direction and whether it sends, of each link that the module holds. The other arguments are those of
+    `ends`: the direction of each link in the module, and whether it sends. The other arguments are those of
     `raysim.nn.CompressedLink`.
     """
 
@@ -109,9 +109,9 @@ class BoundaryModule(nn.Module):
         return f"{repr(forward)!r}, backward={repr(backward)!r}, boundary={self.boundary}"
 
     def end_step(self) -> None:
-        """End a step: update the memories that wait for it, let adaptive methods decide, and begin the next step.
+        """End a step: apply its pending memory updates, let adaptive methods decide, and begin the next step.
 
-        Happens by itself after `num_microbatches` calls; needed only after a step of fewer.
+        Called automatically after `num_microbatches` calls; needed only if a step has fewer.
         """
         if self.microbatch:
             for end, link in self.links.items():
@@ -120,7 +120,7 @@ class BoundaryModule(nn.Module):
             self.microbatch = 0
 
     def settle(self) -> None:
-        """End the step if it has all its microbatches, so that the memories can be read."""
+        """End the step if all its microbatches are done, so that the memories can be read."""
         if self.microbatch == self.num_microbatches:
             self.end_step()
 
@@ -132,7 +132,7 @@ class BoundaryModule(nn.Module):
         """Return bytes, fidelity and seconds of all training messages so far, one row for each direction.
 
         Columns as in `links.parquet`: `wire_bytes` include headers, `factor` is dense over wire bytes, `fidelity` is a mean over the
-        measured steps, known at the sender; seconds are of this process.
+        measured steps, known only at the sender; seconds are of this process.
         """
         import pandas as pd
 
@@ -161,11 +161,11 @@ class BoundaryModule(nn.Module):
         return pd.DataFrame(rows)
 
     def message_bytes(self) -> int | None:
-        """Return the wire bytes of every message if all have one size, else None."""
+        """Return the wire bytes of a message if all have the same size, else None."""
         return None
 
     def context(self, shape: Sequence[int]) -> Context:
-        """Return the context of the present activation, of a shape whose first dimension is samples."""
+        """Return the context of the current activation; the first dimension of `shape` is the samples."""
         samples = current_samples.get().of_microbatch(shape[0] if shape else 1, self.microbatch, self.num_microbatches)
         return Context(
             direction="forward",
@@ -192,7 +192,7 @@ class BoundaryModule(nn.Module):
         return derive_key(self.seed, "evaluation", self.boundary, self._evaluations)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the memories and the count of steps, for `state_dict`."""
+        """Return the memories and the step count, for `state_dict`."""
         self.settle()
         memories = {_name(*end): pack_state(link.state) for end, link in self.links.items()}
         forward, backward = (repr(method) for method in self.methods)
@@ -213,7 +213,7 @@ def _name(direction: str, sender: bool) -> str:
 
 
 def custom_gradient(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `forward` of a tensor, whose gradient goes through `backward`; neither tensor is kept in between."""
+    """Apply `forward` to a tensor and `backward` to its gradient, without saving a tensor in between."""
     y: Tensor = _CustomGradient.apply(x, forward, backward)  # type: ignore[no-untyped-call]
     return y
 

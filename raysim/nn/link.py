@@ -23,15 +23,15 @@ class CompressedLink(BoundaryModule):
     """A compressed boundary inside any model: activations go through one compressor, their gradients through another.
 
     `forward` and `backward` are in raysim's notation. The link holds both sides with their memories, and sends the same messages
-    as raysim's stages do: a model with links has the losses of `raysim.train` with the same cuts, bit for bit.
+    as raysim's stages: the losses are bit for bit those of `raysim.train` with the same cuts.
 
-    `num_microbatches` calls in training mode make a step; a memory keyed by slot belongs to one of them. Where a step has
+    `num_microbatches` calls in training mode make a step; a memory keyed by slot belongs to one of these calls. If a step has
     fewer, `end_step` ends it. Memories keyed by sample need `raysim.nn.samples`. `boundary` and `replica` distinguish the
-    keys of random codecs. `shared_indices` sends gradients at the positions that the activation kept. Fidelity is measured
+    keys of random codecs. `shared_indices` sends gradients at the positions kept by the activation. Fidelity is measured
     every `measure_every_steps` steps, 0 for never.
 
     In evaluation mode, and without gradients, memories are neither used nor changed. The attribute `evaluation` then selects the
-    message: "on" (the codec's packet), "off" (the tensor as it is) or "on_direct" (see `AQSGD`). Do not put a link inside an
+    message: "on" (the codec's packet), "off" (uncompressed) or "on_direct" (see `AQSGD`). Do not put a link inside an
     activation-checkpointed block, which would send each message twice.
 
     Raises ValueError if a notation is invalid or cannot be used outside of a run.
@@ -64,7 +64,7 @@ class CompressedLink(BoundaryModule):
         )
         self.shared_indices = shared_indices
         self.evaluation = "on"
-        self._supports: dict[int, Support] = {}  # of activations whose gradients have not come back, by microbatch
+        self._supports: dict[int, Support] = {}  # of activations awaiting their gradients, by microbatch
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class CompressedLink(BoundaryModule):
         return received
 
     def _cross(self, context: Context, x: Tensor) -> Tensor:
-        """Send a tensor and return the received one, in its own memory."""
+        """Send a tensor and return the received tensor, in its own memory."""
         direction = context.direction
         with self.links[direction, True].on(x.device) as sender, self.links[direction, False].on(x.device) as receiver:
             message = sender.send(x, context, measure=self.measures())
@@ -137,12 +137,12 @@ def insert_links(
     shared_indices: bool = False,
     seed: int = 0,
 ) -> nn.Sequential:
-    """Return a Sequential of the same layers, under the same names, with a `CompressedLink` after each layer named in `cuts`.
+    """Return a Sequential of the same named layers, with a `CompressedLink` after each layer named in `cuts`.
 
     `forward` and `backward` are one notation for all links, or a list with one for each. The links are named `link0`,
-    `link1`, ... With the cuts, seed and microbatches of a run of `raysim.train` they send the same bits.
+    `link1`, ... With the same cuts, seed and microbatches, they send the same bits as a run of `raysim.train`.
 
-    Raises ValueError if a cut is not a layer of the model, or is its last one.
+    Raises ValueError if a cut is not a layer of the model, or is its last layer.
 
     >>> model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), second=nn.Linear(4, 2)))
     >>> list(dict(insert_links(model, ["first"], forward="TopK(0.5)").named_children()))
@@ -168,7 +168,7 @@ def insert_links(
 
 
 def _check_cuts(names: Sequence[str], cuts: Sequence[str]) -> None:
-    """Raise ValueError unless `cuts` are names of layers, in their order, each once and none the last."""
+    """Raise ValueError unless `cuts` are distinct names of layers, in order and without the last layer."""
     for cut in cuts:
         if cut not in names:
             raise ValueError(f"`cuts` must name layers of the model ({', '.join(names)}), but got {cut!r}.")
@@ -181,13 +181,13 @@ def _check_cuts(names: Sequence[str], cuts: Sequence[str]) -> None:
 def by_boundary(
     forward: str | Sequence[str], backward: str | Sequence[str], num_boundaries: int
 ) -> dict[str, list[str]]:
-    """Return the notations of each direction, by boundary; one for all is repeated."""
+    """Return the notations of each direction, by boundary; a single notation is repeated."""
     given = zip(DIRECTIONS, (forward, backward), strict=True)
     return {field: [value] * num_boundaries if isinstance(value, str) else list(value) for field, value in given}
 
 
 def check_notations(notations: Mapping[str, Sequence[str]], num_boundaries: int, unit: str) -> None:
-    """Raise ValueError unless each direction has a notation for each boundary, which the sentence calls a `unit`."""
+    """Raise ValueError unless each direction has a notation for each boundary, called `unit` in the error."""
     for field, given in notations.items():
         if len(given) != num_boundaries:
             raise ValueError(
@@ -204,13 +204,13 @@ def links_of(model: nn.Module) -> list[CompressedLink]:
 
 
 def end_step(model: nn.Module) -> None:
-    """End a step at all links of a model: for steps of fewer calls than `num_microbatches`."""
+    """End a step at all links of a model, if it had fewer calls than `num_microbatches`."""
     for link in links_of(model):
         link.end_step()
 
 
 def report(model: nn.Module) -> pd.DataFrame:
-    """Return the reports of all links of a model in one frame, see `CompressedLink.report`."""
+    """Return the reports of all links of a model in one DataFrame, see `CompressedLink.report`."""
     import pandas as pd
 
     return pd.concat([link.report() for link in links_of(model)], ignore_index=True)
