@@ -1,1 +1,1 @@
-"""Compression inside torch's own distributed training, by its public extension points: pipelining, DDP and FSDP2."""
+"""Compression in torch's own distributed training (pipelining, DDP and FSDP2), through its public extension points."""

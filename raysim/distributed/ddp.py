@@ -1,4 +1,4 @@
-"""Replica methods in DistributedDataParallel, by its public communication hook, over gloo and NCCL."""
+"""Replica methods in DistributedDataParallel, as a public communication hook, over gloo and NCCL."""
 
 import time
 from collections.abc import Mapping
@@ -28,17 +28,17 @@ def hook(
     batch_size: int = 1,
     seed: int = 0,
 ) -> "Gradients":
-    """Let the replicas of a model average their gradients by `method`, in raysim's notation, and return the averager.
+    """Average the gradients of a model's replicas by `method`, in raysim's notation, and return the averager.
 
-    Called on every rank, with the same arguments, after the model is wrapped. Each bucket of DDP is averaged by itself; a
-    model of one bucket gets the gradients of `raysim.train` with one stage, bit for bit.
+    Call it on every rank, with the same arguments, after wrapping the model. DDP buckets are averaged separately; a model with
+    one bucket gets the gradients of `raysim.train` with one stage, bit for bit.
 
-    `momentum`: SGD's momentum, for methods that take it over (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it to
-    all gradients, and the optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for methods
-    that depend on its learning rate. `batch_size` counts the samples of a step over all replicas. `seed` is of random codecs.
+    `momentum`: SGD's momentum, for methods that apply it themselves (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it
+    to all gradients, and the optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for those
+    that depend on its learning rate. `batch_size`: samples of a step over all replicas. `seed`: of random codecs.
 
-    Raises ValueError, on every rank, if the method cannot work on gradients alone, needs an argument that is missing, or
-    differs between ranks.
+    Raises ValueError, on every rank, if the method needs more than gradients or a missing argument, or differs between
+    ranks.
     """
     gradients = Gradients(model, method, optimizer, momentum, steps_per_epoch, batch_size, seed)
     model.register_comm_hook(gradients, _communicate)
@@ -80,7 +80,7 @@ class Gradients:
         self.step = 0
         self._step_s: float | None = None
         self._began: float | None = None
-        self._memory: dict[str, Tensor] = {}  # of single parameters
+        self._memory: dict[str, Tensor] = {}  # of individual parameters
         self._of_bucket: dict[tuple[str, ...], dict[str, Tensor]] = {}  # of all parameters of a bucket at once
         self._velocities: dict[str, Tensor] = {}
         self._dense_bytes = 0
@@ -111,7 +111,7 @@ class Gradients:
     def report(self) -> "pd.DataFrame":
         """Return one row: steps, the bytes that this rank sent, the bytes of an uncompressed all-reduce, and seconds.
 
-        `seconds` are the time in codecs and in waiting for other ranks, a part of which overlaps with the backward.
+        `seconds` are spent in codecs and in waiting for other ranks, partly overlapping with the backward.
         """
         import pandas as pd
 
@@ -126,7 +126,7 @@ class Gradients:
         return pd.DataFrame([row])
 
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """Start averaging a bucket after the ones before it, and return its future."""
+        """Queue a bucket for averaging after earlier buckets, and return its future."""
         device = self._channel.device
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -142,7 +142,7 @@ class Gradients:
                         self._average(index, held, last=last)
                 except Exception as error:
                     self._broken = error if isinstance(error, ReplicaError) else ReplicaError(str(error))
-                future.set_result(buffer)  # on the stream that wrote the buffer, which readers of the future wait for
+                future.set_result(buffer)  # on the stream that wrote the buffer, for which readers of the future wait
 
         def checked(done: torch.futures.Future[Tensor]) -> Tensor:
             if self._broken is not None:
@@ -202,7 +202,7 @@ class Gradients:
         )
 
     def _share_time(self, now: float) -> None:
-        """Share the first rank's seconds of the last step with all ranks, if the method depends on them."""
+        """Send the first rank's seconds for the last step to all ranks, if the method depends on them."""
         if "step_s" not in self.method.needs:
             return
         if self._began is not None:
@@ -250,5 +250,5 @@ def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures
 
 
 def _parameter(key: str) -> str:
-    """Return the parameter whose memory has this key: the part after the kind."""
+    """Return the parameter in the key of a memory: the part after the kind."""
     return key.partition("/")[2]

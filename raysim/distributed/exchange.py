@@ -1,7 +1,7 @@
-"""Rounds of a replica method over a torch process group: messages of any size from every rank to every other one.
+"""Rounds of a replica method over a torch process group: messages of any size between all pairs of ranks.
 
-Gloo and NCCL move tensors whose size the receiver knows. So each message begins with a part of the size that the message had the
-last time, which both ends know, behind the length in 8 bytes. The rest follows in a second part. Where sizes do not change from
+Gloo and NCCL need to know the size of a tensor before they receive it. So the first part of each message has the size of the
+previous one, known to both ends, after the length in 8 bytes. The rest follows in a second part. If sizes do not change from
 step to step, a round costs one message to each rank and no padding.
 """
 
@@ -23,17 +23,17 @@ from raysim.replication.method import Rounds
 T = TypeVar("T")
 
 _LENGTH = struct.Struct("<q")  # negative if an error sentence replaces the messages
-_COUNTS = struct.Struct("<IH")  # bytes of a header, and arrays of the message
+_COUNTS = struct.Struct("<IH")  # header bytes and number of arrays of a message
 _ARRAY = np.dtype("<u4")  # bytes of an array
-_FIRST = 64  # bytes of the first part before the size is known
+_FIRST = 64  # initial size of first parts in bytes
 
 
 class ReplicaError(RuntimeError):
-    """A replica could not average its gradients; raised alike on all of them."""
+    """A replica could not average its gradients; raised identically on all replicas."""
 
 
 class Channel:
-    """Sends bytes from every rank of a group to every other rank, and counts the bytes that leave this rank."""
+    """Sends bytes between all ranks of a group, and counts the bytes sent by this rank."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group = group
@@ -46,8 +46,8 @@ class Channel:
     def swap(self, slot: Hashable, outgoing: Mapping[int, bytes], *, failed: bool = False) -> dict[int, bytes]:
         """Send bytes to every other rank and return the bytes received from each; all ranks call it in the same order.
 
-        `slot` names the place in a step; the sizes of the last step's messages there are expected again. `failed`: the bytes are an
-        error sentence. Raises ReplicaError with the sentence of a rank that failed.
+        `slot` identifies the exchange within a step; its message sizes in the last step are expected again. `failed`: the bytes are
+        an error sentence. Raises ReplicaError with the sentence of a failed rank.
         """
         others = [rank for rank in range(self.size) if rank != self.rank]
         received, lengths = self._first_parts(slot, outgoing, others, failed)
@@ -87,10 +87,10 @@ class Channel:
         return self._parts.get((slot, other, sent), _FIRST)
 
     def _transfer(self, sending: Mapping[int, np.ndarray], sizes: Mapping[int, int]) -> dict[int, bytes]:
-        """Return bytes of the given sizes from others, while sending to others."""
+        """Exchange bytes with other ranks; `sizes`: the bytes to receive from each."""
         operations = []
         arriving = {other: torch.empty(size, dtype=torch.uint8, device=self.device) for other, size in sizes.items()}
-        for other, buffer in arriving.items():  # first: gloo receives only after the sends it has begun
+        for other, buffer in arriving.items():  # posted first: gloo receives only after earlier sends
             operations.append(dist.P2POp(dist.irecv, buffer, self._global[other], self.group))
         for other, data in sending.items():
             outgoing = torch.from_numpy(data.copy()).to(self.device)
@@ -103,10 +103,10 @@ class Channel:
 
 
 def build_alike(group: dist.ProcessGroup | None, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
-    """Return the result of `build`, which every rank of a group calls; without a group, one process calls it alone.
+    """Return the result of `build` on every rank of a group, or in a single process without a group.
 
-    Raises the same ValueError on every rank if `build` raises one on any rank, or if their `settings` differ. `verb`: the work that
-    all ranks must do alike. A setting is named in the sentence with its values, unless it is a mapping.
+    Raises the same ValueError on every rank if `build` raises one on any rank, or if their `settings` differ. `verb`: what all
+    ranks must do alike, for the error. It shows the values of the differing setting, unless these are mappings.
     """
     if group is None:
         return build()
@@ -121,8 +121,8 @@ def build_alike(group: dist.ProcessGroup | None, verb: str, build: Callable[[], 
     for first_error, _ in gathered:
         if first_error is not None:
             raise ValueError(first_error)
-    for rank, (_, theirs) in enumerate(gathered):
-        for field, value in theirs.items():
+    for rank, (_, rank_settings) in enumerate(gathered):
+        for field, value in rank_settings.items():
             first = gathered[0][1][field]
             if value != first:
                 shown = ("others", "some") if isinstance(value, Mapping) else (value, first)
@@ -137,8 +137,8 @@ def run_rounds(
 ) -> MemberRounds:
     """Run all rounds of a method over a channel, and return them with their result.
 
-    `name`: of the averaged tensors, `num_values` in all. `stage`: of these, in the records. Raises ReplicaError if the method fails
-    on any rank.
+    `name`: of the averaged tensors, with `num_values` in total. `stage`: their stage in the records. Raises ReplicaError if the
+    method fails on any rank.
     """
     group = Group(tuple((rank, stage) for rank in range(channel.size)))
     exchange = MemberRounds(group, channel.rank, rounds, table, num_values=num_values)
@@ -162,14 +162,14 @@ def run_rounds(
 
 
 def _packed(message: Message | None) -> bytes:
-    """Return the bytes of a message: its lengths, then its content; without a message, lengths of 0."""
+    """Serialise a message: its lengths, then its content; without a message, lengths of 0."""
     header, *arrays = message if message is not None else (b"",)
     lengths = np.array([array.nbytes for array in arrays], _ARRAY).tobytes()
     return b"".join([_COUNTS.pack(len(header), len(arrays)), lengths, header, *(array.data for array in arrays)])
 
 
 def _unpacked(data: bytes) -> Parts:
-    """Return another rank's message to this rank alone and its message to everyone, None for a message that was not sent."""
+    """Parse another rank's message to this rank alone and its message to everyone; None if not sent."""
     messages: list[Message | None] = []
     rest = np.frombuffer(data, np.uint8)
     for _ in range(2):

@@ -1,10 +1,10 @@
-"""Frames: messages in float32 tensors of a fixed size, as `torch.distributed.pipelining` carries them between stages.
+"""Frames: messages in float32 tensors of a fixed size, as `torch.distributed.pipelining` sends between stages.
 
     frame   = magic, check, setting, number, bytes of the header, number of arrays, bytes of each array, header, arrays, zeros
-    check   = CRC-32 of all between it and the zeros
+    check   = CRC-32 of everything between it and the zeros
 
-All integers are little endian. `setting` stands for the compressors of the boundary, which both ends must have; `number`
-counts the messages of the boundary.
+All integers are little endian. `setting` identifies the compressors of the boundary, which must be the same at both ends;
+`number` counts the messages of the boundary.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from raysim.compressors import Compressor
 
 _MAGIC = b"rsim"
 _HEAD = struct.Struct("<4sIIIHH")
-_CHECKED_FROM = 8  # behind magic and check
+_CHECKED_FROM = 8  # after magic and check
 _LENGTH = struct.Struct("<Q")
-_HEADER_BYTES = 64  # of a message's header at most, with dimensions and lengths
+_HEADER_BYTES = 64  # upper bound for a message's header, with dimensions and lengths
 _WORD = 4
 
 
 class FrameError(RuntimeError):
-    """A tensor does not hold the awaited packet."""
+    """A tensor does not hold the expected packet."""
 
 
 class Frame(NamedTuple):
@@ -41,9 +41,9 @@ class Frame(NamedTuple):
 
 
 def frame_words(field: str, method: Compressor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Return the float32 words of a frame that holds any message of a compressor for tensors of `shape` and `dtype`.
+    """Return the frame size, in float32 words, for any message of a compressor for tensors of `shape` and `dtype`.
 
-    Raises ValueError if the size of its packets depends on the values or the step.
+    Raises ValueError if the packet size depends on the values or the step.
     """
     arrays = method.array_bytes(shape, str(dtype).removeprefix("torch."))
     if arrays is None:
@@ -57,12 +57,12 @@ def frame_words(field: str, method: Compressor, shape: tuple[int, ...], dtype: t
 
 
 def setting_of(*parts: object) -> int:
-    """Return a number for the settings that both ends of a boundary must share."""
+    """Hash the settings that must be the same at both ends of a boundary."""
     return zlib.crc32(repr(parts).encode())
 
 
 def write_frame(frame: Frame, words: int, device: torch.device) -> Tensor:
-    """Return a flat float32 tensor of `words` that holds a message; raises FrameError if the message is too long."""
+    """Write a message to a flat float32 tensor of `words`; raises FrameError if the message is too long."""
     header, *arrays = frame.message
     start = _HEAD.size + _LENGTH.size * len(arrays)
     end = start + len(header) + sum(array.nbytes for array in arrays)
@@ -77,9 +77,9 @@ def write_frame(frame: Frame, words: int, device: torch.device) -> Tensor:
 
 
 def read_frame(tensor: Tensor) -> Frame:
-    """Return the frame in a tensor of `write_frame`, its arrays in memory of their own.
+    """Return the frame in a tensor of `write_frame`, with copies of its arrays.
 
-    Raises FrameError if it holds no packet, or its bytes have changed.
+    Raises FrameError if it holds no packet, or its bytes are corrupted.
     """
     if tensor.dtype != torch.float32:
         raise FrameError(

@@ -1,9 +1,9 @@
 """Compressed reduce-scatters in FSDP2, by `set_custom_reduce_scatter`.
 
-Each rank sends every other rank a packet of the gradients that the other rank owns, and sums the packets that it receives for its
-own shard. A method must therefore need one message for each owner: a codec, alone or under error feedback. Methods that need
-whole matrices, several rounds, or knowledge shared by all replicas (PowerSGD, DGC, gTop-k, EF21, DIANA, Accordion, GraVAC) do not
-fit: FSDP2 hands over flat shards, and a rank learns no more than the sum of its own shard.
+Each rank sends every other rank a packet of the gradients of that rank's shard, and sums the packets received for its own
+shard. So only methods with one message for each shard are possible: a codec, alone or with error feedback. Methods that need
+whole matrices, several rounds, or state shared by all replicas (PowerSGD, DGC, gTop-k, EF21, DIANA, Accordion, GraVAC) do not
+fit: FSDP2 passes flat shards, and a rank sees only the sum of its own shard.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NAME = "shard"
 
 
 def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradients:
-    """Let FSDP2 reduce the gradients of a model by a codec, alone or under error feedback, and return the reducer.
+    """Make FSDP2 reduce a model's gradients through a codec, alone or with error feedback, and return the reducer.
 
-    Called on every rank after `fully_shard`. Each group of parameters that FSDP reduces together is compressed as one row,
-    including small tensors. A rank's own share is exact.
+    Call it on every rank after `fully_shard`. Each group of parameters that FSDP reduces together is compressed as one row,
+    including small tensors. A rank's own contribution is exact.
 
-    Raises ValueError if the method cannot be a reduce-scatter, the model has no module of FSDP2, or ranks differ: the same
-    sentence on every rank.
+    Raises the same ValueError on every rank if the method cannot be a reduce-scatter, the model has no FSDP2 module, or ranks
+    differ.
     """
 
     def build() -> ShardedGradients:
@@ -55,7 +55,7 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
             raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
         reductions = [_ReduceScatter(parsed.compressor, i, seed) for i in range(len(modules))]
         for module, reduction in zip(modules, reductions, strict=True):
-            module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the two methods that FSDP calls
+            module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # has the two methods called by FSDP
         return ShardedGradients(parsed, reductions)
 
     group = next((p.device_mesh.get_group(-1) for p in model.parameters() if isinstance(p, DTensor)), None)
@@ -63,7 +63,7 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
 
 
 class ShardedGradients:
-    """The memories of the ranks of a sharded model; made by `compress`."""
+    """This rank's memories for a sharded model; made by `compress`."""
 
     def __init__(self, method: Gathered, reductions: Sequence[_ReduceScatter]) -> None:
         self.method = method
@@ -91,14 +91,14 @@ class ShardedGradients:
 
 
 class _ReduceScatter:
-    """The reduce-scatter of one group of parameters, as FSDP2 calls it."""
+    """The reduce-scatter of one group of parameters, called by FSDP2."""
 
     def __init__(self, compressor: Compressor, index: int, seed: int) -> None:
         self.compressor = compressor
         self.index = index
         self.seed = seed
         self.step = 0
-        self.state: State = {}  # by the rank that owns a shard
+        self.state: State = {}  # by the shard's rank
         self.channel: Channel | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -112,7 +112,7 @@ class _ReduceScatter:
         op: dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        """Write the sum, or the mean, of all ranks' gradients for this rank's shard into `output_tensor`."""
+        """Write the sum or mean of all ranks' gradients for this rank's shard into `output_tensor`."""
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError("A compressed reduce-scatter sums or averages: leave `set_gradient_divide_factor` out.")
         if self.channel is None:

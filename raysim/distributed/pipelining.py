@@ -1,12 +1,12 @@
 """Compressed packets between the stages of `torch.distributed.pipelining`, by two modules at each boundary.
 
-A stage that ends in `SendPacket` returns a packet in a float32 tensor of a fixed size, which torch sends like any
-activation; `ReceivePacket` at the head of the next stage decodes it. In the backward the receiver encodes the gradient into a
-tensor of the same size, and the sender decodes it. Between forward and backward the packet is kept, not the activation.
+A stage that ends with `SendPacket` returns a packet in a float32 tensor of a fixed size, which torch sends like any
+activation; `ReceivePacket` at the start of the next stage decodes it. In the backward the receiver encodes the gradient into
+a tensor of the same size, and the sender decodes it. Between forward and backward the packet is kept, not the activation.
 
-Before its first step torch runs every stage once to learn the shapes, on tensors that hold no packet. Such a rehearsal
-leaves no trace: the sender takes a message back whose graph was dropped before its gradient came, or whose gradient is torch's
-ones; the receiver answers one tensor without the awaited packet by zeros, and raises at a second.
+Before its first step torch runs every stage once to infer shapes, on tensors without packets. This rehearsal has no
+effect: the sender undoes a message whose graph was freed before its gradient arrived, or whose gradient is torch's ones. The
+receiver returns zeros for the first tensor without the expected packet, and raises for the second.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from raysim.nn.boundary import BoundaryModule, custom_gradient
 from raysim.nn.link import by_boundary, check_notations, parse_methods
 from raysim.pipeline.link import DIRECTIONS
 
-_EVALUATION = 0xFFFFFFFF  # in place of the number of a message
+_EVALUATION = 0xFFFFFFFF  # the message number in evaluations
 
 
 class _PacketSide(BoundaryModule):
-    """One side of a boundary, with the size of its frames; `settings` as of `BoundaryModule`."""
+    """One side of a boundary, with its frame size; `settings` as in `BoundaryModule`."""
 
     held: ClassVar[tuple[tuple[str, bool], ...]]
     """The links of this side: direction, and whether it sends."""
@@ -55,7 +55,7 @@ class _PacketSide(BoundaryModule):
             frame_words(field, method, self.shape, dtype) for field, method in zip(DIRECTIONS, methods, strict=True)
         )
         self._setting = setting_of(methods, self.boundary, self.num_microbatches, self.seed, self.shape, dtype)
-        self._rehearsed = False  # whether the last tensor was one of torch's rehearsal, without a packet
+        self._rehearsed = False  # whether the last tensor came from torch's rehearsal, without a packet
 
     def message_bytes(self) -> int:
         return 4 * self.words
@@ -64,7 +64,7 @@ class _PacketSide(BoundaryModule):
         return context.step * self.num_microbatches + context.microbatch
 
     def send(self, context: Context, x: Tensor) -> Tensor:
-        """Return the frame of an activation or a gradient in training."""
+        """Return the frame of a training activation or gradient."""
         with self.links[context.direction, True].on(x.device) as link:
             message = link.send(x, context, measure=self.measures())
         return self.pack(message, self.number(context), x.device)
@@ -73,7 +73,7 @@ class _PacketSide(BoundaryModule):
         return write_frame(Frame(message, self._setting, number), self.words, device)
 
     def unpack(self, tensor: Tensor, number: int) -> Message:
-        """Return the awaited message of a frame; raises FrameError if another is in it, or one of other compressors."""
+        """Return the message in a frame; raises FrameError if it is not the expected one, or from other compressors."""
         frame = read_frame(tensor)
         if frame.setting != self._setting:
             raise FrameError(
@@ -86,9 +86,9 @@ class _PacketSide(BoundaryModule):
 
 
 class SendPacket(_PacketSide):
-    """The end of a stage: returns the packet of the activation, and in the backward decodes the packet of its gradient.
+    """The end of a stage: encodes the activation, and in the backward decodes its gradient.
 
-    `shape` and `dtype` are of a microbatch's activation; the other arguments are as of `raysim.nn.CompressedLink`.
+    `shape` and `dtype` are those of a microbatch's activation; the other arguments are as in `raysim.nn.CompressedLink`.
     Raises ValueError if the packets of a compressor have no fixed size.
     """
 
@@ -96,7 +96,7 @@ class SendPacket(_PacketSide):
 
     _before: dict[int, Tensor]  # the memory before the first microbatch of a step
     _graph: weakref.ref[partial[Tensor]] | None = None  # lives as long as the graph of the last message
-    _answered = True  # whether its gradient has come
+    _answered = True  # whether the gradient of the last message has arrived
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -117,14 +117,14 @@ class SendPacket(_PacketSide):
         context = self.context(x.shape)
         receive = partial(self.receive, context)
         self._graph, self._answered, self._rehearsed = weakref.ref(receive), False, False
-        # frozen stages need a gradient too: the graph says that this is no rehearsal
+        # required for frozen stages too: the graph tells real messages from rehearsals
         trained = x if x.requires_grad else x.detach().requires_grad_()
         frame = custom_gradient(trained, partial(self.send, context), receive)
         self.microbatch += 1
         return frame
 
     def receive(self, context: Context, frame: Tensor) -> Tensor:
-        """Return the gradient in a frame; zeros in a rehearsal, for which torch hands in ones."""
+        """Return the gradient in a frame; zeros in a rehearsal, in which torch passes ones."""
         if bool((frame == 1).all()):
             self._rehearsed = True
             return torch.zeros(self.shape, dtype=self.dtype, device=frame.device)
@@ -134,7 +134,7 @@ class SendPacket(_PacketSide):
             return link.receive(message, self.of_gradient(context))
 
     def _forget_rehearsal(self) -> None:
-        """Take back the first message of a step if ones came as its gradient, or its graph was dropped before any did."""
+        """Undo a step's first message if its gradient was all ones, or its graph was freed before a gradient arrived."""
         dropped = self._rehearsed or (self._graph is not None and self._graph() is None)
         if self.microbatch == 1 and not self._answered and dropped:
             self.links["forward", True].load(self._before)
@@ -142,16 +142,16 @@ class SendPacket(_PacketSide):
 
 
 class ReceivePacket(_PacketSide):
-    """The head of a stage: returns the activation of a packet, and in the backward sends the packet of its gradient.
+    """The start of a stage: decodes the activation, and in the backward encodes its gradient.
 
-    Arguments as of `SendPacket`, and equal to the arguments of the other end.
+    Arguments as in `SendPacket`, and equal to those of the other end.
     """
 
     held = (("forward", False), ("backward", True))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, frame: Tensor) -> Tensor:
-        """Return the activation in a frame; raises FrameError if another packet is in it."""
+        """Return the activation in a frame; raises FrameError if it holds a different packet."""
         device, words = frame.device, frame.shape
         trains = self.training and torch.is_grad_enabled()
         if trains:
@@ -193,16 +193,16 @@ def compress_stages(
     replica: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> dict[int, nn.Module]:
-    """Return stages for `torch.distributed.pipelining.PipelineStage` between which packets travel, by their index.
+    """Return stages, by index, for `torch.distributed.pipelining.PipelineStage`, with compressed packets between them.
 
     `stages`: the stages of this rank, by index, or all stages. `shapes`: of a microbatch's activation at each boundary. `forward`
     and `backward` are one notation for all boundaries or a list with one each. `replica` numbers parallel pipelines.
 
-    Where torch.distributed is initialised, all ranks of `group` (by default all ranks) call this, with the same arguments but for
-    `stages` and `replica`.
+    If torch.distributed is initialised, all ranks of `group` (by default all ranks) must call this, with the same arguments
+    except `stages` and `replica`.
 
-    Raises ValueError if a codec's packets have no fixed size, the numbers of stages, shapes and notations do not fit, or ranks
-    differ: the same sentence on every rank.
+    Raises the same ValueError on every rank if a codec's packets have no fixed size, the numbers of stages, shapes and notations
+    do not fit, or ranks differ.
 
     >>> first, second = nn.Linear(8, 8), nn.Linear(8, 2)
     >>> compress_stages([first, second], [(4, 8)], forward="TopK(0.25)", num_microbatches=2)[0]
