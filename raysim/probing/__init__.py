@@ -1,4 +1,4 @@
-"""Measuring the effect of compression on the messages of a training that already runs, without changing it."""
+"""Measure how compression would affect the messages of a running training, without changing it."""
 
 from raysim.probing.branching import Branch, Snapshot, branches
 from raysim.probing.probes import Probe, probe

@@ -1,4 +1,4 @@
-"""Branches of a user's own training: the same steps dense and under each candidate from one state, which is then restored."""
+"""Branches of a user's training: the same steps, dense and under each candidate, from one state, which is then restored."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class Branch(NamedTuple):
-    """The training losses of one candidate, step by step; infinite from the step on in which it diverged."""
+    """The training losses of one candidate by step; infinite from the step in which it diverged."""
 
     candidate: str
     losses: tuple[float, ...]
 
     def harm(self, dense: Branch) -> float:
-        """Return by how many per cent the mean loss is above that of `dense`, over the second half of the steps."""
+        """Return the excess of the mean loss over that of `dense`, in per cent, for the second half of the steps."""
         half = len(self.losses) // 2
         own, other = (math.fsum(each.losses[half:]) for each in (self, dense))
         return 100 * (own / other - 1) if other else math.nan
 
 
 class Snapshot:
-    """The state of a training in memory: a model's tensors, gradients and modes, other states, and random generators.
+    """An in-memory copy of a training: a model's tensors, gradients and modes, other states, and random generators.
 
-    `restore` puts back every bit. The state of optimisers is copied as it is; `load_state_dict` would cast it.
+    `restore` is bit for bit. Optimiser states are copied directly, since `load_state_dict` would cast them.
     """
 
     def __init__(self, model: nn.Module, state: Sequence[Stateful] = ()) -> None:
@@ -52,14 +52,14 @@ class Snapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the copies of tensors."""
+        """Bytes of the copied tensors."""
         gradients = [gradient for _, gradient in self._gradients if gradient is not None]
         slots = [x for _, (kept, _) in self._optimizers for own in kept.values() for x in own.values()]
         copies = [*(kept for _, kept in self._tensors), *gradients, *(x for x in slots if isinstance(x, Tensor))]
         return sum(x.nbytes for x in copies)
 
     def restore(self) -> None:
-        """Put the state back, as often as wanted."""
+        """Restore the state; may be called repeatedly."""
         with torch.no_grad():
             for x, kept in self._tensors:
                 x.copy_(kept)
@@ -94,11 +94,11 @@ def branches(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> list[Branch]:
-    """Return the losses of `train_step` on `batches` under each candidate, all from the present state, which is then restored.
+    """Return the losses of `train_step` on `batches` under each candidate, starting from the current state, then restored.
 
-    Outputs of `cuts` and their gradients go through the candidate, a notation for both directions. `state`: what `train_step`
-    changes beside the model, such as the optimiser. `say` is told the cost before the first step. Raises ValueError if there are no
-    batches, or a cut returns no tensor.
+    Outputs of `cuts` and their gradients go through the candidate, a notation for both directions. `state`: objects other than
+    the model that `train_step` changes, such as the optimiser. `say` gets the expected cost before the first step. Raises ValueError
+    if there are no batches, or a cut returns no tensor.
     """
     if not batches:
         raise ValueError("`batches` must hold at least one batch, but is empty.")
@@ -133,7 +133,7 @@ def _losses(train_step: Callable[[Any], Tensor | float], batches: Sequence[Any])
 
 @contextmanager
 def _linked(cuts: Sequence[nn.Module], candidate: str, num_microbatches: int, seed: int) -> Iterator[None]:
-    """Let the outputs of modules go through links, within the context."""
+    """Pass the outputs of modules through links within the context."""
     hooks = []
     for boundary, cut in enumerate(cuts):
         link = CompressedLink(candidate, candidate, boundary=boundary, num_microbatches=num_microbatches, seed=seed)
@@ -154,6 +154,6 @@ def _linked(cuts: Sequence[nn.Module], candidate: str, num_microbatches: int, se
 
 
 def _slots(optimizer: torch.optim.Optimizer) -> tuple[dict[Tensor, dict[str, Any]], list[dict[str, Any]]]:
-    """Return copies of an optimiser's state by parameter, and of the options of its groups."""
+    """Return copies of an optimiser's state by parameter and of its groups' options."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}, copy.deepcopy(groups)

@@ -1,4 +1,4 @@
-"""Candidates of a probe, tried on tensors of a training beside it, and their figures: by step, and in a folder for each."""
+"""Candidates of a probe, tried on the tensors of a training, with their measurements by step and as recorded runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DENSE = "Identity"
 
 
 class Sent(NamedTuple):
-    """The measured figures of one message of a candidate."""
+    """Measurements of one message of a candidate."""
 
     encode_s: float
     decode_s: float
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The figures of one candidate in one step."""
+    """Measurements of one candidate in one step."""
 
     messages: Mapping[tuple[int, str, int, int], Sent] = {}
     """By replica, direction, boundary and microbatch."""
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The figures of one step."""
+    """Measurements of one step."""
 
     seconds: Mapping[tuple[int, int, str, int], Seconds]
     """Of the compute, by replica, stage, "F", "B" or "W", and microbatch."""
@@ -54,13 +54,13 @@ class Sample(NamedTuple):
 
 
 def together(parts: Sequence[Mapping[int, Sample]]) -> list[Sample]:
-    """Return the steps of the training of which every part has a sample, each put together from all parts."""
+    """Merge the samples of all parts (stations and ranks) by step; steps missing in any part are dropped."""
     steps = set.intersection(*(set(part) for part in parts))
     return [_joined([part[step] for part in parts]) for step in sorted(steps)]
 
 
 def joined(parts: Sequence[Measured]) -> Measured:
-    """Return the figures of one candidate that were measured in several places."""
+    """Merge the measurements of one candidate from several parts."""
     return Measured(
         {key: sent for part in parts for key, sent in part.messages.items()},
         [row for part in parts for row in part.links],
@@ -69,7 +69,7 @@ def joined(parts: Sequence[Measured]) -> Measured:
 
 
 def in_parts(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
-    """Return a sample in which both parts of backwards are added, but for those of `halves`, stages and microbatches."""
+    """Return a sample with the two parts of each backward added up, except for the (stage, microbatch) pairs in `halves`."""
     seconds: dict[tuple[int, int, str, int], Seconds] = {}
     for (replica, stage, op, microbatch), spent in sample.seconds.items():
         whole = op == "W" and (stage, microbatch) not in halves
@@ -84,7 +84,7 @@ def _joined(parts: Sequence[Sample]) -> Sample:
 
 
 class LinkCandidate:
-    """A compressor of activations and gradients at boundaries of one replica, with both ends of every link."""
+    """A candidate compressor of activations and gradients at one replica's boundaries, with both ends of every link."""
 
     def __init__(self, notation: str, links: Iterable[tuple[str, int]], replica: int = 0) -> None:
         self.methods = dict(zip(DIRECTIONS, parse_methods(notation, notation), strict=True))
@@ -105,7 +105,7 @@ class LinkCandidate:
         self._messages[key] = Sent(sent.codec_s, receiver.messages[-1].codec_s, sent.wire_bytes, sent.dense_bytes)
 
     def end_step(self) -> Measured:
-        """Move the memories on, and return the figures of the step."""
+        """Commit the memories, and return the measurements of the step."""
         accounts = [[end.end_step() for end in ends] for ends in self._ends.values()]
         rows = [
             {
@@ -127,7 +127,7 @@ class LinkCandidate:
 
 
 class GradientCandidate:
-    """A replica method that averages the gradients of all ranks of a group, stage by stage, into nothing."""
+    """A candidate replica method: averages the gradients of a group's ranks, by stage, and discards the result."""
 
     def __init__(self, notation: str) -> None:
         self.method = parse_replica_method(notation)
@@ -136,7 +136,7 @@ class GradientCandidate:
     def average(
         self, gradients: Mapping[int, Gradients], channel: Channel, context: ReplicaContext
     ) -> dict[int, MemberRounds]:
-        """Return the finished rounds of each stage's average of its gradients; raises ReplicaError on all ranks if one fails."""
+        """Average the gradients of each stage and return the finished rounds; raises ReplicaError on all ranks if one fails."""
         averaged = {}
         for stage in sorted(gradients):
             rounds = self.method.average(gradients[stage], self._memories.get(stage, {}), context._replace(stage=stage))
@@ -147,7 +147,7 @@ class GradientCandidate:
         return averaged
 
     def measured(self, averaged: Mapping[int, MemberRounds], fidelities: Mapping[int, float]) -> Measured:
-        """Return the figures of `average`; `fidelities` are of each stage's average beside the dense mean."""
+        """Return the measurements of `average`; `fidelities` compare each stage's average with the dense mean."""
         rows = [
             {
                 "replica": exchange.member,
@@ -168,7 +168,7 @@ class GradientCandidate:
 
 
 def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> None:
-    """Raise ValueError if a method needs more than the gradients of a step, which are all that a probe sees."""
+    """Raise ValueError if a method needs more than the gradients of a step, since a probe sees nothing else."""
     if method.decentralized or method.uses_previous_gradients or method.after_update or method.needs:
         raise ValueError(
             f"`gradients` cannot be {method!r}: a probe sees gradients alone, and this method needs more. Use `raysim.train`."
@@ -180,7 +180,7 @@ def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], n
 
 
 def write_candidate(folder: Path, facts: Mapping[str, Any], samples: Sequence[Sample], i: int) -> None:
-    """Write the samples of candidate `i` as a run would have recorded them; `facts` are of `run.parquet`."""
+    """Write the samples of candidate `i` in the format of a recorded run; `facts` go into `run.parquet`."""
     recorder = Recorder(folder)
     recorder.open()
     wire = dense = 0
@@ -219,7 +219,7 @@ def write_candidate(folder: Path, facts: Mapping[str, Any], samples: Sequence[Sa
 
 
 def _actions(sample: Sample, measured: Measured) -> list[dict[str, Any]]:
-    """Return the rows of `actions`, one after another, as one process would have them."""
+    """Return the rows of `actions`, in sequence as in a single process."""
     rows, now = [], 0.0
     for (replica, stage, op, microbatch), spent in sample.seconds.items():
         here, before = (
@@ -227,7 +227,7 @@ def _actions(sample: Sample, measured: Measured) -> list[dict[str, Any]]:
             if op == "F"
             else (("backward", stage - 1), ("backward", stage))
         )
-        alone = op == "W"  # sends and receives nothing
+        alone = op == "W"  # no messages
         sent = None if alone else measured.messages.get((replica, *here, microbatch))
         received = None if alone else measured.messages.get((replica, *before, microbatch))
         encode_s, decode_s = sent.encode_s if sent else 0.0, received.decode_s if received else 0.0

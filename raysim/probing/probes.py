@@ -1,4 +1,4 @@
-"""A probe: candidates are tried on the tensors of a running training, beside it, and leave records that raysim prices."""
+"""A probe: tries candidates on the tensors of a running training, and writes records for `raysim replay`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 class Probe:
-    """A context in which a training is measured as if its messages were compressed; the training is not changed.
+    """A context that measures a training as if its messages were compressed, without changing it.
 
-    Made by `raysim.probe`. Where a `group` of ranks is probed together, all must enter and leave the context, and its first rank
+    Made by `raysim.probe`. If a `group` of ranks is probed together, all must enter and leave the context, and its first rank
     writes the records.
     """
 
@@ -75,10 +75,10 @@ class Probe:
             station.close(ends=error is None)
         self._ended = time.perf_counter()
         if error is not None and self._group is not None:
-            return  # the other ranks may be past all messages
+            return  # the other ranks may no longer communicate
         parts = [part for rank in self._gathered([station.samples for station in self._stations]) for part in rank]
         if not parts:
-            return  # of a rank that writes nothing
+            return  # only the first rank writes
         samples = together(parts)
         if not samples:
             warnings.warn(
@@ -93,7 +93,7 @@ class Probe:
             write_candidate(self.folder / name[:200], self._facts(setting), samples, i)
 
     def _as_scheduled(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with backwards in as many parts as in the schedule under which they are priced."""
+        """Return the samples with backwards split as in the schedule that prices them."""
         halves = self._sampling.halves(len(self._cuts) + 1)
         timed_apart = any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
         if halves and samples and not timed_apart:
@@ -106,12 +106,12 @@ class Probe:
 
     @property
     def overhead(self) -> float:
-        """The share of the time in the context that the probe took on this rank."""
+        """The probe's share of the time in the context, on this rank."""
         ended = time.perf_counter() if self._ended is None else self._ended
         return sum(station.overhead_s for station in self._stations) / (ended - self._began)
 
     def end_step(self) -> None:
-        """End the step at hand: for trainings in which some steps have fewer microbatches. These steps are not sampled."""
+        """End the current step, if it has fewer microbatches than `num_microbatches`. Such steps are not sampled."""
         for station in self._stations:
             station.end_step()
 
@@ -123,11 +123,11 @@ class Probe:
         *,
         say: Callable[[str], None] = print,
     ) -> list[Branch]:
-        """Return the losses of `train_step` on `batches`, dense and under each candidate, all from the present state.
+        """Return the losses of `train_step` on `batches`, dense and under each candidate, starting from the current state.
 
-        Call it between two steps. The state is restored bit for bit: the model's, that of `state` (the optimiser, its schedule), and
-        of the random generators. `say` is told the cost first. The steps are not sampled. Raises ValueError for a pipeline
-        or replicas, whose other ranks would have to follow.
+        Call it between two steps. The state of the model, of `state` (such as the optimiser and its schedule) and of the random
+        generators is restored bit for bit. `say` gets the expected cost first. The steps are not sampled. Raises ValueError for a
+        pipeline or replicas, where all ranks would have to take part.
         """
         if self._group is not None or not self._cuts:
             raise ValueError("`branch` needs a model in one process, at whose cuts candidates are tried.")
@@ -150,7 +150,7 @@ class Probe:
         return taken
 
     def _gathered(self, own: list[Any]) -> list[list[Any]]:
-        """Return the lists of all ranks at the first rank of the group, and nothing at the others."""
+        """Return the lists of all ranks at the group's first rank, an empty list at the others."""
         if self._group is None:
             return [own]
         first = dist.get_rank(self._group) == 0
@@ -199,20 +199,20 @@ def probe(
     schedule: str = "1F1B",
     seed: int = 0,
 ) -> Probe:
-    """Return a context in which the effect of compression on the messages of a training is measured, without changing it.
+    """Return a context that measures how compression would affect a training's messages, without changing it.
 
-    In every `every`-th step, until `steps` were sampled, each candidate encodes tensors beside the training. `out` gets a run's
-    folder for each candidate and one for dense tensors, which `raysim replay` prices. What is probed goes by the model:
+    In every `every`-th step, until `steps` are sampled, each candidate encodes tensors of the training. `out` gets a run folder
+    for each candidate and one for dense tensors, to be priced by `raysim replay`. The model decides what is probed:
 
     A module in one process: activations and gradients at the modules named in `cuts`, as if it were cut into stages there, by
-    each of `candidates` (links in both directions). A `PipelineStage` of torch's pipelines, or a list of those of this rank: the
-    same at the boundaries of its stages, on all ranks. A DistributedDataParallel model: the gradients of its replicas, by each of
+    each of `candidates` (links in both directions). A `PipelineStage` of torch's pipelines, or a list of this rank's stages: the
+    same at the boundaries of the stages, on all ranks. A DistributedDataParallel model: the gradients of its replicas, by each of
     `gradients` (replica methods), on all ranks; with `cuts`, also the links of every replica, and each candidate with each method.
 
-    `num_microbatches` calls of the model make a step. `schedule` prices the step. Memories keyed by sample need
-    `raysim.nn.samples`. Bytes, error and seconds are measured. The effect of a candidate on the training's quality is not.
+    `num_microbatches` calls of the model make a step. Steps are priced under `schedule`. Memories keyed by sample need
+    `raysim.nn.samples`. Bytes, errors and seconds are measured, but not the effect of a candidate on the training's quality.
 
-    Raises ValueError, on all ranks alike, where a cut does not exist, a candidate cannot be read, or `out` holds files.
+    Raises ValueError, on all ranks alike, if a cut does not exist, a candidate cannot be parsed, or `out` holds files.
     """
     sampling = Sampling(Path(out), steps, every, num_microbatches, schedule, seed)
     if isinstance(model, DistributedDataParallel):
@@ -233,7 +233,7 @@ def probe_module(
     sampling: Sampling,
     group: dist.ProcessGroup | None = None,
 ) -> Probe:
-    """Return the probe of a module: of its links at `cuts`, and, if it is replicated on all ranks of a `group`, of its gradients."""
+    """Return the probe of a module: of its links at `cuts`, and, if replicated on a `group` of ranks, of its gradients."""
 
     def build() -> Probe:
         if group is None and not cuts:
@@ -265,7 +265,7 @@ def probe_module(
 
 
 def _modules(model: nn.Module, cuts: Sequence[str]) -> list[nn.Module]:
-    """Return the modules that are named; raises ValueError if there is none of a name."""
+    """Return the modules named in `cuts`; raises ValueError if one does not exist."""
     known = dict(model.named_modules())
     for cut in cuts:
         if not cut or cut not in known:
@@ -276,7 +276,7 @@ def _modules(model: nn.Module, cuts: Sequence[str]) -> list[nn.Module]:
 def _probe_stages(
     stages: Sequence[PipelineStage], candidates: Sequence[str], sampling: Sampling, others: Sequence[str]
 ) -> Probe:
-    """Return the probe of a pipeline at the boundaries of its stages; `stages` are of this rank."""
+    """Return the probe of a pipeline at the boundaries of its stages; `stages` are those of this rank."""
     group = stages[0].group or dist.group.WORLD
     assert group is not None
     num_stages = stages[0].num_stages
@@ -305,17 +305,17 @@ def _probe_stages(
 
 
 def _facts_of(sampling: Sampling) -> dict[str, Any]:
-    """Return the fields on which all ranks must agree, as sentences name them."""
+    """Return the fields that must be equal on all ranks, under their names in error messages."""
     return {f"`{name}`": value for name, value in vars(sampling).items() if name != "out"}
 
 
 def _with_dense(notations: Iterable[str]) -> list[str]:
-    """Return the notations after the dense one, each once."""
+    """Return the distinct notations, the dense one first."""
     return list(dict.fromkeys([DENSE, *notations]))
 
 
 def _settings_of(links: Sequence[LinkCandidate], methods: Sequence[GradientCandidate] = ()) -> list[dict[str, str]]:
-    """Return the settings of a run for each candidate of the links with each replica method."""
+    """Return the run settings for each pair of a link candidate and a replica method."""
     return [
         {**{direction: repr(method) for direction, method in link.methods.items()}, "replica_gradient": averaging}
         for link in links

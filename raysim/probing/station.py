@@ -1,4 +1,4 @@
-"""Stations of a probe: a module that is watched, and the candidates that are tried on its tensors."""
+"""Stations of a probe: a watched module, and the candidates tried on its tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from raysim.schedules.families import parse_schedule
 
 @dataclass(frozen=True)
 class Sampling:
-    """The steps that a probe samples, and the schedule under which they are priced; see `raysim.probe`."""
+    """The steps to sample, and the schedule that prices them; see `raysim.probe`."""
 
     out: Path
     steps: int = 20
@@ -38,12 +38,12 @@ class Sampling:
     seed: int = 0
 
     def halves(self, num_stages: int) -> set[tuple[int, int]]:
-        """Return the stages and microbatches whose backward the schedule has in two parts, of inputs and of weights."""
+        """Return the (stage, microbatch) pairs whose backward is split into an input and a weight part by the schedule."""
         rows = parse_schedule(self.schedule).rows(num_stages, self.num_microbatches)
         return {(action.stage, action.microbatch) for row in rows for action in row if action.op == "W"}
 
     def check(self, num_stages: int, *, times_halves: bool = False) -> None:
-        """Raise ValueError if a field breaks its rule; `times_halves`: backwards in two parts can be timed."""
+        """Raise ValueError if a field is invalid; `times_halves`: split backwards can be timed."""
         for field in ("steps", "every", "num_microbatches"):
             if getattr(self, field) < 1:
                 raise ValueError(f"`{field}` must be at least 1, but got {getattr(self, field)}.")
@@ -60,11 +60,11 @@ class Sampling:
 
 
 class Station:
-    """A module that is watched: it says which microbatches are sampled, and keeps the samples.
+    """A watched module: decides which microbatches to sample, and keeps the samples.
 
-    A step ends with the first forward after `num_microbatches` backwards, or with `end_step`. A step is dropped where forwards
-    and backwards are not as many, or a tensor held NaN or infinity. Torch's pipelines rehearse before their first step, so that step
-    is passed over.
+    A step ends with the first forward after `num_microbatches` backwards, or with `end_step`. A step is dropped if it has too few
+    or too many forwards or backwards, or a tensor held NaN or infinity. In torch's pipelines the first step is skipped, because
+    they rehearse before it.
     """
 
     num_replicas = 1
@@ -82,25 +82,25 @@ class Station:
         self.overhead_s = 0.0
         self._step = 0  # of the training
         self._first_step = int(watch.stage is not None)
-        self._taken = 0  # steps that were begun to be sampled
+        self._taken = 0  # number of steps whose sampling has begun
         self._forwards = 0  # of the step
         self._spoiled = False
-        self._named: dict[int, Samples] = {}  # the samples that a microbatch was called with
+        self._named: dict[int, Samples] = {}  # the sample ids of each microbatch
 
     def open(self) -> None:
-        """Compile the kernels of the candidates, and put the hooks on."""
+        """Compile the kernels of the candidates, and register the hooks."""
         warm({method.codec for candidate in self.candidates for method in candidate.methods.values()})
         self.watch.open(self._begin_forward, self._leaving)
 
     def close(self, *, ends: bool) -> None:
-        """Take the hooks off; `ends`: the last step too is kept if it is whole."""
+        """Remove the hooks; `ends`: also keep the last step if it is complete."""
         self.watch.remove()
         if ends:
             self.end_step()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """End the step at hand, and take the hooks off within the context."""
+        """End the current step, and remove the hooks within the context."""
         self.end_step()
         self.watch.remove()
         try:
@@ -144,7 +144,7 @@ class Station:
                 self._spoiled = True
 
     def end_step(self) -> None:
-        """End the step at hand, and keep its sample if it is whole."""
+        """End the current step, and keep its sample if it is complete."""
         if self._sampled and self._forwards:
             count = self.sampling.num_microbatches
             with self._aside():
@@ -160,7 +160,7 @@ class Station:
         self._named.clear()
 
     def measured(self, *, whole: bool) -> list[Measured] | None:
-        """Return the figures of every candidate in the step at hand, None for a step that is not `whole`."""
+        """Return the measurements of every candidate in the current step, None for a step that is not `whole`."""
         measured = [candidate.end_step() for candidate in self.candidates]
         return measured if whole else None
 
@@ -171,7 +171,7 @@ class Station:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Count the seconds of the block as the probe's own."""
+        """Count the seconds of the block as overhead of the probe."""
         start = Seconds(time.perf_counter(), time.process_time())
         yield
         spent = Seconds(time.perf_counter() - start.wall, time.process_time() - start.cpu)
@@ -180,10 +180,10 @@ class Station:
 
 
 class GradientStation(Station):
-    """A replica of a model whose local gradients are watched: at the end of a sampled step all ranks average them, into nothing.
+    """A replica with watched local gradients, which all ranks average after a sampled step only to measure it.
 
-    Every link candidate is recorded with every replica method. The first method is dense: its average is what the others are held
-    against. A parameter belongs to the stage between cuts that the backward has come to when its gradient is whole.
+    Every link candidate is recorded with every replica method. The first method is dense, and its average is the reference for the
+    others. A parameter belongs to the stage that the backward has reached when its gradient is computed.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class GradientStation(Station):
         super().__init__(watch, links, sampling, channel.rank)
         self.num_replicas = channel.size
         self._gradients: dict[str, Tensor] = {}  # of this rank alone, summed over the microbatches of the step
-        self._parts: dict[str, int] = {}  # stages of parameters
+        self._parts: dict[str, int] = {}  # the stage of each parameter
         self._methods, self._channel = methods, channel
         self._handles: list[RemovableHandle] = []
 
@@ -219,7 +219,7 @@ class GradientStation(Station):
         local, self._gradients = self._gradients, {}
         everyone: list[Any] = [None] * self._channel.size
         dist.all_gather_object(everyone, (links is not None, self._parts), group=self._channel.group)
-        if links is None or not all(kept for kept, _ in everyone):  # then no rank keeps the step
+        if links is None or not all(kept for kept, _ in everyone):  # if one rank drops the step, all do
             return None
         self._parts = everyone[0][1]
         stages: dict[int, dict[str, Tensor]] = {}
@@ -238,7 +238,7 @@ class GradientStation(Station):
         try:
             with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
                 averages = [method.average(stages, self._channel, context) for method in self._methods]
-        except ReplicaError:  # at all ranks alike: the training goes on, and so does the probe
+        except ReplicaError:  # raised on all ranks; the training goes on, and so does the probe
             return None
         measured = []
         for method, average in zip(self._methods, averages, strict=True):
@@ -260,7 +260,7 @@ class GradientStation(Station):
 
 
 def _fidelity(average: MemberRounds, dense: MemberRounds) -> float:
-    """Return 1 - the squared norm of the error of an average over that of the dense mean."""
+    """Return 1 - (squared norm of an average's error) / (squared norm of the dense mean)."""
     values, mean = average.result.gradients, dense.result.gradients
     error2 = sum(float((values[name].double() - x.double()).square().sum()) for name, x in mean.items())
     norm2 = sum(float(x.double().square().sum()) for x in mean.values())

@@ -1,4 +1,4 @@
-"""Seconds of a module's parts between cuts, by public hooks: the time inside of a hook counts for none of them."""
+"""Times a module's parts between cuts by public hooks; time spent in a hook is excluded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Seconds(NamedTuple):
-    """Seconds as they passed, and CPU seconds of this process."""
+    """Wall-clock seconds, and CPU seconds of this process."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -26,14 +26,14 @@ class Seconds(NamedTuple):
 
 
 class Stopwatch:
-    """Times the forward and backward of every part of a module, and shows the tensors that leave a part.
+    """Times the forward and backward of every part of a module, and reports the tensors that leave a part.
 
-    The parts are the stages `first` to `first + len(cuts)` of `num_stages`. Where they are not all, the module's input and output
-    cross boundaries too. `backwards` counts the microbatches whose gradients were accumulated; `part` is the stage that the
-    backward has come to.
+    The parts are the stages `first` to `first + len(cuts)` of `num_stages`. If these are not all stages, the module's input and
+    output cross boundaries too. `backwards` counts the microbatches whose gradients have been accumulated; `part` is the stage
+    that the backward has reached.
 
-    Schedules without a bubble let torch's `stage` compute the gradients of weights apart, which no hook of autograd shows. They
-    do so by the stage's method `backward_weight_one_chunk`, which is wrapped until `remove`.
+    In zero-bubble schedules torch's `stage` computes weight gradients separately, unseen by autograd hooks, in its method
+    `backward_weight_one_chunk`, which is wrapped until `remove`.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Stopwatch:
         self._first, self._last = first, first + len(cuts)
 
     def open(self, begin: Callable[[], int | None], leaving: Callable[[str, int, int, Tensor], None]) -> None:
-        """Put the hooks on.
+        """Register the hooks.
 
-        `begin` returns the number of the microbatch whose forward begins, None if it is not watched. `leaving` is given each
-        activation ("forward") or gradient ("backward") that crosses a boundary, after the direction, boundary and microbatch.
+        `begin` returns the number of the microbatch whose forward begins, None if it is not watched. `leaving` is called with the
+        direction ("forward" or "backward"), boundary, microbatch and tensor of each activation or gradient that crosses a boundary.
         """
         self._begin_forward, self._leaving = begin, leaving
         self.seconds: dict[tuple[int, str, int], Seconds] = {}  # of a stage, "F", "B" or "W", and a microbatch
@@ -63,8 +63,8 @@ class Stopwatch:
         self.part = self._last
         self._watched: int | None = None  # the microbatch whose forward runs
         self._backward: int | None = None  # the microbatch whose backward runs
-        self._awaited = False  # whether a backward has begun that has not accumulated a gradient yet
-        self._apart = False  # whether gradients of weights are computed apart
+        self._awaited = False  # whether a backward has begun but not accumulated a gradient yet
+        self._apart = False  # whether weight gradients are being computed separately
         self._began = Seconds()
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._device = trained[0].device if trained else torch.device("cpu")
@@ -81,10 +81,10 @@ class Stopwatch:
         for handle in self._handles:
             handle.remove()
         if self.stage is not None:
-            del self.stage.backward_weight_one_chunk  # the one of its class is seen again
+            del self.stage.backward_weight_one_chunk  # restores the class's method
 
     def skip(self, spent: Seconds) -> None:
-        """Leave seconds that have just passed out of the part that runs."""
+        """Exclude seconds that have just passed from the running part."""
         self._began = self._began.plus(spent)
 
     def _begin(self, module: nn.Module, args: Any) -> None:
@@ -98,7 +98,7 @@ class Stopwatch:
 
     def _hook_at(self, boundary: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if self._watched is None or self._backward is not None:  # recomputed in the backward, it crosses no more
+            if self._watched is None or self._backward is not None:  # recomputed in the backward, so not sent again
                 return
             self._add(boundary, "F", self._watched)
             x = tensor_of(output)
@@ -109,10 +109,10 @@ class Stopwatch:
         return hook
 
     def _await_gradient(self, x: Tensor, boundary: int, microbatch: int) -> None:
-        """Have the gradient of a tensor that crosses a boundary end the backward behind the boundary."""
+        """End the backward of the stage after a boundary when the gradient of the crossing tensor arrives."""
 
         def arrived(gradient: Tensor) -> None:
-            handle.remove()  # torch's pipelines receive into the same tensor again
+            handle.remove()  # torch's pipelines reuse the receive buffer
             self.part = boundary
             self._add(boundary + 1, "B", microbatch)
             self._leaving("backward", boundary, microbatch, gradient.detach())
@@ -128,7 +128,7 @@ class Stopwatch:
             if self._last < self.num_stages - 1:
                 self._leaving("forward", self._last, microbatch, tensor_of(output).detach())
 
-        fresh = [True]  # until the first of the results gets its gradient
+        fresh = [True]  # until the first result gets its gradient
 
         def began(gradient: Tensor) -> None:
             if fresh and not self._apart:
@@ -141,7 +141,7 @@ class Stopwatch:
                 leaf.register_hook(began)  # type: ignore[no-untyped-call]
 
     def _accumulated(self, parameter: Tensor) -> None:
-        """Count the microbatch, and the time since the last mark for the first stage; other stages end at their boundary."""
+        """Count the microbatch, and add the time since the last mark to the first stage; other stages end at their boundary."""
         if self._apart:
             return
         if self._awaited:
@@ -154,7 +154,7 @@ class Stopwatch:
             self._mark()
 
     def _timed(self, compute: Callable[..., None]) -> Callable[..., None]:
-        """Return the method of a stage that computes the gradients of weights for a microbatch, with its time taken."""
+        """Wrap a stage's method for a microbatch's weight gradients, so that it is timed."""
 
         def timed(microbatch: int, *args: Any, **kwargs: Any) -> None:
             watched = (self._last, "F", microbatch) in self.seconds
@@ -167,7 +167,7 @@ class Stopwatch:
                 self._apart = False
             self.backwards += 1
             if watched:
-                # torch's first stage has no input to differentiate, and nothing was timed
+                # torch's first stage has no input gradient, so nothing was timed
                 self.seconds.setdefault((self._last, "B", microbatch), Seconds())
                 self._add(self._last, "W", microbatch)
 
@@ -188,7 +188,7 @@ class Stopwatch:
 
 
 def tensor_of(values: Any) -> Tensor:
-    """Return the first floating-point tensor among a module's arguments or results; raises ValueError if there is none."""
+    """Return the first floating-point tensor in a module's arguments or results; raises ValueError if there is none."""
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return leaf

@@ -15,10 +15,10 @@ from raysim.probing.station import Sampling
 
 
 class ProbeCallback(TrainerCallback):
-    """Probes a training of the Hugging Face Trainer, which is not changed.
+    """Probes a training of the Hugging Face Trainer without changing it.
 
-    Give `cuts` and `candidates` for a training in one process; for one on several ranks `gradients`, or both. A step has
-    `gradient_accumulation_steps` microbatches; steps of fewer, at the end of an epoch, are not sampled. The other arguments
+    Give `cuts` and `candidates` for training in one process; on several ranks give `gradients`, or both. A step has
+    `gradient_accumulation_steps` microbatches; shorter steps at the end of an epoch are not sampled. The other arguments
     are those of `raysim.probe`, whose errors are raised when the training begins.
     """
 
@@ -46,7 +46,7 @@ class ProbeCallback(TrainerCallback):
         if self._gradients and not dist.is_initialized():
             raise ValueError("`gradients` must be left out for a training in one process, which has no replicas.")
         if not self._gradients and not state.is_world_process_zero:
-            return  # replicas have the same links
+            return  # all replicas have the same links
         group = dist.group.WORLD if self._gradients else None
         self.probe = probe_module(model, self._cuts, self._candidates, self._gradients, sampling, group)
         self.probe.__enter__()
