@@ -1,4 +1,4 @@
-"""A worker's share in the groups that end a step, whose results replace the gradients of its stages."""
+"""A worker's part in the groups that end a step; their results replace the gradients of its stages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Averaging:
         self._accounts: list[GroupAccount] = []
 
     def run(self, step: int, step_s: float | None, *, after_update: bool = False) -> Turns[None]:
-        """Exchange the rounds of all groups of this worker's stages, phase by phase and round by round.
+        """Run all groups of this worker's stages, phase by phase and round by round.
 
         `after_update`: run the groups of the last phase, which exchange parameters, instead of all others. All workers run their
         groups' rounds in the same order, so that they cannot deadlock. Raises DivergedError if gradients hold NaN or infinity,
@@ -104,7 +104,7 @@ class Averaging:
         return self._averaged[stage].with_momentum if stage in self._averaged else frozenset()
 
     def parameters(self, stage: int) -> Gradients:
-        """Return the values that replace a stage's parameters, for a decentralized method."""
+        """Return the new parameters of a stage, for a decentralized method."""
         return self._averaged[stage].parameters if stage in self._averaged else {}
 
     def agreed(self, stage: int) -> Gradients:

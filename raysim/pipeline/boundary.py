@@ -1,4 +1,4 @@
-"""One side of the boundary between two stages, which sends and receives the messages across it."""
+"""One side of the boundary between two stages; sends and receives the messages across it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class DeviceFacts(NamedTuple):
     cuda: str
     memory_bytes: int
     bfloat16: bool
-    """True if it computes in bfloat16 without emulation."""
+    """True if the GPU supports bfloat16 without emulation."""
     uuid: str
     """The identity of the GPU, unique over all nodes."""
 

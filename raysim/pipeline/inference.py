@@ -156,7 +156,7 @@ class BatchNormStatistics:
         self._layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
         self._of_training: list[tuple[float | None, dict[str, Tensor]]] = []
         self.estimated: list[_BatchNorm] = []
-        """The layers whose statistics are being estimated."""
+        """The layers with statistics being estimated."""
 
     def estimate(self) -> None:
         """Set the statistics of training aside, and average new ones in the forwards until `use`."""

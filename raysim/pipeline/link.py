@@ -1,4 +1,4 @@
-"""One end of a tensor's link, which holds the compressor's state and counts bytes, seconds and errors."""
+"""One end of a tensor's link; holds the compressor's state and counts bytes, seconds and errors."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from raysim.codecs.message import Message
 Result = TypeVar("Result")
 
 Key: TypeAlias = "tuple[Any, ...]"
-"""The name of a message, unique within a step, which sender and receiver derive independently."""
+"""The name of a message, unique within a step, and derived independently by sender and receiver."""
 
 Parts: TypeAlias = "tuple[Message | None, ...]"
 
@@ -42,4 +42,4 @@ class Receive(NamedTuple):
 
 
 Turns: TypeAlias = Generator[Send | Receive, Parts, Result]
-"""Work that sends and receives messages on its way to a result."""
+"""A generator that sends and receives messages, and returns a result."""

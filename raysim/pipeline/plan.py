@@ -28,7 +28,7 @@ from raysim.workloads.partition import CutChoice, Partition
 from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
-"""By tied parameter: its owners, each a stage and the parameter's name there."""
+"""The owners of each tied parameter: stages, with the parameter's name there."""
 
 
 class Origin(NamedTuple):
@@ -36,13 +36,13 @@ class Origin(NamedTuple):
 
     first_step: int = 0
     rate_steps: int | None = None
-    """Steps over which the learning rate was planned; None for those of the run itself."""
+    """Number of steps over which the learning rate was planned; None for the run's own."""
     rate_epochs: int | None = None
-    """Epochs over which it was planned, instead of steps."""
+    """Number of epochs over which it was planned, instead of steps."""
     model_seed: int | None = None
-    """Seed from which the model was made; None for the run's own."""
+    """Seed of the model's initial weights; None for the run's own."""
     memories_from: int = 0
-    """Step at which the memories of compressors and replica methods began empty."""
+    """Step at which the memories of compressors and replica methods started empty."""
 
 
 FROM_SCRATCH = Origin()
@@ -197,7 +197,7 @@ class Plan:
 
     @property
     def exchange_delay(self) -> int:
-        """How many steps an exchange may lag before a step waits for it."""
+        """The number of steps that an exchange may lag before a step waits for it."""
         return exchange_delay(self.config)
 
     def rounds_in(self, step: int, group: Group) -> int:
@@ -232,7 +232,7 @@ class Plan:
 
     @property
     def rate_steps(self) -> int:
-        """Steps over which the learning rate is planned."""
+        """The number of steps over which the learning rate is planned."""
         origin = self.origin
         return origin.rate_steps or (origin.rate_epochs or 0) * self.steps_per_epoch or self.num_steps
 

@@ -144,7 +144,7 @@ def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> Non
 
 
 def check_generation(stages: Sequence[nn.Module], test: Split, start: int, num_tokens: int) -> None:
-    """Raise ConfigError if a model cannot take a text truncated at `start`, where the generation of its answer begins."""
+    """Raise ConfigError if a model cannot take a text truncated at `start`, the first position to generate."""
     ids = torch.zeros(1, dtype=torch.int64).numpy()
     value = test.inputs(ids, 0, 0, False)[:, : start + 1]
     wanted = (1, start + 1)

@@ -57,7 +57,7 @@ class Evaluated(NamedTuple):
     samples: int = 0
     sums: tuple[float, ...] = ()
     each: tuple[SampleScores, ...] = ()
-    """Of the samples of each batch in their order, if they were asked for."""
+    """The scores of each batch's samples, in order, if requested."""
 
     def plus(self, other: Evaluated) -> Evaluated:
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums else other.sums

@@ -333,7 +333,7 @@ class Stage:
 
 
 def _of_inputs(inputs: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> Value:
-    """Return the gradient of a stage's input, zeros for tensors on which nothing trained depends."""
+    """Return the gradient of a stage's input; zeros for tensors without a gradient."""
     filled = {
         name: torch.zeros_like(x) if gradient is None else gradient
         for (name, x), gradient in zip(inputs.items(), gradients, strict=True)

@@ -36,7 +36,7 @@ class Versions:
         self.delays = delays
         self.longest = max(delays)
         self.per_update = 1 if policy.updates_each_microbatch else len(delays)
-        """Microbatches of an update."""
+        """Number of microbatches per update."""
         self._parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._prepare = prepare
         self._memory: Memory = {}

@@ -109,15 +109,15 @@ def branches(
             f"Branching: {len(candidates)} settings of {len(batches)} steps each take the time of {steps} steps of the training, and "
             f"{format_bytes(snapshot.num_bytes)} of memory for its state."
         )
-    taken = []
+    results = []
     try:
         for candidate in candidates:
             with _linked(cuts, candidate, num_microbatches, seed):
-                taken.append(Branch(candidate, _losses(train_step, batches)))
+                results.append(Branch(candidate, _losses(train_step, batches)))
             snapshot.restore()
     finally:
         snapshot.restore()
-    return taken
+    return results
 
 
 def _losses(train_step: Callable[[Any], Tensor | float], batches: Sequence[Any]) -> tuple[float, ...]:

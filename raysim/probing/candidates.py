@@ -48,9 +48,9 @@ class Sample(NamedTuple):
     """Measurements of one step."""
 
     seconds: Mapping[tuple[int, int, str, int], Seconds]
-    """Of the compute, by replica, stage, "F", "B" or "W", and microbatch."""
+    """Compute time by replica, stage, "F", "B" or "W", and microbatch."""
     measured: Sequence[Measured]
-    """Of every candidate."""
+    """Measurements of every candidate."""
 
 
 def together(parts: Sequence[Mapping[int, Sample]]) -> list[Sample]:

@@ -135,7 +135,7 @@ class Probe:
         began = time.perf_counter()
         candidates = list(dict.fromkeys(setting["forward"] for setting in self._settings))
         with station.paused():
-            taken = branches(
+            results = branches(
                 station.module,
                 station.watch.cuts,
                 candidates,
@@ -147,7 +147,7 @@ class Probe:
                 say=say,
             )
         station.overhead_s += time.perf_counter() - began
-        return taken
+        return results
 
     def _gathered(self, own: list[Any]) -> list[list[Any]]:
         """Return the lists of all ranks at the group's first rank, an empty list at the others."""

@@ -180,7 +180,7 @@ class Station:
 
 
 class GradientStation(Station):
-    """A replica with watched local gradients, which all ranks average after a sampled step only to measure it.
+    """A replica with watched gradients: after a sampled step all ranks average them, but only to measure it.
 
     Every link candidate is recorded with every replica method. The first method is dense, and its average is the reference for the
     others. A parameter belongs to the stage that the backward has reached when its gradient is computed.

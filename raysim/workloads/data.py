@@ -239,12 +239,12 @@ class OwnSplit:
 
 
 def own(name: str, arguments: Mapping[str, Any]) -> Data:
-    """Return the data of `package.module:function`, which returns two objects: training and test samples.
+    """Return the data of `package.module:function`.
 
-    Each object has a length and, by index, pairs of an input and a target: tensors, arrays or numbers. Integers are tokens
-    as inputs and classes as targets; targets of -100 are ignored. The number of classes is the greatest target plus 1, or the
-    length of the training object's attribute `classes`. Targets other than sequences are read once, before anything starts.
-    Raises ValueError naming the broken rule.
+    The function returns two objects, the training and the test samples. Each has a length and, by index, pairs of an input
+    and a target: tensors, arrays or numbers. Integers are tokens as inputs and classes as targets; targets of -100 are ignored.
+    The number of classes is the greatest target plus 1, or the length of the training object's attribute `classes`. Targets
+    other than sequences are read once, before anything starts. Raises ValueError naming the broken rule.
     """
     function: Callable[..., Any] = import_function("Data", name)
     try:

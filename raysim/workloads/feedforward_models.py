@@ -182,7 +182,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions, the middle one with `width` channels, and a skip connection to the 4 x `width` output channels."""
+    """Three convolutions with a skip connection: `width` channels in the middle, 4 x `width` in the output."""
 
     expansion = 4
 

@@ -104,7 +104,7 @@ def _check_keys(config: Any, values: Mapping[str, Any]) -> None:
 
 
 def check_fits(config: Any, shape: DataShape, where: str) -> None:
-    """Raise ValueError if the data have more tokens, longer samples or other images than the model takes."""
+    """Raise ValueError if the model does not fit the data's vocabulary, sample length or image size."""
     if task_of(shape) == "images":
         _check_pictures(config, shape, where)
         return
@@ -120,7 +120,7 @@ def check_fits(config: Any, shape: DataShape, where: str) -> None:
 
 
 def check_tokens(path: str, shape: DataShape) -> None:
-    """Raise ValueError if text is read as bytes although the folder of the weights has a tokenizer with other tokens."""
+    """Raise ValueError if text is read as bytes although the weights come with a different tokenizer."""
     by_bytes = task_of(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
     if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
         raise ValueError(
@@ -150,7 +150,7 @@ _ANY_SIZE = ("convnext", "resnet")  # convolutions alone
 
 
 def refusal(path: str, error: Exception) -> ValueError:
-    """Return the error for a folder that cannot be loaded, with the remedy if it needs the folder's own code."""
+    """Return the error for an unloadable folder, with the remedy if it needs the folder's own code."""
     if "trust_remote_code" in str(error):
         return ValueError(
             f"`model.path` {path!r} needs Python code of its own to be run. If you trust it, set `model.trust_remote_code = true`."

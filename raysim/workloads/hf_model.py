@@ -282,4 +282,4 @@ def add_lora(model: Any, options: Mapping[str, Any], trained: Sequence[str] = ()
 
 
 ADDED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("block.self_attn.o_proj", "block.mlp.down_proj"))
-"""Names within a block of the layers whose output is added to the stream as it is: no norm, gain or scale comes between."""
+"""Names, within a block, of the layers whose output is added to the residual stream without norm, gain or scale."""

@@ -95,7 +95,7 @@ class MeanSquaredError(Loss):
 
 @dataclass(frozen=True)
 class OwnLoss(Loss):
-    """A function of outputs and targets that returns the mean loss over them."""
+    """A user's function from outputs and targets to their mean loss."""
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]

@@ -65,7 +65,7 @@ class Accuracy(Metric):
 
 @dataclass(frozen=True)
 class ExactMatch(Metric):
-    """The share of samples whose greedily generated answer is right in every token.
+    """The share of samples with a fully correct greedily generated answer.
 
     Evaluations generate the answers, see `raysim.pipeline.inference`, except the first `given` targets and those of -100.
     """
@@ -155,7 +155,7 @@ class R2(Metric):
 
 @dataclass(frozen=True)
 class OwnMetric(Metric):
-    """A custom function of outputs and targets that returns a mean over samples; evaluations average it over all samples."""
+    """A user's function from outputs and targets to a mean over samples; evaluations average it over all samples."""
 
     function: Callable[[Tensor, Tensor], Any]
 

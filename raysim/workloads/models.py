@@ -39,7 +39,7 @@ NO_SUBSPACE: dict[Callable[..., nn.Sequential], str] = {
     resnet101: "has a residual stream whose width changes",
     vgg16: "has no residual stream",
 }
-"""The reasons why models have no boundaries in a subspace."""
+"""The reasons why models cannot have boundaries in a subspace."""
 
 
 def build_model(

@@ -61,12 +61,12 @@ class Partition:
     stages: list[nn.Sequential]  # the layers keep their names; each stage owns its parameters
     cuts: tuple[str, ...]  # the names of the last layers of all stages but the last
     cut_choices: tuple[CutChoice, ...]
-    """For each cut, its bytes; beside an automatic one the cut by work alone, beside a given one a cheaper cut, if they differ."""
+    """Each cut with its bytes, and an alternative: for automatic cuts the one by work alone, for given cuts a cheaper one."""
     boundaries: tuple[BoundaryTensors, ...]  # for each cut, the tensors that cross it with one microbatch
     num_parameters: tuple[int, ...]  # by stage; a tied parameter counts in each of its stages
     flops_forward: tuple[int, ...]  # by stage, per microbatch; a multiply-add counts as two
     tied: tuple[Tied, ...]
-    """Parameters that are in two stages; a parameter of more stages has an entry for each stage after the first."""
+    """Parameters shared by two stages; those of more stages have an entry for each stage after the first."""
     shadow: Shadow  # the model on fake tensors
     spans: tuple[tuple[int, int], ...]  # for each stage, its first layer and the one after its last
 

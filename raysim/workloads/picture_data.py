@@ -267,7 +267,7 @@ def normalise(
 
 
 def augmented(images: NDArray[np.uint8], ids: NDArray[np.int64], epoch: int, key: int, style: str) -> NDArray[np.uint8]:
-    """Crop and mirror images at random: anew in each epoch (`random`), once for each id (`fixed`), or not (`none`)."""
+    """Crop and mirror images at random: again in each epoch (`random`), once for each id (`fixed`), or not (`none`)."""
     if style == "none":
         return images
     offsets = 2 * PADDING + 1

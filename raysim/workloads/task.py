@@ -117,7 +117,7 @@ def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence
 
 
 def answer_span(split: Split, given: int) -> tuple[int, int]:
-    """Return the range of positions, from `given` on, that hold a target other than -100 in any sample."""
+    """Return the range (start, stop) of positions from `given` on with a target other than -100 in any sample."""
     counted = np.any([(targets != IGNORED).any(axis=0) for targets in _targets(split)], axis=0)
     positions = given + np.flatnonzero(counted[given:])
     if not len(positions):

@@ -81,7 +81,7 @@ def _itself(parameter: nn.Parameter, _memo: object) -> nn.Parameter:
 
 @contextmanager
 def fake(mode: FakeTensorMode) -> Iterator[None]:
-    """Enter a mode of fake tensors in which failing operations do not also log a traceback, torch's default."""
+    """Enter a mode of fake tensors, without torch's log message for failing operations."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:
