@@ -1,7 +1,7 @@
-"""The actor that holds a worker on Ray, and passes messages between workers.
+"""Ray actors that run the workers and exchange messages.
 
-A message is the argument of an actor call that the sending worker makes itself. Ray takes it straight to the receiver, see
-`delivery`. A concurrency group of its own receives messages while the worker computes.
+The sending worker passes a message as an argument of an actor call, which Ray takes straight to the receiver; see `delivery`.
+A separate concurrency group receives messages while the worker computes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from raysim.pipeline.messages import Key, Send, Turns
 from raysim.pipeline.reports import Failure
 
 MESSAGES = "messages"  # the concurrency group that receives them
-PROBE_BYTES = 100 * 1024  # of a message between peers that greet each other
-GREET_AGAIN_S = 0.5  # after a call that found no way to a peer
-REACH_TRIES = 5  # calls to a peer, of which the quickest counts
+PROBE_BYTES = 100 * 1024  # size of the test message in `greet`
+GREET_AGAIN_S = 0.5  # pause before calling unreachable peers again
+REACH_TRIES = 5  # calls to each peer; the fastest counts
 LIFE: dict[str, Any] = {
-    "max_concurrency": 1,  # beside the messages: calls run one after another
-    "max_restarts": 0,  # a worker that came back by itself would have fresh weights and say nothing
+    "max_concurrency": 1,  # calls other than messages run one after another
+    "max_restarts": 0,  # a worker restarted by Ray would silently have fresh weights
     "max_task_retries": 0,
-    "enable_task_events": False,  # of thousands of calls a second, which would all go to the head of the cluster
+    "enable_task_events": False,  # thousands of calls a second would each send events to the head of the cluster
 }
 
 
 class StageActor:
-    """A process that is one worker after another, with a mailbox that its peers fill."""
+    """A process that runs workers, one after another, with a mailbox filled by its peers."""
 
     def __init__(self) -> None:
         self._mailbox = Mailbox()
@@ -42,17 +42,17 @@ class StageActor:
         self._kept: dict[str, Any] = {}
 
     def keep(self, **arguments: Any) -> None:
-        """Keep large arguments of the next worker: the objects that held them may then be dropped, before it is made."""
+        """Keep large arguments for the next worker, so that their objects can be freed before it is made."""
         self._kept = arguments
 
     def take(self, session: str, peers: Mapping[int, Any], make: Callable[..., Any], *arguments: Any) -> None:
-        """Become the worker that `make` returns, which exchanges messages with `peers`, within this actor's share of a GPU.
+        """Become the worker returned by `make`, limited to this actor's share of a GPU.
 
-        `make` gets the arguments, and those of `keep`.
+        The worker exchanges messages with `peers`. `make` gets `arguments` and those of `keep`.
         """
         import ray
 
-        self._worker = None  # nothing of the last one is left
+        self._worker = None  # free the previous worker first
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)  # type: ignore[no-untyped-call]
@@ -68,15 +68,15 @@ class StageActor:
         self._worker = make(*arguments, **kept)
 
     def echo(self, num_bytes: int) -> np.ndarray:
-        """Return an array of this size, whose way back tells the threshold of this node, see `find_limits`."""
+        """Return an array of this size, from which `find_limits` finds the threshold of this node."""
         return np.zeros(num_bytes, np.uint8)
 
     def bound(self, limits: Limits) -> None:
-        """Take the limits of messages."""
+        """Set the limits of messages."""
         self._limits = limits
 
     def greet(self, timeout_s: float) -> list[int]:
-        """Return the peers that do not receive a message through the object stores in time."""
+        """Return the peers that cannot be reached through the object store within `timeout_s`."""
         import ray
 
         probe = ray.put(np.zeros(PROBE_BYTES, np.uint8))
@@ -96,7 +96,7 @@ class StageActor:
         """Receive a message of `greet`, or a call of `reach`."""
 
     def reach(self) -> Reach:
-        """Return how far the peers are, and whether connections to them start slowly."""
+        """Return the round trip to the farthest peer, and whether TCP starts slowly after idle here."""
         import ray
 
         farthest_s = 0.0
@@ -114,7 +114,7 @@ class StageActor:
         return getattr(self._worker, method)(*arguments)
 
     def perform(self, turn: int, method: str, *arguments: Any) -> Any:
-        """Run a generator method of the worker, sending and receiving its messages on the way, and return its result."""
+        """Run a generator method of the worker, send and receive its messages, and return its result."""
         worker = self._worker
         assert worker is not None
         self._mailbox.begin(turn)
@@ -130,7 +130,7 @@ class StageActor:
         return outcome
 
     def deliver(self, sent: tuple[str, int, int, Key | None, Message | None], *everyone: Message | None) -> None:
-        """Receive a message; one without a key says that its sender has finished this turn."""
+        """Receive a message; without a key, it marks the sender as finished for this turn."""
         session, turn, source, key, message = sent
         if key is None:
             self._mailbox.stop(session, turn, source)
@@ -138,15 +138,15 @@ class StageActor:
             self._mailbox.put(session, turn, source, key, (message, *everyone))
 
     def deliver_piece(self, name: tuple[str, int, int, Key], piece: np.ndarray, left: int) -> None:
-        """Receive a piece of a message, of which `left` are still to come."""
+        """Receive a piece of a message; `left` more pieces follow."""
         self._mailbox.put_piece(*name, piece, left)
 
     def speed(self) -> float:
-        """Return the speed of the node, see `measured_gflops`."""
+        """Return the speed of the node in GFLOP/s; see `measured_gflops`."""
         return measured_gflops()
 
     def whereabouts(self) -> tuple[str, int]:
-        """Return the node, and the bytes of its memory."""
+        """Return the node's id and memory in bytes."""
         import ray
 
         return ray.get_runtime_context().get_node_id(), node_memory().size
@@ -189,7 +189,7 @@ class StageActor:
 
 
 def _answered(call: Any) -> bool:
-    """Return whether a call that has ended reached its actor. Without a way to the actor, a call ends at once with an error."""
+    """Return whether a finished call reached its actor. If the actor cannot be reached, a call fails at once."""
     import ray
     from ray.exceptions import ActorUnavailableError
 
@@ -201,7 +201,7 @@ def _answered(call: Any) -> bool:
 
 
 def start_actor(**options: Any) -> Any:
-    """Start a `StageActor` with these options of Ray, and return its handle."""
+    """Start a `StageActor` with these Ray options, and return its handle."""
     import ray
 
     return ray.remote(concurrency_groups={MESSAGES: 1})(StageActor).options(**options, **LIFE).remote()  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
-"""The seconds that Ray takes of this machine, measured between idle actors: calls, hops, bytes, and the driver's part of a step.
+"""Measure Ray's overhead on this machine: seconds per call, message and byte, and the driver's seconds per step.
 
-The actors are those of a training, and send messages as it does. All are on one machine, so that no wire is in the figures, which are
-low quantiles: other work only ever adds to them.
+The idle actors are those of a training run, and send messages in the same way. All are on one machine, so no network is included.
+The figures are low quantiles, because other load can only add to them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_S = 120.0
 
 
 class Player:
-    """A worker without work, which exchanges messages with the other player."""
+    """A worker that only exchanges messages with the other player."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -41,7 +41,10 @@ class Player:
         self.threads = nullcontext
 
     def rally(self, size: int, rounds: int) -> Turns[tuple[list[tuple[float, float]], float]]:
-        """Return the first player's seconds to hand over and get back each message of `size` bytes, and own CPU seconds."""
+        """Send messages of `size` bytes back and forth.
+
+        Returns the first player's seconds to send, and to send and get back, each message, and this player's CPU seconds.
+        """
         message, other, times = (b"", np.zeros(size, np.uint8)), 1 - self.index, []
         cpu_s = time.process_time()
         for turn in range(rounds):
@@ -56,13 +59,13 @@ class Player:
         return times, time.process_time() - cpu_s
 
     def rest(self) -> Turns[None]:
-        """Do nothing, as a step of no actions."""
+        """Do nothing, like a step without actions."""
         return
         yield
 
 
 class Hop(NamedTuple):
-    """The seconds of a message of one size from worker to worker: low quantiles, and CPU seconds of both workers in the mean."""
+    """Seconds per message of one size between two workers: low quantiles, and the mean CPU seconds of both workers."""
 
     size: int
     call_s: float
@@ -71,9 +74,9 @@ class Hop(NamedTuple):
 
 
 def calibrate_ray() -> tuple[HostCosts, list[Hop]]:
-    """Measure Ray on this machine, or on a node of the cluster that `RAY_ADDRESS` names; takes some seconds beside Ray's start.
+    """Measure Ray on this machine, or on this node of the cluster at `RAY_ADDRESS`.
 
-    Raises ConfigError if there is no such cluster, WorkerLostError if Ray does not start.
+    Takes some seconds after Ray's start. Raises ConfigError if there is no such cluster, WorkerLostError if Ray does not start.
     """
     import ray
 
@@ -98,7 +101,7 @@ def calibrate_ray() -> tuple[HostCosts, list[Hop]]:
 
 @contextmanager
 def _actors(count: int) -> Iterator[list[Any]]:
-    """Start or join Ray, and players on the driver's node, each of which knows the others."""
+    """Start or join Ray, and start players on the driver's node that know one another."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -122,7 +125,7 @@ def _actors(count: int) -> Iterator[list[Any]]:
         end_ray(watch)
 
 
-_TURNS = iter(range(1, 10**9))  # one number for all actors, whose mailboxes drop earlier turns
+_TURNS = iter(range(1, 10**9))  # shared by all actors: their mailboxes drop messages of earlier turns
 
 
 def _perform(actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
@@ -145,7 +148,7 @@ def _hop(actors: Sequence[Any], size: int) -> Hop:
 
 
 def _step_s(actors: Sequence[Any]) -> float:
-    """Return the driver's seconds for the two calls of a step whose workers do nothing."""
+    """Return the driver's seconds for the two calls of an empty step."""
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Connections to Ray: start or join one, its token, dashboard and addresses, and an end that keeps signal handlers."""
+"""Start, join and shut down Ray, keeping this process's signal handlers; its token, dashboard and addresses."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from raysim.engine.delivery import NEAR_BYTES, RAY_SETTING
 from raysim.engine.watch import HeadWatch, RayWatch, ServersWatch
 from raysim.pipeline.errors import WorkerLostError
 
-# Ray's own 15 leaves stages hardly any CPU beside other work: with three busy processes on two cores a start took 155 s.
+# Ray's default niceness, 15, starves stages under other load: with three busy processes on two cores, a start took 155 s.
 OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
-# Settings of a Ray without a dashboard, whose metrics and task events would go unread.
+# Settings without a dashboard: nobody would read the metrics and task events.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
-END_S = 10.0  # for Ray's servers to end in order, before they are killed: Ray's core waits for a stopped one for ever
-ANSWER_S = 3.0  # for the head to take a connection
+END_S = 10.0  # for Ray's servers to shut down before they are killed: Ray's core waits for ever for a suspended one
+ANSWER_S = 3.0  # for the head to accept a connection
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 def listen_on_loopback(address: str | None = None) -> None:
-    """Make a Ray of this process listen on loopback only, unless it joins the cluster of an address. Call it before Ray is imported.
+    """Make a Ray started by this process listen on loopback only, unless it joins the cluster at `address`.
 
-    By default Ray on Linux listens on all addresses. The variable was made for other systems, hence its name.
+    Call this before Ray is imported. By default Ray on Linux listens on all addresses. Ray made the variable for other systems.
     """
     if not (address or os.environ.get("RAY_ADDRESS")):
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 
 def protect_token() -> None:
-    """Make the token's file, which Ray writes for all to read, readable by its owner only, if there is one."""
+    """Make the token file, if there is one, readable by its owner only: Ray writes it readable for all."""
     with suppress(OSError):
         _token_file().chmod(0o600)
 
 
 def dashboard_sentence(url: str) -> str:
-    """Return a sentence with the address of Ray's dashboard, and the file of its token if it asks for one."""
+    """Return a sentence with the URL of Ray's dashboard, and its token file if it requires a token."""
     asked = os.environ.get("RAY_AUTH_MODE") == "token"
     return f"Ray's dashboard: http://{url}" + (f", by the token in {_token_file()}" if asked else "")
 
 
 def token_words() -> str:
-    """Return the end of a sentence on a refusal: the token that this process showed, and the remedy."""
+    """Return the end of a sentence on a refused token: the token this process presented, and the remedy."""
     copied = "from the machine that made the cluster"
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return (
@@ -67,10 +67,10 @@ def token_words() -> str:
 
 
 def user_here() -> str:
-    """Return user@host of this process, the name of its jobs to others on a cluster."""
+    """Return user@host of this process, by which its jobs are shown to other users of a cluster."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):  # a user without a name, as in some containers
+    except (OSError, KeyError):  # a user without a name, for example in some containers
         return socket.gethostname()
 
 
@@ -79,7 +79,7 @@ def _token_file() -> Path:
 
 
 def init_ray(**options: Any) -> Any:
-    """Return the context of `ray.init` with these options."""
+    """Call `ray.init` with these options, and return its context."""
     import ray
 
     with signals_after(), ray_internals.no_sigterm_handler(), ray_internals.silent_losses():
@@ -91,7 +91,7 @@ def init_ray(**options: Any) -> Any:
 def start_ray(
     *, num_cpus: int | None, dashboard: bool, on_lost: Callable[[RayWatch], None], patience_s: float
 ) -> RayWatch:
-    """Start a Ray of this process's own, on loopback, and watch its servers with `on_lost` and `patience_s`.
+    """Start a private Ray on loopback, and watch its servers with `on_lost` and `patience_s`.
 
     Raises WorkerLostError if it does not start.
     """
@@ -105,7 +105,7 @@ def start_ray(
                 dashboard_host="127.0.0.1",
                 _system_config=OURS | ({} if dashboard else UNWATCHED),
             )
-    except Exception as error:  # Ray's are bare: its servers take too long on a busy machine, or have no space
+    except Exception as error:  # Ray raises bare ones if its servers are too slow to start, or lack space
         end_ray(watch)
         raise WorkerLostError(f"Ray did not start: {first_reason(error)}") from None
     except BaseException:  # a signal that arrived while Ray started
@@ -118,9 +118,9 @@ def start_ray(
 
 
 def end_ray(watch: RayWatch) -> None:
-    """End the watch, shut Ray down, and kill what is left of a Ray of this process.
+    """End the watch, shut Ray down, and kill any remaining servers of a Ray started by this process.
 
-    Signal handlers are kept: Ray's core removes them at its end, and SIGTERM would kill the process.
+    Signal handlers are restored: Ray's core removes them when it ends, and SIGTERM would then kill the process.
     """
     import ray
 
@@ -137,23 +137,23 @@ def end_ray(watch: RayWatch) -> None:
 
 
 def first_reason(error: BaseException) -> str:
-    """Return the line of an error of Ray's that says why: the last of a traceback, the first of anything else."""
+    """Return the line of a Ray error that states the cause: the last line of a traceback, else the first line."""
     lines = _plain_lines(str(error)) or [type(error).__name__]
     return (lines[-1] if "Traceback" in str(error) else lines[0]).rstrip(".")
 
 
 def _plain_lines(text: str) -> list[str]:
-    """Return the lines of a text that are not empty, without the colours of a terminal."""
+    """Return the non-empty lines of a text, without terminal colours."""
     return [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
 
 
 @contextmanager
 def signals_after() -> Iterator[None]:
-    """Put off signals until the block ends, and restore the handlers from before it: for a block that starts or ends Ray.
+    """Defer signals while a block starts or ends Ray, then restore the previous handlers.
 
-    Ray ends the process on SIGTERM, with a stack dump once its core runs, and an interrupted start leaves processes behind.
-    If Ray ends the process all the same, KeyboardInterrupt is raised instead. Signals arrive in the main thread only, so
-    in other threads nothing happens.
+    Ray exits on SIGTERM, with a stack dump once its core runs, and an interrupted start leaves processes behind.
+    If Ray raises SystemExit all the same, KeyboardInterrupt is raised instead. Signals arrive in the main thread only, so
+    in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -180,7 +180,7 @@ def signals_after() -> Iterator[None]:
 
 
 def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> RayWatch:
-    """Join the cluster at an address, checked by `check_address`, and watch its head.
+    """Join the cluster at an address already checked by `check_address`, and watch its head.
 
     `field` names the setting with the address; `on_lost` is called if the head is lost. Raises ConfigError if the cluster cannot
     be joined.

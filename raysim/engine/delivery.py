@@ -1,19 +1,19 @@
-"""The way of a message from worker to worker on Ray: one call, several calls, or the object store.
+"""Messages between workers on Ray: sent in one call, in several calls, or through the object store.
 
-Ray sends an argument up to its setting `max_direct_call_object_size` (100 KiB by default) within the call. A larger one stays in
-the object store of its node, and the receiver asks for it: four more messages, twice the CPU time, and no order among packets. The
-calls of one actor to another arrive in their order, so a message in pieces needs no setting, and keeps its turn.
+Ray sends arguments up to `max_direct_call_object_size` (100 KiB by default) within the call. A larger one stays in the object
+store of its node, and the receiver fetches it: four more messages, twice the CPU time, and no order among packets. Calls from one
+actor to another arrive in order, so a message sent in pieces needs no change of that setting, and stays in order.
 
 One hop on one machine, median of 200, measured on 2026-11-25 on two idle cores with Ray 2.60 (`raysim bench hops` has the same sizes):
 
-| bytes | in a call: ms, CPU ms | by the store: ms, CPU ms |
+| bytes | in a call: ms, CPU ms | through the store: ms, CPU ms |
 |---|---|---|
 | 131 kB | 0.67, 0.95 | 1.40, 2.3 |
 | 524 kB | 0.77, 1.2 | 1.39, 2.5 |
 | 1 MB | 2.1, 2.7 | 1.5, 2.9 |
 | 4 MB | 6.4, 8.6 | 2.0, 7.1 |
 
-Within one machine the store is shared memory, and better from 1 MB on. Between machines a call makes one trip, and the store five.
+Within one machine the store is shared memory, and faster from 1 MB on. Between machines a call takes one trip, and the store five.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from raysim.pipeline.messages import Key, Parts, Receive
 Fetch: TypeAlias = Callable[[list[Any]], list[Any]]
 
 NEAR_BYTES = 768 * 2**10
-"""The largest message that avoids the store between workers of one machine; the threshold of a Ray that raysim starts."""
+"""Largest message sent without the store between workers on one machine; the threshold of a Ray started by raysim."""
 FAR_BYTES = 4 * 2**20
-"""The same if workers are on several machines; the threshold in raysim's cluster files."""
-LEAST_CALL_BYTES = 10_000  # smaller pieces would cost more calls than bytes
+"""The same for workers on several machines; the threshold in raysim's cluster files."""
+LEAST_CALL_BYTES = 10_000  # with smaller pieces, the cost of calls would outweigh that of bytes
 RAY_SETTING = "max_direct_call_object_size"
-ARGUMENT_BYTES = 2_048  # of an argument beside its arrays
-ARRAY_BYTES = 256  # of an array in an argument, beside its own
-ECHO_STEP_BYTES = 1_024  # to which a threshold is found
-PATIENCES_S = (0.1, 0.5, 2.0)  # for the location of a result; the longer ones if nodes seem to differ
+ARGUMENT_BYTES = 2_048  # overhead of an argument, without its arrays
+ARRAY_BYTES = 256  # overhead of each array in an argument
+ECHO_STEP_BYTES = 1_024  # resolution of a measured threshold
+PATIENCES_S = (0.1, 0.5, 2.0)  # for the location of a result; longer if the nodes seem to differ
 
 
 def argument_bytes(message: Message | None) -> int:
-    """Return the bytes of a message as an argument of a call, rounded up."""
+    """Return an upper bound of the bytes of a message as an argument of a call."""
     if message is None:
         return ARGUMENT_BYTES
     header, *arrays = message
@@ -54,15 +54,15 @@ def argument_bytes(message: Message | None) -> int:
 
 
 class Limits(NamedTuple):
-    """The limits of messages in a run, in bytes."""
+    """Limits of a run's messages, in bytes."""
 
     call: int
-    """Of an argument within a call: the cluster's threshold."""
+    """Largest argument sent within a call: the cluster's threshold."""
     message: int
-    """Of a message that avoids the store, in pieces if it must."""
+    """Largest message sent without the store, in pieces if necessary."""
 
     def route(self, parts: Sequence[Message | None]) -> str:
-        """Return how the parts of a message go: "call", "pieces" or "store".
+        """Return how to send the parts of a message: "call", "pieces" or "store".
 
         >>> big = (b"", np.zeros(500_000, np.uint8))
         >>> [Limits(call, NEAR_BYTES).route([big]) for call in (700_000, 100_000)]
@@ -77,22 +77,22 @@ class Limits(NamedTuple):
 
 
 def pieces(parts: Parts, call_bytes: int) -> Iterator[np.ndarray]:
-    """Yield the bytes of a message's parts in arrays that fit a call each."""
+    """Split the bytes of a message's parts into arrays that each fit a call."""
     whole = np.frombuffer(pickle.dumps(parts, protocol=5), np.uint8)
     for start in range(0, len(whole), size := call_bytes - ARGUMENT_BYTES):
         yield whole[start : start + size]
 
 
 def joined(arrays: Sequence[np.ndarray]) -> Parts:
-    """Return the parts whose bytes `pieces` gave, all of them and in their order."""
+    """Return a message's parts from all arrays of `pieces`, in order."""
     parts: Parts = pickle.loads(np.concatenate(arrays).data)
     return parts
 
 
 def find_limits(actors: Sequence[Any], fetch: Fetch, *, near: bool) -> Limits:
-    """Return the limits of messages between workers, by one actor on each of their nodes; `near` if that is one machine.
+    """Measure the limits of messages between workers, given one actor on each node; `near` if all are on one machine.
 
-    Found by results of `echo`, which Ray keeps out of the object store up to the same threshold. Raises ConfigError if nodes
+    Results of `echo` have the same threshold: Ray keeps them out of the object store up to it. Raises ConfigError if nodes
     differ, or if the threshold is below 10 kB. `fetch` waits for results.
     """
     most = NEAR_BYTES if near else FAR_BYTES
@@ -116,7 +116,7 @@ def find_limits(actors: Sequence[Any], fetch: Fetch, *, near: bool) -> Limits:
 
 
 def _thresholds(actors: Sequence[Any], fetch: Fetch, most: int, patience_s: float) -> list[int]:
-    """Return the threshold of each actor, at most `most`, by bisection of all actors at once."""
+    """Return the threshold of each actor, at most `most`, by bisection on all actors at once."""
     steps = most // ECHO_STEP_BYTES
     low, high, tried = [0] * len(actors), [steps + 1] * len(actors), [steps] * len(actors)
     while any(b - a > 1 for a, b in zip(low, high, strict=True)):
@@ -129,9 +129,9 @@ def _thresholds(actors: Sequence[Any], fetch: Fetch, most: int, patience_s: floa
 
 
 def _are_stored(results: list[Any], patience_s: float) -> list[bool]:
-    """Return whether each result is in an object store; others came within the answer.
+    """Return whether each result is in an object store; the others came within the reply.
 
-    Ray may learn a location a moment after the result, so that a busy store is asked again; at worst a threshold is found too high.
+    Ray may learn a location a moment after the result, so it is asked again; at worst, the threshold is overestimated.
     """
     from ray.experimental import get_object_locations
 
@@ -145,9 +145,9 @@ def _are_stored(results: list[Any], patience_s: float) -> list[bool]:
 
 
 class Mailbox:
-    """Messages by their source and key, of one turn of one session.
+    """Messages of one turn of one session, by source and key.
 
-    A session is the life of an engine's workers. A turn is a step or an evaluation that they do together. Turns are numbered;
+    A session is the lifetime of an engine's workers. A turn is a joint step or evaluation. Turns are numbered;
     messages of earlier turns are dropped, and messages of later turns wait.
     """
 
@@ -156,15 +156,15 @@ class Mailbox:
         self.open("")
 
     def open(self, session: str) -> None:
-        """Begin a session, and drop all that is here."""
+        """Begin a session, and drop all messages."""
         with self._changed:
             self._session, self._turn = session, 0
             self._messages: dict[tuple[int, int, Key], Parts] = {}
-            self._pieces: dict[tuple[int, int, Key], list[np.ndarray]] = {}  # of messages under way
+            self._pieces: dict[tuple[int, int, Key], list[np.ndarray]] = {}  # of incomplete messages
             self._stopped: set[tuple[int, int]] = set()  # turn and source
 
     def begin(self, turn: int) -> None:
-        """Begin a turn."""
+        """Begin a turn, and drop messages of earlier ones."""
         with self._changed:
             self._turn = turn
             self._messages = {label: parts for label, parts in self._messages.items() if label[0] >= turn}
@@ -179,7 +179,7 @@ class Mailbox:
                 self._changed.notify()
 
     def put_piece(self, session: str, turn: int, source: int, key: Key, piece: np.ndarray, left: int) -> None:
-        """Receive the next piece of a message, which is whole when none is left."""
+        """Receive the next piece of a message; it is complete when `left` is 0."""
         with self._changed:
             if session == self._session and turn >= self._turn:
                 self._pieces.setdefault((turn, source, key), []).append(piece)
@@ -195,9 +195,9 @@ class Mailbox:
                 self._changed.notify()
 
     def take(self, take: Receive, timeout_s: float) -> Parts:
-        """Return a message once it is there.
+        """Wait for a message and return it.
 
-        Raises SenderStoppedError as soon as it cannot come any more, WorkerLostError after `timeout_s`.
+        Raises SenderStoppedError once its sender has stopped without sending it, WorkerLostError after `timeout_s`.
         """
         label = (self._turn, take.source, take.key)
         with self._changed:

@@ -1,7 +1,7 @@
-"""The protocol between the driver and the workers, written once for all engines.
+"""The protocol between the driver and the workers, shared by all engines.
 
-A step is two calls of each worker: `run`, and `update` once all have run; in both of them workers exchange messages.
-The driver sees reports only. `raysim.engine.inline` runs the workers in this process, `raysim.engine.ray` as actors.
+In a step, the driver calls each worker twice: `run`, then `update` once all have run. Workers exchange messages in both calls;
+the driver only sees reports. `raysim.engine.inline` runs the workers in this process, `raysim.engine.ray` as actors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ref = Any  # a value inline, a reference on Ray
 class Engine(ABC):
     """Drives the workers through steps, evaluations and checkpoints."""
 
-    kind: ClassVar[str]  # "inline" or "ray", as the records name it
+    kind: ClassVar[str]  # "inline" or "ray", as in the records
     can_restart: bool = False  # whether lost workers can be started again
 
     def __init__(self, workload: Workload) -> None:
@@ -39,19 +39,19 @@ class Engine(ABC):
         self.plan = workload.plan
         self.incarnation = 0
         self.call_bytes: int | None = None
-        """The largest argument within a call of Ray, once the workers are up."""
+        """Bytes of the largest argument sent within a Ray call; set once the workers are up."""
         self.wait_s = 0.0
-        """Seconds to wait for resources that others hold."""
+        """Seconds to wait for resources held by others."""
         self.dashboard = False
-        """True if Ray's dashboard is wanted."""
+        """True to start Ray's dashboard."""
         self.on_phase: Callable[[str | None], None] = lambda phase: None
-        """Called with what a start waits for next, with None if it says so itself."""
+        """Called during a start with what it waits for next, or None if the wait prints its own messages."""
         self.on_stuck: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the run.")
-        """Ends the process with a sentence: called in another thread if a call of Ray does not return after a loss of its servers."""
+        """Ends the process with a message; called in another thread if a Ray call does not return after Ray's servers were lost."""
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, over all replicas."""
+        """Number of workers in all replicas."""
         return self.plan.num_replicas * len(self.plan.rows)
 
     @property
@@ -61,64 +61,64 @@ class Engine(ABC):
 
     @property
     def _evaluators(self) -> range:
-        """The workers of the replica that is evaluated."""
+        """The workers of the evaluated replica."""
         per = len(self.plan.rows)
         return range(self.plan.evaluated * per, (self.plan.evaluated + 1) * per)
 
     def check_devices(self) -> DeviceFacts | None:
-        """Return the facts of the first stage's GPU, None of a CPU.
+        """Return the facts of the first worker's GPU, or None on a CPU.
 
         Raises ConfigError if a GPU does not support the run's dtype, or lacks memory for its stages.
         """
         workers = range(self.num_workers)
         facts = self._fetch([self._submit(worker, "device_facts") for worker in workers])
-        owners = [self.plan.worker(*place) for place in self.plan.places]
+        owners = [self.plan.worker(replica, stage) for replica, stage in self.plan.places]
         check_devices(self.plan.config, self.all_memories, owners, facts, self.gpu_share)
         first: DeviceFacts | None = facts[0]
         return first
 
     def loss(self) -> WorkerLostError | None:
-        """Return the loss of all that workers need, None if there is none; errors of any kind follow from it."""
+        """Return the loss of Ray's servers, or None; any other error may be its consequence."""
         return None
 
     def device_forecast_bytes(self) -> int:
-        """Return the forecast of peak memory of the worker that needs most."""
+        """Return the forecast peak memory of the largest worker."""
         needed = [0] * self.num_workers
-        for place, memory in zip(self.plan.places, self.all_memories, strict=True):
-            needed[self.plan.worker(*place)] += memory.total_bytes
+        for (replica, stage), memory in zip(self.plan.places, self.all_memories, strict=True):
+            needed[self.plan.worker(replica, stage)] += memory.total_bytes
         return max(needed)
 
     def device_peak_bytes(self) -> int:
-        """Return the most memory of a GPU that a worker has held at once, 0 on CPUs."""
+        """Return the largest peak GPU memory of any worker, 0 on CPUs."""
         peaks: list[int] = self._fetch([self._submit(w, "device_peak_bytes") for w in range(self.num_workers)])
         return max(peaks)
 
     def node_speeds(self) -> list[tuple[str, float]]:
-        """Return the address of the node of each worker and its speed in GFLOP/s; nothing if all are on one node."""
+        """Return the address and speed in GFLOP/s of each worker's node; empty if all are on one node."""
         return []
 
     def node_reaches(self) -> dict[str, Reach]:
-        """Return the reach of the farthest worker of each node; nothing if all are on one node."""
+        """Return the reach of each node's worker with the farthest peer; empty if all are on one node."""
         return {}
 
     @property
     def gpu_share(self) -> float:
-        """The share of a GPU that bounds a worker."""
+        """The share of a GPU available to each worker."""
         return 1.0
 
     def by_stage(self, nodes: Sequence[str]) -> list[str]:
-        """Return the node of every stage of every replica, in the order of `Plan.places`, of the workers' nodes."""
-        return [nodes[self.plan.worker(*place)] for place in self.plan.places]
+        """Return the node of every stage of every replica, in the order of `Plan.places`. `nodes`: the node of each worker."""
+        return [nodes[self.plan.worker(replica, stage)] for replica, stage in self.plan.places]
 
     def step(self, step: int, signals: StepFeedback = NO_SIGNALS) -> list[StepReport]:
-        """Run one training step on all workers: all of them step, or none does. `signals`: of the last step.
+        """Run one training step: either all workers update, or none does. `signals`: feedback of the last step.
 
-        Raises DivergedError, StageError or WorkerLostError. After any of them the workers' memories have changed, and only a
+        Raises DivergedError, StageError or WorkerLostError. After any of these the workers' memories have changed, and only a
         checkpoint restores them.
         """
         everyone = range(self.num_workers)
         norms = self._together(everyone, "run", step, signals.step_s)
-        per = len(self.plan.rows)  # a replica is clipped by its own norm, the same at all unless they part
+        per = len(self.plan.rows)  # each replica clips by its own norm, the same for all unless they diverge
         of_replica = [
             {stage: norm for part in norms[first : first + per] for stage, norm in part.items()}
             for first in range(0, self.num_workers, per)
@@ -126,9 +126,9 @@ class Engine(ABC):
         return self._together(everyone, "update", step, signals, of_replica)
 
     def _together(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Run a method of several workers, which exchange messages as it runs, and return their results.
+        """Run a method of several workers, with messages between them, and return their results.
 
-        Raises the failure that comes first in the order of actions, which is the same one in every engine.
+        Raises the first failure in the order of actions, which is the same in every engine.
         """
         outcomes = self._perform(workers, method, *arguments)
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
@@ -139,10 +139,10 @@ class Engine(ABC):
         return outcomes
 
     def evaluate(self, mode: str, split: str = "test", num_batches: int | None = None) -> Evaluated:
-        """Evaluate a split with links in an evaluation `mode`, and return the sums over its samples.
+        """Evaluate a split, with links in evaluation `mode`, and return the sums over its samples.
 
-        One replica is evaluated, see `Plan.evaluated`: replicas differ only in BatchNorm statistics and compressors. Where a method
-        lets their parameters differ, the parameters on which they agreed last are evaluated, or else their mean.
+        Only one replica is evaluated, see `Plan.evaluated`: replicas differ only in BatchNorm statistics and compressors. If a method
+        lets their parameters differ, the parameters on which they last agreed are evaluated, or else their mean.
         """
         *_, total = self.evaluating(mode, split, num_batches)
         return total
@@ -150,16 +150,16 @@ class Engine(ABC):
     def evaluating(
         self, mode: str, split: str = "test", num_batches: int | None = None, *, each: bool = False
     ) -> Iterator[Evaluated]:
-        """Evaluate as `evaluate` does, and yield the sums so far after every few batches; the last sums are the result.
+        """Evaluate like `evaluate`, and yield the running sums every few batches; the last sums are the result.
 
-        `each`: with the scores of each sample.
+        `each`: include the scores of each sample.
         """
         per = len(self.plan.rows)
         if self.plan.decentralized:
             held = [self._submit(worker, "parameters") for worker in range(self.num_workers)]
             self._fetch([self._submit(w, "take_mean", *held[w % per :: per]) for w in self._evaluators])
         total = Evaluated()
-        window = 2 * per  # batches under way at once: enough to fill the pipeline, bounded in memory
+        window = 2 * per  # batches in flight: enough to fill the pipeline, few enough to bound memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
             of_workers = self._together(self._evaluators, "infer", split, batches[start : start + window], mode, each)
@@ -170,11 +170,11 @@ class Engine(ABC):
             self._fetch([self._submit(w, "take_mean") for w in self._evaluators])
 
     def batchnorm(self, change: str) -> None:
-        """Move BatchNorm statistics at the workers that evaluate, see `Worker.batchnorm`."""
+        """Move BatchNorm statistics on the evaluating workers, see `Worker.batchnorm`."""
         self._fetch([self._submit(worker, "batchnorm", change) for worker in self._evaluators])
 
     def state_of(self, worker: int) -> np.ndarray:
-        """Return the state of a worker, its part of a checkpoint."""
+        """Return a worker's part of a checkpoint."""
         state: np.ndarray = self._fetch([self._submit(worker, "state")])[0]
         return state
 
@@ -183,7 +183,7 @@ class Engine(ABC):
         return [self.state_of(worker) for worker in range(self.num_workers)]
 
     def load(self, step: int, parts: Sequence[np.ndarray]) -> None:
-        """Give every worker the state in which `step` begins: its own part and its neighbours', for the ends that it shares."""
+        """Restore every worker's state at the start of `step`: its own part, and its neighbours' parts for shared link ends."""
         handles = [self._put(part) for part in parts]
         loads = []
         for worker in range(self.num_workers):
@@ -192,7 +192,7 @@ class Engine(ABC):
         self._fetch(loads)
 
     def _neighbours(self, a: int, b: int) -> bool:
-        """Return whether two workers, or the same one twice, own neighbouring stages of one replica."""
+        """Return whether two workers own equal or neighbouring stages of one replica."""
         per = len(self.plan.rows)
         return a // per == b // per and any(abs(i - j) <= 1 for i in self._stages(a) for j in self._stages(b))
 
@@ -204,33 +204,33 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ConfigError if the stages certainly do not fit here, before anything starts."""
+        """Raise ConfigError before anything starts if the stages cannot fit here."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start all workers at step 0, again after a loss; raises ConfigError if they do not fit."""
+        """Start all workers at step 0, also after a loss; raises ConfigError if they do not fit."""
 
     @property
     @abstractmethod
     def device_kind(self) -> str:
-        """The kind of device that computes, "cpu" or "cuda"; known once the workers are up."""
+        """The kind of device in use, "cpu" or "cuda"; known once the workers are up."""
 
     def leaving(self) -> str | None:
-        """Return a sentence if a node of the run is about to leave its cluster; not every call looks."""
+        """Return a sentence if a node of the run is about to leave its cluster; the check is rate-limited."""
         return None
 
     def fits_elsewhere(self) -> bool:
-        """Return whether the workers fit on the remaining nodes, if a node is `leaving`."""
+        """Return whether the workers fit on the other nodes while one is `leaving`."""
         return False
 
     def restart(self) -> None:
-        """Start all workers again at step 0, as another incarnation; for an engine that `can_restart`."""
+        """Start all workers again at step 0, as a new incarnation; only if the engine `can_restart`."""
         self.incarnation += 1
         self.start()
 
     @abstractmethod
     def close(self) -> None:
-        """Stop the workers, and everything else that was started for them."""
+        """Stop the workers, and everything started for them."""
 
     def clock_offsets_s(self) -> list[float]:
         """Return each worker's clock offset from the driver, in seconds."""
@@ -238,7 +238,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Run a generator method of `Worker` at several workers at once, and deliver the messages between them."""
+        """Run a generator method on several workers at once, and deliver the messages between them."""
 
     @abstractmethod
     def _submit(self, worker: int, method: str, *arguments: Any) -> Ref: ...

@@ -35,7 +35,7 @@ class InlineEngine(Engine):
         return "cuda" if self.plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
 
     def device_forecast_bytes(self) -> int:
-        """Return the forecast of peak memory of all workers, whose process is this one."""
+        """Return the forecast peak memory of all workers, which share this process."""
         return sum(memory.total_bytes for memory in self.all_memories)
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class InlineEngine(Engine):
         self.workers = []
 
     def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Let one worker after another go on until it needs a message that is not there, until all are done."""
+        """Run the workers in turn, each until it needs a missing message, until all are done."""
         messages: dict[tuple[int, int, Key], Parts] = {}  # by source, target and key
         running = {worker: getattr(self.workers[worker], method)(*arguments) for worker in workers}
         awaited: dict[int, Receive | None] = dict.fromkeys(running)
@@ -68,7 +68,7 @@ class InlineEngine(Engine):
                     except StopIteration as stop:
                         outcomes[worker] = stop.value
                         del running[worker]
-                if not moved:  # who is left waits for workers that broke off, or for others that do
+                if not moved:  # the rest wait, directly or not, for workers that failed
                     for worker, turns in running.items():
                         outcomes[worker] = _break_off(turns, awaited[worker])
                     break
@@ -85,7 +85,7 @@ class InlineEngine(Engine):
 def _go_on(
     worker: int, turns: Turns[Any], take: Receive | None, messages: dict[tuple[int, int, Key], Parts]
 ) -> Receive:
-    """Advance a worker to the next message that it takes; raises StopIteration with its result at the end."""
+    """Advance a worker to its next receive; raises StopIteration with its result at the end."""
     request = next(turns) if take is None else turns.send(messages.pop((take.source, worker, take.key)))
     while isinstance(request, Send):
         for target, key, message in request.messages:
@@ -95,7 +95,7 @@ def _go_on(
 
 
 def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
-    """Tell a worker that the message that it waits for will not come, and return its outcome."""
+    """Tell a worker that its awaited message will not come, and return its outcome."""
     assert take is not None
     try:
         turns.throw(SenderStoppedError(f"no message came from worker {take.source}, which broke off"))
@@ -105,7 +105,7 @@ def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
 
 
 def _forked_random() -> AbstractContextManager[None]:
-    """Leave torch's generator as it is: stages seed it, and here it is the caller's."""
+    """Restore torch's random state afterwards: stages seed the generator, which is the caller's here."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     context: AbstractContextManager[None] = torch.random.fork_rng(devices)
     return context

@@ -1,4 +1,4 @@
-"""The nodes of a run: their speed, TCP's slow start after idle on them, and the node of each worker."""
+"""The nodes of a run: their speed, TCP slow start after idle, and the placement of workers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import Workload
 from raysim.pipeline.reports import StepReport
 
-SIZE = 256  # of the matrices that are multiplied
-TRIES = 9  # of which the fastest counts: others may use the node as well
-SLOW = 0.5  # of the median speed, below which a node is slow
-FEW = 3  # recorded steps, before a node is said to hold the others up
-TCP_SETTING = "net.ipv4.tcp_slow_start_after_idle"  # many trips for a packet between distant hosts, unless switched off
-DISTANT_S = 0.01  # round trip of distant peers
+SIZE = 256  # of the multiplied matrices
+TRIES = 9  # the fastest counts: others may use the node too
+SLOW = 0.5  # a node below this share of the median speed is slow
+FEW = 3  # recorded steps needed before a node is reported as slow
+TCP_SETTING = "net.ipv4.tcp_slow_start_after_idle"  # if on, a packet between distant hosts takes many round trips
+DISTANT_S = 0.01  # smallest round trip of distant peers
 LABEL = "site"  # of a Ray node
-ORDERS = 120  # of sites that a search starts from, at most
+ORDERS = 120  # most orders of sites to start a search from
 
 
 def measured_gflops() -> float:
-    """Return the speed of one thread of this process at multiplying matrices, in 10^9 operations a second.
+    """Measure the speed of one thread of this process at matrix multiplication, in GFLOP/s.
 
-    The measurement is too short to exhaust a CPU quota, so a quota below one core is multiplied in.
+    The measurement is too short to exhaust a CPU quota, so the speed is multiplied by a quota below one core.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def measured_gflops() -> float:
 
 
 def slow_node_warning(speeds: Mapping[str, float]) -> str | None:
-    """Return a sentence on the slowest node, None if it has at least half of the median speed.
+    """Return a sentence on the slowest node, or None if it has at least half of the median speed.
 
     >>> slow_node_warning({"10.0.0.1": 40.0, "10.0.0.2": 41.0, "10.0.0.3": 39.0}) is None
     True
@@ -64,9 +64,9 @@ def slow_node_warning(speeds: Mapping[str, float]) -> str | None:
 
 
 class StageSeconds:
-    """Seconds that each stage computes by the wall clock and on the CPU, from which a node is seen to be held up.
+    """Wall and CPU seconds of each stage's compute, to detect slow nodes.
 
-    A quota of its CPU, or other work there, may come after the start: `measured_gflops` cannot see it.
+    A CPU quota, or other load, may come after the start, when `measured_gflops` cannot see it.
     """
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class StageSeconds:
                 self._cpu_s.setdefault((node, stage), []).append(sum(action.compute_cpu_s for action in actions))
 
     def warning(self) -> str | None:
-        """Return a sentence on the node whose stages take longest, None if none takes `1 / SLOW` times as long as elsewhere.
+        """Return a sentence on the slowest node, or None if none takes `1 / SLOW` times as long as the others.
 
-        A stage is compared with the same stage of replicas on other nodes; without such, its wall seconds for each second of CPU
-        with those of the stages on other nodes. Medians over the steps, of which there must be a few.
+        A stage is compared with the same stage of replicas on other nodes. If there are none, its wall seconds per CPU second are
+        compared with those of stages on other nodes. All are medians over at least `FEW` steps.
         """
         wall_s = {key: median(values) for key, values in self._wall_s.items() if len(values) >= FEW}
         stretch = {key: seconds / max(1e-9, median(self._cpu_s[key])) for key, seconds in wall_s.items()}
@@ -119,13 +119,13 @@ class Reach(NamedTuple):
 
 
 def starts_slowly() -> bool:
-    """Return whether TCP of this host starts slowly after idle; False if the host does not say."""
+    """Return whether TCP on this host starts slowly after idle; False if unknown."""
     setting = Path("/proc/sys") / TCP_SETTING.replace(".", "/")
     return setting.is_file() and setting.read_text(encoding="ascii").strip() == "1"
 
 
 def slow_start_warning(reaches: Mapping[str, Reach]) -> str | None:
-    """Return a sentence on the nodes that start slowly and have a distant peer; None if there are none.
+    """Return a sentence on the nodes with slow start and a distant peer, or None if there are none.
 
     >>> slow_start_warning({"10.0.0.1": Reach(True, 0.001), "10.0.0.2": Reach(False, 0.08)}) is None
     True
@@ -141,12 +141,12 @@ def slow_start_warning(reaches: Mapping[str, Reach]) -> str | None:
 
 
 def label_option(site: str) -> str:
-    """Return the option of `ray start` that gives a node its site."""
+    """Return the option of `ray start` that sets a node's site."""
     return f"--labels={LABEL}={site}"
 
 
 def labels() -> dict[str, str]:
-    """Return the site of each living node of the cluster, empty if it has no label."""
+    """Return the site of each living node of the cluster, "" if it has no label."""
     import ray
 
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ def labels() -> dict[str, str]:
 
 
 def check_on_one_node(placement: str) -> None:
-    """Raise ConfigError if a run with a Ray of its own, which is one node, names sites."""
+    """Raise ConfigError if a run on a private Ray, which has one node, names sites."""
     if placement not in ("spread", "pack"):
         raise ConfigError(
             f"`placement` = {placement!r} needs a cluster with nodes on its sites, but `RAY_ADDRESS` is not set. "
@@ -165,7 +165,7 @@ def check_on_one_node(placement: str) -> None:
 def nodes_of_workers(workload: Workload, capacity: Mapping[str, int]) -> list[str]:
     """Return the node of each worker, by the run's `placement`. `capacity`: workers that each node can hold.
 
-    Raises ConfigError if the nodes do not fit a file of sites.
+    Raises ConfigError if `placement` is a file of sites that the nodes do not match.
     """
     import ray
 
@@ -176,9 +176,9 @@ def nodes_of_workers(workload: Workload, capacity: Mapping[str, int]) -> list[st
 
 
 def assign(capacity: Mapping[str, int], count: int, placement: str, first: str | None = None) -> list[str]:
-    """Return a node for each of `count` workers: neighbours side by side, as many nodes as there are or as few as hold them.
+    """Assign `count` workers to nodes, neighbours together: "spread" over all nodes, or "pack" on as few as possible.
 
-    Nodes are taken in the order of `capacity`, after `first`; with "pack", the largest first.
+    Nodes are used in the order of `capacity`, after `first`; with "pack", the largest first.
 
     >>> assign({"a": 4, "b": 4}, 4, "spread"), assign({"a": 4, "b": 4}, 3, "pack")
     (['a', 'a', 'b', 'b'], ['a', 'a', 'a'])
@@ -194,16 +194,16 @@ def assign(capacity: Mapping[str, int], count: int, placement: str, first: str |
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of a step between workers: bytes and messages of each pair, both ways, the lower worker first."""
+    """Traffic between workers in a step: bytes and messages of each pair in both directions, the lower worker first."""
 
     num_bytes: Mapping[tuple[int, int], float]
     num_messages: Mapping[tuple[int, int], float]
 
     @classmethod
     def of(cls, workload: Workload) -> Traffic:
-        """Return the planned traffic of a run: packets of links by their size, or dense if the size depends on values.
+        """Return a run's planned traffic. Packets count as dense if their size depends on the values.
 
-        What replicas exchange and sum counts dense, divided by the steps between two exchanges.
+        Exchanges between replicas, and of tied parameters, count as dense, divided by the steps between two exchanges.
         """
         plan, modules = workload.plan, workload.modules
         config, count = plan.config, plan.config.num_microbatches
@@ -230,12 +230,12 @@ class Traffic:
             else:
                 stage, name = plan.tied[group.tied][0]
                 values, period = modules[stage].get_parameter(name).numel(), 1
-            for a, b in combinations(members, 2):  # the chunk of each to the other, and the sums back
+            for a, b in combinations(members, 2):  # each sends the other its chunk, and gets the sum back
                 add(a, b, 16 * values / len(members) / period, 2 * group.num_rounds / period)
         return cls(dict(num_bytes), dict(num_messages))
 
     def seconds(self, network: Network, sites: Sequence[str], pairs: Iterable[tuple[int, int]] | None = None) -> float:
-        """Return the seconds that the messages of all pairs, or of some, take on the wires, one after the other.
+        """Return the network seconds of the messages of all pairs, or of `pairs`, one after another.
 
         `sites`: the site of each worker.
         """
@@ -249,10 +249,10 @@ class Traffic:
 def choose_sites(
     traffic: Traffic, network: Network, capacity: Mapping[str, int], num_workers: int, per_replica: int
 ) -> list[str]:
-    """Return the site of each worker: a local optimum in seconds on the wires, the best of several starts.
+    """Choose the site of each worker to minimise network seconds, by local search from several starts.
 
-    Workers fill the sites in each order of these, once replica by replica and once stage by stage. Then pairs of workers
-    change sites, and workers move to free ones, as long as that saves seconds. `capacity`: workers that each site can hold.
+    For each order of the sites, workers fill them once replica by replica and once stage by stage. Then pairs of workers
+    swap sites, or a worker moves to a free one, as long as that saves time. `capacity`: workers that each site can hold.
     """
     pairs_of: dict[int, list[tuple[int, int]]] = {worker: [] for worker in range(num_workers)}
     for pair in traffic.num_bytes:
@@ -278,7 +278,7 @@ def _improve(
     capacity: Mapping[str, int],
     pairs_of: Mapping[int, Sequence[tuple[int, int]]],
 ) -> bool:
-    """Swap workers between sites, or move them, wherever it saves seconds; return whether anything did."""
+    """Swap or move workers between sites if that saves time; return whether any change did."""
     improved, used = False, Counter(sites)
     for worker in range(len(sites)):
         free_sites = [site for site in network.sites if used[site] < capacity.get(site, 0)]
@@ -301,9 +301,9 @@ def _improve(
 def nodes_on_sites(
     workload: Workload, network: Network, capacity: Mapping[str, int], node_sites: Mapping[str, str]
 ) -> list[str]:
-    """Return the node of each worker: its site by `choose_sites`, there spread over the nodes in the order of `capacity`.
+    """Return the node of each worker: its site by `choose_sites`, spread over the site's nodes in the order of `capacity`.
 
-    `capacity`: workers that each node can hold; `node_sites`: the label of each. Raises ConfigError if a site of the network has
+    `capacity`: workers that each node can hold; `node_sites`: each node's label. Raises ConfigError if a site of the network has
     no node, or if the nodes of all sites cannot hold the workers.
     """
     missing = [site for site in network.sites if site not in node_sites.values()]

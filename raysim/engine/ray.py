@@ -1,4 +1,4 @@
-"""The engine on Ray: an actor for each worker, which exchange packets among themselves."""
+"""The engine on Ray: one actor per worker; the actors exchange packets directly."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.prepare import Workload
 from raysim.pipeline.worker import Worker
 
-GREET_S = 30.0  # within which workers that exchange packets must have reached one another
-LISTEN_S = 1.0  # of the driver's wait, between two checks of Ray's servers
+GREET_S = 30.0  # for workers that exchange packets to reach one another
+LISTEN_S = 1.0  # between two checks of Ray's servers while the driver waits
 LOOK_S = 5.0  # between two looks for nodes that are about to leave
-PATIENCE_S = 6.0  # seconds in which the driver must see that servers are lost, if it does not wait in Ray for ever
+PATIENCE_S = 6.0  # for the driver to notice lost servers; after that, it counts as stuck in Ray
 
 
 class RayEngine(Engine):
-    """One actor a worker, on a running cluster (`RAY_ADDRESS`) or on a Ray of its own on this machine."""
+    """Runs one actor per worker, on a running cluster (`RAY_ADDRESS`) or on a private Ray on this machine."""
 
     kind: ClassVar[str] = "ray"
     can_restart = True
@@ -51,10 +51,10 @@ class RayEngine(Engine):
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._actors: list[Any] = []
-        self._nodes: list[str] = []  # of each worker, once they are placed
-        self._watch: RayWatch | None = None  # on the servers of the Ray that this engine joined or started
-        self._private = False  # the Ray is this run's own: its CPUs are only counted
-        self._gpus: float | None = None  # of each stage, settled by the first start
+        self._nodes: list[str] = []  # of each worker, once placed
+        self._watch: RayWatch | None = None  # on Ray's servers
+        self._private = False  # this run started Ray itself, and its CPUs are only counted
+        self._gpus: float | None = None  # of each stage, set by the first start
         self._looked_s = 0.0
         self._stored: tuple[Ref, list[Any], Ref] | tuple[()] = ()
 
@@ -73,7 +73,7 @@ class RayEngine(Engine):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        if self._private and self.loss() is not None:  # another Ray takes the place of one without servers
+        if self._private and self.loss() is not None:  # start a new Ray in place of the lost one
             self._disconnect()
         self._stop_actors()
         if not ray.is_initialized():
@@ -86,7 +86,7 @@ class RayEngine(Engine):
             on = (f"{self._stages_on(node)} on {node_address(node)}" for node in dict.fromkeys(self._nodes))
             print(f"the run goes on with {'; '.join(on)}", file=sys.stderr, flush=True)
         self.on_phase("kernels that are compiled")
-        warm(plan)  # compiled once, here; the workers of this machine find it on disk
+        warm(plan)  # compile once here; the workers on this machine load the result from disk
         self.on_phase(f"the processes of {self.num_workers} workers, which import torch")
         self._actors = [
             start_actor(
@@ -101,13 +101,13 @@ class RayEngine(Engine):
         self._enlist()
 
     def _name(self, worker: int) -> str:
-        """Return the name of a worker's actor on Ray's dashboard, unique among those of a cluster."""
+        """Return the name of a worker's actor on Ray's dashboard, unique in the cluster."""
         stages = [str(stage) for stage in self._stages(worker)]
         words = f"replica {worker // len(self.plan.rows)}, stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
         return f"{self.plan.config.name}: {words} ({uuid.uuid4().hex[:8]})"
 
     def _enlist(self) -> None:
-        """Make workers of the actors, and check that workers that exchange packets reach each other."""
+        """Turn the actors into workers, and check that peers reach each other."""
         self._session, self._turn = uuid.uuid4().hex, 0
         try:
             self._hand_over()
@@ -132,14 +132,14 @@ class RayEngine(Engine):
         self.call_bytes = limits.call
 
     def _hand_over(self) -> None:
-        """Send each actor its model and data, by way of the object store.
+        """Send each actor its model and data through the object store.
 
-        If a server of a private Ray is lost while the driver holds objects, Ray's core ends the driver without a sentence, so they
-        are dropped at once. On a cluster they are kept for stages that start again.
+        If a server of a private Ray is lost while the driver holds objects, Ray's core ends the driver without a message, so they
+        are freed at once. On a cluster they are kept for restarted stages.
         """
         plan, modules, data = stored = self._stored or self._store()
         self._stored = () if self._private else stored
-        ends = {0, self.plan.num_stages - 1}  # which need data
+        ends = {0, self.plan.num_stages - 1}  # only these need data
         self._fetch(
             [
                 actor.keep.remote(
@@ -163,7 +163,7 @@ class RayEngine(Engine):
         return ray.put(self.plan), modules, ray.put(self.workload.data)
 
     def _greet(self) -> None:
-        """Let each worker call its peers; raises an error that names the first pair of nodes that do not reach each other."""
+        """Let each worker call its peers; the error names the first pair of nodes that cannot reach each other."""
         timeout_s = min(self.plan.config.timeout_s / 2, GREET_S)
         unreached = self._fetch([actor.greet.remote(timeout_s) for actor in self._actors])
         for worker, peers in enumerate(unreached):
@@ -184,14 +184,14 @@ class RayEngine(Engine):
         return min(1.0, self._gpus or 1.0)
 
     def close(self) -> None:
-        if self._watch is not None and self._watch.lost and not self._private:  # Ray would wait for the head
+        if self._watch is not None and self._watch.lost and not self._private:  # Ray would wait for the lost head
             self._watch.end()
             return
         self._stop_actors()
         self._disconnect()
 
     def _disconnect(self) -> None:
-        """End the connection to Ray that this engine made, and a Ray of its own with it."""
+        """End this engine's connection to Ray, and its private Ray if it started one."""
         self._stored = ()
         if self._watch is not None:
             self._actors = []
@@ -225,12 +225,12 @@ class RayEngine(Engine):
     def fits_elsewhere(self) -> bool:
         cpus, gpus = self.plan.config.cpus_per_stage, self._gpus or 0.0
         free = free_resources()
-        for node in (node for node in self._nodes if node in free):  # their workers stop first
+        for node in (node for node in self._nodes if node in free):  # their workers are stopped first
             free[node] |= {"CPU": free[node].get("CPU", 0.0) + cpus, "GPU": free[node].get("GPU", 0.0) + gpus}
         return sum(workers_that_fit(free, cpus, gpus).values()) >= self.num_workers
 
     def clock_offsets_s(self) -> list[float]:
-        """A worker on the driver's node has its clock; another's is read at the quickest of a few calls."""
+        """Offset 0 on the driver's node; on others, the offset in the fastest of ten calls."""
         import ray
 
         offsets = []
@@ -254,7 +254,7 @@ class RayEngine(Engine):
         else:
             wanted = math.ceil(self.num_workers * self.plan.config.cpus_per_stage)
             self._watch = start_ray(
-                num_cpus=max(wanted, usable_cpus()),  # stages may share cores, and their records say so
+                num_cpus=max(wanted, usable_cpus()),  # stages may share cores, as their records show
                 dashboard=self.dashboard,
                 on_lost=lambda watch: self.on_stuck(watch.sentence),
                 patience_s=PATIENCE_S,
@@ -263,11 +263,11 @@ class RayEngine(Engine):
             print(dashboard_sentence(self._watch.dashboard_url), file=sys.stderr, flush=True)
 
     def _place(self) -> list[str]:
-        """Return the node of each worker; raises what `wait_for_capacity` and `nodes_of_workers` raise."""
+        """Return the node of each worker; raises the errors of `wait_for_capacity` and `nodes_of_workers`."""
         config = self.plan.config
         free, self._gpus = wait_for_capacity(config, self.num_workers, self._gpus, self.wait_s)
         nodes = nodes_of_workers(self.workload, workers_that_fit(free, config.cpus_per_stage, self._gpus))
-        if not self._private and not self._gpus:  # stages on a GPU have their memory there
+        if not self._private and not self._gpus:  # stages on a GPU use its memory instead
             capacity = {node: int(resources.get("memory", 0.0)) for node, resources in free.items()}
             check_memories(self.all_memories, capacity, self.by_stage(nodes))
         return nodes
@@ -275,10 +275,10 @@ class RayEngine(Engine):
     def _stop_actors(self) -> None:
         import ray
 
-        if self.loss() is not None:  # they end with Ray
+        if self.loss() is not None:  # the actors end with Ray
             self._actors = []
         for actor in self._actors:
-            with suppress(Exception):  # a cluster that is gone has no actors left
+            with suppress(Exception):  # a lost cluster has no actors left
                 ray.kill(actor)
         self._actors = []
 
@@ -304,7 +304,7 @@ class RayEngine(Engine):
                 if time.monotonic() >= deadline:
                     raise WorkerLostError(f"no answer within `timeout_s` = {timeout_s:g} s")
         except RayTaskError as error:
-            for ref in refs:  # the others failed with it: look at them, or Ray reports each as unhandled
+            for ref in refs:  # fetch the other failures too, or Ray reports each as unhandled
                 with suppress(RayError):
                     ray.get(ref, timeout=timeout_s)
             cause = error.cause
@@ -324,7 +324,7 @@ class RayEngine(Engine):
         return WorkerLostError(self._watch.sentence)
 
     def _loss(self, error: Exception) -> str:
-        """Return the lost nodes and the stages on them; if all live, Ray's reason."""
+        """Return the lost nodes and the stages on them, or Ray's reason if all nodes live."""
         if (loss := self.loss()) is not None:
             raise loss
         lost = lost_nodes(self._nodes)
@@ -335,16 +335,19 @@ class RayEngine(Engine):
         return self._each_with_stages("is lost", lost) or first_reason(error)
 
     def _each_with_stages(self, fate: str, nodes: Sequence[str]) -> str:
-        """Return what befalls some nodes, and the stages on each; "" of no nodes."""
+        """Return a sentence on the fate of some nodes and the stages on each; "" for no nodes."""
         return " and ".join(
             f"node {node_address(node)} {fate} with {self._stages_on(node)}" for node in dict.fromkeys(nodes)
         )
 
     def _stages_on(self, node: str) -> str:
         """Return the stages on a node in words."""
-        places = [place for place in self.plan.places if self._nodes[self.plan.worker(*place)] == node]
         several = self.plan.num_replicas > 1
-        names = [f"{stage} of replica {replica}" if several else str(stage) for replica, stage in places]
+        names = [
+            f"{stage} of replica {replica}" if several else str(stage)
+            for replica, stage in self.plan.places
+            if self._nodes[self.plan.worker(replica, stage)] == node
+        ]
         return f"stage{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
     def _put(self, value: Any) -> Ref:

@@ -1,4 +1,4 @@
-"""Ray's internals without a public counterpart, each with a fallback. No other module uses a private name of Ray."""
+"""Access to Ray's private API, each with a fallback. No other module uses a private name of Ray."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
-LOSSES = ("worker_died", "node_removed", "raylet_died")  # messages in whose place raysim names stages and nodes
-OWN_MACHINE = "local.cluster.node"  # type of the nodes of `provider: local`
-ENDED_IDLE = 4  # AUTOSCALER_DRAIN_IDLE of a node's reasons for its death
-PROBE_S = 11.0  # for a head to say who its nodes are
+LOSSES = ("worker_died", "node_removed", "raylet_died")  # raysim's own messages name stages and nodes
+OWN_MACHINE = "local.cluster.node"  # node type of `provider: local`
+ENDED_IDLE = 4  # AUTOSCALER_DRAIN_IDLE, among the death reasons of nodes
+PROBE_S = 11.0  # for a head to list its nodes
 
-# Asks a head for its nodes in a process of its own: Ray's core prints what it thinks of a token, and may end the process.
+# Asks a head for its nodes in a separate process: Ray's core prints errors about a token, and may end the process.
 _PROBE = """
 import sys
 try:
@@ -31,7 +31,7 @@ except Exception as error:
 
 
 def _internal(module: str, name: str = "") -> Any:
-    """Return a module of Ray, or a private object in it by its dotted name; None if this version has none."""
+    """Return a Ray module, or a private object in it by its dotted name; None if this version lacks it."""
     try:
         value: Any = import_module(module)
         for part in filter(None, name.split(".")):
@@ -43,7 +43,7 @@ def _internal(module: str, name: str = "") -> Any:
 
 @contextmanager
 def _replaced(module: str, name: str, replacement: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a private object by one made of it until the block ends; do nothing if this version has none."""
+    """Replace a private object by `replacement` of it within the block; do nothing if this version lacks it."""
     original = _internal(module, name)
     if original is None:
         yield
@@ -59,9 +59,9 @@ def _replaced(module: str, name: str, replacement: Callable[[Any], Any]) -> Iter
 
 @contextmanager
 def new_servers(adopt: Callable[[subprocess.Popen[bytes]], None]) -> Iterator[None]:
-    """Put each server that Ray starts in the block into a process group of its own, and hand it to `adopt`.
+    """Start each of Ray's servers in its own process group within the block, and pass it to `adopt`.
 
-    Fallback: servers stay in the driver's process group, and nobody watches them.
+    Fallback: servers stay in the driver's process group, unwatched.
     """
 
     def adopting(popen: Any) -> Any:
@@ -78,9 +78,9 @@ def new_servers(adopt: Callable[[subprocess.Popen[bytes]], None]) -> Iterator[No
 
 @contextmanager
 def no_sigterm_handler() -> Iterator[None]:
-    """Keep Ray from raising SystemExit on SIGTERM in the middle of its start, which leaves a core that crashes at the end.
+    """Keep Ray from raising SystemExit on SIGTERM during its start: its core would later crash at the end.
 
-    Fallback: Ray's handler stays until the caller puts its own back.
+    Fallback: Ray's handler stays until the caller restores its own.
     """
     with _replaced("ray._private.utils", "set_sigterm_handler", lambda _: lambda handler: None):
         yield
@@ -88,9 +88,9 @@ def no_sigterm_handler() -> Iterator[None]:
 
 @contextmanager
 def silent_losses() -> Iterator[None]:
-    """Have a driver that connects in the block leave out Ray's own messages on lost workers and nodes.
+    """Suppress Ray's own messages on lost workers and nodes in a driver that connects within the block.
 
-    Fallback: Ray prints them beside raysim's.
+    Fallback: Ray prints them in addition to raysim's.
     """
     with _replaced(
         "ray._raylet", "GcsErrorSubscriber", lambda make: lambda *args, **options: _Silent(make(*args, **options))
@@ -99,13 +99,13 @@ def silent_losses() -> Iterator[None]:
 
 
 class _Silent:
-    """A subscriber to Ray's messages without those on losses: Ray prints its messages on the driver's standard output."""
+    """A subscriber that drops Ray's messages on losses, which Ray would print on the driver's standard output."""
 
     def __init__(self, subscriber: Any) -> None:
         self._subscriber = subscriber
 
     def poll(self) -> tuple[Any, Any]:
-        """Return the next key and message, no message for a loss."""
+        """Return the next key and message, with None as the message of a loss."""
         key, message = self._subscriber.poll()
         return key, None if message is not None and message["type"] in LOSSES else message
 
@@ -115,10 +115,10 @@ class _Silent:
 
 @contextmanager
 def task_errors_as(convert: Callable[[Exception], Exception]) -> Iterator[None]:
-    """Have Tune receive each error of a trial's task as `convert` of it, until the block ends.
+    """Pass each error of a trial's task through `convert` before Tune sees it, within the block.
 
-    Tune 2.60 tries a trial again after `RayActorError` only; any other error of Ray ends the whole experiment, and no setting,
-    callback or scheduler sees it first. Fallback: Tune's own treatment.
+    Tune 2.60 retries a trial only after `RayActorError`; any other Ray error ends the whole experiment, before any setting,
+    callback or scheduler sees it. Fallback: Tune's own handling.
     """
 
     def converting(receive: Any) -> Any:
@@ -134,7 +134,7 @@ def task_errors_as(convert: Callable[[Exception], Exception]) -> Iterator[None]:
 
 
 def local_address() -> str | None:
-    """Return the address of the cluster that this machine is a node of, "" if of none; fallback: None, not known."""
+    """Return the address of this machine's cluster, "" if it is in none; fallback: None, unknown."""
     find = _internal("ray._private.services", "canonicalize_bootstrap_address")
     if find is None:
         return None
@@ -145,15 +145,15 @@ def local_address() -> str | None:
 
 
 def local_nodes() -> set[str] | None:
-    """Return the ids of the Ray nodes on this machine; fallback: None, not known."""
+    """Return the ids of the Ray nodes on this machine; fallback: None, unknown."""
     find = _internal("ray._private.services", "find_node_ids")
     return None if find is None else set(find())
 
 
 def complaint_of(head: str) -> str:
-    """Return what goes wrong if a process of this environment asks a head, host:port, for its nodes; "" if nothing does.
+    """Return the error, or "", when a process of this environment asks a head (host:port) for its nodes.
 
-    Fallback: "", and the driver's own connection shows it.
+    Fallback: "", and the error shows up when the driver connects.
     """
     command = [sys.executable, "-c", _PROBE, head]
     try:
@@ -164,7 +164,7 @@ def complaint_of(head: str) -> str:
 
 
 def free_by_node() -> dict[str, dict[str, float]]:
-    """Return the free resources of each node by its id; fallback: all that is free, as the driver's node's."""
+    """Return the free resources of each node by its id; fallback: all free resources under the driver's node."""
     import ray
 
     read = _internal("ray._private.state", "available_resources_per_node")
@@ -174,30 +174,30 @@ def free_by_node() -> dict[str, dict[str, float]]:
 
 
 def draining_nodes() -> set[str]:
-    """Return the nodes that are about to leave the cluster, as spot machines with notice; fallback: none."""
+    """Return the nodes about to leave the cluster, such as spot machines under notice; fallback: none."""
     read = _internal("ray._private.state", "state.get_draining_nodes")
     return set() if read is None else set(read())
 
 
 def idle_nodes() -> set[str]:
-    """Return the ended nodes that an autoscaler ended because nothing ran on them; fallback: none."""
+    """Return the nodes ended by an autoscaler because they were idle; fallback: none."""
     import ray
 
     return {node["NodeID"] for node in ray.nodes() if node.get("DeathReason") == ENDED_IDLE}  # type: ignore[no-untyped-call]
 
 
 class Scaling(NamedTuple):
-    """Report of a cluster's autoscaler: the nodes on their way by type, and why others failed to start since a given time."""
+    """Report of a cluster's autoscaler: starting nodes by type, and the reasons of failed starts since a given time."""
 
     starting: Mapping[str, int]
     failures: tuple[str, ...]
 
 
 def scaling(since_s: float = 0.0) -> Scaling | None:
-    """Return the report of the cluster's autoscaler, with failures since a Unix time; None without one; fallback: None.
+    """Return the autoscaler's report, with failures since a Unix time, or None without an autoscaler; fallback: None.
 
-    Ray 2 has two autoscalers with a report each. In both, the type of a node that was started by hand is named after the node. A
-    cluster of the user's own machines has one type, of which there are no more to start.
+    Ray 2 has two autoscalers with different reports. In both, the type of a manually started node is named after the node. A
+    cluster of the user's own machines has a single type, and no further nodes to start.
     """
     import ray
 
@@ -235,7 +235,7 @@ def scaling(since_s: float = 0.0) -> Scaling | None:
 
 
 class DriverCpus(NamedTuple):
-    """The CPUs of a cluster that a driver's actors and placement groups hold and wait for."""
+    """Cluster CPUs held and awaited by a driver's actors and placement groups."""
 
     job: str
     command: str
@@ -243,11 +243,11 @@ class DriverCpus(NamedTuple):
     held: float
     waiting: float
     user: str
-    """Name of the user and machine that started the driver, as its job's metadata have it; "" if they have none."""
+    """User and machine that started the driver, from its job's metadata; "" if missing."""
 
 
 def cpus_by_driver() -> list[DriverCpus]:
-    """Return the living drivers that hold CPUs or wait for CPUs, by the time of their start; fallback: none."""
+    """Return the living drivers that hold or await CPUs, by start time; fallback: none."""
     connect = _internal("ray._private.state", "state._connect_and_get_accessor")
     tables = _internal("ray.core.generated.gcs_pb2")
     if connect is None or tables is None:
@@ -280,7 +280,7 @@ def cpus_by_driver() -> list[DriverCpus]:
 
 
 def is_starting() -> bool:
-    """Return True if Ray is creating an actor of this driver, whose process takes a while to start; fallback: False."""
+    """Return True while Ray starts the process of one of this driver's actors; fallback: False."""
     import ray
 
     read = _internal("ray._private.state", "state.actor_table")

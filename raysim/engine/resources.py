@@ -1,4 +1,4 @@
-"""The resources of a Ray cluster: its nodes' capacity for stages, the drivers that hold the rest, and the wait for more."""
+"""Resources of a Ray cluster: each node's capacity for stages, the drivers that hold the rest, and waiting for more."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from raysim.limits import MemoryLimit
 from raysim.network.memory import StageMemory, check_memory
 from raysim.pipeline.errors import WorkerLostError
 
-GRAINS = 10_000  # of a resource in Ray
-AT_FIRST_S = 5.0  # that workers wait for resources of a run that has just ended
-AGAIN_S = 30.0  # that restarted workers wait for the resources of their predecessors
-TRY_S = 0.5  # that a position in Ray's queue is looked at
+GRAINS = 10_000  # units of a resource in Ray
+AT_FIRST_S = 5.0  # for a run that has just ended to free its resources
+AGAIN_S = 30.0  # for lost workers to free their resources before they are restarted
+TRY_S = 0.5  # wait for a placement group in each try
 SHOWN_COMMAND = 80  # characters of another driver's command
-SHOWN_REASON = 200  # characters of a cloud's reason
-FIRST_S = 10.0  # of waiting, after which the first message comes
+SHOWN_REASON = 200  # characters of a cloud's error message
+FIRST_S = 10.0  # of waiting before the first message
 EVERY_S = 30.0  # between further messages
 LOOK_S = 1.0  # between two looks at the autoscaler
-LAUNCH_S = 30.0  # without a new or starting node, after which an autoscaler counts as exhausted
+LAUNCH_S = 30.0  # without a new or starting node, the autoscaler counts as exhausted
 
 
 def check_memories(
@@ -43,7 +43,7 @@ def check_memories(
 
 
 def total_resources() -> dict[str, dict[str, float]]:
-    """Return the resources of each living node of the cluster, by their addresses in order."""
+    """Return the resources of each living node of the cluster, ordered by address."""
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -52,15 +52,15 @@ def total_resources() -> dict[str, dict[str, float]]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Return the free resources of each living node that is to stay, in the order of their addresses."""
+    """Return the free resources of each living node that is not about to leave, ordered by address."""
     free, leaving = free_by_node(), draining_nodes()
     return {node: free.get(node, {}) for node in total_resources() if node not in leaving}
 
 
 def equal_share(count: int) -> float:
-    """Return the share of a GPU of each of `count` stages, rounded down to the ten-thousandths in which Ray counts.
+    """Return an equal share of a GPU for `count` stages, rounded down to Ray's resolution of 1/10,000.
 
-    Ray rounds to the nearest: six times a sixth would be more than one.
+    Ray rounds to nearest, so six shares of 1/6 would exceed one GPU.
 
     >>> equal_share(4), equal_share(6)
     (0.25, 0.1666)
@@ -73,8 +73,8 @@ def gpus_of_stage(
 ) -> float:
     """Return the GPUs of each stage: as configured, or an equal share of all free ones, at most one.
 
-    `elastic`: an autoscaler may add GPUs, one for each stage if none is free. Raises ConfigError if the stages need a GPU and there
-    will be none.
+    `elastic`: an autoscaler may add GPUs; if none is free, it adds one per stage. Raises ConfigError if the stages need a GPU but
+    none is free or can be added.
     """
     if config.gpus_per_stage is not None:
         return config.gpus_per_stage
@@ -87,7 +87,7 @@ def gpus_of_stage(
 
 
 def stages_that_fit(free: dict[str, float], cpus: float, gpus: float) -> int:
-    """Return how many stages fit on a node. A fraction of a GPU is of one GPU: rests do not add up."""
+    """Return how many stages fit on a node. A stage's fraction of a GPU must come from a single GPU."""
     gpus = round(gpus * GRAINS) / GRAINS
     fits = free.get("CPU", 0.0) / cpus
     if gpus:
@@ -97,18 +97,18 @@ def stages_that_fit(free: dict[str, float], cpus: float, gpus: float) -> int:
 
 
 def workers_that_fit(free: Mapping[str, dict[str, float]], cpus: float, gpus: float) -> dict[str, int]:
-    """Return how many workers of some CPUs and GPUs each node can hold, by its free resources."""
+    """Return how many workers, each with these CPUs and GPUs, fit in each node's free resources."""
     return {node: stages_that_fit(resources, cpus, gpus) for node, resources in free.items()}
 
 
 def wait_for_capacity(
     config: RunConfig, num_workers: int, gpus: float | None, wait_s: float
 ) -> tuple[dict[str, dict[str, float]], float]:
-    """Return the free resources of each node, enough for all workers, and the GPUs of each worker.
+    """Wait until all workers fit, and return the free resources of each node and the GPUs of each worker.
 
-    `gpus` of workers that start again, None of others. An autoscaler is asked for what is missing. Raises ConfigError if there is not
-    enough within `wait_s` seconds, or the few that others need to end, or the run's `timeout_s` while an autoscaler starts nodes;
-    WorkerLostError if workers start again.
+    `gpus`: of restarted workers, None at the first start. Missing resources are requested from an autoscaler. Raises ConfigError, or
+    WorkerLostError in a restart, if they do not fit within `wait_s`, or the few seconds that ended workers take to free theirs, or
+    the run's `timeout_s` while an autoscaler starts nodes.
     """
     again, waiting = gpus is not None, Waiting()
     limit_s = max(wait_s, min(AGAIN_S if again else AT_FIRST_S, config.timeout_s))
@@ -125,25 +125,25 @@ def wait_for_capacity(
             bundle = {"CPU": config.cpus_per_stage} | ({"GPU": gpus} if gpus else {})
             if demand.elastic and demand.reached([bundle] * num_workers, TRY_S):
                 demand.leave()
-                time.sleep(TRY_S)  # until they are seen as free for the workers
+                time.sleep(TRY_S)  # until Ray reports them as free
             if waiting.seconds >= (max(limit_s, wait_s or config.timeout_s) if demand.growing else limit_s):
                 sentence = (
                     f"{shortage(needed, demand)}. Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages."
                 )
                 raise WorkerLostError(sentence) if again else ConfigError(sentence)
             waiting.tell(partial(shortage, needed, demand))
-            time.sleep(0.1 if waiting.seconds < AGAIN_S else 1.0)  # killed actors free theirs a moment later
+            time.sleep(0.1 if waiting.seconds < AGAIN_S else 1.0)  # killed actors free their resources a moment later
 
 
 def described(driver: DriverCpus) -> str:
-    """Return a driver by its user, command without the path of Python, address and CPUs."""
+    """Describe a driver by its user, command (without the path of Python), address and CPUs."""
     command = re.sub(r"^.*?(/raysim|-m raysim\.cli)(?= )", "raysim", driver.command)
     command = command if len(command) <= SHOWN_COMMAND else f"{command[:SHOWN_COMMAND]}..."
     return f"{f'{driver.user}: ' if driver.user else ''}`{command}` on {driver.address} ({driver.held:g} CPU)"
 
 
 def shortage(needed: str, demand: Demand | None = None) -> str:
-    """Return `needed`, the free CPUs of the cluster, the drivers that hold the others, and what an autoscaler does about it."""
+    """Describe a shortage: `needed`, the cluster's free CPUs, the drivers that hold the rest, and the autoscaler's answer."""
     import ray
 
     own = ray.get_runtime_context().get_job_id()
@@ -155,7 +155,7 @@ def shortage(needed: str, demand: Demand | None = None) -> str:
 
 
 class Waiting:
-    """Prints the reason for waiting after `FIRST_S` seconds, then every `EVERY_S`.
+    """Prints the reason for a wait after `FIRST_S` seconds, then every `EVERY_S`.
 
     >>> waiting = Waiting(print)
     >>> waiting.tell(lambda: "nothing is said at once")
@@ -166,7 +166,7 @@ class Waiting:
         self.restart()
 
     def restart(self) -> None:
-        """Start the wait again from zero."""
+        """Restart the wait from zero."""
         self._began = time.monotonic()
         self._next_s = FIRST_S
 
@@ -176,24 +176,24 @@ class Waiting:
         return time.monotonic() - self._began
 
     def tell(self, sentence: Callable[[], str]) -> None:
-        """Print the sentence, if it is due."""
+        """Print the sentence if a message is due."""
         if self.seconds >= self._next_s:
             self._next_s = self.seconds + EVERY_S
             self._say(f"waiting for room since {self.seconds:.0f} s: {sentence()}")
 
 
 class Demand(AbstractContextManager["Demand"]):
-    """Resources that a driver lacks, in Ray's queue, where autoscalers and other drivers see them.
+    """A driver's request for missing resources in Ray's queue, visible to autoscalers and other drivers.
 
-    A placement group: several drivers can ask at once, and it ends with its driver. Of
-    `ray.autoscaler.sdk.request_resources` a cluster keeps the last call alone, and held resources count as well.
+    It is a placement group: several drivers can each have one, and it ends with its driver. With
+    `ray.autoscaler.sdk.request_resources` a cluster keeps only the last call, which also counts resources already held.
     """
 
     def __init__(self) -> None:
         self._group: Any = None
         self._bundles: list[dict[str, float]] = []
         self._asked_s = 0.0  # Unix time
-        self._progress = 0.0  # when a node was last on its way, or came
+        self._progress = 0.0  # when a node last started or joined
         self._num_nodes = 0
         self._looked = -LOOK_S
         self._scaling: Scaling | None = None
@@ -208,7 +208,7 @@ class Demand(AbstractContextManager["Demand"]):
         return self._scaling is not None
 
     def reached(self, bundles: Sequence[dict[str, float]], wait_s: float) -> bool:
-        """Queue up for resources; return whether they came within `wait_s` seconds, from when on they are held."""
+        """Queue for resources; return whether they came within `wait_s` seconds. If so, they are held until `leave`."""
         import ray
 
         if self._group is None or self._bundles != list(bundles):
@@ -219,7 +219,7 @@ class Demand(AbstractContextManager["Demand"]):
         return bool(self._group.wait(wait_s))
 
     def leave(self) -> None:
-        """Leave the queue, and release what is held."""
+        """Leave the queue, and release held resources."""
         import ray
 
         if self._group is not None:
@@ -228,12 +228,12 @@ class Demand(AbstractContextManager["Demand"]):
 
     @property
     def growing(self) -> bool:
-        """True if an autoscaler starts nodes, or has not been asked for `LAUNCH_S` seconds in vain."""
+        """True while an autoscaler may still add nodes: it has shown progress in the last `LAUNCH_S` seconds, or was not asked."""
         return self.elastic and (self._group is None or time.monotonic() - self._progress <= LAUNCH_S)
 
     @property
     def words(self) -> str:
-        """The autoscaler's answer to the demand, as the end of a sentence; "" without one."""
+        """The autoscaler's answer to the demand, as the end of a sentence; "" without an autoscaler."""
         if not self.elastic or self._scaling is None:
             return ""
         if self._scaling.starting:
@@ -249,7 +249,7 @@ class Demand(AbstractContextManager["Demand"]):
         )
 
     def _look(self) -> None:
-        """Read the autoscaler's report, if the last look is `LOOK_S` ago."""
+        """Read the autoscaler's report, at most every `LOOK_S` seconds."""
         import ray
 
         if time.monotonic() - self._looked < LOOK_S:

@@ -1,4 +1,4 @@
-"""Watches on Ray's servers: Ray's core ends a driver without them after up to a minute, with a stack trace and no other word."""
+"""Watch Ray's servers. If they die, Ray kills the driver after up to a minute with only a stack trace; this reports the cause."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from typing import ClassVar, NoReturn
 
 import psutil
 
-LOST_S = 20.0  # without an answer, and the head counts as lost; Ray's core waits for 60
-VITAL = ("gcs_server", "raylet")  # servers without which Ray ends
-SILENT_LOOKS = 5  # in a row at which a server is stopped or refuses connections, and it counts as lost
+LOST_S = 20.0  # without an answer, the head counts as lost; Ray's core waits 60 s
+VITAL = ("gcs_server", "raylet")  # Ray ends without these servers
+SILENT_LOOKS = 5  # a server that is stopped or refuses connections this often in a row counts as lost
 IN_ORDER_S = 10.0  # for a server to end after SIGTERM
 
 
 class RayWatch(ABC):
-    """The Ray that this driver started or joined: a thread of its own looks whether the servers are there.
+    """A thread that checks whether the servers of this driver's Ray are alive.
 
-    If they are lost and nobody has ended the watch `patience_s` seconds later, `on_lost` is called in that thread, once: the main
-    thread may wait in Ray for ever.
+    If they are lost and the watch has not been ended `patience_s` seconds later, `on_lost` is called once in that thread: the main
+    thread may be stuck in Ray for ever.
     """
 
     look_s: ClassVar[float]  # between two looks
     sentence = ""
-    """The loss in words."""
+    """A description of the loss."""
 
     def __init__(self, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0) -> None:
         self.lost = False
@@ -43,21 +43,21 @@ class RayWatch(ABC):
         threading.Thread(target=self._watch, name="Ray watch", daemon=True).start()
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._ended.set()
 
     def look(self) -> bool:
-        """Return whether the servers are lost, as far as it shows at once."""
+        """Return whether the servers are already seen to be lost, without waiting."""
         return self.lost
 
     def confirm(self) -> None:
-        """Wait for servers that Ray says are leaving: SIGTERM ends a raylet in order, after up to a second."""
+        """Wait until servers reported by Ray as leaving have ended: after SIGTERM, a raylet takes up to a second."""
         deadline = time.monotonic() + IN_ORDER_S
         while not self.look() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Kill what is left of servers that this process started; others are left alone."""
+        """Kill the remaining servers started by this process, and no others."""
         return
 
     @abstractmethod
@@ -74,7 +74,7 @@ class RayWatch(ABC):
 
 
 class HeadWatch(RayWatch):
-    """Sees whether the head of a joined cluster, host:port, still takes connections.
+    """Watches whether the head of a joined cluster, at host:port, accepts connections.
 
     After its loss the process ends without Ray's own clean-up, which would wait for the head.
     """
@@ -100,10 +100,10 @@ class HeadWatch(RayWatch):
 
 
 class ServersWatch(RayWatch):
-    """Sees whether the servers of a Ray that this process starts live, and removes what they leave.
+    """Watches the servers of a Ray started by this process, and kills the processes they leave behind.
 
-    Each server leads a process group of its own, so that a signal to the driver's group, such as that of `timeout`, does not end
-    it: the driver ends Ray in order.
+    Each server has its own process group, so that a signal to the driver's group, for example from `timeout`, does not end
+    it: the driver shuts Ray down in order.
     """
 
     look_s = 1.0
@@ -112,11 +112,11 @@ class ServersWatch(RayWatch):
         self._servers: list[subprocess.Popen[bytes]] = []
         self._silent: dict[int, int] = {}  # looks in a row at which a server was stopped or refused connections
         self.gcs: tuple[str, int] | None = None
-        """Host and port of the GCS, once it listens: asked to end while actors start, it closes its port and lives on."""
+        """Host and port of the GCS, once it listens. If told to end while actors start, it closes its port but stays alive."""
         super().__init__(on_lost, patience_s)
 
     def adopt(self, server: subprocess.Popen[bytes]) -> None:
-        """Watch a server, which leads a process group of its own."""
+        """Watch a server that has its own process group."""
         self._servers.append(server)
 
     def look(self) -> bool:
@@ -127,17 +127,17 @@ class ServersWatch(RayWatch):
         return self._find(_ended) or self._find(self._was_silent)
 
     def _find(self, fault: Callable[[subprocess.Popen[bytes]], str]) -> bool:
-        """Return whether a server that Ray cannot do without has a fault, and put it into words."""
+        """Return whether a vital server has a fault, and describe it in `sentence`."""
         for server in list(self._servers):
             name = _name(server)
             if name in VITAL and (words := fault(server)):
                 self.sentence = f"Ray's {name} {words}"
-                _kill_group(server.pid)  # if it is stopped, and its agents, which look for it only now and then
+                _kill_group(server.pid)  # a stopped server, and its agents, which check for it only now and then
                 return True
         return False
 
     def _was_silent(self, server: subprocess.Popen[bytes]) -> str:
-        """Count the looks at which a server is stopped or refuses connections, since seconds pass while this process is stopped."""
+        """Count looks at a stopped or refusing server, not seconds, which also pass while this process is stopped."""
         fault = ""
         with suppress(psutil.Error):
             if psutil.Process(server.pid).status() == psutil.STATUS_STOPPED:
@@ -153,7 +153,7 @@ class ServersWatch(RayWatch):
 
 
 def _ended(server: subprocess.Popen[bytes]) -> str:
-    """Return in words how a server ended, "" if it lives."""
+    """Describe how a server ended; "" if it lives."""
     code = server.poll()
     if code is None:
         return ""
@@ -179,7 +179,7 @@ def _kill_group(group: int) -> None:
 
 
 def end_process(sentence: str, code: int = 1) -> NoReturn:
-    """End the process with a sentence, from any thread: the main one waits in Ray."""
+    """Print a sentence and end the process, from any thread: the main thread may be waiting in Ray."""
     with suppress(OSError):  # the terminal may have gone
         print(sentence, file=sys.stderr, flush=True)
     os._exit(code)
