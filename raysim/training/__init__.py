@@ -1,1 +1,1 @@
-"""A training run around the engine: steps, evaluations, checkpoints, the simulated clock and the tables of records."""
+"""Training runs: steps, evaluations, checkpoints, the simulated clock and the tables of records."""

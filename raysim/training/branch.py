@@ -1,8 +1,8 @@
-"""Branches: runs that go on from a checkpoint of another run, with the same state and settings of their own.
+"""Branches: runs that continue from another run's checkpoint with different settings.
 
-A branch takes over parameters, buffers and the optimiser's state, the numbers of the steps, and the planned learning rate. Order of
-data, dropout and random codecs follow its own seed. Memories of compressors and replica methods begin empty, unless parent and
-branch name the same ones.
+A branch inherits parameters, buffers, the optimiser's state, step numbers, and the planned learning rate. The order of
+data, dropout and random codecs follow its own seed. Memories of compressors and replica methods start empty, unless parent and
+branch use the same ones.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from raysim.storage.places import in_bucket, local_path
 from raysim.training.checkpoint import Checkpoint, checkpoints
 
 SAME = ("model", "data", "loss", "bottleneck", "bottleneck_form", "batch_size", "optimizer")
-"""Keys that a branch shares with its parent, beside the options of these."""
+"""Keys, with their options, that must be the same in a branch and its parent."""
 SHAPES = ("num_microbatches", "dtype", "shared_indices")
-"""Keys on which the contents of memories depend, beside the layout of stages and replicas."""
+"""Keys that determine the contents of memories, besides the layout of stages and replicas."""
 OWNERS = {
     "link": ("forward", "backward", *SHAPES),
     "replicas": ("replica_gradient",),
     "versions": ("weights", *SHAPES),
     "previous": ("replica_gradient",),
 }
-"""Keys that must stay the same for a memory to go on, by its kind."""
+"""Keys that must be unchanged for a branch to keep a memory, by the memory's kind."""
 
 
 @dataclass(frozen=True)
 class Parent:
-    """A run with the checkpoint from which another run branches; `row` is its recorded row of `runs`."""
+    """A branch's parent run and starting checkpoint; `row` is the parent's recorded row of `runs`."""
 
     row: Mapping[str, Any]
     checkpoint: Checkpoint
@@ -53,11 +53,11 @@ class Parent:
         return origin._replace(first_step=step, memories_from=origin.memories_from if self._goes_on(config) else step)
 
     def parts(self, plan: Plan, modules: Sequence[nn.Module]) -> list[np.ndarray]:
-        """Return the state in which the branch begins, one part for each worker of `plan`.
+        """Return the initial state of the branch, one part for each worker of `plan`.
 
-        `modules`: of the stages, whose tensors it must fit. Raises ConfigError if it does not, if the checkpoint is damaged, if the
-        branch has other replicas than its parent or outlasts the parent's learning rate, or if its cuts differ and slots of the
-        optimiser cannot follow.
+        `modules`: the modules of the stages. Raises ConfigError if the state does not fit them, if the checkpoint is damaged, if the
+        branch has a different number of replicas or outlasts the parent's learning rate, or if its cuts differ and the optimiser's
+        state cannot be cut in the same way.
         """
         recut = _check_branch(self.row, plan)
         try:
@@ -77,12 +77,12 @@ class Parent:
         return [pack_tensors(dict(part)) for part in parts]
 
     def signals(self, config: RunConfig) -> StepFeedback:
-        """Return the signals of the parent's last step; of other methods than the parent's, its time alone."""
+        """Return the signals of the parent's last step; only its time if the branch uses other methods."""
         signals = self.checkpoint.signals()
         return signals if self._goes_on(config) else StepFeedback(step_s=signals.step_s)
 
     def _goes_on(self, config: RunConfig) -> bool:
-        """Return whether a branch goes on with the parent's compressors, replica methods and weights."""
+        """Return whether a branch keeps the parent's compressors, replica methods and weight policy."""
         return self._same((*keys_of("compression"), *SHAPES), config)
 
     def _same(self, keys: Iterable[str], config: RunConfig) -> bool:
@@ -91,7 +91,7 @@ class Parent:
 
 
 def origin_of(row: Mapping[str, Any]) -> Origin:
-    """Return the start of a recorded run, with the plan of its learning rate and the seed of its model."""
+    """Return the origin of a recorded run, with its learning-rate plan and model seed."""
     seed = row.get("model_seed")
     return Origin(
         int(row.get("first_step") or 0),
@@ -103,9 +103,9 @@ def origin_of(row: Mapping[str, Any]) -> Origin:
 
 
 def find_parent(config: RunConfig, begun: Mapping[str, Any] | None = None) -> Parent | None:
-    """Return the run and the checkpoint that `start` names; None without a `start`.
+    """Return the run and checkpoint named by `start`, or None without a `start`.
 
-    `begun`: the recorded row of the branch, if it goes on before its first checkpoint. Raises ConfigError if there is no such run or
+    `begun`: the recorded row of the branch, if it resumes before its first checkpoint. Raises ConfigError if there is no such run or
     checkpoint, or if model, data or optimiser differ.
     """
     start = config.start
@@ -151,7 +151,7 @@ def _checkpoint(start: Start, known: Sequence[Checkpoint], step: int | None) -> 
 
 
 def _check_same(row: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise ConfigError if a branch differs from its parent in what its state depends on."""
+    """Raise ConfigError if a branch differs from its parent in a key that determines its state."""
     new = as_row(config)
     known = {key.name for key in run_keys()}
     for key in sorted(row.keys() | new.keys()):
@@ -166,7 +166,7 @@ def _check_same(row: Mapping[str, Any], config: RunConfig) -> None:
 
 
 def _check_branch(row: Mapping[str, Any], plan: Plan) -> bool:
-    """Return whether a branch is cut into other stages than its parent; raises ConfigError if it cannot be, see `Parent.parts`."""
+    """Return whether a branch has different cuts from its parent; raises ConfigError if it cannot, see `Parent.parts`."""
     cuts, replicas = list(row["cuts"] or []), row["num_replicas"] or 1
     if replicas != plan.num_replicas:
         raise ConfigError(f"`num_replicas` must be {replicas}, as in the run of `start`, but got {plan.num_replicas}.")
@@ -194,9 +194,9 @@ def _parts_replicas(written: str) -> bool:
 
 
 def _parse(name: str) -> tuple[str, int, str]:
-    """Return what the name of a checkpoint's tensor says: its kind, its stage, and the rest.
+    """Split the name of a checkpoint's tensor into its kind, its stage, and the rest.
 
-    The kind is "model", "optimizer", or a memory of `OWNERS`; a link's memory is of the sending stage.
+    The kind is "model", "optimizer", or a memory of `OWNERS`; a link's memory belongs to the sending stage.
     """
     kind, number, rest = name.split(".", 2)
     if kind == "stage":
@@ -205,7 +205,7 @@ def _parse(name: str) -> tuple[str, int, str]:
 
 
 def _recut(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-    """Return the state of stages for other stages, `modules`: slots of the optimiser are numbered anew by parameter."""
+    """Distribute the state over other stages, `modules`, and renumber the optimiser's slots by parameter."""
     learned = [[name for name, x in module.named_parameters() if x.requires_grad] for module in modules]
     owners = {name: stage for stage, module in enumerate(modules) for name in module.state_dict()}
     parsed = dict.fromkeys(map(_parse, tensors))
@@ -222,7 +222,7 @@ def _recut(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) ->
 
 
 def _check_shapes(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) -> None:
-    """Raise ConfigError if the model's tensors are not those of the stages by name and shape."""
+    """Raise ConfigError if the model's tensors do not match those of the stages in name and shape."""
     parsed = ((_parse(name), x) for name, x in tensors.items())
     held = {name: tuple(x.shape) for (kind, _, name), x in parsed if kind == "model"}
     needed = {name: tuple(x.shape) for module in modules for name, x in module.state_dict().items()}

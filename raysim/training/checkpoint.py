@@ -1,7 +1,7 @@
-"""Checkpoints, and the run to resume from one: whole folders of safetensors, one file a worker, with a manifest; no pickle.
+"""Checkpoints, and resuming from them: folders with one safetensors file per worker and a manifest; no pickle.
 
-A checkpoint is written beside its place and renamed into it, so that it is there whole or not at all. It holds one
-end's copy of every memory: both ends of a delta method are equal, and restored from it.
+A checkpoint is written under a temporary name and then renamed, so that it is either complete or absent. It holds only one
+end's copy of every memory: both ends of a delta method have equal memories, and are restored from it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from raysim.storage.files import make_folder, sync_folder, write_through
 from raysim.storage.places import Place
 
 FORMAT = 2
-KEPT = 2  # checkpoints that stay: the newest, and the one before in case its disk fails
+KEPT = 2  # checkpoints to keep: the newest, and the one before in case the newest is damaged
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint on disk: the state in which `step` begins."""
+    """A checkpoint on disk: the state at the start of `step`."""
 
     path: Path
     step: int
@@ -46,12 +46,12 @@ class Checkpoint(NamedTuple):
         return entries
 
     def signals(self) -> StepFeedback:
-        """Return the signals of the step before, which adaptive methods have yet to see; raises CheckpointError."""
+        """Return the last step's signals, not yet seen by adaptive methods; raises CheckpointError."""
         written = self.manifest().get("signals")
         return StepFeedback(**written) if written else StepFeedback()
 
     def parts(self) -> list[np.ndarray]:
-        """Return the state, one part a worker; raises CheckpointError if a file is missing or not as written."""
+        """Return the state, one part per worker; raises CheckpointError if a file is missing or has changed."""
         entries = self.manifest()
         try:
             written = entries["format"]
@@ -85,14 +85,14 @@ def write_checkpoint(
     records: Mapping[str, str] | None = None,
     keep: Collection[int] = (),
 ) -> Checkpoint:
-    """Write the parts of all workers as the checkpoint of `step`, whole or not at all; remove all but the newest `KEPT`.
+    """Write the parts of all workers atomically as the checkpoint of `step`, and remove all but the newest `KEPT`.
 
-    `keep`: steps whose checkpoints stay in any case. `signals`: of the last step, which adaptive methods have yet to see.
-    `records`: the SHA-256 of the files that hold the records up to `step`, by name.
+    `keep`: steps whose checkpoints are never removed. `signals`: of the last step, not yet seen by adaptive methods.
+    `records`: the SHA-256 of the files with the records up to `step`, by name.
     """
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{os.getpid()}"
-    for unfinished in folder.glob(".step-*"):  # of this process or one that was killed
+    for unfinished in folder.glob(".step-*"):  # left by this process or a killed one
         shutil.rmtree(unfinished, ignore_errors=True)
     make_folder(folder)
     draft.mkdir()
@@ -111,11 +111,11 @@ def write_checkpoint(
         }
         write_through(draft / "manifest.json", json.dumps(manifest, indent=1).encode())
         sync_folder(draft)
-    except OSError:  # a full disk is no fuller than before
+    except OSError:  # leave a full disk no fuller than before
         shutil.rmtree(draft, ignore_errors=True)
         raise
     aside = folder / f".{path.name}.old"
-    if path.exists():  # written again by a run that went back: out of the way whole, too
+    if path.exists():  # a run that went back writes it again: move the old one away atomically too
         path.rename(aside)
     draft.rename(path)
     sync_folder(folder)  # before older ones are removed
@@ -126,18 +126,18 @@ def write_checkpoint(
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
-    """Return the checkpoints of a folder, oldest first; unfinished ones are not among them."""
+    """Return the complete checkpoints of a folder, oldest first."""
     known = [Checkpoint(path, int(path.name[5:])) for path in folder.glob("step-*") if path.name[5:].isdigit()]
     return sorted(known, key=lambda checkpoint: checkpoint.step)
 
 
 def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
-    """Return the model's tensors from a run's newest checkpoint, by the names of the uncut model.
+    """Return the model's tensors from a run's newest checkpoint, by their names in the uncut model.
 
-    Where a method lets replicas differ, they are the parameters on which replicas agreed last, or else the mean. BatchNorm
+    If a method lets replicas differ, the parameters on which replicas last agreed are returned, or else their mean. BatchNorm
     statistics are the first replica's.
 
-    Raises CheckpointError if there is none, or it is corrupt.
+    Raises CheckpointError if there is no checkpoint, or it is corrupt.
 
     >>> import tempfile, raysim
     >>> run = raysim.train("digits-cnn", "steps=1", engine="inline", out=tempfile.mkdtemp())
@@ -167,10 +167,10 @@ def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
 def newest_whole(
     folder: Path, check: Callable[[Mapping[str, str]], None]
 ) -> tuple[Checkpoint | None, list[np.ndarray], list[str]]:
-    """Return the newest whole checkpoint whose records pass `check`, its parts, and the errors of newer ones.
+    """Return the newest intact checkpoint whose records pass `check`, its parts, and the errors of newer ones.
 
-    `check` takes the SHA-256 of the files of records by name, and raises RecordsError. None if there is no checkpoint; raises
-    CheckpointError if there are some, and none is whole.
+    `check` takes the SHA-256 of the files of records by name, and raises RecordsError. The checkpoint is None if there are none;
+    raises CheckpointError if there are checkpoints, but none is intact.
     """
     errors: list[str] = []
     for checkpoint in reversed(checkpoints(folder)):
@@ -192,27 +192,27 @@ def newest_whole(
 
 
 class Resumable(NamedTuple):
-    """A run that was interrupted, as its folder holds it."""
+    """An interrupted run, read from its folder."""
 
     row: Mapping[str, Any]
     """Its recorded row of `runs`."""
     checkpoint: Checkpoint | None
-    """The newest checkpoint that is whole; None if the run ended before its first."""
+    """The newest intact checkpoint; None if the run ended before its first."""
     parts: list[np.ndarray]
-    """The contents of the checkpoint, one part a worker."""
+    """The contents of the checkpoint, one part per worker."""
     errors: list[str]
-    """A sentence on each newer checkpoint that is damaged."""
+    """A sentence on each newer, damaged checkpoint."""
 
     def kept_columns(self) -> dict[str, Any]:
-        """Return the columns of the row that the resumed run goes on with."""
+        """Return the columns of the row that carry over to the resumed run."""
         names = ("run_id", "parent", "started_at", "restarts", "seconds", "start_s", "warning")
         kept = {name: self.row[name] for name in names if name in self.row}
         return kept | {"resumed": self.row["resumed"] + 1}
 
     def other_processor(self, row: Mapping[str, Any]) -> str | None:
-        """Return a warning if the run goes on with other instructions than recorded, by the `row` that would begin it here."""
+        """Return a warning if the CPU capability differs from the recorded one. `row`: the row of a new run on this machine."""
         old, new = self.row.get("cpu_capability"), row["cpu_capability"]
-        if old in (None, new):  # older records do not tell
+        if old in (None, new):  # unknown in older records
             return None
         return (
             f"The run was recorded with {old} ({self.row['cpu']}) and resumes with {new} ({row['cpu']}): losses may differ in the "
@@ -220,7 +220,7 @@ class Resumable(NamedTuple):
         )
 
     def drop_damaged(self) -> str | None:
-        """Remove the damaged checkpoints, and return a warning about them; None if there are none."""
+        """Remove damaged checkpoints, and return a warning about them, or None if there are none."""
         if not self.errors:
             return None
         assert self.checkpoint is not None
@@ -232,10 +232,10 @@ class Resumable(NamedTuple):
 
 
 def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], recorder: Recorder) -> Resumable:
-    """Read the interrupted run in a folder, with its newest whole checkpoint.
+    """Read the interrupted run in a folder, with its newest intact checkpoint.
 
-    `row` is the row of `runs` that `config` would begin with. Raises ConfigError if the recorded configuration differs, other
-    than in the place of the run, if the model's cuts or the rows of a schedule's file differ, and if no checkpoint is whole.
+    `row` is the row of `runs` of a new run with `config`. Raises ConfigError if the recorded configuration differs in more than
+    the keys of role "place", if the model's cuts or the rows of a schedule file differ, or if no checkpoint is intact.
     """
     old = Run(folder).row
     recorded = {key for key in old if key.partition(".")[0] in RunConfig.model_fields}

@@ -1,4 +1,4 @@
-"""Evaluations of a run: the same weights under each mode of the links and each kind of BatchNorm statistics."""
+"""Evaluate a run: the same weights under each mode of the links and each kind of BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raysim.workloads.task import SampleScores
 
 
 class Evaluator:
-    """Evaluates a run at the steps that its configuration names and at its end, and records the figures in `evals`."""
+    """Evaluates a run at the configured steps and at its end, and records the results in `evals`."""
 
     def __init__(self, plan: Plan, engine: Engine, recorder: Recorder, ending: Ending) -> None:
         self._plan = plan
@@ -25,7 +25,7 @@ class Evaluator:
 
     @property
     def passes(self) -> list[tuple[str, str]]:
-        """The passes of an evaluation, in order: pairs of an evaluation mode of links and a kind of BatchNorm statistics."""
+        """The passes of an evaluation, in order: pairs of an evaluation mode and a kind of BatchNorm statistics."""
         links = self._plan.compressors[self._plan.evaluated]
         forward = [mode for pairs in links for method, _ in pairs.values() for mode in method.evaluation_modes]
         modes = [*dict.fromkeys(["on", *forward]), "off"]
@@ -33,14 +33,14 @@ class Evaluator:
         return [(mode, batchnorm) for batchnorm in statistics for mode in modes]
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation follows the first `step` steps."""
+        """Return whether an evaluation is due after `step` steps."""
         every = self._plan.config.evaluate_every_steps
         if step == self._plan.end_step:
             return True
         return bool(every and step > self._plan.first_step and step % every == 0)
 
     def evaluate(self, step: int) -> Iterator[Event]:
-        """Run every pass with the weights after `step` steps, and yield its progress and its row.
+        """Run every pass with the weights after `step` steps, and yield its progress and row.
 
         Raises DivergedError if the loss of a pass is not finite.
         """

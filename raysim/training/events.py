@@ -1,4 +1,4 @@
-"""A run's events, the phases of its start, and its orderly end on a signal."""
+"""A run's events, the phases of its start, and its orderly shutdown on a signal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-FIRST_S = 10.0  # of a phase, after which the first message comes
+FIRST_S = 10.0  # of a phase before the first message
 EVERY_S = 30.0  # between further messages
 
 
@@ -21,7 +21,7 @@ def to_stderr(line: str) -> None:
 
 
 class Phases:
-    """Prints what a command waits for if a phase of its start lasts, from a thread of its own.
+    """Prints what a command is waiting for if a phase of its start takes long, from a separate thread.
 
     `say` prints a line; without it nothing is printed. The last phase ends with the block.
 
@@ -34,7 +34,7 @@ class Phases:
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         self.say = say
         self.current: str | None = None
-        """What the command waits for now."""
+        """What the command is waiting for now."""
         self._began = 0.0
         self._timer: threading.Timer | None = None
 
@@ -45,7 +45,7 @@ class Phases:
         self.enter(None)
 
     def enter(self, phase: str | None) -> None:
-        """Begin a phase, named by what the command waits for, or none; the one before it ends."""
+        """End the current phase, and begin one named by what the command waits for, or none."""
         self.current, self._began = phase, time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
@@ -75,14 +75,14 @@ class Event(NamedTuple):
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ECHO_S = 1.0  # within which a second signal is the first one's echo: `timeout` sends it to the process and to its group
+ECHO_S = 1.0  # a second signal within it is an echo: `timeout` signals both the process and its group
 
 
 class Ending:
-    """Turns signals into an orderly end: after the first one, the run ends with its next step and a checkpoint.
+    """Turns signals into an orderly shutdown: after the first signal, the run ends after its next step, with a checkpoint.
 
-    KeyboardInterrupt ends the run at once. It is raised if the run has not begun, at a second signal (more than `ECHO_S` after
-    the first), and after the seconds given to `begin`.
+    KeyboardInterrupt, which ends the run at once, is raised if the run has not begun, at a second signal (more than `ECHO_S`
+    after the first), and after the grace period given to `begin`.
 
     >>> ending = Ending()
     >>> with ending.on_signals():
@@ -98,41 +98,41 @@ class Ending:
         self._asked_s = 0.0  # by the monotonic clock, when the first signal arrived
         self._grace_s = 0.0
         self._finishing = False
-        self._numbers: socket.socket | None = None  # of signals as they arrive
+        self._numbers: socket.socket | None = None  # receives the numbers of arriving signals
 
     @property
     def wanted(self) -> bool:
-        """True if a signal has asked for the end."""
+        """True once a signal has asked the run to end."""
         return self.signal is not None
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a process that a signal ended: 128 plus the signal's number, SIGINT's by default."""
+        """The exit code of a process ended by a signal: 128 plus the signal's number, SIGINT's by default."""
         return 128 + (self.signal or signal.SIGINT)
 
     def notice(self) -> None:
-        """Take a signal into account that has arrived, but was not handled: the main thread may wait in Ray for ever."""
+        """Register a signal that has arrived but was not handled, since the main thread may be stuck in Ray."""
         with suppress(BlockingIOError):
             arrived = self._numbers.recv(4096) if self._numbers is not None else b""
             self.signal = self.signal or next((number for number in arrived if number in SIGNALS), None)
 
     def begin(self, grace_s: float) -> None:
-        """Give a run that begins `grace_s` seconds from a signal on."""
+        """Mark the run as begun: after a signal it has `grace_s` seconds to end."""
         self._grace_s = grace_s
 
     def finish(self) -> None:
-        """Protect the end of a run, which writes its last records: further signals do nothing."""
+        """Ignore further signals, while the run writes its last records."""
         self._finishing = True
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal has asked for the end."""
+        """Raise KeyboardInterrupt if a signal has asked the run to end."""
         if self.wanted:
             raise KeyboardInterrupt
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take the signals of the process until the block ends; only its main thread may."""
+        """Handle the process's signals within the block; main thread only."""
         before = {number: signal.signal(number, self._ask) for number in SIGNALS}
         before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._run_out)
         self._numbers, written = socket.socketpair()

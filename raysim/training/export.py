@@ -1,4 +1,4 @@
-"""A run's model as a folder that transformers loads."""
+"""Export a run's model to a folder that transformers can load."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from raysim.workloads.subspace import out_of_subspace
 
 
 def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool = False) -> None:
-    """Write the model of a run as transformers' `save_pretrained` does, with the weights of the newest checkpoint.
+    """Save a run's model like transformers' `save_pretrained`, with the weights of the newest checkpoint.
 
-    LoRA's matrices are added to the weights that they adapt; with `adapter` they are written alone, as peft does. A model with
-    boundaries in a subspace becomes the ordinary model that computes the same. Data of the user's own are loaded only
-    inside `raysim.plugins.trusting`. Raises ConfigError if the run's model is not `hf`, is of no ordinary kind, or has no
-    adapter, or if its data cannot be loaded; RecordsError or CheckpointError if its records or no checkpoint can be read.
+    LoRA matrices are merged into the weights; with `adapter` only the matrices are written, as peft does. A model with
+    boundaries in a subspace becomes the equivalent ordinary model. The user's own data are loaded only
+    inside `raysim.plugins.trusting`. Raises ConfigError if the run's model is not `hf`, has a bottleneck, or has no
+    adapter, or if its data cannot be loaded; RecordsError or CheckpointError if its records or checkpoint cannot be read.
     """
     run = run if isinstance(run, Run) else Run(run)
     row = run.row
@@ -61,13 +61,13 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
     names = original_names(layers, model)
     with torch.no_grad():
         for name, buffer in layers.named_buffers():
-            if name in names:  # BatchNorm statistics: layers have their own
+            if name in names:  # BatchNorm statistics, which the layers copied
                 model.get_buffer(names[name]).copy_(buffer)
     if adapted is None:
         model.save_pretrained(folder)
     elif adapter:
         with warnings.catch_warnings():
-            # peft < 0.21, of models without a folder
+            # peft < 0.21 warns so about models without a folder
             warnings.filterwarnings("ignore", "Could not find a config file in  -")
             adapted.save_pretrained(folder)
     else:
@@ -75,7 +75,7 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
 
 
 def _options(row: dict[str, Any], section: str) -> dict[str, Any]:
-    """Return the options of a model or a data set that a run was given."""
+    """Return the recorded options of a run's model or data set."""
     prefix = f"{section}."
     return {
         key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix) and value is not None

@@ -1,4 +1,4 @@
-"""Signals of the last step for adaptive methods: its time, here or on a named network, floors of fidelity, sensitivities."""
+"""Signals of the last step for adaptive methods: step time (measured or simulated), fidelity floors, sensitivities."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from raysim.storage.files import is_file
 
 
 class Clock:
-    """Gives the seconds of a step, measured or simulated.
+    """Provides the seconds of a step, measured or simulated.
 
-    Simulated seconds depend on the packets alone: compute is taken from a frozen profile, so that runs repeat.
+    Simulated seconds depend only on the packets: compute comes from a frozen profile, so that runs are reproducible.
 
-    Raises ConfigError if there is no such profile, or it is of another pipeline.
+    Raises ConfigError if there is no such profile, or it belongs to a different pipeline.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -42,7 +42,7 @@ class Clock:
             self.codec_speed = _codec_speed(plan, self._profile)
 
     def __str__(self) -> str:
-        """Return the source of its seconds, in words."""
+        """Describe the source of the seconds."""
         if self.network is None:
             return "the step as it passes"
         config = self.plan.config
@@ -50,9 +50,9 @@ class Clock:
         return f"{self.network!r} with the compute of {config.profile}{codecs}, transport {config.transport}"
 
     def step_s(self, reports: Sequence[StepReport], seconds: float) -> float:
-        """Return the seconds of a step: `seconds` as measured, or the seconds of its simulation on the network.
+        """Return the seconds of a step: the measured `seconds`, or those of its simulation on the network.
 
-        The simulation takes the packets of a link within a step to be equal, and the speed of codecs to be `codec_speed`.
+        The simulation assumes equal packets on a link within a step, and codecs at `codec_speed`.
         """
         network = self.network
         if network is None:
@@ -73,7 +73,7 @@ class Clock:
         return overlapped(simulated_s, method_s, self.plan.exchange_delay, exchange_interval(config))
 
     def profile(self, reports: Sequence[StepReport]) -> Profile:
-        """Return the costs of a step under a simulated clock: the frozen compute, and transfers and work that workers report."""
+        """Return the costs of a step under a simulated clock: frozen compute, and the reported transfers and codec work."""
         shape = (self.plan.num_replicas, self.plan.num_stages, self._profile.compute_s.shape[2], 1)
         wire_bytes, encode_s, decode_s = np.zeros((3, *shape))
         method_s, gradient_bytes, bucketed_bytes = np.zeros((3, self.plan.num_stages))
@@ -102,12 +102,12 @@ class Clock:
             sorted(transfer for report in reports for group in report.groups for transfer in group.transfers)
         )
         profile = replace(self._profile, **frozen, **coded, **averaged, wire_bytes=wire_bytes, transfers=transfers)
-        # The transport as it comes, and not as this machine is calibrated: decisions are the same everywhere.
+        # The transport without this machine's calibration, so that decisions are the same everywhere.
         return profile.over(parse_transport(self.plan.config.transport), len(self.plan.rows) * self.plan.num_replicas)
 
 
 def _codec_speed(plan: Plan, profile: Profile) -> float:
-    """Return the dense bytes a second of codecs: as configured, else the device's, else the speed in the profile's file."""
+    """Return the codecs' dense bytes per second: as configured, else the device's, else that in the profile file."""
     config = plan.config
     if config.codec_speed is not None:
         return config.codec_speed
@@ -125,7 +125,7 @@ def _codec_speed(plan: Plan, profile: Profile) -> float:
 
 
 def _frozen_profile(plan: Plan) -> Profile:
-    """Return the costs of compute: of a device's datasheet and counted operations, or of a file of `raysim profile`."""
+    """Return compute costs from a device's datasheet and counted operations, or from a file of `raysim profile`."""
     config = plan.config
     source = config.profile
     if source is None:
@@ -147,14 +147,14 @@ def _frozen_profile(plan: Plan) -> Profile:
 
 
 DIRECTIONS = ("forward", "backward")
-EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds in proportion to bytes
+EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds proportional to bytes
 
 
 class Budgets:
-    """Shares out the budgets of a run's links: one a direction and replica.
+    """Divides the budgets of a run among its links, one budget per direction and replica.
 
-    `network`: the network between the workers, which are spread over its hosts in order. None if it is not known: then the
-    seconds of a message are in proportion to its bytes. Raises ConfigError if links of one direction name several budgets.
+    `network`: the network between the workers, which are spread over its hosts in order. None if unknown: then the
+    seconds of a message are proportional to its bytes. Raises ConfigError if links of one direction name different budgets.
     """
 
     def __init__(self, plan: Plan, network: Network | None) -> None:
@@ -164,7 +164,7 @@ class Budgets:
         self._hosts = Placement.spread(plan.num_replicas * len(plan.rows), self._network.num_hosts).hosts
 
     def floors(self, reports: Sequence[StepReport]) -> dict[str, float]:
-        """Return the fidelity that each link on a budget must keep after a step of these reports, by `link_name`."""
+        """Return the fidelity that each link with a budget must keep after this step, by `link_name`."""
         of_links: dict[str, float] = {}
         for direction, budget in self._budgets.items():
             if budget is None:
@@ -184,7 +184,7 @@ class Budgets:
         return of_links
 
     def _ways(self, replica: int, account: LinkAccount) -> list[Way]:
-        """Return the ways in which a link could send its messages, each with its seconds on the wire."""
+        """Return a link's options for sending its messages, each with its network seconds."""
         ends = account.boundary, account.boundary + 1
         first = replica * len(self.plan.rows)
         source, target = (self._hosts[first + self.plan.owners[stage]] for stage in ends)
@@ -196,7 +196,7 @@ class Budgets:
 
 
 def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Return the sensitivities that stages measured in a step of these reports, by `link_name`."""
+    """Return the sensitivities measured by stages in this step, by `link_name`."""
     return {
         link_name(report.replica, boundary, "forward"): measured
         for report in reports
@@ -205,7 +205,7 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
 
 
 def _budget(plan: Plan, direction: str) -> float | None:
-    """Return the common budget of the links of a direction, None if they have none."""
+    """Return the common budget of the links of a direction, or None if they have none."""
     pairs = [pair for replica in plan.compressors for link in replica for pair in link.values()]
     methods = [pair[DIRECTIONS.index(direction)] for pair in pairs]
     budgets = {method.shared_budget for method in methods if method.shared_budget is not None}

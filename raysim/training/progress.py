@@ -1,4 +1,4 @@
-"""The progress of a run in lines of text: for files, pipes and notebooks, where nothing can be drawn over."""
+"""A run's progress as lines of text, for files, pipes and notebooks, where lines cannot be overwritten."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 AT_LEAST_S = 2.0  # between two lines of steps
 AT_MOST_S = 30.0
 EVALUATION_S = 10.0  # between two lines of an evaluation
-PARTS = 20  # lines of a run that takes long enough for them
-LONG_S = 3600.0  # seconds from which a run counts as long
-WATCHED_S = 20.0  # seconds of training before the warning of a long run
+PARTS = 20  # lines of steps in a run, unless limited by time
+LONG_S = 3600.0  # a run with more time left is long
+WATCHED_S = 20.0  # seconds of training before the warning about a long run
 
 
 def print_progress(training: Training) -> None:
-    """Train to the end, and print a header, then lines of steps and evaluations, few enough for a file, on the error stream."""
+    """Train to the end, and print a header and a limited number of progress lines on the error stream."""
     events = training.events()  # raises before anything is printed
     for line in header(training):
         to_stderr(line)
     pace, total, sent = Pace(training), training.plan.end_step, 0
-    last_step, last_s = 0, float("-inf")  # of the last line
+    last_step, last_s = 0, float("-inf")  # of the last printed line
     for event in events:
         row, now = event.row, time.monotonic()
         if event.kind == "step":
@@ -60,7 +60,7 @@ def print_progress(training: Training) -> None:
 
 
 def header(training: Training) -> list[str]:
-    """Return lines with the model, stages, parameters, samples, evaluations and folder of a run that is about to start."""
+    """Describe a run about to start in lines: model, stages, parameters, samples, evaluations and folder."""
     config, plan, workload = training.config, training.plan, training.workload
     stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
     owners = max(config.schedule.workers(plan.num_stages)) + 1
@@ -84,7 +84,7 @@ def header(training: Training) -> list[str]:
 
 
 class Pace:
-    """A moving average of the seconds of a step, and the speed and remaining time that follow."""
+    """Moving average of the seconds per step, with the resulting speed and remaining time."""
 
     def __init__(self, training: Training) -> None:
         config, data = training.config, training.workload.data
@@ -98,7 +98,7 @@ class Pace:
         self._told = False
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take the row of a step into account; the first one warms up and soon counts no more."""
+        """Add the row of a step; the first step, which warms up, is replaced by the second."""
         seconds = float(row["seconds"])
         self._trained_s += seconds
         if self._step_s is None or self._first:
@@ -112,7 +112,7 @@ class Pace:
         return timedelta(seconds=round((self._total - step) * (self._step_s or 0.0)))
 
     def warning(self, step: int) -> str | None:
-        """Return, once and early, a warning that the run will take more than an hour; otherwise None."""
+        """Return a warning, once, if the run will take more than an hour; otherwise None."""
         if self._told or self._trained_s < WATCHED_S:
             return None
         self._told = True
@@ -127,7 +127,7 @@ class Pace:
         )
 
     def speed(self) -> str:
-        """Return the seconds of a step, and samples or tokens a second."""
+        """Return the seconds per step, and samples or tokens per second."""
         step_s = self._step_s or 0.0
         rate = self._units / step_s if step_s else 0.0
         per_second = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
@@ -142,7 +142,7 @@ def evaluating(training: Training, row: Mapping[str, Any]) -> str:
 
 
 def sentence(event: Event) -> str:
-    """Return the result of an evaluation, the reason for which stages start again, or a warning."""
+    """Return the sentence of an event: the result of an evaluation, the reason for a restart, or a warning."""
     row = event.row
     if event.kind == "warning":
         return f"warning: {row['reason']}"

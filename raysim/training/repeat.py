@@ -1,4 +1,4 @@
-"""A check that a run is deterministic: its first steps are taken twice, and every output of every layer is compared."""
+"""Check that a run is deterministic: run its first steps twice, and compare every output of every layer."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from raysim.workloads.data import Data
 STEPS = 3
 
 
-Digest = tuple[str, bytes]  # where training made some tensors, and a digest of their bits
+Digest = tuple[str, bytes]  # where training produced some tensors, and a digest of their bits
 
 
 def first_difference(config: RunConfig, data: Data) -> str | None:
-    """Take the first `STEPS` steps of a run twice; return the step, stage and layer of the first difference, None without one.
+    """Run the first `STEPS` steps twice; return the step, stage and layer of the first difference, or None.
 
-    Both times the model is made anew, and all stages run in this process, on its GPU if the run may use one.
+    Both times the model is built anew, and all stages run in this process, on its GPU if the run may use one.
     """
     for first, second in zip_longest(_digests(config, data), _digests(config, data)):
-        if first != second:  # one is None if the second time there was more, or less
+        if first != second:  # one is None if the lengths differ
             return str((first or second)[0])
     return None
 
 
 def _digests(config: RunConfig, data: Data) -> list[Digest]:
-    """Return the digests of all that the first steps make, in order."""
+    """Return the digests of all tensors produced in the first steps, in order."""
     workload = prepare(config, data)
     seen = [
         (f"the initial value of `{name}` in stage {stage}", _digest(tensor))
@@ -55,7 +55,7 @@ def _digests(config: RunConfig, data: Data) -> list[Digest]:
             finally:
                 for hook in hooks:
                     hook.remove()
-            for index in sorted(stages, reverse=True):  # as gradients come
+            for index in sorted(stages, reverse=True):  # in the order of gradients
                 for name, tensor in stages[index].state().items():
                     where = f"`{name.removeprefix('model.')}` of stage {index} after the update of step {step}"
                     seen.append((where, _digest(tensor)))
@@ -65,10 +65,10 @@ def _digests(config: RunConfig, data: Data) -> list[Digest]:
 
 
 def _watch(module: nn.Module, stage: int, step: int, seen: list[Digest]) -> Iterator[Any]:
-    """Note the inputs and outputs of every layer of a stage; yield the hooks."""
+    """Register hooks that record the inputs and outputs of every layer of a stage; yield the hooks."""
 
-    def note(what: str, _: nn.Module, inputs: Any, output: Any = None) -> None:
-        seen.append((f"{what} in step {step}, stage {stage}", _digest(inputs if output is None else output)))
+    def note(name: str, _: nn.Module, inputs: Any, output: Any = None) -> None:
+        seen.append((f"{name} in step {step}, stage {stage}", _digest(inputs if output is None else output)))
 
     for name, layer in module.named_modules():
         if not name:
@@ -80,7 +80,7 @@ def _watch(module: nn.Module, stage: int, step: int, seen: list[Digest]) -> Iter
 
 
 def _digest(value: Any) -> bytes:
-    """Return a digest of the tensors in a value."""
+    """Return a digest of all tensors in a value."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in _tensors(value):
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""Rows of the records: a run's row, with its configuration, software and results, and the rows of a step, from workers' reports."""
+"""Rows of the records: a run's row (configuration, software and results), and the rows of a step from workers' reports."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from raysim.values import UNNAMED
 
 
 def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
-    """Return the row of a run that begins now on this machine."""
+    """Return the row of a run starting now on this machine."""
     return as_row(config) | {
         "schema_version": SCHEMA_VERSION,
         "run_id": run_id,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "cpu": _cpu(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # of torch's kernels; sums depend on it
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # selects torch's kernels, which affects rounding
         "python": platform.python_version(),
         **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
         "status": "running",
@@ -42,7 +42,7 @@ def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
         "warning": None,
         "error": None,
         "seconds": 0.0,
-        "start_s": 0.0,  # of `seconds`, before the first step of each start
+        "start_s": 0.0,  # the part of `seconds` before the first step of each start
     }
 
 
@@ -57,7 +57,7 @@ def _cpu() -> str:
 
 
 def device_columns(engine: Engine) -> dict[str, Any]:
-    """Return the columns on the GPU that computes, none of a CPU; raises ConfigError if it does not do for the run."""
+    """Return the columns on the GPU in use, none on a CPU; raises ConfigError if it is unsuitable for the run."""
     facts = engine.check_devices()
     if facts is None:
         return {}
@@ -71,7 +71,7 @@ def device_columns(engine: Engine) -> dict[str, Any]:
 
 
 def result_columns(run: Run, measures: Iterable[str]) -> dict[str, Any]:
-    """Return the columns that a run adds at its end: bytes, steps, the last training loss and the last evaluations."""
+    """Return a run's final columns: bytes, steps, the last training loss and the last evaluations."""
     steps, evals = run.steps, run.evals
     columns: dict[str, Any] = {
         "wire_bytes": int(steps["wire_bytes"].sum()),
@@ -90,7 +90,7 @@ def result_columns(run: Run, measures: Iterable[str]) -> dict[str, Any]:
 def rows_of_step(
     plan: Plan, step: int, reports: Sequence[StepReport], seconds: float, shifts_s: Sequence[float]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows that a step adds to the records, by table.
+    """Return a step's rows of the records, by table.
 
     `seconds` is the time of the step, `shifts_s` the time to subtract from each worker's clock.
     """
@@ -125,7 +125,7 @@ def step_row(
 
 
 def link_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-    """Return the rows of `links`: one for each tensor of a link, from both ends' accounts, and one for each group of a stage."""
+    """Return the rows of `links`: one per tensor of a link, from the accounts of both ends, and one per group of a stage."""
     rows = []
     for replica in range(plan.num_replicas):
         of_replica = [report for report in reports if report.replica == replica]
@@ -161,7 +161,7 @@ def _links(plan: Plan, replica: int, step: int, reports: Sequence[StepReport]) -
 
 
 def _groups(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each stage's messages to its replicas, and a row for its messages to the owners of tied parameters."""
+    """Yield one row for each stage's messages to its replicas, and one for those to the owners of tied parameters."""
     accounts = sorted(
         (account for report in reports for account in report.groups), key=lambda account: (account.tied, account.stage)
     )
@@ -180,7 +180,7 @@ def _groups(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[di
 
 
 def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `decisions` for each that a method took; replicas of a stage take the same, and it is written once."""
+    """Yield a row of `decisions` per decision of a method; replicas of a stage decide alike, so only one is written."""
     for report in reports:
         for link in report.links:
             where = {"step": step, "replica": report.replica, "where": link.direction, "boundary": link.boundary}
@@ -194,7 +194,7 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
 
 
 def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `actions` for each action of a profiled step; `shifts_s` as in `rows_of_step`."""
+    """Yield a row of `actions` per action of a profiled step; `shifts_s` as in `rows_of_step`."""
     for report, shift in zip(reports, shifts_s, strict=True):
         for action in report.actions:
             times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
@@ -202,7 +202,7 @@ def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[flo
 
 
 def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a sentence on the link of least fidelity in a step, and its remedy; None if no fidelity is below zero.
+    """Return a sentence on the link with the lowest fidelity in a step, and a remedy; None if no fidelity is below zero.
 
     `links`: the step's rows of that table. Below zero, the squared error exceeds the squared norm of the message.
     """

@@ -33,17 +33,17 @@ from raysim.workloads.data import Data
 from raysim.workloads.task import chance
 
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
-LOSSES_IN_A_ROW = 3  # without a new step between them, and the run fails: the cause will not go away
+LOSSES_IN_A_ROW = 3  # without a new step in between, the run fails: the cause will not go away
 FLUSH_EVERY_S = 15.0
-KEEP_EVERY_S = 240.0  # between checkpoints at most, so that a kill loses less than five minutes
+KEEP_EVERY_S = 240.0  # between checkpoints at most, so that a killed run loses less than five minutes
 
 
 class Training:
-    """One run: checked when it is made, done by iterating over `events`.
+    """One run: checked on construction, and trained by iterating over `events`.
 
-    `engine`: a name, or a function that makes an engine of the workload. `data`: the run's data, if already loaded.
+    `engine`: a name, or a function that makes an engine from the workload. `data`: the run's data, if already loaded.
     `ending`: its signal ends the run at the next step, with a checkpoint. `wait_s`: seconds to wait for
-    resources that others hold. `dashboard`: start Ray's dashboard and print its address. `phases` show what the start waits for.
+    resources held by others. `dashboard`: start Ray's dashboard and print its address. `phases` show what the start waits for.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Training:
         phases: Phases | None = None,
     ) -> None:
         self._check_start = partial(check_start, out, engine if isinstance(engine, str) else "ray", resume=resume)
-        self._check_start()  # before the model is made; what counts is the look under the lock
+        self._check_start()  # before the model is made; checked again under the lock
         self.config = config
         self._resume = resume
         self._began = time.perf_counter()
@@ -71,11 +71,11 @@ class Training:
         self._ending = ending or Ending()
         self._row = first_row(config, self.run_id)
         begun = Run(self.folder).row if resume and not is_unbegun(self.folder) else None
-        has_state = begun is not None and bool(checkpoints(self._checkpoints))  # of its own: a parent may be gone
+        has_state = begun is not None and bool(checkpoints(self._checkpoints))  # then its parent may be gone
         self._parent: Parent | None = None if has_state else find_parent(config, begun)
         self._resumable: Resumable | None = None
         self._checkpoint: Checkpoint | None = None
-        self._reached = 0  # the most steps done, over all restarts
+        self._reached = 0  # most steps done, over all restarts
         self._clock_zero: float | None = None  # when the workers were up
         self._signals = StepFeedback()  # of the last step
         self._stage_seconds = StageSeconds()
@@ -108,19 +108,19 @@ class Training:
         self._row["averages_by_bucket"] = all(method.by_bucket for method in plan.replica_methods)
         self._row["measures"] = write_measures(plan.task.measures)
         self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
-        custom = isinstance(self.config.schedule, Custom)  # whose file may change, or stay behind
+        custom = isinstance(self.config.schedule, Custom)  # its file may change, or not be copied along
         self._row["schedule_rows"] = rows_to_csv(plan.rows) if custom else None
 
     def events(self) -> Generator[Event]:
-        """Yield events while the run trains; the records are complete when the iteration ends, however it ends.
+        """Train, and yield events; the records are complete when the iteration ends, however it ends.
 
         Raises ConfigError at once if the folder cannot be written, or holds anything but the run to resume. The iteration raises
-        ConfigError if the stages do not fit, StageError if the model fails, WorkerLostError if workers die at one
-        step again and again, and passes on KeyboardInterrupt; the last three are in the records too.
+        ConfigError if the stages do not fit, StageError if the model fails, WorkerLostError if workers die repeatedly at the same
+        step, and passes on KeyboardInterrupt; the last three are also recorded.
         """
         try:
             self.recorder.lock()
-            self._find_run()  # not before: until then another process may have gone on with it
+            self._find_run()  # only under the lock: before, another process may have resumed it
             self.recorder.open()
         except BaseException as error:
             self.recorder.close()
@@ -130,7 +130,7 @@ class Training:
         return self._events()
 
     def _find_run(self) -> None:
-        """Find the run to go on with in the locked folder; raises ConfigError if the folder holds another one, or other files."""
+        """Find the run to resume in the locked folder; raises ConfigError if it holds a different run or other files."""
         self._check_start()
         if self._resume and not is_unbegun(self.folder):
             self._resumable = find_resumable(self.folder, self.config, self._row, self.recorder)
@@ -143,7 +143,7 @@ class Training:
         status, error_text = "failed", None
         try:
             self._ending.begin(self.config.grace_s)
-            self.recorder.write_run(self._row)  # from here on a run that is killed can be resumed
+            self.recorder.write_run(self._row)  # from here on a killed run can be resumed
             yield from self._warn_of_resume()
             yield from self._train()
             status = "finished"
@@ -174,14 +174,14 @@ class Training:
                     self._finish(compact=status in ("finished", "diverged"))
 
     def _start(self, *, again: bool) -> None:
-        """Bring up the workers, `again` after a loss; the time until they first are up is the start of the run."""
+        """Start the workers, `again` after a loss; record the time until they are first up as the run's start."""
         if again:
             self.engine.restart()
         else:
             try:
                 self.engine.start()
                 self._row |= device_columns(self.engine)
-            except ConfigError as error:  # no resources, no GPU, no such cluster: nothing has happened yet
+            except ConfigError as error:  # no resources, GPU or cluster: nothing has been trained yet
                 raise _RefusedError(str(error)) from None
         self._record_nodes()
         self.phases.enter("the first step")
@@ -192,7 +192,7 @@ class Training:
             self._row["device_kind"] = self.engine.device_kind
 
     def _warn_of_resume(self) -> Iterator[Event]:
-        """Remove damaged checkpoints, and warn of them and of another processor: the run goes on all the same."""
+        """Remove damaged checkpoints, and warn about them and about a different processor; the run continues."""
         if self._resumable is None:
             return
         step = self._checkpoint.step if self._checkpoint else 0
@@ -202,7 +202,7 @@ class Training:
                 yield Event("warning", {"step": step, "reason": reason})
 
     def _record_nodes(self) -> None:
-        """Note the node of each worker and its speed, if there are several."""
+        """Record each worker's node and its speed, if there are several nodes."""
         if self.engine.call_bytes is not None:
             self._row["call_bytes"] = self.engine.call_bytes
         speeds = self.engine.node_speeds()
@@ -212,7 +212,7 @@ class Training:
             self._row["warning"] = self._row["warning"] or slow
 
     def _train(self) -> Iterator[Event]:
-        """Train to the end, over as many losses of workers as it takes while there is progress between them."""
+        """Train to the end, restarting lost workers as long as there is progress between losses."""
         lost, losses, farthest = False, 0, -1
         while True:
             try:
@@ -241,7 +241,7 @@ class Training:
         last_flush = last_kept = time.monotonic()
         if step == self.plan.first_step and step in chosen and self._checkpoint is None:
             self._keep(step)
-        if self.evaluator.is_due(step):  # its checkpoint came before it, and the run was interrupted between them
+        if self.evaluator.is_due(step):  # the run was interrupted between checkpoint and evaluation
             self.phases.enter(None)
             yield from self.evaluator.evaluate(step)
         while step < self.plan.end_step:
@@ -251,7 +251,7 @@ class Training:
             late = time.monotonic() - last_kept > KEEP_EVERY_S
             wanted = step == self.plan.end_step or step in chosen or self._ending.wanted
             if wanted or (every and (step % every == 0 or late or self.evaluator.is_due(step))):
-                self._keep(step)  # before an evaluation, which may take longer than the steps it would lose
+                self._keep(step)  # before the evaluation, which may take long
                 last_flush = last_kept = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:
                 self.recorder.flush()
@@ -268,7 +268,7 @@ class Training:
             self._row["device_peak_bytes"] = self.engine.device_peak_bytes()
 
     def _step(self, step: int) -> Iterator[Event]:
-        """Train one step, record it, and work out the signals for the next one."""
+        """Train one step, record it, and compute the signals for the next one."""
         before = time.perf_counter()
         reports = self.engine.step(step, self._signals)
         self.phases.enter(None)
@@ -281,9 +281,9 @@ class Training:
             yield Event("warning", {"step": step, "reason": self._row["warning"]})
 
     def _keep(self, step: int) -> None:
-        """Write the records to disk, then the checkpoint in which `step` begins."""
+        """Write the records to disk, then the checkpoint at the start of `step`."""
         self.recorder.flush()
-        parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one in memory
+        parts = (self.engine.state_of(worker) for worker in range(self.engine.num_workers))  # one at a time in memory
         self._checkpoint = write_checkpoint(
             self._checkpoints,
             step,
@@ -295,7 +295,7 @@ class Training:
         self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
 
     def _restore(self) -> int:
-        """Load the newest checkpoint into fresh workers, drop the records after it, and return the step to go on with."""
+        """Load the newest checkpoint into fresh workers, drop later records, and return the next step."""
         self._offsets_s = self.engine.clock_offsets_s()
         step, self._signals = self.plan.first_step, StepFeedback()
         if self._checkpoint:
@@ -325,7 +325,7 @@ class Training:
         return tables["steps"][0]
 
     def _finish(self, *, compact: bool) -> None:
-        """Complete the records: one file a table if the run is over, parts if it can be resumed."""
+        """Complete the records: one file per table if the run is over, parts if it can be resumed."""
         try:
             if compact:
                 self.recorder.compact()
@@ -340,4 +340,4 @@ class Training:
 
 
 class _RefusedError(Exception):
-    """The stages do not fit: the run has not begun, and leaves nothing behind."""
+    """The run could not start, for example since its stages do not fit, and leaves nothing behind."""

@@ -11,11 +11,11 @@ from raysim.storage.files import LOCK
 
 ENGINES = ("ray", "inline")
 LEAST_BYTES = {"inline": 384 << 20, "ray": 1 << 30}
-"""Memory for torch, and for Ray's servers and two processes that import it: with less the kernel kills them, without a word."""
+"""Memory for torch alone (inline), and for Ray's servers and two processes with torch; with less, the kernel kills them silently."""
 
 
 def check_start(out: str | Path | None, engine: str, *, resume: bool = False) -> None:
-    """Raise ConfigError for an unknown engine, a folder with anything in it, or a run that cannot be resumed."""
+    """Raise ConfigError for an unknown engine, a non-empty folder, or a run that cannot be resumed."""
     if engine not in ENGINES:
         near = suggestion(engine, ENGINES)
         raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.{near}")
@@ -41,7 +41,7 @@ def check_start(out: str | Path | None, engine: str, *, resume: bool = False) ->
 
 
 def check_least_memory(engine: str, root: Path = ROOT) -> None:
-    """Raise ConfigError if this machine or container has less memory than the smallest run with an engine; `root` as in `limits`."""
+    """Raise ConfigError if the memory here is too small for any run with this engine; `root` as in `limits`."""
     limit, least = node_memory(root), LEAST_BYTES[engine]
     if limit.size >= least:
         return
@@ -53,7 +53,7 @@ def check_least_memory(engine: str, root: Path = ROOT) -> None:
 
 
 def is_unbegun(folder: Path) -> bool:
-    """Return whether a folder holds no more than the first moments of a run that was killed in them: it may be taken over."""
+    """Return whether a folder holds at most the remains of a run killed before it began, and may be reused."""
     try:
         return folder.is_dir() and all(
             path.name == LOCK

@@ -1,4 +1,4 @@
-"""`train`: a run by one call, from Python or a notebook."""
+"""`train`: one call to train a run from Python or a notebook."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def train(
     resume: bool = False,
     progress: bool | None = None,
 ) -> Run:
-    """Train a pipeline and return its run, whose tables are DataFrames.
+    """Train a pipeline and return its run, with its tables as DataFrames.
 
-    `config`: a RunConfig, nested values, a recipe's name or a TOML file; the latter two changed by `key=value` texts.
+    `config`: a RunConfig, nested values, a recipe's name or a TOML file; `overrides` (`key=value`) change the latter two.
     `out`: the run's own folder, by default `results/<name>/<run_id>`. `resume` continues from the newest checkpoint in `out`.
-    `progress` prints lines on the error stream while it trains; by default in a notebook and at an interactive prompt.
-    Raises ConfigError, before anything starts, if the input is wrong. A diverged run returns and says so in its status;
-    an interrupted one says how to continue.
+    `progress` prints lines on the error stream during training; by default in a notebook and at an interactive prompt.
+    Raises ConfigError, before anything starts, if the input is wrong. A diverged run is returned with that status;
+    the KeyboardInterrupt of an interrupted run says how to continue.
 
     >>> import tempfile
     >>> run = train("digits-cnn", "steps=4", "forward=TopK(0.1)", engine="inline", out=tempfile.mkdtemp())
