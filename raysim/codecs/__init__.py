@@ -1,7 +1,7 @@
-"""Stateless maps tensor -> packet -> tensor; values are really packed, so wire bytes are counted, not estimated.
+"""Stateless maps tensor -> packet -> tensor. Values are really packed, so wire bytes are counted, not estimated.
 
-A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the inverse. A new codec is a class and a
-line in `CODECS`; the tests of laws then require a variant of it. Rarely used codecs are in the plug-in
+A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the inverse. To add a codec, write a class
+and add it to `CODECS`; the property tests then require an example of it. Rarely used codecs are in the plug-in
 `raysim-contrib`.
 """
 
@@ -42,7 +42,7 @@ _COMMON: tuple[Codec, ...] = (
 def warm(codecs: Iterable[Codec] = ()) -> None:
     """Compile the kernels of TopK, Quantize and `codecs` for every supported dtype, before a step is timed.
 
-    Kernels that an earlier process compiled are loaded from disk, which takes a fraction of a second.
+    Kernels compiled by an earlier process are loaded from disk in a fraction of a second.
     """
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)

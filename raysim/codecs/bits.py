@@ -1,6 +1,6 @@
-"""Packing of small integers: fields most significant bit first, one stream, zeros at the end.
+"""Pack small integers into one bit stream: fields most significant bit first, padded with zeros at the end.
 
-Everything runs on the tensor's own device, so that only packed bytes cross to the host.
+Everything runs on the tensor's own device, so only packed bytes are copied to the host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def pack(values: torch.Tensor, width: int) -> torch.Tensor:
-    """Pack flat non-negative integers, each below 2**width, into a uint8 stream; `width` is 0 to 32.
+    """Pack flat integers in [0, 2**width) into a uint8 stream; `width` is 0 to 32.
 
     >>> pack(torch.tensor([5, 2, 7]), 3)
     tensor([171, 128], dtype=torch.uint8)
@@ -51,7 +51,7 @@ def pack(values: torch.Tensor, width: int) -> torch.Tensor:
         shifts = torch.arange(width - 1, -1, -1, device=values.device)
         return pack_bits((values.long()[:, None] >> shifts & 1).view(-1).bool())
     words = torch.zeros(-(-len(values) // 8), dtype=torch.int64, device=values.device)
-    for column in _padded(values.long(), 8).view(-1, 8).unbind(dim=1):  # eight fields are `width` whole bytes
+    for column in _padded(values.long(), 8).view(-1, 8).unbind(dim=1):  # eight fields fill exactly `width` bytes
         words = (words << width) | column
     shifts = torch.arange(8 * (width - 1), -1, -8, device=values.device)
     return ((words[:, None] >> shifts) & 255).to(torch.uint8).view(-1)[: packed_bytes(len(values), width)]

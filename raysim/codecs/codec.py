@@ -1,6 +1,6 @@
 """`Packet` and `Codec`: a compressed tensor, and the stateless map that encodes and decodes it.
 
-Arrays of a packet are numpy, so that Ray moves them out of band and without a copy (torch tensors are pickled in band).
+A packet's arrays are numpy, so Ray transfers them out of band and without a copy; it pickles torch tensors in band.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raysim.on_demand import torch
 
 
 class _Dtypes(Mapping[str, "torch.dtype"]):
-    """The dtypes of tensors that links carry, by name, looked up in torch when one is asked for."""
+    """The dtypes supported on links, by name, each looked up in torch on first use."""
 
     _NAMES = ("float32", "bfloat16", "float16", "float64")
 
@@ -38,8 +38,8 @@ class _Dtypes(Mapping[str, "torch.dtype"]):
 
 DTYPES = _Dtypes()
 
-_MAX_VALUES = 2**31 - 1  # of a packet: 8 GB in float32
-Key = int  # of random numbers, 64 bits, see `raysim.codecs.draws`
+_MAX_VALUES = 2**31 - 1  # per packet: 8 GB in float32
+Key = int  # a 64-bit random seed, see `raysim.codecs.draws`
 
 _work = [0]
 
@@ -50,11 +50,11 @@ def count_work(num_bytes: int) -> None:
 
 
 def work_bytes() -> int:
-    """Return the total bytes of dense tensors that codecs have processed in this process; differences measure the work between.
+    """Return the bytes of dense tensors processed by codecs in this process so far; subtract two readings to measure work.
 
-    Measured seconds do not repeat and do not transfer to other devices. These bytes do: divided by a device's speed
-    they predict codec times there. Every pass counts: each encode and decode, a nested codec's pass over the values
-    given to it, a selection, and a product with a thin matrix. Copies (`Identity`) and sums are free.
+    Measured seconds vary between runs and do not transfer to other devices. These bytes do: divided by a device's speed
+    they predict codec times there. Every pass counts: each encode and decode, a nested codec's pass over its input, a
+    selection, and a product with a thin matrix. Copies (`Identity`) and sums are free.
 
     >>> from raysim.codecs import TopK
     >>> before = work_bytes()
@@ -66,22 +66,22 @@ def work_bytes() -> int:
 
 
 class NonFiniteError(ValueError):
-    """A tensor to encode holds NaN or infinity, so no packet represents it."""
+    """A tensor to encode contains NaN or infinity, which packets cannot represent."""
 
 
 class Support(NamedTuple):
-    """The positions sent in a sparse packet: flat, increasing in each row, shape (rows, kept), for a tensor of `shape`."""
+    """Positions in a sparse packet for a tensor of `shape`: flat indices, increasing in each row, shape (rows, kept)."""
 
     positions: torch.Tensor
     shape: tuple[int, ...]
 
 
 class Packet(NamedTuple):
-    """The result of encoding one tensor. It describes itself, so the receiver needs no settings that could disagree.
+    """The result of encoding one tensor. It is self-describing, so sender and receiver cannot disagree about settings.
 
     >>> from raysim.codecs import TopK
     >>> packet = TopK(0.5).encode(torch.tensor([[3.0, -5.0, 1.0, 5.0]]))
-    >>> packet.array_bytes, packet.dense_bytes  # two values of 4 bytes and a bitmap of one
+    >>> packet.array_bytes, packet.dense_bytes  # two 4-byte values and a 1-byte bitmap
     (9, 16)
     >>> packet.decode()
     tensor([[ 0., -5.,  0.,  5.]])
@@ -90,11 +90,11 @@ class Packet(NamedTuple):
     codec: Codec
     arrays: dict[str, np.ndarray]  # flat, uint8
     shape: tuple[int, ...]
-    dtype: str  # of the encoded tensor, and of what `decode` returns
+    dtype: str  # of the encoded tensor and of the result of `decode`
 
     @property
     def array_bytes(self) -> int:
-        """Bytes of the arrays alone; a message adds a header, see `raysim.codecs.message`."""
+        """Bytes of the arrays, without the header that a message adds; see `raysim.codecs.message`."""
         return sum(array.nbytes for array in self.arrays.values())
 
     @property
@@ -108,9 +108,9 @@ class Packet(NamedTuple):
         return self.numel * DTYPES[self.dtype].itemsize
 
     def decode(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the tensor, of `shape` and `dtype`; it may be a read-only view of the packet's memory.
+        """Return the decoded tensor, which may be a read-only view of the packet's memory.
 
-        Raises ValueError, before any memory is allocated, if arrays do not fit the shape or each other, or the shape has more than
+        Raises ValueError before allocating memory if the arrays do not fit the shape or each other, or if the shape has more than
         `_MAX_VALUES` values.
         """
         if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
@@ -121,14 +121,14 @@ class Packet(NamedTuple):
             if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
                 kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
                 raise ValueError(f"A packet of {self.codec!r} must hold arrays of numbers, but `{name}` is {kind}.")
-        transfers.land()  # the arrays may have been encoded just now
+        transfers.land()  # the arrays may still be in transfer from the GPU
         x = self.codec.decode(self, device)
         if not self.codec.copies:
             count_work(x.nbytes)
         return x
 
     def bytes_of(self, name: str, num_bytes: int) -> np.ndarray:
-        """Return the array `name` as bytes; raises ValueError unless it has exactly `num_bytes`."""
+        """Return the array `name` as bytes; raises ValueError if its size is not `num_bytes`."""
         array = self.arrays.get(name)
         if array is None or array.nbytes != num_bytes or not array.flags.c_contiguous:
             held = "none" if array is None else f"{array.nbytes}"
@@ -138,24 +138,24 @@ class Packet(NamedTuple):
         return array.reshape(-1).view(np.uint8)
 
     def fields_of(self, name: str, count: int, width: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the array `name` unpacked: `count` integers of `width` bits; raises ValueError unless it has their bytes."""
+        """Return the array `name` unpacked into `count` integers of `width` bits; raises ValueError if its size differs."""
         return unpack_bytes(
             to_tensor(self.bytes_of(name, packed_bytes(count, width)), torch.uint8, device), count, width
         )
 
     def integer_of(self, name: str) -> int:
-        """Return the array `name`, written by `integer_bytes`, as an integer; raises ValueError if it is anything else."""
+        """Return the integer that `integer_bytes` wrote to the array `name`; raises ValueError if it is malformed."""
         return int(self.bytes_of(name, 8).copy().view(np.int64)[0])
 
     def floats_of(self, name: str, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the array `name` as `count` finite float32, in float64; raises ValueError if it is anything else."""
+        """Read `count` float32 values from the array `name` as float64; raises ValueError on a wrong size, NaN or infinity."""
         values = to_tensor(self.bytes_of(name, 4 * count), torch.float32, device)
         if not torch.isfinite(values).all():
             raise ValueError(f"A packet of {self.codec!r} holds `{name}` that are not finite.")
         return values.double()
 
     def part(self, name: str, codec: Codec, shape: tuple[int, ...]) -> Packet:
-        """Return the packet nested under `name` by `nest`: the arrays of `name.*`, for `codec` and `shape`."""
+        """Return the packet of `codec` and `shape` that `nest` stored under `name.*`."""
         prefix = f"{name}."
         arrays = {key[len(prefix) :]: array for key, array in self.arrays.items() if key.startswith(prefix)}
         return Packet(codec, arrays, shape, self.dtype)
@@ -164,31 +164,31 @@ class Packet(NamedTuple):
 class Codec(Notation, ABC):
     """A stateless map tensor -> packet -> tensor: a frozen dataclass, equal and hashed by its settings."""
 
-    copies: ClassVar[bool] = False  # whether a packet is the tensor's memory as it is, which takes no work
-    size_varies: ClassVar[bool] = False  # whether the bytes of a packet depend on the values of the tensor
-    selects: ClassVar[bool] = False  # whether packets hold values at the positions that `support` returns
+    copies: ClassVar[bool] = False  # whether packets are the tensor's memory unchanged, at no cost
+    size_varies: ClassVar[bool] = False  # whether a packet's size depends on the tensor's values
+    selects: ClassVar[bool] = False  # whether packets are sparse, with positions given by `support`
 
-    # Capabilities of a codec, which methods ask for instead of keeping lists of codecs.
+    # Capabilities of a codec. Methods query these instead of keeping lists of codecs.
 
     @property
     def random(self) -> bool:
-        """True if `encode` draws random numbers, and so needs a key: by default, if a codec among the settings does."""
+        """True if `encode` draws random numbers and needs a key; by default, if a nested codec does."""
         return any(codec.random for codec in self._inner())
 
     @property
     def linear(self) -> bool:
-        """True if packets of one key and shape hold floats at the same positions, so packets can be summed."""
+        """True if packets with equal key and shape can be summed, as their floats are at the same positions."""
         return False
 
     @property
     def by_matrix(self) -> bool:
-        """True if rows or columns are coded separately, so weights must be given as matrices (first axis, the rest)."""
+        """True if rows or columns are coded separately, so weights must be reshaped to (first axis, the rest)."""
         inner = getattr(self, "codec", None)
         return getattr(self, "per", None) in ("channel", "row") or (isinstance(inner, Codec) and inner.by_matrix)
 
     @property
     def kept_share(self) -> float | None:
-        """The share of values in a packet; None if all are sent, or if the share depends on the values."""
+        """The share of values sent in a packet; None if all are sent or the share depends on the values."""
         return None
 
     def relative_variance(self, numel: int) -> float | None:
@@ -201,7 +201,7 @@ class Codec(Notation, ABC):
         return None
 
     def check_feedback(self) -> None:
-        """Raise ValueError if the residual of error feedback would grow without bound."""
+        """Raise ValueError if error feedback diverges with this codec."""
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise ValueError if a setting has no effect on weights of these shapes, given by name."""
@@ -211,22 +211,22 @@ class Codec(Notation, ABC):
         raise TypeError(f"Only codecs that select values, such as TopK, have positions, but got {self!r}.")
 
     def rehearsed(self) -> Codec:
-        """Return a codec that uses the same kernels and compresses even a tensor of 192 values, for compiling them beforehand."""
+        """Return a codec with the same kernels that compresses even 192 values, used to compile the kernels in advance."""
         return self
 
     @property
     def fixed_size(self) -> bool:
-        """True if the bytes of a packet follow from shape and dtype alone; False if they depend on the values."""
+        """True if a packet's size depends only on shape and dtype, not on the values."""
         return not self.size_varies and all(codec.fixed_size for codec in self._inner())
 
     def _inner(self) -> Iterator[Codec]:
-        """Yield the codecs among the settings."""
+        """Yield the nested codecs."""
         return (value for value in vars(self).values() if isinstance(value, Codec))
 
     def encode(self, x: torch.Tensor, key: Key | None = None) -> Packet:
-        """Return the packet of `x`, which is left untouched.
+        """Return the packet of `x`, without modifying `x`.
 
-        Raises NonFiniteError if `x` holds NaN or infinity, ValueError if a random codec gets no key.
+        Raises NonFiniteError if `x` contains NaN or infinity, and ValueError if a random codec gets no key.
         """
         dtype = dtype_name(x)
         self._check(tuple(x.shape), key)
@@ -239,36 +239,36 @@ class Codec(Notation, ABC):
     ) -> tuple[Packet, torch.Tensor]:
         """Return the packet of `x` in `dtype`, and the residual x - decode(packet) in the dtype of `x`.
 
-        Overwrites `x`: the residual may use its memory. With `memory`, float32 of the same shape, x + memory is sent,
-        the residual is float32, and both inputs are left unchanged. Error feedback costs this one additional pass over
-        memory; codecs with a faster way override it, with the same bits.
+        Overwrites `x`, as the residual may use its memory. With `memory` (float32, same shape), x + memory is sent, the
+        residual is float32, and both inputs are left unchanged. Error feedback costs one additional pass over memory;
+        codecs with a faster implementation override this, with bitwise equal results.
         """
         if memory is not None:
             x = kernels.added(memory, x)
         packet = self.encode(x.to(dtype), key)
-        # not in place: dense packets may lie in the memory of `x`
+        # not in place: a dense packet may share the memory of `x`
         return packet, (x.detach() - packet.decode(x.device)).to(x.dtype)
 
     @abstractmethod
     def array_names(self) -> tuple[str, ...]:
-        """Return the names of all arrays that a packet may hold, in the order of messages."""
+        """Return the names of all arrays that a packet may hold, in the order in which messages send them."""
 
     @abstractmethod
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        """Return the arrays for `x`, a tensor of a dtype that links carry; raises NonFiniteError."""
+        """Return the arrays for `x`, whose dtype links support; raises NonFiniteError."""
 
     def _check(self, shape: tuple[int, ...], key: Key | None) -> None:
-        """Raise ValueError if a tensor of `shape` cannot be carried, or a random codec got no key."""
+        """Raise ValueError if a tensor of `shape` is too large, or a random codec got no key."""
         if self.random and key is None:
             raise ValueError(f"{self!r} draws random numbers: `encode` needs a key.")
 
     @abstractmethod
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the tensor of a packet of this codec; see `Packet.decode`."""
+        """Decode a packet of this codec; see `Packet.decode`."""
 
 
 def check_codec(field: str, value: object) -> None:
-    """Raise ValueError, by field and value, unless `value` is a codec."""
+    """Raise ValueError with the field and the value if `value` is not a codec."""
     if not isinstance(value, Codec):
         raise ValueError(f"`{field}` must be a codec, but got {value!r}.")
 
@@ -279,12 +279,12 @@ def nest(name: str, packet: Packet) -> dict[str, np.ndarray]:
 
 
 def nested_names(name: str, codec: Codec) -> tuple[str, ...]:
-    """Return the names that `nest` gives to the arrays of a codec's packets."""
+    """Return the array names of a codec's packets nested under `name`."""
     return tuple(f"{name}.{key}" for key in codec.array_names())
 
 
 def dtype_name(x: torch.Tensor) -> str:
-    """Return the name of the dtype of `x`; raises ValueError if links cannot carry it."""
+    """Return the name of the dtype of `x`; raises ValueError if links do not support it."""
     name = str(x.dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"A link carries {', '.join(DTYPES)}, but got a tensor of {x.dtype}.")
@@ -292,9 +292,9 @@ def dtype_name(x: torch.Tensor) -> str:
 
 
 def to_bytes(x: torch.Tensor) -> np.ndarray:
-    """Return the bytes of a tensor as a flat uint8 array, a view if `x` is contiguous and in host memory.
+    """Return the bytes of a tensor as a flat uint8 array; a view if `x` is contiguous and in host memory.
 
-    Bytes of a tensor on a GPU are valid once the open flight has landed, see `raysim.codecs.transfers`.
+    Bytes of a GPU tensor are valid once the open flight has landed, see `raysim.codecs.transfers`.
     """
     if not x.numel():
         return np.empty(0, np.uint8)
@@ -305,7 +305,7 @@ def to_tensor(data: np.ndarray, dtype: torch.dtype, device: torch.device | str =
     """Return a flat tensor over the bytes of `data`: on the CPU a view, read-only if `data` is."""
     if data.size == 0:  # an empty byte array cannot be viewed as a wider dtype
         return torch.empty(0, dtype=dtype, device=device)
-    # arrays from the object store are read-only, and decoding never writes to them
+    # arrays from the object store are read-only, but decoding never writes to them
     return transfers.to_device(torch.from_numpy(kernels.opened(data)), device).view(dtype)
 
 
@@ -315,7 +315,7 @@ def integer_bytes(number: int) -> np.ndarray:
 
 
 def check_finite(x: torch.Tensor) -> None:
-    """Raise NonFiniteError if `x` holds NaN or infinity; one pass and no copy."""
+    """Raise NonFiniteError if `x` contains NaN or infinity, in one pass without a copy."""
     if not x.numel():
         return
     ends, error = torch.aminmax(x), NonFiniteError("A tensor to send holds NaN or infinity.")
@@ -326,17 +326,17 @@ def check_finite(x: torch.Tensor) -> None:
 
 
 def cast_float64(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return float64 `x` in `dtype`, saturating; 16-bit types are rounded via float32, as the kernels do."""
+    """Cast float64 `x` to `dtype` with saturation; 16-bit types are rounded via float32, as in the kernels."""
     return cast_saturating(x if dtype == torch.float64 else cast_saturating(x, torch.float32), dtype)
 
 
 def cast_saturating(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `x` in `dtype`, rounded to nearest even; values beyond its range saturate, so finite values stay finite."""
+    """Cast `x` to `dtype`, rounding to nearest even; values beyond its range saturate, so finite values stay finite."""
     limit = torch.finfo(dtype).max
     narrower = x.numel() and limit < torch.finfo(x.dtype).max
-    # on a GPU clamping costs less than finding out whether it is needed
+    # on a GPU, clamping costs less than checking whether it is needed
     if narrower and (not kernels.serves(x.device) or float(torch.stack(torch.aminmax(x)).abs().amax()) > limit):
-        x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(-limit, limit)  # bfloat16 has no 65504 to clamp to
+        x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(-limit, limit)  # bfloat16 cannot represent 65504
     if x.dtype == dtype or x.device.type != "cpu" or not x.numel():
         return x.to(dtype)
     out = torch.from_numpy(kernels.empty(x.numel() * dtype.itemsize, np.uint8)).view(dtype).view(x.shape)

@@ -1,4 +1,4 @@
-"""Random numbers by counter: a key gives the same numbers on every device, in every process, after every restart."""
+"""Counter-based random numbers: a key gives the same numbers on every device, in every process, after every restart."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def bits64(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return `count` random int64: the SplitMix64 stream whose state starts at `key`."""
+    """Return `count` random int64 of the SplitMix64 stream with initial state `key`."""
     return _draw(key, count, device, np.dtype(np.int64))
 
 
 def uniform(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return `count` float64 in [0, 1), of 53 random bits each."""
+    """Return `count` float64 in [0, 1) with 53 random bits each."""
     return _draw(key, count, device, np.dtype(np.float64), shift=11).mul_(2.0**-53)
 
 
 def ranks(key: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return `count` random float32, none of them negative: their bit patterns are the lowest 30 bits of `bits64`."""
+    """Return `count` random non-negative float32 whose bit patterns are the lowest 30 bits of `bits64`."""
     return _draw(key, count, device, np.dtype(np.int32), mask=0x3FFFFFFF).view(torch.float32)
 
 
 def _draw(
     key: int, count: int, device: torch.device | str, dtype: np.dtype, shift: int = 0, mask: int = -1
 ) -> torch.Tensor:
-    """Return (number >> shift) & mask of `count` numbers of the stream, in `dtype`."""
+    """Return (number >> shift) & mask for `count` numbers of the stream, in `dtype`."""
     if fill := kernels.find_on("words.fill", device):
         filled = np.empty(count, dtype)
         fill(np.uint64(key % 2**64), np.uint64(shift), np.uint64(mask % 2**64), filled)

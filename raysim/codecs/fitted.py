@@ -1,4 +1,4 @@
-"""Quantisation fitted to the tensor: NonUniform fits the levels, ErrorBounded the bits to a bound on the error."""
+"""Quantisation fitted to the tensor: NonUniform fits the levels, ErrorBounded chooses the bits from an error bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raysim.on_demand import torch
 
 _SAMPLE = 1 << 14  # values that the levels are fitted to
 _SWEEPS = 30
-_FEW = 31  # borders that are faster compared one by one than searched
+_FEW = 31  # number of borders up to which comparing each is faster than a binary search
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,9 +37,9 @@ class NonUniform(Codec):
     sample of 16,384 values and are refined in 30 iterations. The level nearest to zero is set to zero, so zeros are
     exact; minimum and maximum are not.
 
-    The others divide the values into 2**bits buckets and send each bucket's mean, with 8 bits as hivemind does:
-    "quantile" into buckets of equal counts, by the quantiles of such a sample; "deviation" into buckets of equal width,
-    within three standard deviations of the mean.
+    The others divide the values into 2**bits buckets and send each bucket's mean, as hivemind does with 8 bits:
+    "quantile" uses buckets of equal counts, from the quantiles of such a sample; "deviation" uses buckets of equal
+    width within three standard deviations of the mean.
 
     >>> NonUniform(2).encode(torch.tensor([0.0, 1.0, 1.0, -7.0, 100.0, 1.0])).decode()
     tensor([  0.,   1.,   1.,  -7., 100.,   1.])
@@ -59,7 +59,7 @@ class NonUniform(Codec):
         return np.sort(x[:: max(1, -(-x.numel() // _SAMPLE))].double().cpu().numpy())
 
     def _borders(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the borders between buckets, increasing, float32; of a fit by buckets."""
+        """Return the increasing borders between buckets, float32, for the fits by buckets."""
         count = 1 << self.bits
         if self.fit == "quantile":
             sample = self._sample(x)
@@ -77,7 +77,7 @@ class NonUniform(Codec):
         sums = np.concatenate([[0.0], np.add.accumulate(sample)])
         count = 1 << self.bits
         distinct = np.unique(sample)
-        # of the distinct values, so that a heap of zeros does not take all levels
+        # quantiles of the distinct values, so that many zeros do not take up all levels
         levels = distinct[np.linspace(0, len(distinct) - 1, count).round().astype(np.int64)]
         for _ in range(_SWEEPS):
             ends = np.searchsorted(sample, (levels[1:] + levels[:-1]) / 2)
@@ -100,17 +100,17 @@ class NonUniform(Codec):
             borders = ((levels[1:].double() + levels[:-1].double()) / 2).to(levels.dtype)
         else:
             borders = self._borders(flat).to(x.device)
-        borders += 0.0  # of the two zeros the positive one
+        borders += 0.0  # turns -0.0 into +0.0
         codes = bucket_of(flat.to(borders.dtype), borders)
         if self.fit != "lloyd":
             levels = self._means(flat, codes)
         return {"codes": to_bytes(pack(codes, self.bits)), "levels": to_bytes(levels)}
 
     def _means(self, x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Return the mean of the values of each code, float32; zero if there are none."""
+        """Return the mean of the values of each code, float32; zero for unused codes."""
         count = 1 << self.bits
         buckets = codes.cpu().numpy()
-        sums = np.bincount(buckets, x.double().cpu().numpy(), count)  # adds one value after the other
+        sums = np.bincount(buckets, x.double().cpu().numpy(), count)  # adds the values in order
         means = sums / np.maximum(np.bincount(buckets, minlength=count), 1)
         return cast_saturating(torch.from_numpy(means), torch.float32)
 
@@ -121,7 +121,7 @@ class NonUniform(Codec):
 
 
 def bucket_of(x: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
-    """Return for each value of flat `x` the number of `borders` below it, uint8; `borders` are sorted and at most 255."""
+    """Return the number of `borders` below each value of flat `x`, uint8; at most 255 borders, sorted."""
     if len(borders) > _FEW:
         return torch.bucketize(x, borders).to(torch.uint8)
     codes = torch.zeros(len(x), dtype=torch.uint8, device=x.device)
@@ -132,13 +132,13 @@ def bucket_of(x: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
 
 
 _BLOCK = 128  # values that share an offset and a width
-_LIMIT = 1 << 30  # of codes; a block that exceeds it is sent as it is
-_RAW = 255  # the width of such a block
+_LIMIT = 1 << 30  # largest code; a block that exceeds it is sent uncompressed
+_RAW = 255  # the width that marks such a block
 
 
 @dataclass(frozen=True, repr=False)
 class ErrorBounded(Codec):
-    """Rounds x to a multiple of 2e, so that no value is off by more than e: the bound of SZ (2016) with a block packing.
+    """Rounds x to a multiple of 2e, so that no value is off by more than e: the error bound of SZ (2016) with block packing.
 
     e is `bound` itself (`relative="absolute"`), or a share of the tensor's "range" or of its "rms". Each block of 128
     codes is sent as its minimum and the differences from it, in as few bits as the largest needs; a block with codes
@@ -176,7 +176,7 @@ class ErrorBounded(Codec):
         arrays = {"step": step.view(np.uint8)}
         if not layout.numel:
             return arrays
-        # a bound below the precision of float32 would send more than the value itself
+        # with a bound below float32 precision, a code would be larger than the value itself
         scale = 1 / float(step[0]) if 0 < step[0] < math.inf else None
         blocks = layout.view(x).view(layout.groups, _BLOCK)
         codes = torch.full_like(blocks, math.inf).double() if scale is None else blocks.double().mul(scale).round_()
@@ -195,7 +195,7 @@ class ErrorBounded(Codec):
         return arrays
 
     def _used(self, widths: torch.Tensor) -> list[int]:
-        """Return the widths in use, narrow ones first: codes of one width are packed together."""
+        """Return the widths in use, increasing; codes of equal width are packed together."""
         return [int(width) for width in np.unique(widths.cpu().numpy()) if 0 < width != _RAW]
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Codecs that send every value in a floating-point format: Identity, Cast, MX with its shared exponents, Natural without fractions."""
+"""Floating-point codecs: Identity, Cast, MX with shared exponents, Natural with exponents only."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from raysim.codecs.groups import layout_of
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
-_BIAS = 127  # of the shared exponents (E8M0)
-# exponent of the greatest power of two of each element format
+_BIAS = 127  # exponent bias of the shared scales (E8M0)
+# exponent of the largest power of two in each element format
 _TOP = {"e2m1": 2, "e4m3": 8, "e5m2": 15}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# between which elements a value lies; ties go to the even code: up at some of the borders, down at the others
+# rounding borders between elements; ties go to the even code: up at some borders, down at others
 _E2M1_DOWN = (0.25, 1.25, 2.5, 5.0)
 _E2M1_UP = (0.75, 1.75, 3.5)
 
 
 @dataclass(frozen=True, repr=False)
 class Identity(Codec):
-    """Sends a tensor as it is: the dense baseline.
+    """Sends the tensor uncompressed: the dense baseline.
 
     >>> Identity().encode(torch.ones(2, 3)).array_bytes
     24
@@ -52,7 +52,7 @@ class Identity(Codec):
 class Cast(Codec):
     """Sends a tensor in 16 bits: `Cast("bfloat16")` or `Cast("float16")`, rounded to nearest even.
 
-    float16 saturates at 65504, so that a finite tensor stays finite.
+    float16 saturates at 65504, so finite tensors stay finite.
 
     >>> Cast("float16").encode(torch.tensor([1.0, 1e6])).decode()
     tensor([1.0000e+00, 6.5504e+04])
@@ -77,7 +77,7 @@ class Cast(Codec):
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """Return the exact powers of two of whole exponents, limited to -1022..1023, float64. (`ldexp` computes in float32.)
+    """Return exact powers of two in float64, exponents clamped to -1022..1023. (`ldexp` computes in float32.)
 
     >>> power_of_two(torch.tensor([-149, 0, 3]))
     tensor([1.4013e-45, 1.0000e+00, 8.0000e+00], dtype=torch.float64)
@@ -87,12 +87,12 @@ def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, repr=False)
 class MX(Codec):
-    """Sends each block of `block` values as elements of 4 or 8 bits with one shared power of two, in one byte (OCP microscaling
-    formats, 2023).
+    """Sends blocks of `block` values as 4- or 8-bit floats that share a power-of-two scale of one byte (OCP microscaling formats,
+    2023).
 
-    `element` is "e2m1" (MXFP4), "e4m3" or "e5m2" (MXFP8). The scale is 2^(floor(log2 a) - e), a the greatest magnitude of the
-    block and e the exponent of the greatest element; elements are rounded to nearest even and saturate. MXFP4 costs 4.25 bits
-    a value.
+    `element` is "e2m1" (MXFP4), "e4m3" or "e5m2" (MXFP8). The scale is 2^(floor(log2 a) - e), where a is the largest magnitude of
+    the block and e the exponent of the largest element; elements are rounded to nearest even and saturate. MXFP4 takes 4.25 bits
+    per value.
 
     >>> MX("e2m1").encode(torch.tensor([6.0, 5.0, -3.4, 0.2])).decode()
     tensor([ 6.,  4., -3.,  0.])
@@ -141,7 +141,7 @@ class MX(Codec):
         dtype = DTYPES[packet.dtype]
         wide = layout.view(table.to(device)[codes.long()]).double() * layout.spread(power_of_two(exponents))
         values = layout.flat(wide) if dtype == torch.float64 else cast_saturating(layout.flat(wide), torch.float32)
-        if layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all():  # no encoder makes such codes
+        if layout.numel and not torch.isfinite(torch.stack(torch.aminmax(values))).all():  # no encoder emits such codes
             raise ValueError(f"A packet of {self!r} holds elements that are not finite.")
         return cast_saturating(values, dtype).view(packet.shape)
 
@@ -176,7 +176,7 @@ class Natural(Codec):
         check_finite(x)
         pattern = cast_saturating(x, torch.float32).contiguous().view(-1).view(torch.int32)
         draws = (bits64(key or 0, x.numel(), x.device) & 0x7FFFFF).to(torch.int32)
-        # adding a random fraction to the fraction carries into the exponent with the right probability
+        # adding random bits to the mantissa carries into the exponent with the right probability
         exponents = (draws.add_(pattern & 0x7FFFFFFF) >> 23).clamp_(max=254)
         return {"signs": to_bytes(pack_bits(pattern < 0)), "exponents": to_bytes(exponents.to(torch.uint8))}
 

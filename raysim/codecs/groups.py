@@ -1,4 +1,4 @@
-"""Groups of values that share a range or a scale: their layout as (outer, groups, inner) in memory, and sums over them."""
+"""Groups of values with a common range or scale: their memory layout (outer, groups, inner), and sums over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 4096  # the default size of a block
 
 
 def check_groups(per: str, block: object) -> int:
-    """Return the size of a block; raises ValueError if `per` is unknown, or the size not positive or without effect."""
+    """Return the block size; raises ValueError if `per` is unknown, or the size is not positive or has no effect."""
     check_choice("per", per, PER)
     size = check_integer("block", block, 1)
     if per != "block" and size != BLOCK:
@@ -26,7 +26,7 @@ def check_groups(per: str, block: object) -> int:
 
 
 class Layout(NamedTuple):
-    """Value i of the flat tensor belongs to group (i // inner) % groups; the last block may be shorter."""
+    """Assign value i of the flat tensor to group (i // inner) % groups; the last block may be shorter."""
 
     numel: int
     groups: int
@@ -50,12 +50,12 @@ class Layout(NamedTuple):
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Return the axis of channels (features): 1 for vectors and images, the last for (batch, length, width)."""
+    """Return the channel (feature) axis: 1 for vectors and images, the last for (batch, length, width)."""
     return 2 if len(shape) == 3 else min(1, len(shape) - 1)
 
 
 def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return `shape` with the axis of channels moved to the end.
+    """Return `shape` with the channel axis moved to the end.
 
     >>> channels_last((8, 3, 5, 4)), channels_last((8, 64, 16))
     ((8, 5, 4, 3), (8, 64, 16))
@@ -96,23 +96,23 @@ def group_sizes(layout: Layout, device: torch.device) -> torch.Tensor:
     return sizes
 
 
-_SUMMED = 4096  # values that are added up by halves
+_SUMMED = 4096  # block size of pairwise summation
 _TERMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda values: values,
     "magnitudes": lambda values: values.abs(),
     "squares": lambda values: values.square(),
     "positive": lambda values: values.clamp_min(0),
     "negative": lambda values: values.clamp_max(0),
-    "count": lambda values: (values >= 0).double(),  # of values that are not negative
+    "count": lambda values: (values >= 0).double(),  # number of non-negative values
 }
 
 
 def group_sums(x: torch.Tensor, layout: Layout, of: str, center: float = 0.0) -> torch.Tensor:
-    """Return for each group of `layout` the float64 sum of a term of x - center; `_TERMS` lists the terms.
+    """Return the float64 sum over each group of a function of x - center, named in `_TERMS`.
 
-    The difference is rounded to float32, so that kernel and reference have the same terms. Sums do not depend on the
-    number of threads: blocks of 4,096 values are added in order, and within a block the halves are added pairwise until
-    one value is left.
+    The difference is rounded to float32, so kernel and reference sum the same terms. Sums do not depend on the number
+    of threads: blocks of 4,096 values are added in order, and within a block the halves are added pairwise until one
+    value is left.
 
     >>> group_sums(torch.tensor([[1.0, -2.0], [3.0, 4.0]]), layout_of((2, 2), "row", 0), "magnitudes")
     tensor([3., 7.], dtype=torch.float64)
@@ -131,11 +131,11 @@ def group_sums(x: torch.Tensor, layout: Layout, of: str, center: float = 0.0) ->
     while width > 1:
         width //= 2
         blocks = blocks[..., :width] + blocks[..., width:]
-    # runs of a group follow one another, and so do the blocks of a run
+    # the runs of a group are consecutive, and so are the blocks of a run
     ordered = blocks[..., 0].permute(1, 0, 2).reshape(layout.groups, -1).cpu().numpy()
     return torch.from_numpy(np.add.accumulate(ordered, axis=1)[:, -1].copy()).to(x.device)
 
 
 def total(x: torch.Tensor, of: str, center: float = 0.0) -> float:
-    """Return the sum of a term over all values of `x`, as `group_sums` does."""
+    """Return the sum over all values of `x`, as `group_sums` does for one group."""
     return float(group_sums(x, layout_of((x.numel(),), "tensor", 0), of, center))

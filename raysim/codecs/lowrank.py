@@ -1,7 +1,7 @@
-"""Low rank: a matrix sent as the product of two thin ones.
+"""Low rank: send a matrix as the product of two thin ones.
 
-Products and norms are summed in float64 in an order of their own, so that kernel and reference agree to the bit: a dot product
-in 16 lanes, each in order, and then the lanes by halves; everything else in order. On CUDA torch's products are used instead.
+Products and norms are summed in float64 in a fixed order, so that kernel and reference agree bit for bit: a dot product in 16 lanes,
+each in order, then pairwise over the lanes; everything else in order. On CUDA torch's products are used instead.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
 _LANES = 16
-_LEAST = 1e-12  # share of a column's norm below which its remainder is rounding
+_LEAST = 1e-12  # share of a column's norm below which its remainder counts as rounding error
 
 
 def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """Return columns with the span of `columns` (number, rows, rank), orthogonal and of norm 1, float64.
+    """Orthonormalise `columns` (number, rows, rank), float64.
 
-    By Gram and Schmidt, each column against all before it, twice. A column in the span of earlier columns becomes zero.
+    Gram-Schmidt, applied twice. A column in the span of earlier columns becomes zero.
 
     >>> orthonormal(torch.tensor([[[3.0, 0.0], [4.0, 5.0]]]))
     tensor([[[ 0.6000, -0.8000],
@@ -104,7 +104,7 @@ class LowRank(Codec):
         check_rank(self.rank, shapes)
 
     def rehearsed(self) -> Codec:
-        return replace(self, rank=1)  # of a higher rank a small tensor is sent as it is
+        return replace(self, rank=1)  # a higher rank would send a small tensor uncompressed
 
     def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
         """Return number, rows, columns and rank of the matrices; None if they would not be smaller than the tensor."""
@@ -122,13 +122,13 @@ class LowRank(Codec):
         return self.per == "tensor" and len(shape) > 3
 
     def start(self, key: Key, columns: int, rank: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Return the Q of a key, (1, columns, rank) in float64: uniform in -1..1, which finds a span as well as normal values do."""
+        """Return the Q of a key, (1, columns, rank) float64, uniform in -1..1, which works as well as a normal distribution."""
         return uniform(key, columns * rank, device).view(1, rank, columns).mul_(2).sub_(1).transpose(1, 2)
 
     def encode_from(self, x: torch.Tensor, start: torch.Tensor) -> tuple[Packet, torch.Tensor]:
-        """Return the packet of `x` with Q = `start`, (number or 1, columns, rank) float64, and the M^T P that is sent.
+        """Return the packet of `x` with Q = `start`, (number or 1, columns, rank) float64, and the sent M^T P.
 
-        Raises NonFiniteError if `x` holds NaN or infinity. For tensors whose `matrices` are not None.
+        Raises NonFiniteError if `x` contains NaN or infinity. `matrices` of its shape must not be None.
         """
         check_finite(x)
         matrices = self.matrices(tuple(x.shape))
@@ -175,7 +175,7 @@ def _times(m: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
 
 
 def _transposed_times(m: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-    """Return the transpose of M times P, (number, columns, rank) float64."""
+    """Return M^T P, (number, columns, rank) float64."""
     if times := kernels.find("linear.transposed_times", m):
         out = np.empty((len(m), left.shape[2], m.shape[2]))
         times(m.contiguous().float().numpy(), left.double().transpose(1, 2).contiguous().numpy(), out)
@@ -184,7 +184,7 @@ def _transposed_times(m: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return P R^T, (number, rows, columns): float32, and float64 if `dtype` is."""
+    """Return P R^T, (number, rows, columns), in float64 if `dtype` is float64, else float32."""
     if kernel := kernels.find_on("linear.product", left.device, dtype=dtype):
         shape = (len(left), left.shape[1], right.shape[1])
         out = kernels.empty(math.prod(shape), np.float32).reshape(shape)
@@ -195,7 +195,7 @@ def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> tor
 
 
 def _in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a @ b, float64, on the CPU with the terms of a sum added one after the other."""
+    """Return a @ b in float64; on the CPU, the terms of each sum are added in order."""
     if a.device.type != "cpu":
         return a @ b
     total = torch.zeros(len(a), a.shape[1], b.shape[2], dtype=torch.float64)
@@ -206,11 +206,11 @@ def _in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _norm(columns: torch.Tensor) -> torch.Tensor:
     squares = _dot(columns, columns).cpu().numpy()
-    return torch.from_numpy(np.sqrt(squares)).to(columns.device)  # torch's own is at times off by the last bit
+    return torch.from_numpy(np.sqrt(squares)).to(columns.device)  # torch's sqrt is sometimes off in the last bit
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the sums of a * b over the last axis, float64, in the order that this module states."""
+    """Return the sums of a * b over the last axis, float64, in the order stated in the module docstring."""
     products = a * b
     count = products.shape[-1]
     padded = torch.nn.functional.pad(products, (0, -count % _LANES))

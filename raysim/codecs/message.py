@@ -1,7 +1,7 @@
-"""Messages and bundles: the bytes on a link, the arrays of packets behind a short binary header.
+"""Messages and bundles: a short binary header followed by the arrays of packets.
 
-Both ends derive the same table from the configuration, so that a codec with all its settings is sent as one number. A
-codec outside the table is sent in its notation. All integers are LEB128 varints:
+Both ends derive the same table from the configuration, so a codec with all its settings is sent as one number. A codec
+that is not in the table is sent in its notation. All integers are LEB128 varints:
 
     header of one packet  = description, lengths
     header of a round     = count, count x (name, description), lengths
@@ -33,7 +33,7 @@ from raysim.notation import MAX_LENGTH, parse
 from raysim.on_demand import torch
 from raysim.values import EXACT, UNNAMED, kind
 
-Message: TypeAlias = "tuple[bytes, *tuple[np.ndarray, ...]]"  # a header, and the arrays as flat uint8
+Message: TypeAlias = "tuple[bytes, *tuple[np.ndarray, ...]]"  # a header and flat uint8 arrays
 
 MAX_DIMENSIONS = 8
 _DTYPES = tuple(DTYPES)
@@ -46,22 +46,22 @@ def wire_bytes(message: Message) -> int:
 
 
 class Entry(NamedTuple):
-    """A row of a table: a codec, and the names of the arrays that its packets may hold, in the order in which they are sent."""
+    """A table entry: a codec and the names of its packets' arrays, in the order in which they are sent."""
 
     codec: Codec
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, codec: Codec) -> Entry:
-        """Return the entry of a codec whose packets are sent as it makes them."""
+        """Return the entry of a codec with the array names of its packets."""
         return cls(codec, codec.array_names())
 
 
 class CodecTable:
-    """Packs packets into messages and unpacks them; the two ends of a link, and all members of a group, need equal tables.
+    """Packs packets into messages and unpacks them; both ends of a link, or all members of a group, need equal tables.
 
-    `entries`: codecs sent as a number; `Identity` is the first of every table. `names`: names of packets in rounds sent
-    as a number, such as the parameters of a stage.
+    `entries`: codecs sent as a number; every table starts with `Identity`. `names`: packet names sent as a number in
+    rounds, such as the parameters of a stage.
 
     >>> import torch
     >>> from raysim.codecs import TopK
@@ -82,14 +82,14 @@ class CodecTable:
             self._numbers.setdefault(entry.codec, []).append((number, entry))
 
     def pack(self, packet: Packet) -> Message:
-        """Return the message of one packet; its arrays are not copied."""
+        """Return the message of one packet, without copying its arrays."""
         header = bytearray()
         arrays = self._describe(packet, header)
         _write_lengths(header, arrays)
         return (bytes(header), *arrays)
 
     def pack_round(self, packets: Mapping[str, Packet]) -> Message:
-        """Return the message of several packets under their names."""
+        """Return one message with several named packets."""
         header, arrays = bytearray(), []
         write_number(header, len(packets))
         for name, packet in packets.items():
@@ -102,9 +102,9 @@ class CodecTable:
         return (bytes(header), *arrays)
 
     def unpack(self, message: Message, max_values: int) -> Packet:
-        """Return the packet of a message of `pack`, of at most `max_values` values; it shares the arrays of the message.
+        """Return the packet of a message from `pack`, with at most `max_values` values; it shares the message's arrays.
 
-        Raises ValueError, before any memory is allocated, if the header is malformed or does not fit the arrays.
+        Raises ValueError before allocating memory if the header is malformed or does not fit the arrays.
         """
         header, *arrays = message
         reader = Reader(header)
@@ -113,7 +113,7 @@ class CodecTable:
         return Packet(codec, dict(zip(present, arrays, strict=True)), shape, dtype)
 
     def unpack_round(self, message: Message, max_values: int) -> dict[str, Packet]:
-        """Return the packets of a message of `pack_round`, of at most `max_values` values each; raises like `unpack`."""
+        """Return the packets of a message from `pack_round`, each with at most `max_values` values; raises like `unpack`."""
         header, *arrays = message
         reader = Reader(header)
         described = {}
@@ -145,7 +145,7 @@ class CodecTable:
         return [packet.arrays[name] for name in names if name in packet.arrays]
 
     def _entry_of(self, packet: Packet) -> tuple[int, tuple[str, ...]]:
-        """Return the number of a packet's codec, 0 if the table has none, and the names that its arrays may have."""
+        """Return the table number of a packet's codec (0 if it is not in the table) and its array names."""
         for number, entry in self._numbers.get(packet.codec, ()):
             if packet.arrays.keys() <= set(entry.names):
                 return number, entry.names
@@ -157,7 +157,7 @@ class CodecTable:
         return 0, names
 
     def _read(self, reader: Reader, max_values: int) -> tuple[Codec, str, tuple[int, ...], list[str]]:
-        """Read a description: codec, dtype, shape, and the names of the arrays that the packet holds."""
+        """Read a description: codec, dtype, shape and the names of the arrays in the packet."""
         number, dtype = divmod(reader.number(), 4)
         if number > len(self.entries):
             raise ValueError(f"A message must name one of {len(self.entries)} codecs, but names number {number}.")
@@ -241,7 +241,7 @@ class Reader:
         return data
 
     def check_arrays(self, arrays: Sequence[np.ndarray], count: int) -> None:
-        """Read the lengths, and check that they fit the arrays and end the header."""
+        """Read the lengths; check that they match the arrays and that the header ends after them."""
         if len(arrays) != count:
             raise ValueError(f"A message of {count} arrays must have as many, but has {len(arrays)}.")
         for array in arrays:
@@ -262,7 +262,7 @@ class Reader:
 
 
 def bundle(messages: Mapping[str, Message], exact: Mapping[str, torch.Tensor]) -> Message:
-    """Join the messages of packets and exact tensors, by name, into one message."""
+    """Join packet messages and exact tensors, given by name, into one message."""
     if UNNAMED in messages:
         return messages[UNNAMED]
     header = bytearray()
@@ -287,7 +287,7 @@ def bundle(messages: Mapping[str, Message], exact: Mapping[str, torch.Tensor]) -
 def unbundle(
     message: Message, max_values: int, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Message], dict[str, torch.Tensor]]:
-    """Split a message of `bundle` into its arguments; an exact tensor may have at most `max_values` values.
+    """Return the arguments of the `bundle` call that made a message; an exact tensor may have at most `max_values` values.
 
     Raises ValueError if the message is malformed.
     """

@@ -1,6 +1,6 @@
-"""The positions of a sparse tensor: chosen by magnitude, coded as sorted integers below a known bound, and filled with values.
+"""Positions of sparse tensors: select them by magnitude, code them as sorted integers below a known bound, scatter values.
 
-`bitmap`      one bit a value of the whole tensor
+`bitmap`      one bit per value of the whole tensor
 `elias_fano`  low bits packed, high bits in unary (Elias 1974, Fano 1971): about 2 + log2(total/kept) bits a position,
               half a bit a position above the lower bound log2 C(total, kept)
 `int32`       four bytes a position, as published implementations send them
@@ -19,13 +19,13 @@ from raysim.codecs.codec import NonFiniteError, Packet, to_bytes, to_tensor
 from raysim.on_demand import torch
 
 FORMS = ("bitmap", "elias_fano", "int32")
-INDEX_ARRAYS = ("bitmap", "int32", "low", "high")  # of any form
+INDEX_ARRAYS = ("bitmap", "int32", "low", "high")  # array names of all forms
 
 _Selected = tuple["torch.Tensor", "torch.Tensor"]  # flat increasing positions, and the values there
 
 
 def kept_of(density: float, count: int) -> int:
-    """Return how many of `count` values a density keeps, as in Rudakov et al.: rounded up, at least one.
+    """Return how many of `count` values are kept at a density, as in Rudakov et al.: rounded up, at least one.
 
     >>> kept_of(0.1, 65536), kept_of(0.07, 100), kept_of(0.5, 1)
     (6554, 7, 1)
@@ -34,9 +34,9 @@ def kept_of(density: float, count: int) -> int:
 
 
 def select_topk(x: torch.Tensor, kept: int) -> torch.Tensor:
-    """Return the flat positions of the `kept` greatest magnitudes of each row of (rows, length), increasing.
+    """Return the increasing flat positions of the `kept` largest magnitudes of each row of (rows, length).
 
-    Of equal magnitudes the lower index is kept. Raises NonFiniteError on NaN or infinity.
+    Ties keep the lower index. Raises NonFiniteError on NaN or infinity.
     """
     return select_with_values(x, kept)[0]
 
@@ -63,9 +63,9 @@ def select_with_values(x: torch.Tensor, kept: int) -> _Selected:
 def add_and_select(
     x: torch.Tensor, memory: torch.Tensor, kept: int, clear: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return x + memory, float32 (rows, length), and the result of `select_with_values` on it; for tensors with a kernel.
+    """Return x + memory, float32 (rows, length), and `select_with_values` of the sum; needs a kernel for the tensors.
 
-    With `clear` the selected values are set to zero in the sum.
+    `clear` sets the selected values in the sum to zero.
     """
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.find("select.add_and_select", x)(
         x.contiguous(), memory.contiguous(), kept, clear, _not_finite()
@@ -78,7 +78,7 @@ def _not_finite() -> NonFiniteError:
 
 
 def select_at_least(x: torch.Tensor, floor: float) -> _Selected:
-    """Return increasing positions and values of flat `x`: magnitudes of at least `floor`, or non-zero values if `floor` is 0.
+    """Return increasing positions and values of magnitudes of at least `floor` in flat `x`; if `floor` is 0, of non-zero values.
 
     NaN and infinity are included.
     """
@@ -90,7 +90,7 @@ def select_at_least(x: torch.Tensor, floor: float) -> _Selected:
 
 
 def count_at_least(x: torch.Tensor, floor: float) -> int:
-    """Return the number of values that `select_at_least` selects."""
+    """Return the number of values selected by `select_at_least`."""
     count = kernels.find("select.count_at_least", x)
     return int(count(x, _pattern(floor, x.dtype)) if count else _reaches(x, floor).sum())
 
@@ -100,12 +100,12 @@ def _reaches(x: torch.Tensor, floor: float) -> torch.Tensor:
 
 
 def _pattern(floor: float, dtype: torch.dtype) -> int:
-    """Return the bit pattern of a magnitude, at least the smallest above zero; patterns of positive numbers have their order."""
+    """Return a magnitude's bit pattern, at least the smallest above zero; patterns order like the positive numbers."""
     return max(1, int(kernels.bits_of(torch.tensor([floor]).to(dtype))[0]))
 
 
 def index_bytes(form: str, kept: int, total: int) -> int:
-    """Return the bytes that `form` takes for `kept` of `total` positions.
+    """Return the size of `kept` of `total` positions in `form`, in bytes.
 
     >>> {form: index_bytes(form, 6554, 65536) for form in FORMS}
     {'bitmap': 8192, 'elias_fano': 4302, 'int32': 26216}
@@ -119,18 +119,18 @@ def index_bytes(form: str, kept: int, total: int) -> int:
 
 
 def smallest_form(kept: int, total: int) -> str:
-    """Return the form that takes the fewest bytes; the first of `FORMS` on a tie."""
+    """Return the smallest form; the first of `FORMS` on a tie."""
     return min(FORMS, key=lambda form: index_bytes(form, kept, total))
 
 
 def elias_fano_sizes(kept: int, total: int) -> tuple[int, int]:
-    """Return the number of low bits of each position, and the number of high bits of all."""
+    """Return the number of low bits per position, and the total number of high bits."""
     width = max(0, (total // kept).bit_length() - 1) if kept else 0
     return width, kept + ((total - 1) >> width) if kept else 0
 
 
 def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str, np.ndarray]:
-    """Return the arrays that hold `positions`: strictly increasing int64 below `total`."""
+    """Return the arrays that code `positions`, strictly increasing int64 below `total`."""
     if form == "int32":
         if total > 2**31:
             raise ValueError(f"`index='int32'` counts to {2**31}, but got a tensor of {total} values. Use 'auto'.")
@@ -146,7 +146,7 @@ def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str
 
 
 def _set_bits(positions: torch.Tensor, length: int, width: int | None = None) -> torch.Tensor:
-    """Return a bitmap of `length` bits with those of `positions` set; with `width` those of (position >> width) + index."""
+    """Return a bitmap of `length` bits with those at `positions` set; with `width` those at (position >> width) + index."""
     if set_bits := kernels.find_on("packing.set_bits", positions.device, length):
         bitmap: torch.Tensor = set_bits(positions, length, width)
         return bitmap
@@ -156,16 +156,16 @@ def _set_bits(positions: torch.Tensor, length: int, width: int | None = None) ->
 
 
 class Marks(NamedTuple):
-    """The bits in a packet that say where its values go, a set bit for each: a bitmap, or Elias and Fano's."""
+    """The bits that code the positions of a packet's values, one set bit each: a bitmap or Elias-Fano high bits."""
 
     bits: np.ndarray
     length: int  # bits
     low: np.ndarray = np.empty(0, np.uint8)
-    width: int | None = None  # of a position's low bits; None for a bitmap
+    width: int | None = None  # number of low bits per position; None for a bitmap
 
     @classmethod
     def of(cls, packet: Packet, kept: int) -> Marks:
-        """Return those of a packet; raises ValueError if its arrays do not fit `kept` positions."""
+        """Return a packet's marks; raises ValueError if its arrays do not fit `kept` positions."""
         if "bitmap" in packet.arrays:
             return cls(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)), packet.numel)
         width, length = elias_fano_sizes(kept, packet.numel)
@@ -174,7 +174,7 @@ class Marks(NamedTuple):
 
 
 def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return the `kept` positions of a packet, strictly increasing int64; raises ValueError if they are anything else."""
+    """Return the `kept` positions of a packet, int64; raises ValueError unless they strictly increase and fit the shape."""
     total = packet.numel
     if "int32" in packet.arrays:
         positions = to_tensor(packet.bytes_of("int32", 4 * kept), torch.int32, device).long()
@@ -195,14 +195,14 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
 
 
 def misplaced(packet: Packet, kept: int) -> ValueError:
-    """Return the error for a packet whose positions do not match `kept` values."""
+    """Return the error for a packet with invalid positions for `kept` values."""
     return ValueError(
         f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {packet.numel}."
     )
 
 
 def expand(packet: Packet, values: torch.Tensor) -> torch.Tensor:
-    """Return the flat tensor of a packet: `values` at the positions it sends, zeros elsewhere; raises ValueError if they do not fit."""
+    """Return the flat tensor of a packet: `values` at its positions, zeros elsewhere; raises ValueError on a mismatch."""
     if "int32" not in packet.arrays and (kernel := kernels.find("packing.expand", values)):
         x: torch.Tensor = kernel(packet, values.contiguous())
         return x
@@ -212,7 +212,7 @@ def expand(packet: Packet, values: torch.Tensor) -> torch.Tensor:
 def scatter(positions: torch.Tensor, values: torch.Tensor, numel: int) -> torch.Tensor:
     """Return a flat tensor of zeros with `values` at distinct `positions`.
 
-    On a GPU, an error about damaged positions may still be pending; even so, nothing is written outside the tensor.
+    On a GPU, a pending error may still report damaged positions; nothing is written outside the tensor even then.
     """
     if fill := kernels.find("packing.scatter", values):
         filled: torch.Tensor = fill(positions, values.contiguous(), numel)

@@ -1,4 +1,4 @@
-"""Uniform quantisation: evenly spaced levels over the range of each group of values, packed at every width of 1 to 8 bits."""
+"""Uniform quantisation: evenly spaced levels over the range of each group of values, packed at 1 to 8 bits."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from raysim.codecs.groups import Layout, check_groups, group_sums, layout_of
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 
-Ends = tuple["torch.Tensor", "torch.Tensor"]  # the least and the greatest value of each group, float32
+Ends = tuple["torch.Tensor", "torch.Tensor"]  # the minimum and the maximum of each group, float32
 
 
 class Levels(NamedTuple):
     """The codes of a uniform codec: 0 to `last`, in `bits` bits."""
 
     bits: int
-    steps: int  # from the center of a group's range to its greatest value
-    middle: int  # the code of the center: zero, or with `middle` 0 the least value
+    steps: int  # from the center of a group's range to its maximum
+    middle: int  # the code of the center, which is zero, or the minimum if `middle` is 0
     last: int
 
     @property
     def absmax(self) -> bool:
-        """True if the range is -a to a around zero, and a alone is sent."""
+        """True if the range is -a to a, and only a is sent."""
         return self.middle > 0
 
 
 class Coding(NamedTuple):
-    """The groups of values, the levels of a group, and the error of values or packets without a code."""
+    """The groups, the levels of each group, and the error for invalid values or packets."""
 
     layout: Layout
     levels: Levels
@@ -69,10 +69,10 @@ class UniformCodec(Codec):
     @property
     @abstractmethod
     def levels(self) -> Levels:
-        """The codes, and the level of each."""
+        """The codes and their levels."""
 
     def _ends(self, x: torch.Tensor, layout: Layout) -> Ends | None:
-        """Return the ends of each group's range, of a class with `own_ends`; else they are its least and greatest value."""
+        """Return the ends of each group's range for a class with `own_ends`; by default they are minimum and maximum."""
         return None
 
     @property
@@ -93,7 +93,7 @@ class UniformCodec(Codec):
         if not fused:
             return super().encode_with_residual(x, dtype, key, memory)
         self._check(tuple(x.shape), key)
-        count_work(2 * x.nbytes)  # encoded, and the decoded values are withheld
+        count_work(2 * x.nbytes)  # one pass to encode, one to subtract the decoded values
         x = x.detach().contiguous()
         if memory is not None and self.own_ends:
             x, memory = kernels.added(memory, x), None
@@ -179,7 +179,7 @@ class FixedPoint(UniformCodec):
 
     z = clip(round(2^f x/s), -2^f, 2^f - 1) with f = bits - 1, decoded to s z/2^f: -s is kept exactly, +s becomes
     (1 - 2^-f) s. s is sent in float32, without the published code's float16 and epsilon, which shrink small gradients. `per`,
-    `block` and `rounding` as of `Quantize`; the published group is the `channel`.
+    `block` and `rounding` as in `Quantize`; the published group is the `channel`.
 
     >>> FixedPoint(2, per="tensor").encode(torch.tensor([-1, -0.6, -0.25, 0, 0.3, 0.6, 1])).decode()
     tensor([-1.0000, -0.5000,  0.0000,  0.0000,  0.5000,  0.5000,  0.5000])
@@ -236,9 +236,9 @@ class QSGD(UniformCodec):
         if not layout.numel:
             return None
         _, greatest = _ranges(x, layout, absmax=True)
-        with np.errstate(invalid="ignore"):  # of NaN and infinity, which are refused after this
+        with np.errstate(invalid="ignore"):  # NaN and infinity are rejected later
             norms = torch.from_numpy(np.sqrt(group_sums(x, layout, "squares").cpu().numpy())).to(x.device)
-        # any end that is no less than the values is unbiased, so float32's own will do beyond it
+        # any end above all values is unbiased, so beyond float32's range its maximum will do
         norms = norms.clamp_max(torch.finfo(torch.float32).max).float()
         high = torch.where(torch.isfinite(greatest), torch.maximum(norms, greatest), greatest)
         return -high, high
@@ -250,7 +250,7 @@ class QSGD(UniformCodec):
 def _quantize(
     x: torch.Tensor, coding: Coding, key: Key | None, ends: Ends | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the packed codes, and the ends of each group's range as they are sent; a key rounds at random."""
+    """Return the packed codes and the ends of each group's range as sent; rounds stochastically if `key` is given."""
     layout, levels, error = coding
     low, high = _ranges(x, layout, levels.absmax) if ends is None else ends
     if not torch.isfinite(low).all() or not torch.isfinite(high).all():
@@ -261,7 +261,7 @@ def _quantize(
     codes = layout.flat(codes if key is not None else codes.round_())
     if key is not None:
         codes = codes.add_(uniform(key, x.numel(), x.device)).floor_()
-    codes.add_(levels.middle).clamp_(0, levels.last)  # float64 input may pass its float32 range by a hair
+    codes.add_(levels.middle).clamp_(0, levels.last)  # float64 input may slightly exceed its float32 range
     return to_bytes(pack(codes.to(torch.uint8), levels.bits)), to_bytes(low), to_bytes(high)
 
 
@@ -278,12 +278,12 @@ def _dequantize(
     step = span / _steps(span, levels)
     steps = layout.view(unpacked - levels.middle).double()
     values = layout.flat(steps.mul_(layout.spread(step)).add_(layout.spread(center)))
-    # in 16 bits by way of float32, as the kernels go
+    # to 16 bits via float32, as in the kernels
     return cast_saturating(values if dtype == torch.float64 else values.float(), dtype)
 
 
 def _ranges(x: torch.Tensor, layout: Layout, absmax: bool) -> Ends:
-    """Return the least and greatest value of each group (absmax: -a and a); NaN and infinity pass through."""
+    """Return the minimum and maximum of each group (absmax: -a and a); NaN and infinity pass through."""
     if not layout.numel:
         return torch.empty(0, device=x.device), torch.empty(0, device=x.device)
     viewed = layout.view(x)
@@ -291,7 +291,7 @@ def _ranges(x: torch.Tensor, layout: Layout, absmax: bool) -> Ends:
     if absmax:
         high = torch.maximum(low.abs(), high.abs())
         low = -high
-    return low + 0.0, high + 0.0  # of the two zeros always the positive one
+    return low + 0.0, high + 0.0  # turns -0.0 into +0.0
 
 
 def _center_and_span(low: torch.Tensor, high: torch.Tensor, levels: Levels) -> tuple[torch.Tensor, torch.Tensor]:
@@ -301,5 +301,5 @@ def _center_and_span(low: torch.Tensor, high: torch.Tensor, levels: Levels) -> t
 
 
 def _steps(span: torch.Tensor, levels: Levels) -> torch.Tensor:
-    """Return the number of steps as a tensor: torch multiplies by the reciprocal of a plain number."""
+    """Return the number of steps as a tensor, since torch multiplies by the reciprocal when dividing by a Python number."""
     return torch.full_like(span, levels.steps)

@@ -1,4 +1,4 @@
-"""Codecs of at most two bits a value: its sign, two or three levels of its group, or only the mean."""
+"""Codecs of at most two bits per value: its sign, two or three levels per group, or only the mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.on_demand import torch
 
 
 def _two_levels(packet: Packet, layout: Layout, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Return the tensor whose values are `low` or `high` of their group (float64), as the bitmap `signs` says."""
+    """Return the tensor with the value `low` or `high` (float64) of each group, chosen by the bitmap `signs`."""
     data = packet.bytes_of("signs", packed_bytes(packet.numel, 1))
     dtype = DTYPES[packet.dtype]
     if expand := kernels.find_on("uniform.expand", low.device, layout.numel, dtype):
@@ -35,7 +35,7 @@ class Sign(Codec):
     1901.09847). sign(0) = +1.
 
     `scaled=False` is the plain sign of signSGD (Bernstein et al. 2018, 1802.04434): +1 or -1 for any magnitude, for majority
-    votes over replicas. Groups as of `Quantize`.
+    votes over replicas. Groups as in `Quantize`.
 
     >>> Sign().encode(torch.tensor([1.0, -3.0])).decode()
     tensor([ 2., -2.])
@@ -76,9 +76,9 @@ class Sign(Codec):
 
 @dataclass(frozen=True, repr=False)
 class OneBit(Codec):
-    """Sends a bit for the sign of each value, and the means of negative and other values by group (1-bit SGD, Seide et al. 2014).
+    """Sends a sign bit per value, and each group's means of the negative and of the other values (1-bit SGD, Seide et al. 2014).
 
-    With error feedback the residual of either kind sums to zero. Groups as of `Quantize`; the original groups by column.
+    With error feedback the residuals of each sign sum to zero. Groups as in `Quantize`; the original groups by column.
 
     >>> OneBit().encode(torch.tensor([-1.0, -3.0, 2.0, 4.0])).decode()
     tensor([-2., -2.,  3.,  3.])
@@ -98,7 +98,7 @@ class OneBit(Codec):
         layout = layout_of(tuple(x.shape), self.per, self.block)
         counts = group_sums(x, layout, "count")
         others = group_sizes(layout, x.device) - counts
-        high = group_sums(x, layout, "positive") / counts.clamp_min(1)  # an empty kind has mean 0
+        high = group_sums(x, layout, "positive") / counts.clamp_min(1)  # no values: mean 0
         low = group_sums(x, layout, "negative") / others.clamp_min(1)
         return {
             "signs": to_bytes(pack_bits(x.reshape(-1) >= 0)),
@@ -117,11 +117,11 @@ _TERNARY = Quantize(2, range="absmax", rounding="stochastic")
 
 @dataclass(frozen=True, repr=False)
 class TernGrad(Codec):
-    """Stochastically rounds every value to -s, 0 or s, s the greatest magnitude after clipping (Wen et al. 2017,
+    """Stochastically rounds every value to -s, 0 or s, with s the largest magnitude after clipping (Wen et al. 2017,
     1705.07878): floor(x/s + u) s, u uniform in [0, 1).
 
-    Values are clipped to `clip` standard deviations of the tensor first (None: not at all; a constant tensor never). Unbiased
-    for the clipped tensor, with variance s ||x||_1 - ||x||^2. 2 bits a value, and s in float32.
+    Values are first clipped to `clip` standard deviations of the tensor (None: no clipping; constant tensors are never
+    clipped). Unbiased for the clipped tensor, with variance s ||x||_1 - ||x||^2. Sends 2 bits per value, and s in float32.
 
     >>> TernGrad(clip=None).encode(torch.tensor([2.0, 0.0, -2.0]), key=1).decode()
     tensor([ 2.,  0., -2.])
@@ -138,11 +138,11 @@ class TernGrad(Codec):
         return True
 
     def relative_variance(self, numel: int) -> float | None:
-        # the variance is s ||x||_1 - ||x||^2 with s the greatest magnitude
+        # the variance is s ||x||_1 - ||x||^2 with s the largest magnitude
         return math.sqrt(numel) - 1 if self.clip is None else None
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x` clipped, the tensor for which the codec is unbiased."""
+        """Return the clipped `x`, for which the codec is unbiased."""
         if self.clip is None or not x.numel():
             return x
         mean = total(x, "sum") / x.numel()
@@ -163,7 +163,7 @@ class TernGrad(Codec):
 
 @dataclass(frozen=True, repr=False)
 class Mean(Codec):
-    """Sends only the mean of all values, in 4 bytes: for sparse codecs whose values have one sign (RedSync).
+    """Sends only the mean of all values, in 4 bytes: for sparse codecs whose kept values share a sign (RedSync).
 
     >>> Mean().encode(torch.tensor([1.0, 2.0, 6.0])).decode()
     tensor([3., 3., 3.])
@@ -176,7 +176,7 @@ class Mean(Codec):
         check_finite(x)
         if not x.numel():
             return {"mean": np.empty(0, np.uint8)}
-        mean = total(x, "sum") / x.numel() + 0.0  # of the two zeros the positive one
+        mean = total(x, "sum") / x.numel() + 0.0  # turns -0.0 into +0.0
         return {"mean": to_bytes(cast_saturating(torch.tensor([mean], dtype=torch.float64), torch.float32))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:

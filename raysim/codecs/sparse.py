@@ -1,4 +1,4 @@
-"""TopK and RandomK: the share of values of greatest magnitude, or at random positions that both ends draw."""
+"""TopK and RandomK: keep the largest magnitudes, or random positions drawn at both ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ByRow(Codec):
         return self.density
 
     def rows(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return the number of rows, their length, and how many values each keeps."""
+        """Return the number of rows, their length, and the number of values kept per row."""
         rows = 1 if self.per == "tensor" or not shape else shape[0]
         length = math.prod(shape) // max(1, rows)
         return rows, length, kept_of(self.density, length) if rows * length else 0
@@ -71,12 +71,12 @@ class ByRow(Codec):
 
 @dataclass(frozen=True, repr=False)
 class TopK(ByRow):
-    """Keeps the share `density` of greatest magnitude and nothing else (Rudakov et al. 2023, 2401.07788).
+    """Keeps the share `density` of values with the largest magnitudes (Rudakov et al. 2023, 2401.07788).
 
-    Values compete within a `sample` (all axes but the first), so that the result does not depend on how a batch is cut
-    into microbatches, or within the whole `tensor`. Exactly `kept_of(density, n)` are kept; of equal magnitudes the lower
-    index is. Kept values are sent by the codec `values`, as (batch, kept) or flat; positions in the smallest of the
-    forms of `raysim.codecs.positions`, or as `index` says. Density 1 sends no positions.
+    Values compete within a `sample` (all axes but the first), so the result does not depend on how a batch is split
+    into microbatches, or within the whole `tensor`. Exactly `kept_of(density, n)` are kept; ties keep the lower index.
+    Kept values are sent by the codec `values`, as (batch, kept) or flat, and positions in the form `index`, by default
+    the smallest form of `raysim.codecs.positions`. Density 1 sends no positions.
 
     >>> packet = TopK(0.5).encode(torch.tensor([[1.0, -2.0, 3.0, -4.0]]))
     >>> packet.decode(), packet.array_bytes
@@ -125,7 +125,7 @@ class TopK(ByRow):
     def encode_with_residual(
         self, x: torch.Tensor, dtype: torch.dtype, key: Key | None = None, memory: torch.Tensor | None = None
     ) -> tuple[Packet, torch.Tensor]:
-        """Like `Codec.encode_with_residual`, without its pass over unsent values."""
+        """Like `Codec.encode_with_residual`, but without a pass over unsent values."""
         shape = tuple(x.shape)
         rows, length, kept = self.rows(shape)
         if kept == length or dtype == torch.float64 or kernels.find("select.select_rows", x) is None:
@@ -142,7 +142,7 @@ class TopK(ByRow):
                 return super().encode_with_residual(x, dtype, key)
             residual = x.detach().contiguous().view(rows, length)
             positions, values = select_with_values(residual.to(dtype), kept)
-        count_work(2 * x.numel() * dtype.itemsize)  # encoded, and the decoded values are withheld
+        count_work(2 * x.numel() * dtype.itemsize)  # one pass to encode, one to subtract the decoded values
         packet = Packet(self, self._arrays(positions, values, shape, key), shape, dtype_name(values))
         if not exact:
             sent = packet.part("values", self.values, (rows, kept)).decode(x.device).float().reshape(-1)
@@ -191,9 +191,9 @@ class RandomK(ByRow):
             )
 
     def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
-        """Return the flat positions kept under a key; positions of a lower density are a subset of those of a higher density."""
+        """Return the flat positions kept under a key; a lower density keeps a subset of those of a higher density."""
         rows, length, kept = self.rows(shape)
-        # the greatest of random numbers are a uniform subset; of equal ones the first is kept
+        # the positions of the largest random numbers are a uniform subset; ties keep the first
         return select_topk(ranks(key, rows * length, device).view(rows, length), kept)
 
     def array_names(self) -> tuple[str, ...]:

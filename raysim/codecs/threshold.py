@@ -1,4 +1,4 @@
-"""Codecs that keep all values above a threshold: zero, a given one, or an estimated one."""
+"""Codecs that keep all values above a threshold, which is zero, given or estimated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raysim.on_demand import torch
 
 
 class Counted(Codec):
-    """Base of codecs whose packets store the number of kept values, in 8 bytes, and their positions."""
+    """Base of codecs whose packets store the number of kept values (8 bytes) and their positions."""
 
     size_varies: ClassVar[bool] = True
 
@@ -41,7 +41,7 @@ class Counted(Codec):
     def arrays_of(
         self, positions: torch.Tensor, kept: torch.Tensor, numel: int, key: Key | None
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of a packet with the values `kept` at flat increasing `positions` of a tensor of `numel` values."""
+        """Return a packet's arrays for the values `kept` at flat increasing `positions` of a tensor of `numel` values."""
         arrays = nest("values", self.values.encode(kept, key)) | {"count": integer_bytes(len(positions))}
         return arrays | encode_positions(positions, numel, smallest_form(len(positions), numel))
 
@@ -57,7 +57,7 @@ class Counted(Codec):
 class Nonzero(Counted):
     """Sends all non-zero values and their positions: lossless if the codec `values` is.
 
-    Shrinks tensors that are sparse already, such as activations after ReLU. The count is sent in 8 bytes.
+    Shrinks sparse tensors, such as activations after ReLU. The count is sent in 8 bytes.
 
     >>> packet = Nonzero().encode(torch.tensor([0.0, 2.0, 0.0, 0.0]))
     >>> packet.decode(), packet.array_bytes
@@ -70,13 +70,13 @@ class Nonzero(Counted):
         check_codec("values", self.values)
 
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        positions, kept = select_at_least(x.contiguous().view(-1), 0.0)  # NaN is not zero: `values` finds it
+        positions, kept = select_at_least(x.contiguous().view(-1), 0.0)  # NaN is non-zero: `values` detects it
         return self.arrays_of(positions, kept, x.numel(), key)
 
 
 @dataclass(frozen=True, repr=False)
 class Threshold(Counted):
-    """Keeps the values of magnitude `threshold` or more; if there is none, the greatest.
+    """Keeps the values of magnitude `threshold` or more; if there is none, the largest.
 
     >>> packet = Threshold(2.0).encode(torch.tensor([1.0, -2.0, 3.0, 0.0]))
     >>> packet.decode(), packet.array_bytes
@@ -101,17 +101,17 @@ class Threshold(Counted):
 
 @dataclass(frozen=True, repr=False)
 class EstimatedTopK(Counted):
-    """Keeps about the share `density`: the values above an estimated threshold, as published methods do for speed.
+    """Keeps about the share `density`: all values above an estimated threshold, as published methods do for speed.
 
-    `policy` names the estimate, with a = |x| and k values wanted of the whole tensor:
-    "sampled"      DGC (Lin et al. 2018, 1712.01887): the k-th of a random 1 % (at least 4,096 values); exact among the survivors
+    `policy` names the estimate, for a = |x| and a target of k values of the whole tensor:
+    "sampled"      DGC (Lin et al. 2018, 1712.01887): a quantile of a random 1 % (at least 4,096 values); exact among the survivors
                    if more than 1.3 k pass; lowered by a factor of 0.8, at most ten times, while fewer than 0.8 k pass
     "bisect"       RedSync (Fang et al. 2019, 1808.04357): bisection between mean and maximum of a, at most 20 probes, until k to
                    2k pass; trimmed to 2k
-    "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal of the tensor's deviation; three corrections
+    "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal with the tensor's deviation; three corrections
                    by half
     "exponential"  SIDCo (M Abdelmoniem et al. 2021, 2101.10761), one stage: -mean(a) ln(density)
-    The greatest value is kept if none passes. `TopK` is exact, and no slower here: these estimates serve to compare methods.
+    The largest value is kept if none passes. `TopK` is exact and no slower here; use these estimates to compare methods.
 
     >>> EstimatedTopK(0.25, "exponential").encode(torch.tensor([1.0, -2.0, 9.0, 0.0])).decode()
     tensor([0., 0., 9., 0.])
@@ -140,7 +140,7 @@ class EstimatedTopK(Counted):
         return self.arrays_of(positions, kept, len(flat), key)
 
     def select(self, x: torch.Tensor, key: Key | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the increasing positions and the values that are kept of flat `x`."""
+        """Return the increasing positions and the kept values of flat `x`."""
         if not x.numel():
             return torch.empty(0, dtype=torch.int64), x
         check_finite(x)

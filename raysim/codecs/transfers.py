@@ -1,8 +1,8 @@
 """Asynchronous copies between a GPU and the host, and asynchronous checks on the GPU.
 
-A codec on a GPU returns as soon as its work is queued. Within a `Flight`, bytes are still being copied into the arrays
-of its packet, on a separate stream, and the codec's errors are known only when the bytes have landed. Copies to the
-device use another stream. Without a flight every copy and every check waits for the device.
+A codec on a GPU returns as soon as its work is queued. Within a `Flight`, bytes may still be in transfer to the packet's
+arrays, on a separate stream, and errors are raised only when the bytes have landed. Copies to the device use another
+stream. Without a flight, every copy and every check waits for the device.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _state = threading.local()
 
 
 class Flight:
-    """Transfers in progress from one GPU to the host: bytes of packets, and error flags.
+    """Transfers of packet bytes and error flags in progress from one GPU to the host.
 
-    `land` waits once for all copies begun while the flight is open. It does not wait for flags alone: they are read
-    with the next bytes, or by `settle`.
+    `land` waits once for all copies started while the flight is open. It does not wait for flags alone: they are read
+    with the next bytes or by `settle`.
     """
 
     def __init__(self) -> None:
-        self._streams: dict[str, torch.cuda.Stream] = {}  # by direction, so that packets pass each other
+        self._streams: dict[str, torch.cuda.Stream] = {}  # one per direction, so that both directions overlap
         self._bytes_pending = False
         self._flags: list[tuple[torch.Tensor, Exception]] = []
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Flight]:
-        """Begin copies on this flight within the context."""
+        """Start copies on this flight within the context."""
         before = _current()
         _state.flight = self
         try:
@@ -43,12 +43,12 @@ class Flight:
         return torch.device(device).type == "cuda"
 
     def down(self, x: torch.Tensor) -> torch.Tensor:
-        """Return host memory to which the bytes of contiguous `x` are being copied."""
+        """Start copying the bytes of contiguous `x` to the host, and return their host memory."""
         self._bytes_pending = True
         return self._copied(x)
 
     def up(self, host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-        """Return the bytes of `host` on the device, for work queued from now on; the copy may still be in progress."""
+        """Start copying `host` to the device; work queued from now on may use the returned tensor."""
         pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
         stream, reader = self._stream("up", torch.device(device)), torch.cuda.current_stream(device)
         with torch.cuda.stream(stream):
@@ -59,7 +59,7 @@ class Flight:
         return x
 
     def check(self, bad: torch.Tensor, error: Exception) -> None:
-        """Raise `error` on landing if the flag is set by then."""
+        """Raise `error` on landing if the flag `bad` is set by then."""
         self._flags.append((self._copied(bad), error))
 
     def land(self) -> None:
@@ -97,25 +97,25 @@ class Flight:
 
 
 def _current(device: torch.device | str | None = None) -> Flight | None:
-    """Return the flight that is open on this thread, with `device` only if its copies from and to the device are asynchronous."""
+    """Return this thread's open flight; if `device` is given, only if copies from and to it are asynchronous."""
     flight: Flight | None = getattr(_state, "flight", None)
     return flight if flight is not None and (device is None or flight.takes(device)) else None
 
 
 def land() -> None:
-    """Wait for pending copies to the host; to be called before reading an array of a packet that was just encoded."""
+    """Wait for pending copies to the host; call this before reading the arrays of a newly encoded packet."""
     if flight := _current():
         flight.land()
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
-    """Return contiguous `x` in host memory: filled when the open flight lands, or at once if none is open."""
+    """Copy contiguous `x` to host memory; it is valid when the open flight lands, or at once if none is open."""
     flight = _current(x.device)
     return flight.down(x) if flight else x.cpu()
 
 
 def to_device(host: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Return a tensor of host memory on the device; the host waits for the copy if no flight is open."""
+    """Copy a host tensor to the device; the host waits for the copy if no flight is open."""
     flight = _current(device)
     return flight.up(host, device) if flight else host.to(device)
 
@@ -127,7 +127,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def check(bad: torch.Tensor, error: Exception) -> None:
-    """Raise `error` if `bad`, a flag, is set: when the open flight lands, or at once if none is open."""
+    """Raise `error` if the flag `bad` is set: when the open flight lands, or at once if none is open."""
     if flight := _current(bad.device):
         flight.check(bad, error)
     elif bad.any():

@@ -1,4 +1,4 @@
-"""Codecs around another codec: Hadamard rotates its input, Entropy compresses its packets without loss."""
+"""Codecs around another codec: Hadamard rotates its input, Entropy losslessly compresses its packets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GREATEST = float(np.finfo(np.float32).max)
 
 
 def check_tile(tile: object) -> int:
-    """Return the size of a tile; raises ValueError if Sylvester has no Hadamard matrix of that size."""
+    """Return the tile size; raises ValueError if Sylvester's construction has no matrix of that size."""
     size = check_integer("tile", tile, 2, 4096)
     if size & (size - 1):
         raise ValueError(f"`tile` must be a power of two, but got {size}.")
@@ -36,7 +36,7 @@ def check_tile(tile: object) -> int:
 
 
 def hadamard(tiles: torch.Tensor) -> torch.Tensor:
-    """Return the Walsh-Hadamard transform of every row of float64 (count, tile), not normalised.
+    """Return the unnormalised Walsh-Hadamard transform of every row of float64 (count, tile).
 
     >>> hadamard(torch.tensor([[1.0, 2.0]], dtype=torch.float64))
     tensor([[ 3., -1.]], dtype=torch.float64)
@@ -53,11 +53,11 @@ def hadamard(tiles: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Hadamard(Codec):
-    """Sends x H by another codec, H the Hadamard matrix of `tile` values, and transforms the decoded tensor back.
+    """Sends x H by another codec, with H the Hadamard matrix of size `tile`, and transforms the decoded tensor back.
 
     Spreads an outlier over its tile, which leaves more precision for the other values. Tiles are consecutive values of
-    a sample, or of the whole tensor padded with zeros if samples do not divide into tiles. The codec encodes x H/tile,
-    in float32, which is no larger than x, so nothing overflows.
+    a sample, or of the whole zero-padded tensor if samples do not divide into tiles. The codec encodes x H/tile in
+    float32, which is no larger than x, so nothing overflows.
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.arange(32.0).sin(); x[5] = 20
@@ -101,9 +101,9 @@ class Hadamard(Codec):
         return cast_float64(x, dtype).view(packet.shape)
 
 
-_RAW = 0  # first byte of an array that is sent as it is; of others it is the width of the items with shuffled bytes
+_RAW = 0  # first byte of an uncompressed array; otherwise the first byte is the item size of the shuffle
 _WIDTHS = (1, 2, 4, 8)
-_SAMPLE = 1 << 15  # bytes on which the widths are tried
+_SAMPLE = 1 << 15  # bytes of the sample used to choose the item size
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,7 +114,7 @@ class Entropy(Codec):
     and so on, since exponents vary little. Item sizes of 1 byte and of the dtype are tried on a part of the array. One
     byte per array stores the item size, or marks the array as raw.
 
-    Pays if codes are used unevenly: bitmaps and low-bit codes of activations after ReLU, and the exponents of floats.
+    Worthwhile if codes are unevenly distributed: bitmaps and low-bit codes of activations after ReLU, and float exponents.
 
     >>> from raysim.codecs import Quantize
     >>> x = torch.zeros(4096).index_fill(0, torch.arange(5), 1.0)
@@ -142,7 +142,7 @@ class Entropy(Codec):
         compressor = ZstdCompressor(level=self.level)
 
         def compressed(raw: np.ndarray, width: int) -> bytes:
-            """Return one frame for each byte of an item, after the lengths of all but the last."""
+            """Return the lengths of all frames but the last, then one frame for each byte of an item."""
             frames = [compressor.compress(plane.data) for plane in _planes(raw, width)]
             return b"".join(len(frame).to_bytes(4, "little") for frame in frames[:-1]) + b"".join(frames)
 
@@ -162,7 +162,7 @@ class Entropy(Codec):
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         inner = packet.part("raw", self.codec, packet.shape)
-        # no codec makes more of a tensor than 16 bytes a value and some: a packet that claims more is damaged
+        # no codec needs much more than 16 bytes per value: a packet that claims more is damaged
         limit = 16 * packet.numel + 65536
         raw = {name: self._read(packet, array, limit) for name, array in inner.arrays.items()}
         return inner._replace(arrays=raw).decode(device)
@@ -170,7 +170,7 @@ class Entropy(Codec):
     def _read(self, packet: Packet, array: np.ndarray, limit: int) -> np.ndarray:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(data) and data[0] == _RAW:
-            return data[1:].copy()  # aligned again, behind the one byte
+            return data[1:].copy()  # realigned after the leading byte
         width = int(data[0]) if len(data) else 0
         frames = data[4 * width - 3 :]
         if width not in _WIDTHS or len(data) < 4 * width - 3:
@@ -196,5 +196,5 @@ class Entropy(Codec):
 
 
 def _planes(raw: np.ndarray, width: int) -> np.ndarray:
-    """Return the first bytes of all items of `width` bytes as a row, the second ones as the next, and so on."""
+    """Return one row per byte of an item of `width` bytes: the first bytes of all items, then the second bytes, and so on."""
     return np.ascontiguousarray(raw.reshape(-1, width).T)

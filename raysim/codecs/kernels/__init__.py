@@ -1,10 +1,10 @@
 """The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
-A kernel such as `uniform.quantize` exists in numba, for tensors in host memory, and many do in the package `triton`, for tensors
-on GPUs, by the same name and with the same arguments; `find` returns the one for a tensor. Codecs have a torch reference beside
-each call, for float64 and for whatever no kernel serves, which kernels equal bit for bit. Numba is imported when a kernel is first
-needed, and compiled kernels are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split
-between as many threads as torch may use, with the same result.
+A kernel such as `uniform.quantize` exists in numba for tensors in host memory, and often also in the package `triton` for tensors
+on GPUs, with the same name and arguments; `find` returns the right one for a tensor. Codecs fall back to a torch reference for
+float64 and wherever no kernel exists; kernels match the reference bit for bit. Numba is imported when a kernel is first needed, and
+compiled kernels are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split among torch's
+threads, with the same result.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _mode: ContextVar[str | None] = ContextVar("mode", default=None)  # "reference" 
 _lock = threading.Lock()
 _outputs: list[np.ndarray] = []  # the latest large outputs, some still in use
 _pools: dict[int, ThreadPoolExecutor] = {}
-_PART = 1 << 18  # values that a thread should have at least
+_PART = 1 << 18  # least number of values per thread
 _probe = [np.empty(1)]
-_UNHELD = sys.getrefcount(_probe[0])  # of an array that only a list holds, as this Python counts
-_LARGE, _KEPT = 1 << 20, 1 << 26  # bytes: of an output worth keeping, and of all that are kept though nobody holds them
-_TRACKED = 64  # outputs, those in use among them
-_MOST = 2**31 - 2**20  # values of a tensor on a GPU: its kernels count in 32 bits
-_OLDEST = (7, 0)  # compute capability that Triton compiles for
+_UNHELD = sys.getrefcount(_probe[0])  # reference count of an array that only a list refers to, in this Python version
+_LARGE, _KEPT = 1 << 20, 1 << 26  # bytes: least size of an output to reuse, and most for all unused outputs together
+_TRACKED = 64  # most outputs tracked, including those in use
+_MOST = 2**31 - 2**20  # most values of a GPU tensor: Triton kernels use 32-bit indices
+_OLDEST = (7, 0)  # lowest compute capability supported by Triton
 _TRITON = ("linear", "packing", "select", "uniform")  # modules
 
 
 def find(name: str, x: torch.Tensor) -> Any:
-    """Return the kernel `module.function` that works on `x`, or None if only the torch reference does."""
+    """Return the kernel `module.function` for `x`, or None if only the torch reference supports it."""
     return find_on(name, x.device, x.numel(), x.dtype)
 
 
 def find_on(name: str, device: torch.device | str, count: int = 1, dtype: torch.dtype | None = None) -> Any:
-    """Return the kernel `module.function` for tensors of `count` values of `dtype` on `device`, None if there is none."""
+    """Return the kernel `module.function` for tensors of `count` values of `dtype` on `device`, or None."""
     if not count or dtype == torch.float64:
         return None
     if serves(device):
@@ -66,7 +66,7 @@ def _kernel(name: str) -> Any:
 
 
 def serves(device: torch.device | str) -> bool:
-    """Return whether numba's kernels work on tensors of `device`."""
+    """Return whether the numba kernels support tensors on `device`."""
     if str(device) != "cpu" or _mode.get():
         return False
     _drop_stale()
@@ -74,7 +74,7 @@ def serves(device: torch.device | str) -> bool:
 
 
 def gpu_serves(device: torch.device | str, count: int = 0) -> bool:
-    """Return whether Triton's kernels work on tensors of `count` values on `device`."""
+    """Return whether the Triton kernels support tensors of `count` values on `device`."""
     if count >= _MOST or _mode.get() == "reference":
         return False
     return _mode.get() == "interpreted" or (torch.device(device).type == "cuda" and _has_triton())
@@ -90,23 +90,23 @@ def _within(mode: str) -> Iterator[None]:
 
 
 def reference() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which, on this thread, the torch reference does everything."""
+    """Use only the torch reference within this context, on this thread."""
     return _within("reference")
 
 
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
-    """Within this context, and on this thread, Triton's kernels serve tensors in host memory, as they would serve a GPU.
+    """Run the Triton kernels on tensors in host memory within this context, on this thread.
 
     Needs Triton, and `TRITON_INTERPRET=1` in the environment when the kernels are first imported.
     """
-    with _within("interpreted"), np.errstate(invalid="ignore", over="ignore"):  # of which a GPU says nothing
+    with _within("interpreted"), np.errstate(invalid="ignore", over="ignore"):  # a GPU does not warn of these
         yield
 
 
 @functools.cache
 def _has_triton() -> bool:
-    """Return whether Triton can serve this machine's GPUs; warns once if it cannot."""
+    """Return whether Triton supports this machine's GPUs; warns once if it does not."""
     if importlib.util.find_spec("triton") is None:
         warnings.warn("Triton is not installed: codecs run on the GPU as plain torch, which is slower.", stacklevel=2)
         return False
@@ -117,14 +117,14 @@ def _has_triton() -> bool:
 
 
 def bits_of(x: torch.Tensor) -> np.ndarray:
-    """Return the bit patterns of a contiguous tensor as a flat array of signed integers of its width, over its memory."""
+    """View a contiguous tensor's bit patterns as a flat array of signed integers of the same width."""
     return x.view(torch.int16 if x.dtype.itemsize == 2 else torch.int32).view(-1).numpy()
 
 
 def opened(array: np.ndarray) -> np.ndarray:
-    """Return a flat view of bytes that looks writable, though no kernel writes to what it reads.
+    """Return a view of the bytes that is marked as writable; kernels never write to their inputs.
 
-    Packets from the object store are read-only, for which numba would compile every kernel once more.
+    Packets from the object store are read-only, and numba would compile every kernel again for read-only arrays.
     """
     if array.flags.writeable:
         return array
@@ -134,9 +134,9 @@ def opened(array: np.ndarray) -> np.ndarray:
 
 
 def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
-    """Return memory to write to: if possible that of an earlier array of the size which nobody holds any more.
+    """Return an uninitialised array; reuses the memory of an earlier array of equal size that is no longer referenced.
 
-    Fresh memory of many megabytes has to be zeroed by the system first, which takes longer than what a codec does with it.
+    The system zeroes fresh memory first, which takes longer for many megabytes than the codec itself.
     """
     if count * np.dtype(dtype).itemsize < _LARGE:
         return np.empty(count, dtype)
@@ -159,16 +159,16 @@ def empty(count: int, dtype: type | np.dtype) -> np.ndarray:
 
 
 def empty_like(x: torch.Tensor) -> torch.Tensor:
-    """Return memory for float32 in the shape of `x`, on its device: in host memory as `empty` does."""
+    """Return an uninitialised float32 tensor like `x`; in host memory it comes from `empty`."""
     if x.device.type != "cpu":
         return torch.empty_like(x, dtype=torch.float32)
     return torch.from_numpy(empty(x.numel(), np.float32)).view(x.shape)
 
 
 def in_parts(work: Callable[[int, int], T], count: int, multiple: int) -> list[T]:
-    """Return what `work` returns for the parts of `count` values that torch's threads take one each, whole multiples but the last.
+    """Split `count` values among torch's threads and return the results; part sizes, except the last, are multiples of `multiple`.
 
-    Kernels let go of the interpreter's lock, so that plain threads do; small counts and one thread stay on this one.
+    Kernels release the GIL, so threads suffice. Small counts run on the calling thread.
     """
     threads = max(1, min(torch.get_num_threads(), count // _PART))
     size = -(-count // (threads * multiple)) * multiple
@@ -181,7 +181,7 @@ def in_parts(work: Callable[[int, int], T], count: int, multiple: int) -> list[T
 
 
 def added(memory: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return memory + x as float32 in memory of its own."""
+    """Return memory + x as a new float32 tensor."""
     if not serves(memory.device) or memory.dtype != torch.float32 or memory.shape != x.shape:
         return (memory.float() + x.detach()).float()
     return torch.add(memory, x.detach(), out=empty_like(memory))
@@ -189,7 +189,7 @@ def added(memory: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _drop_stale() -> None:
-    """Drop kernels that were compiled before any source here changed: numba looks at the file of a function alone."""
+    """Delete cached kernels older than any source here: numba checks only the file that defines the function."""
     folder = Path(__file__).parent
     newest = max(path.stat().st_mtime for path in folder.glob("*.py"))
     for index in folder.glob("__pycache__/*.nbi"):

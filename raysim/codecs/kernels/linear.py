@@ -1,8 +1,8 @@
 """Sums over groups, the Walsh-Hadamard transform, and products with thin matrices in numba, all in float64.
 
-Sums have the order of the references: `raysim.codecs.groups.group_sums`, `raysim.codecs.wrappers.hadamard` and `raysim.codecs.lowrank`.
-Inner loops of products take several terms at once and add them one after the other: no sum changes, and partial sums are loaded and
-stored less often.
+Sums are in the order of the references: `raysim.codecs.groups.group_sums`, `raysim.codecs.wrappers.hadamard` and
+`raysim.codecs.lowrank`. Inner loops of products are unrolled over several terms, still added in order: results are the same, and
+partial sums are loaded and stored less often.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numba import njit
 
 from raysim.codecs.kernels import empty, opened
 
-_BLOCK = 4096  # values whose halves are added up
-_LANES = 16  # partial sums of a dot product; tiles that are turned together, which fills vector registers from the first butterfly on
-_COLUMNS = 1024  # taken at a time: what one row's worth of them needs stays in the first cache
+_BLOCK = 4096  # block size of pairwise summation
+_LANES = 16  # partial sums of a dot product; tiles transformed together, so the first butterfly already fills vector registers
+_COLUMNS = 1024  # columns per pass, so that a row's working set stays in the L1 cache
 _GREATEST = 3.4028234663852886e38
 
 
@@ -51,7 +51,7 @@ def _load_terms(x, term, center, block):
 
 
 def group_sums(x, layout, term, center):
-    """Return the sums over the groups of `layout` of the term of that index in `raysim.codecs.groups`, a float64 tensor."""
+    """Return the group sums of the term with index `term` in `raysim.codecs.groups`, a float64 tensor."""
     sums = np.zeros(layout.groups)
     _add_up(x.contiguous().float().view(-1).numpy(), layout.groups, layout.inner, term, center, sums)
     return torch.from_numpy(sums)
@@ -59,7 +59,7 @@ def group_sums(x, layout, term, center):
 
 @njit(cache=True, nogil=True)
 def _add_up(x, groups, inner, term, center, sums):
-    """Add to `sums` over each group the term of that number in `raysim.codecs.groups`."""
+    """Add the group sums of the term with index `term` in `raysim.codecs.groups` to `sums`."""
     block = np.empty(_BLOCK, np.float64)
     width = 1
     while width < min(inner, _BLOCK):
@@ -78,7 +78,7 @@ def _add_up(x, groups, inner, term, center, sums):
 
 
 def turn(x, tile, factor, limit, count):
-    """Return `count` float32: the tiles of flat `x`, filled up with zeros, times the matrix and `factor`, within `limit`."""
+    """Transform the tiles of flat `x`, zero-padded; return `count` float32, scaled by `factor` and clamped to +-`limit`."""
     out = empty(count, np.float32)
     _turn(opened(x.float().numpy()), tile, factor, limit, out)
     return torch.from_numpy(out)
@@ -94,7 +94,7 @@ def _cross(left, right):
 
 @njit(cache=True, nogil=True)
 def _load_tiles(x, tile, part):
-    """Write tiles side by side: value i of tile j to i * _LANES + j, zeros beyond the end of x."""
+    """Interleave tiles: write value i of tile j to i * _LANES + j, zeros beyond the end of x."""
     part[:] = 0
     for lane in range((len(x) + tile - 1) // tile):
         values, lanes = x[lane * tile : (lane + 1) * tile], part[lane:]
@@ -112,9 +112,9 @@ def _store_tiles(part, tile, factor, limit, out):
 
 @njit(cache=True, nogil=True)
 def _turn(x, tile, factor, limit, out):
-    """Write every `tile` consecutive values times Sylvester's matrix and `factor`, by way of float64 and within +-`limit`.
+    """Write the product of each `tile` values, Sylvester's matrix and `factor`, in float64 and clamped to +-`limit`.
 
-    Zeros lie beyond x.
+    x is padded with zeros.
     """
     part = np.empty(tile * _LANES, np.float64)
     for start in range(0, len(out), tile * _LANES):
@@ -130,9 +130,9 @@ def _turn(x, tile, factor, limit, out):
 
 @njit(cache=True, nogil=True)
 def _dot(a, b, sums):
-    """Return the sum of a[i] * b[i]: lane i % _LANES in order, then the lanes by halves; `sums` is scratch of _LANES.
+    """Return the sum of a[i] * b[i]: in order within lane i % _LANES, then pairwise over lanes; `sums` is scratch of _LANES.
 
-    Indices are unsigned: numba vectorises only if it can see that they are not negative.
+    Indices are unsigned: numba vectorises only if it can prove that they are not negative.
     """
     sums[:] = 0
     n, count = np.uint64(_LANES), np.uint64(len(a))
@@ -159,7 +159,7 @@ def _dot(a, b, sums):
 
 @njit(cache=True, nogil=True)
 def times(matrices, starts, out):
-    """Write M Q of each matrix (number, rows, columns), Q given as (number or 1, rank, columns), to (number, rank, rows)."""
+    """Write M Q for matrices M (number, rows, columns) and Q (number or 1, rank, columns) to `out` (number, rank, rows)."""
     sums = np.empty(_LANES)
     for number in range(len(matrices)):
         start = starts[number % len(starts)]
@@ -185,7 +185,7 @@ def _add_four_rows(f0, f1, f2, f3, r0, r1, r2, r3, out):
 
 @njit(cache=True, nogil=True)
 def _add_rows(factors, rows, first, last, out):
-    """Add factors[i] * rows[i, first:last] to `out`, one i after the other."""
+    """Add factors[i] * rows[i, first:last] to `out`, in order of i."""
     whole = len(factors) & ~3
     for i in range(0, whole, 4):
         four = (factors[i], factors[i + 1], factors[i + 2], factors[i + 3])
@@ -197,12 +197,12 @@ def _add_rows(factors, rows, first, last, out):
 
 @njit(cache=True, nogil=True)
 def transposed_times(matrices, lefts, out):
-    """Write the transpose of each matrix (number, rows, columns) times P (number, rank, rows) to (number, rank, columns)."""
+    """Write M^T P for matrices M (number, rows, columns) and P (number, rank, rows) to `out` (number, rank, columns)."""
     out[:] = 0
     for number in range(len(matrices)):
         for first in range(0, matrices.shape[2], _COLUMNS):
             last = min(first + _COLUMNS, matrices.shape[2])
-            for start in range(0, matrices.shape[1], 32):  # rows that stay in the cache for all of the rank
+            for start in range(0, matrices.shape[1], 32):  # rows that stay in the cache for the whole rank
                 part = matrices[number, start : start + 32]
                 for k in range(lefts.shape[1]):
                     _add_rows(lefts[number, k, start : start + 32], part, first, last, out[number, k, first:last])
@@ -231,16 +231,16 @@ def product(lefts, rights, out):
 
 @njit(cache=True, nogil=True)
 def orthonormalise(columns, least):
-    """Make each column of (number, rank, rows) orthogonal to those before it and of norm 1, in place.
+    """Orthonormalise the columns of (number, rank, rows) in place, each against those before it.
 
-    One that is left with `least` of its norm or less becomes zero.
+    A column whose remainder is at most `least` of its norm becomes zero.
     """
     sums = np.empty(_LANES)
     for number in range(len(columns)):
         for k in range(columns.shape[1]):
             column = columns[number, k]
             before = math.sqrt(_dot(column, column, sums))
-            for _ in range(2):  # once loses what is nearly parallel
+            for _ in range(2):  # one pass is inaccurate for nearly parallel columns
                 for j in range(k):
                     _add_row(-_dot(columns[number, j], column, sums), columns[number, j], column)
             norm = math.sqrt(_dot(column, column, sums))

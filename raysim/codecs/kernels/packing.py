@@ -1,9 +1,9 @@
 """Packing of integers in numba: fields most significant bit first, and positions as set bits, see `raysim.codecs.bits` and
 `raysim.codecs.positions`.
 
-Eight codes make one 64-bit word by three merges of neighbours, which works on many words at once if there are vector
-registers; the words are then written over one another, since each holds `bits` bytes. Decoders of positions check what they
-read, so that a damaged packet is refused and nothing is written out of bounds.
+Three merges of neighbours turn eight codes into one 64-bit word, vectorised over many words. Each word holds `bits` bytes, so words
+are stored at overlapping addresses. Decoders validate positions, so that a damaged packet is rejected and nothing is written out of
+bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raysim.codecs.kernels import bits_of, empty, opened
 from raysim.codecs.kernels.words import leading_zeros, load_word, ones, reversed_bits, store_word, trailing_zeros
 from raysim.codecs.positions import Marks, elias_fano_sizes, misplaced
 
-BLOCK = 4096  # codes; a multiple of 64, so that every block but the last ends on whole words
+BLOCK = 4096  # codes; a multiple of 64, so that every block except the last is whole words
 
 _8 = np.uint64(8)
 _16 = np.uint64(16)
@@ -27,11 +27,11 @@ _BYTES = np.uint64(0x00FF00FF00FF00FF)
 _PAIRS = np.uint64(0x0000FFFF0000FFFF)
 _QUADS = np.uint64(0x00000000FFFFFFFF)
 _TOP = np.uint64(1 << 63)
-_PIECE = 4096  # values that are cleared at a time
+_PIECE = 4096  # values cleared at a time
 
 
 def pack(values, width):
-    """Return flat non-negative integers, each below 2**width, as a uint8 stream; `width` is 1 to 32."""
+    """Pack flat integers in [0, 2**width) into a uint8 stream; `width` is 1 to 32."""
     packed = np.empty((len(values) * width + 7) // 8, np.uint8)
     if width <= 8:
         _pack_codes(values.to(torch.uint8).contiguous().numpy(), width, packed)
@@ -41,7 +41,7 @@ def pack(values, width):
 
 
 def unpack(packed, count, width):
-    """Return `count` fields, uint8 of at most 8 bits and int64 of more; `width` is 1 to 32."""
+    """Return `count` fields, uint8 up to 8 bits and int64 above; `width` is 1 to 32."""
     values = np.empty(count, np.uint8 if width <= 8 else np.int64)
     if width <= 8:
         _unpack_codes(opened(packed.numpy()), width, values)
@@ -51,7 +51,7 @@ def unpack(packed, count, width):
 
 
 def _padded(data):
-    """Return a copy of bytes with eight more of any content."""
+    """Return a copy with eight more bytes of any content."""
     padded = np.empty(len(data) + 8, np.uint8)
     padded[: len(data)] = data
     return padded
@@ -59,14 +59,14 @@ def _padded(data):
 
 @njit(cache=True, nogil=True)
 def copy(source, target):
-    """Copy to all of `target`, in whole words: assigning a slice goes byte by byte."""
+    """Fill `target` from `source` by whole words; numba's slice assignment copies byte by byte."""
     for i in range(len(target)):
         target[i] = source[i]
 
 
 @njit(cache=True, nogil=True)
 def add(x, memory, out):
-    """Write memory + x."""
+    """Write memory + x to `out`."""
     for i in range(len(out)):
         out[i] = memory[i] + x[i]
 
@@ -75,7 +75,7 @@ def add(x, memory, out):
 def pack_block(codes, bits, words, padded, out):
     """Pack len(out) * 8 / bits codes into `out`; `codes` has BLOCK elements, `words` BLOCK / 8, `padded` BLOCK + 8.
 
-    Codes beyond the last must be zero up to a multiple of eight.
+    Codes after the last must be zero up to a multiple of eight.
     """
     if bits == 8:
         copy(codes, out)
@@ -86,7 +86,7 @@ def pack_block(codes, bits, words, padded, out):
         b = np.uint64(bits)
         groups = (len(out) + bits - 1) // bits
         source = codes.view(np.uint64)[:groups]
-        for i in range(groups):  # the first code is the lowest byte of its word, and goes to the top
+        for i in range(groups):  # the first code moves from the lowest to the highest byte of its word
             x = source[i]
             x = ((x & _BYTES) << b) | ((x >> _8) & _BYTES)
             x = ((x & _PAIRS) << (b + b)) | ((x >> _16) & _PAIRS)
@@ -127,7 +127,7 @@ def unpack_block(packed, bits, words, padded, codes):
 
 @njit(cache=True, nogil=True)
 def _pack_codes(codes, bits, out):
-    """Pack codes of 1..8 bits, a byte each, into `out`."""
+    """Pack codes of 1..8 bits, one per byte, into `out`."""
     block = np.zeros(BLOCK, np.uint8)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     for first in range(0, len(codes), BLOCK):
@@ -139,7 +139,7 @@ def _pack_codes(codes, bits, out):
 
 @njit(cache=True, nogil=True)
 def _unpack_codes(packed, bits, codes):
-    """Unpack codes of 1..8 bits, a byte each; inverse of `_pack_codes`."""
+    """Unpack codes of 1..8 bits to one per byte; inverse of `_pack_codes`."""
     block = np.empty(BLOCK, np.uint8)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     for first in range(0, len(codes), BLOCK):
@@ -150,7 +150,7 @@ def _unpack_codes(packed, bits, codes):
 
 @njit(cache=True, nogil=True)
 def _pack_wide(values, bits, out):
-    """Pack the low bits of int64, at most 56 of each, into `out`."""
+    """Pack the lowest `bits` bits (at most 56) of each int64 into `out`."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     held = np.uint64(0)
     num_held = 0
@@ -168,7 +168,7 @@ def _pack_wide(values, bits, out):
 
 @njit(cache=True, nogil=True, inline="always")
 def _field(packed, index, bits):
-    """Return the field at an index; eight bytes of any content must follow the fields, of 1..56 bits each."""
+    """Return the field at `index`, of 1..56 bits; eight bytes of any content must follow the fields."""
     bit = index * bits
     return (load_word(packed, bit >> 3) << np.uint64(bit & 7)) >> np.uint64(64 - bits)
 
@@ -181,7 +181,7 @@ def _unpack_wide(packed, bits, values):
 
 
 def encode(positions, total, form):
-    """Return the arrays of `raysim.codecs.positions.encode_positions`, of a bitmap or by Elias and Fano."""
+    """Return the arrays of `raysim.codecs.positions.encode_positions` for a bitmap or Elias-Fano code."""
     positions = positions.numpy()
     if form == "bitmap":
         bitmap = np.zeros(packed_bytes(total, 1), np.uint8)
@@ -194,7 +194,7 @@ def encode(positions, total, form):
 
 
 def expand(packet, values):
-    """Return the flat tensor with `values` at the positions of a packet, zeros elsewhere."""
+    """Return a flat tensor with `values` at the packet's positions and zeros elsewhere."""
     values_bits, marks = opened(bits_of(values)), Marks.of(packet, len(values))
     out, bits = empty(packet.numel, values_bits.dtype), opened(marks.bits)
     if marks.width is None:
@@ -209,7 +209,7 @@ def expand(packet, values):
 
 
 def scatter(positions, values, total):
-    """Return `total` zeros with every value at its position."""
+    """Return `total` zeros with `values` written at `positions`."""
     bits = bits_of(values)
     out = empty(total, bits.dtype)
     out.fill(0)
@@ -218,13 +218,13 @@ def scatter(positions, values, total):
 
 
 def subtract(positions, values, out):
-    """Subtract every value at its position from `out`."""
+    """Subtract `values` from `out` at `positions`."""
     _subtract(positions.numpy(), opened(values.numpy()), out.numpy())
 
 
 @njit(cache=True, nogil=True)
 def _encode_bitmap(positions, bitmap):
-    """Set the bit of every position in `bitmap`, which is zero."""
+    """Set the bit of every position in a zeroed `bitmap`."""
     for i in range(len(positions)):
         position = positions[i]
         bitmap[position >> 3] |= np.uint8(128 >> (position & 7))
@@ -232,16 +232,16 @@ def _encode_bitmap(positions, bitmap):
 
 @njit(cache=True, nogil=True)
 def _encode_elias_fano(positions, width, low, high):
-    """Write the `width` low bits of every position to `low`, and the rest in unary to `high`, which is zero."""
+    """Write the `width` low bits of every position to `low`, and the rest in unary to a zeroed `high`."""
     for i in range(len(positions)):
-        one = (positions[i] >> width) + i
-        high[one >> 3] |= np.uint8(128 >> (one & 7))
+        bit = (positions[i] >> width) + i
+        high[bit >> 3] |= np.uint8(128 >> (bit & 7))
     _pack_wide(positions, width, low)
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _word(bits, index, length):
-    """Return the bits from 64 * index on, the first the most significant, zeros beyond `length`."""
+    """Return the 64 bits from 64 * index on, the first most significant; zeros beyond `length`."""
     start = 8 * index
     if 8 * start + 64 <= length:
         return load_word(bits, start)
@@ -262,7 +262,7 @@ def _count_bits(bitmap, length):
 
 @njit(cache=True, nogil=True)
 def _expand_bitmap(bitmap, values, out):
-    """Write to `out` the values in order at set bits, and zero elsewhere; there are as many values as set bits."""
+    """Write the values in order to the set bits' positions in `out`, and zeros elsewhere; needs one value per set bit."""
     written = 0
     for block in range((len(out) + 63) // 64):
         word = _word(bitmap, block, len(out))
@@ -289,9 +289,9 @@ def _clear(out):
 
 @njit(cache=True, nogil=True)
 def _expand_elias_fano(low, high, length, width, values, out):
-    """Write every value to its position in `out`, and zero elsewhere; return whether the positions are right.
+    """Write every value to its position in `out` and zeros elsewhere; return whether the positions are valid.
 
-    `out` is cleared a piece at a time, just before values go there. Eight bytes follow the low bits in `low`, of any content.
+    `out` is cleared piece by piece, just before its values are written. `low` has eight bytes of any content after the low bits.
     """
     total = len(out)
     cleared = 0
@@ -322,13 +322,13 @@ def _expand_elias_fano(low, high, length, width, values, out):
 
 @njit(cache=True, nogil=True)
 def _scatter(positions, values, out):
-    """Write every value to its position."""
+    """Write `values` to `out` at `positions`."""
     for i in range(len(positions)):
         out[positions[i]] = values[i]
 
 
 @njit(cache=True, nogil=True)
 def _subtract(positions, values, out):
-    """Subtract every value at its position."""
+    """Subtract `values` from `out` at `positions`."""
     for i in range(len(positions)):
         out[positions[i]] -= values[i]

@@ -1,9 +1,9 @@
 """Top-k selection by magnitude, in numba.
 
-Magnitudes are compared as the integers of their bit patterns, which order alike for float32, bfloat16 and float16. A guess
-from the rows before, or from a sample of the row, brackets the threshold; one pass counts what lies above the bracket and
-gathers the few values inside it, among which lies the exact threshold; a second pass writes what is kept. A wrong guess
-costs time and never changes the result.
+Magnitudes are compared by their bit patterns as integers, which have the same order in float32, bfloat16 and float16. A guess from
+earlier rows, or from a sample of the row, brackets the threshold. One pass counts the values above the bracket and gathers the few
+inside it, which include the exact threshold; a second pass writes the kept values. A wrong guess costs time but never changes the
+result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from raysim.codecs.kernels import bits_of, empty, empty_like, in_parts
 from raysim.codecs.kernels.packing import add
 from raysim.codecs.kernels.words import at_least_64, greater_64, ones, trailing_zeros
 
-_SAMPLE = 2048  # values of a long row from which its threshold is guessed
+_SAMPLE = 2048  # sample size for guessing the threshold of a long row
 _BINS = 2048
 _INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
 _NONE = np.empty(0, np.float32)
 
 
 def select_rows(x, kept, error, term=_NONE, memory=_NONE, total=_NONE, clear=False):
-    """Return the flat positions (int64, increasing) and the values of the `kept` greatest magnitudes of each row of contiguous
-    (rows, length), of equal ones the first; raises `error` on NaN or infinity. The last arguments are those of `_select_rows`."""
+    """Return flat positions (int64, increasing) and values of the `kept` largest magnitudes per row of contiguous (rows, length).
+    Ties keep the first. Raises `error` on NaN or infinity. See `_select_rows` for the last arguments."""
     num_rows, length = x.shape
     bits = bits_of(x)
     positions, values = empty(num_rows * kept, np.int64), empty(num_rows * kept, bits.dtype)
@@ -42,20 +42,20 @@ def select_rows(x, kept, error, term=_NONE, memory=_NONE, total=_NONE, clear=Fal
 
 
 def add_and_select(x, memory, kept, clear, error):
-    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
+    """Return x + memory in float32 and `select_rows` of the sum; `clear` sets the selected values to zero in it."""
     total = empty_like(memory)
     terms = (part.view(-1).numpy() for part in (x, memory, total))
     return total, *select_rows(total, kept, error, *terms, clear)
 
 
 def count_at_least(x, floor):
-    """Return how many values of flat `x` have a magnitude of at least the bit pattern `floor`."""
+    """Count the magnitudes of flat `x` with a bit pattern of at least `floor`."""
     bits = bits_of(x)
     return int(_count_at_least(bits, bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(floor)))
 
 
 def select_at_least(x, floor):
-    """Return the positions, increasing, and the values that `count_at_least` counts."""
+    """Return the increasing positions and the values counted by `count_at_least`."""
     bits, count = bits_of(x), count_at_least(x, floor)
     positions, values = empty(count, np.int64), empty(count, bits.dtype)
     _select_at_least(bits, bits.dtype.type(np.iinfo(bits.dtype).max), np.int64(floor), positions, values)
@@ -64,7 +64,7 @@ def select_at_least(x, floor):
 
 @njit(cache=True, nogil=True)
 def _ranked(magnitudes, count, rank, bins, scratch):
-    """Return the `rank`-th greatest of the first `count` magnitudes, by histograms that narrow; uses `scratch` up."""
+    """Return the `rank`-th largest of the first `count` magnitudes by successively finer histograms; overwrites `scratch`."""
     source = magnitudes
     while True:
         low, high = source[0], source[0]
@@ -98,7 +98,7 @@ def _ranked(magnitudes, count, rank, bins, scratch):
 
 @njit(cache=True, nogil=True)
 def _sampled_bracket(bits, start, length, kept, mask, none, magnitudes, bins, scratch):
-    """Return a bracket that holds the threshold of a long row with near certainty: [low, high)."""
+    """Return a bracket [low, high) that almost certainly contains a long row's threshold."""
     step = length // _SAMPLE
     for i in range(_SAMPLE):
         magnitudes[i] = bits[start + i * step] & mask
@@ -136,7 +136,7 @@ def _gather(bits, start, length, mask, low, high, inside):
 
 @njit(cache=True, nogil=True, inline="always")
 def _keep(word, bits, start, offset, positions, values, out):
-    """Write the flat positions and bit patterns of the 64 values from `start` on whose bits are set; return `out` beyond them."""
+    """Write positions and patterns of the values at the set bits of `word`, 64 values from `start` on; return the next `out`."""
     while word:
         position = start + np.int64(trailing_zeros(word))
         positions[out] = offset + position
@@ -148,20 +148,19 @@ def _keep(word, bits, start, offset, positions, values, out):
 
 @njit(cache=True, nogil=True)
 def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions, values, x, memory, total, clear):
-    """Write the flat positions and bit patterns of the `kept` greatest magnitudes of each row, in order of position.
+    """Write the flat positions and bit patterns of the `kept` largest magnitudes of each row, in order of position.
 
-    `bits` are the signed bit patterns from flat position `offset` on, `mask` all of their bits but the sign, `infinity` the
-    pattern of infinity. Of equal magnitudes the first are kept. Returns False if there is infinity or NaN, which rank above all
-    numbers.
+    `bits` are the signed bit patterns from flat position `offset` on, `mask` selects all bits except the sign, and `infinity` is the
+    pattern of infinity. Ties keep the first. Returns False if a row contains infinity or NaN, which rank above all numbers.
 
-    If `memory` is not empty, x + memory is written to `total` first, row by row; `bits` are its patterns then. With `clear`
-    selected values are zero in `bits` afterwards.
+    If `memory` is not empty, x + memory is first written to `total`, row by row, and `bits` must be a view of `total`. `clear` sets
+    the selected values in `bits` to zero.
     """
     inside = np.empty(length + 64, np.int32)
     scratch = np.empty(length + 64, np.int32)
     bins = np.empty(_BINS + 1, np.int32)
-    none = np.int64(mask)  # no number has this magnitude: it is a NaN
-    center = np.int64(-1)  # a recent mean of thresholds, once one is known
+    none = np.int64(mask)  # the largest pattern, a NaN: above every number
+    center = np.int64(-1)  # moving average of recent thresholds; -1 until the first is known
     margin = np.int64(infinity >> 9)
     out = np.int64(0)
     for row in range(num_rows):
@@ -169,7 +168,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
         if len(memory):
             add(x[start : start + length], memory[start : start + length], total[start : start + length])
         low, high = np.int64(0), none
-        sampled = length < 4 * _SAMPLE  # whether a sample is of no more help
+        sampled = length < 4 * _SAMPLE  # whether sampling is useless or was tried
         if center >= 0:
             low, high = max(center - margin, 0), min(center + margin, none)
         elif not sampled:
@@ -179,7 +178,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
             gathered, above = _gather(bits, start, length, mask, low, high, inside)
             if above < kept <= above + gathered:
                 break
-            if high == none and above:  # a NaN of all ones, beyond the greatest bracket
+            if high == none and above:  # a NaN of all ones, above the widest bracket
                 return False
             if sampled:
                 low, high = (high, none) if above >= kept else (np.int64(0), low)
@@ -195,7 +194,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
         if threshold >= infinity:
             return False
         end = out + kept
-        ties = kept - above  # how many at the threshold are kept: what those above it leave
+        ties = kept - above  # number of values kept among those equal to the threshold
         for i in range(gathered):
             ties -= inside[i] > threshold
         whole = length & ~63
@@ -234,7 +233,7 @@ def _select_rows(bits, offset, num_rows, length, kept, mask, infinity, positions
 
 @njit(cache=True, nogil=True)
 def _count_at_least(bits, mask, floor):
-    """Return how many magnitudes are at least `floor`."""
+    """Count the magnitudes of at least `floor`."""
     gathered = np.int64(0)
     whole = len(bits) & ~63
     for i in range(0, whole, 64):
@@ -246,7 +245,7 @@ def _count_at_least(bits, mask, floor):
 
 @njit(cache=True, nogil=True)
 def _select_at_least(bits, mask, floor, positions, values):
-    """Write the positions and bit patterns of the magnitudes that are at least `floor`, in order of position."""
+    """Write the positions and bit patterns of magnitudes of at least `floor`, in order of position."""
     out = 0
     whole = len(bits) & ~63
     for i in range(0, whole, 64):

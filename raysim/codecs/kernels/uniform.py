@@ -1,8 +1,8 @@
 """Uniform quantisation in numba: ranges, quantise and pack, unpack and dequantise, with the arithmetic of `raysim.codecs.quantize`.
 
-Values lie in groups as (outer, groups, inner), of which the last may be cut short. Work goes in blocks that stay in the first
-cache: codes are made a byte each, which vectorises, and packed from there. Inner loops are functions over slices: numba
-vectorises only if it can see that an index is not negative.
+Values are laid out as (outer, groups, inner), and the last run may be shorter. Blocks fit in the L1 cache: codes are computed one
+per byte, which vectorises, and then packed. Inner loops are functions over slices, since numba vectorises only if it can prove that
+indices are not negative.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from raysim.codecs.kernels import empty, in_parts, opened
 from raysim.codecs.kernels.packing import BLOCK, add, copy, pack_block, unpack_block
 from raysim.codecs.kernels.words import GAMMA, uniform_at
 
-_STRETCH = 256  # values of short runs whose ranges are found side by side
-_SHORT = 24  # runs of a group shorter than this are done with one center and one scale a value instead
+_STRETCH = 256  # values of short runs whose ranges are computed together
+_SHORT = 24  # runs shorter than this use a center and a scale per value
 _31 = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _EMPTY = np.empty(0, np.float32)
 
 
 def quantize(x, coding, key, ends=None, memory=None, residual=None):
-    """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
+    """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as sent; rounds stochastically if `key`.
 
     The coding error is written to `residual`, which is x if there is no memory. Raises `error` on NaN and infinity.
     """
@@ -54,7 +54,7 @@ def quantize(x, coding, key, ends=None, memory=None, residual=None):
 
 
 def _ranges(x, memory, total, layout):
-    """Return the least and greatest value of each group; with a memory of x + memory, which is written to `total`."""
+    """Return the minimum and maximum of each group; with a memory those of x + memory, which is written to `total`."""
 
     def part(start, stop):
         ends = np.empty((2, layout.groups), np.float32)
@@ -62,7 +62,7 @@ def _ranges(x, memory, total, layout):
         return ends
 
     ends = np.stack(in_parts(part, layout.numel, BLOCK) if layout.groups == 1 else [part(0, layout.numel)])
-    return ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)  # NaN in any is NaN in all
+    return ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)  # NaN in any part propagates
 
 
 def dequantize(codes, low, high, coding, dtype, device):
@@ -79,7 +79,7 @@ def dequantize(codes, low, high, coding, dtype, device):
 
 
 def expand(codes, layout, levels, center, step):
-    """Return center + step * (code - middle) of packed codes, float32; None if a code is beyond the last."""
+    """Return center + step * (code - middle) of packed codes, float32; None if a code exceeds the last."""
     data, out = opened(codes), empty(layout.numel, np.float32)
     shape, limits = (layout.groups, layout.inner), (levels.middle, levels.last, levels.bits)
 
@@ -123,9 +123,9 @@ def _add_range(x, memory, out):
 
 @njit(cache=True, nogil=True)
 def _find_ranges(x, memory, total, groups, inner, low, high):
-    """Write the least and greatest value of each group of x; if `memory` is not empty of x + memory, which goes to `total`.
+    """Write the minimum and maximum of each group of x, or if `memory` is not empty of x + memory, which is written to `total`.
 
-    Numbers are compared as integers in their order. NaN comes out as a least or greatest value, beyond infinity.
+    Numbers are compared as integers of the same order. NaN ranks beyond infinity, so it becomes a minimum or maximum.
     """
     adds = len(memory) > 0
     bits = total.view(np.int32) if adds else x.view(np.int32)
@@ -154,17 +154,17 @@ def _find_ranges(x, memory, total, groups, inner, low, high):
         group = i // inner % groups if short else i
         lowest[group] = min(lowest[group], lows[i])
         highest[group] = max(highest[group], highs[i])
-    for group in range(groups):  # back from the order of integers
+    for group in range(groups):  # back from ordered integers to float32
         lowest[group] ^= (lowest[group] >> _31) & _MAGNITUDE
         highest[group] ^= (highest[group] >> _31) & _MAGNITUDE
 
 
 @njit(cache=True, nogil=True)
 def _make_grid(low, high, absmax, steps, center, scale, step):
-    """Write what `_quantize` and `_dequantize` need of each group, in float64; return whether its range is one.
+    """Write center, scale and step of each group for `_quantize` and `_dequantize`, float64; return whether the ranges are valid.
 
-    The least and greatest value are float32, or with `absmax` become what is sent of them: of the two zeros always the positive.
-    A constant group has one level, the center.
+    The minimum and maximum are float32; with `absmax` they are replaced by the values to send, -0 as +0. A constant group has one
+    level, the center.
     """
     for i in range(len(high)):
         if not (np.isfinite(low[i]) and np.isfinite(high[i]) and low[i] <= high[i]):
@@ -190,7 +190,7 @@ def _code_run(x, center, scale, middle, last, stochastic, state, codes):
         state += GAMMA
         t = (np.float64(x[i]) - center) * scale
         whole = max(np.floor(t + uniform_at(state)), least) if stochastic else np.rint(t)
-        codes[i] = min(np.int32(whole) + middle, last)  # t + u may round up to the next whole number
+        codes[i] = min(np.int32(whole) + middle, last)  # t + u may round up to the next integer
 
 
 @njit(cache=True, nogil=True)
@@ -205,7 +205,7 @@ def _code_each(x, center, scale, middle, last, stochastic, state, codes):
 
 @njit(cache=True, nogil=True)
 def _round_run_left(x, center, scale, step, middle, last, codes, left):
-    """Do what `_code_run` does without `stochastic`, and write the coding error of each value."""
+    """Code a run like `_code_run` without `stochastic`, and write each value's coding error."""
     most = np.float64(last - middle)
     for i in range(len(x)):
         steps = min(np.rint((np.float64(x[i]) - center) * scale), most)
@@ -233,7 +233,7 @@ def _withhold(values, residual):
 
 @njit(cache=True, nogil=True)
 def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
-    """Write the values of the codes of one block, which starts at value `first`; `inner` 0 means one center a value."""
+    """Write the values of one block of codes starting at value `first`; `inner` 0 means one center per value."""
     at = 0
     while at < len(out):
         if inner:
@@ -252,10 +252,10 @@ def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
 def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, stochastic, key, out, residual):
     """Write the packed codes round((x - center) * scale) + middle, each within 0..last, computed in float64.
 
-    x are the values of the tensor from `offset` on, a multiple of BLOCK.
+    `x` starts at value `offset` of the tensor, a multiple of BLOCK.
 
-    Stochastic rounding is floor(t + u), u the draw of the value's index. If `residual` is not empty, the decoded values are
-    subtracted from it.
+    Stochastic rounding is floor(t + u), with u the random number at the value's index. If `residual` is not empty, the decoded
+    values are subtracted from it.
     """
     codes = np.empty(BLOCK, np.uint8)
     values = np.empty(BLOCK, np.float32)
@@ -298,7 +298,7 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
 def _dequantize(packed, offset, groups, inner, center, step, middle, last, bits, out):
     """Write center + step * (code - middle), computed in float64; return False if a code exceeds `last`.
 
-    `out` are the values of the tensor from `offset` on, a multiple of BLOCK, and `packed` their codes.
+    `out` starts at value `offset` of the tensor, a multiple of BLOCK, and `packed` are the codes of its values.
     """
     codes = np.empty(BLOCK, np.uint8)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)

@@ -1,6 +1,6 @@
-"""Words of 64 bits: operations on 64 values or bits at a time that numba has no name for, and the stream of `raysim.codecs.draws`.
+"""Intrinsics on 64 values or bits at a time, missing in numba, and the random stream of `raysim.codecs.draws`.
 
-LLVM's instructions compile on every processor; with vector registers, a comparison of 64 values is a handful of instructions.
+They are LLVM instructions, portable to every processor; with vector registers, comparing 64 values takes a few instructions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _compare_64(relation):
-    """Make the intrinsic that compares 64 magnitudes with a bound; bit i of its result is the answer for value i."""
+    """Make an intrinsic that compares 64 magnitudes with a bound; bit i of its result belongs to value i."""
 
     @intrinsic
     def compare(typingctx, array, start, mask, bound):
@@ -56,7 +56,7 @@ greater_64 = _compare_64(">")
 
 
 def _of_word(build):
-    """Make the intrinsic that computes a uint64 from another, by the instruction that `build` appends."""
+    """Make an intrinsic from uint64 to uint64, with the instruction appended by `build`."""
 
     @intrinsic
     def compute(typingctx, word):
@@ -68,22 +68,22 @@ def _of_word(build):
     return compute
 
 
-ones = _of_word(lambda builder, word: builder.ctpop(word))  # their number
+ones = _of_word(lambda builder, word: builder.ctpop(word))  # number of set bits
 reversed_bits = _of_word(lambda builder, word: builder.bitreverse(word))
-# the number of zeros below the lowest one, and above the highest one, of a word that is not zero
+# number of trailing and leading zeros of a nonzero word
 trailing_zeros = _of_word(lambda builder, word: builder.cttz(word, cgutils.true_bit))
 leading_zeros = _of_word(lambda builder, word: builder.ctlz(word, cgutils.true_bit))
 
 
 def _bytes_at(context, builder, array_type, array, index):
-    """Return a pointer to the eight bytes from `index` on, as a word of any alignment."""
+    """Return a pointer to the eight bytes from `index` on, as an unaligned word."""
     pointer = builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
     return builder.bitcast(pointer, _WORD.as_pointer())
 
 
 @intrinsic
 def load_word(typingctx, array, index):
-    """Return eight bytes of a uint8 array as a uint64, the first byte the most significant; nothing checks the bounds."""
+    """Return eight bytes of a uint8 array as a big-endian uint64, without bounds checks."""
 
     def codegen(context, builder, signature, arguments):
         return builder.bswap(builder.load(_bytes_at(context, builder, signature.args[0], *arguments), align=1))
@@ -93,7 +93,7 @@ def load_word(typingctx, array, index):
 
 @intrinsic
 def store_word(typingctx, array, index, word):
-    """Write a uint64 to eight bytes of a uint8 array, the most significant first; nothing checks the bounds."""
+    """Write a uint64 to eight bytes of a uint8 array, big-endian, without bounds checks."""
 
     def codegen(context, builder, signature, arguments):
         data, at, value = arguments
@@ -105,7 +105,7 @@ def store_word(typingctx, array, index, word):
 
 @njit(cache=True, nogil=True, inline="always")
 def mixed(state):
-    """Return the 64 bits at a state of the stream."""
+    """Return the 64 random bits of a stream state."""
     z = (state ^ (state >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
     return z ^ (z >> np.uint64(31))
@@ -113,13 +113,13 @@ def mixed(state):
 
 @njit(cache=True, nogil=True, inline="always")
 def uniform_at(state):
-    """Return the number in [0, 1) at a state of the stream."""
+    """Return the random number in [0, 1) of a stream state."""
     return np.float64(np.int64(mixed(state) >> np.uint64(11))) * 2.0**-53
 
 
 @njit(cache=True, nogil=True)
 def fill(key, shift, mask, out):
-    """Write (number >> shift) & mask of the numbers of the stream that starts at `key`, in the type of `out`."""
+    """Write (number >> shift) & mask for the stream of `key`, in the dtype of `out`."""
     state = np.uint64(key)
     for i in range(len(out)):
         state += GAMMA

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from raysim.codecs.kernels.triton import blocks, launch
 
-_VALUES = 4096  # of a program
+_VALUES = 4096  # values per program
 
 
 @triton.jit
 def _turn(x, out, held, count, factor, limit, TILES: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr):
-    """Write tiles times Sylvester's matrix and the factor, by way of float64 and within +-limit; zeros lie beyond x."""
+    """Write the product of tiles, Sylvester's matrix and `factor`, in float64 and clamped to +-limit; x is zero-padded."""
     index = (tl.program_id(0) * TILES + tl.arange(0, TILES))[:, None] * TILE + tl.arange(0, TILE)[None, :]
     values = tl.load(x + index, mask=index < held, other=0.0).to(tl.float64)
     for s in tl.static_range(LEVELS):
@@ -25,7 +25,7 @@ def _turn(x, out, held, count, factor, limit, TILES: tl.constexpr, TILE: tl.cons
 
 
 def turn(x: Tensor, tile: int, factor: float, limit: float, count: int) -> Tensor:
-    """Return `count` float32: the tiles of flat `x`, filled up with zeros, times the matrix and `factor`, within `limit`."""
+    """Transform the tiles of flat `x`, zero-padded; return `count` float32, scaled by `factor` and clamped to +-`limit`."""
     out = torch.empty(count, dtype=torch.float32, device=x.device)
     numbers = [torch.full((1,), number, dtype=torch.float64, device=x.device) for number in (factor, limit)]
     tiles = max(1, _VALUES // tile)

@@ -12,14 +12,14 @@ from raysim.codecs.kernels.triton import blocks, flag, launch
 from raysim.codecs.positions import decode_positions, misplaced
 from raysim.codecs.transfers import check
 
-_ROWS = 512  # runs of eight fields of a program
-_BYTES = 1024  # of a program, of wide fields
-_BLOCK = 4096  # positions of a program
+_ROWS = 512  # runs of eight fields per program
+_BYTES = 1024  # bytes of wide fields per program
+_BLOCK = 4096  # positions per program
 
 
 @triton.jit
 def _pack(values, packed, count, num_bytes, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Write eight fields of at most 8 bits to `WIDTH` bytes a row."""
+    """Write eight fields of at most 8 bits to `WIDTH` bytes per row."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 8)
     index = row[:, None] * 8 + column[None, :]
@@ -32,15 +32,15 @@ def _pack(values, packed, count, num_bytes, WIDTH: tl.constexpr, ROWS: tl.conste
 
 @triton.jit
 def _pack_wide(values, packed, count, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Write a byte each, which overlaps two fields of more than 8 bits at most."""
-    start = tl.program_id(0).to(tl.int64) * BLOCK  # of wide fields there are more bytes than 32 bits count
+    """Write one byte each; with more than 8 bits a field, a byte overlaps at most two fields."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK  # the byte offset may exceed 32 bits
     target = start + tl.arange(0, BLOCK)
     offset = target * 8
     first = offset // WIDTH
     inside = target < num_bytes
     here = tl.load(values + first, mask=inside & (first < count), other=0)
     after = tl.load(values + first + 1, mask=inside & (first + 1 < count), other=0)
-    spare = WIDTH - 8 - (offset % WIDTH).to(tl.int64)  # bits of the first field beyond the byte
+    spare = WIDTH - 8 - (offset % WIDTH).to(tl.int64)  # bits of the first field after this byte
     within = here >> tl.maximum(spare, 0)
     across = (here << tl.maximum(-spare, 0)) | (after >> (WIDTH - tl.maximum(-spare, 0)))
     byte = tl.where(spare >= 0, within, across) & 255
@@ -49,7 +49,7 @@ def _pack_wide(values, packed, count, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def field_at(packed, index, inside, num_bytes, WIDTH: tl.constexpr):
-    """Return the fields at `index` of a stream, int64, of at most 48 bits."""
+    """Return the fields of at most 48 bits at `index` of a stream, int64."""
     offset = index.to(tl.int64) * WIDTH
     first = offset >> 3
     word = tl.zeros_like(offset)
@@ -67,7 +67,7 @@ def _unpack(packed, out, count, num_bytes, WIDTH: tl.constexpr, BLOCK: tl.conste
 
 
 def pack(values: Tensor, width: int) -> Tensor:
-    """Return flat non-negative integers, each below 2**width, as a uint8 stream; `width` is 1 to 32."""
+    """Pack flat integers in [0, 2**width) into a uint8 stream; `width` is 1 to 32."""
     num_bytes = blocks(len(values) * width, 8)
     packed = torch.empty(num_bytes, dtype=torch.uint8, device=values.device)
     if not num_bytes:
@@ -81,7 +81,7 @@ def pack(values: Tensor, width: int) -> Tensor:
 
 
 def unpack(packed: Tensor, count: int, width: int) -> Tensor:
-    """Return `count` fields, uint8 of at most 8 bits and int64 of more; `width` is 1 to 32."""
+    """Return `count` fields, uint8 up to 8 bits and int64 above; `width` is 1 to 32."""
     out = torch.empty(count, dtype=torch.uint8 if width <= 8 else torch.int64, device=packed.device)
     if count:
         launch(_unpack, blocks(count, _BYTES), packed, out, count, len(packed), WIDTH=width, BLOCK=_BYTES)
@@ -90,15 +90,15 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
 
 @triton.jit
 def _set_bits(positions, words, count, WIDTH: tl.constexpr, UNARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Set the bit of every position in `words`, int32 over a bitmap; with UNARY the ones of what is above WIDTH low bits."""
+    """Set the bit of every position in `words`, an int32 view of a bitmap; UNARY: of (position >> WIDTH) + index."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
     position = tl.load(positions + index, mask=inside, other=0)
     if UNARY:
         position = (position >> WIDTH) + index
-    bit = (((position >> 3) & 3) << 3) + 7 - (position & 7)  # bytes of a word lie least significant first
-    one = tl.full([BLOCK], 1, tl.int32) << bit.to(tl.int32)
-    tl.atomic_or(words + (position >> 5), one, mask=inside)
+    bit = (((position >> 3) & 3) << 3) + 7 - (position & 7)  # words are little-endian
+    word = tl.full([BLOCK], 1, tl.int32) << bit.to(tl.int32)
+    tl.atomic_or(words + (position >> 5), word, mask=inside)
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def _count_bits(bitmap, counts, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def _expand(bitmap, starts, values, out, length, count, BLOCK: tl.constexpr):
-    """Write the values in order at set bits, and zero elsewhere."""
+    """Write the values in order at set bits, and zeros elsewhere."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < length
     bit = _bits_of(bitmap, index, inside)
@@ -137,7 +137,7 @@ def _positions(
     UNARY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the positions of set bits; with UNARY those that these bits and the fields of `low` code."""
+    """Write the positions of set bits; with UNARY those coded by the bits and the fields of `low`."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     bit = _bits_of(bitmap, index, index < length)
     rank = tl.load(starts + tl.program_id(0)) + tl.cumsum(bit, axis=0) - 1
@@ -160,7 +160,7 @@ def _scatter(positions, values, out, count, total, BLOCK: tl.constexpr):
 
 
 def set_bits(positions: Tensor, num_bits: int, width: int | None = None) -> Tensor:
-    """Return the bitmap of `positions`, uint8; with `width` the ones of Elias and Fano: (position >> width) + index."""
+    """Return the bitmap of `positions`, uint8; with `width` the Elias-Fano high bits (position >> width) + index."""
     words = torch.zeros(blocks(num_bits, 32), dtype=torch.int32, device=positions.device)
     if len(positions):
         launch(
@@ -171,7 +171,7 @@ def set_bits(positions: Tensor, num_bits: int, width: int | None = None) -> Tens
 
 
 def expand(packet: Packet, values: Tensor) -> Tensor:
-    """Return the flat tensor with `values` at the positions of a packet, zeros elsewhere."""
+    """Return a flat tensor with `values` at the packet's positions and zeros elsewhere."""
     if "bitmap" not in packet.arrays:
         return scatter(decode_positions(packet, len(values), values.device), values, packet.numel)
     bitmap = to_tensor(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)), torch.uint8, values.device)
@@ -181,7 +181,7 @@ def expand(packet: Packet, values: Tensor) -> Tensor:
 
 
 def _starts(bitmap: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return how many bits are set before each block, and a flag that is set unless they are `count` in all."""
+    """Return the number of set bits before each block, and a flag set if the total is not `count`."""
     counts = torch.empty(blocks(length, _BLOCK), dtype=torch.int32, device=bitmap.device)
     launch(_count_bits, len(counts), bitmap, counts, length, BLOCK=_BLOCK)
     ends = torch.cumsum(counts, dim=0, dtype=torch.int32)
@@ -189,7 +189,7 @@ def _starts(bitmap: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def expand_bitmap(bitmap: Tensor, values: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Return `total` values, zero at unset bits, and a flag that is set unless there are as many bits as values."""
+    """Return `total` values, zero at unset bits, and a flag set if there are not as many set bits as values."""
     starts, bad = _starts(bitmap, total, len(values))
     patterns = values.view(torch.int16 if values.dtype.itemsize == 2 else torch.int32)
     out = torch.empty(total, dtype=patterns.dtype, device=values.device)
@@ -200,9 +200,9 @@ def expand_bitmap(bitmap: Tensor, values: Tensor, total: int) -> tuple[Tensor, T
 def positions_of(
     bitmap: Tensor, length: int, count: int, total: int, low: Tensor, width: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return `count` positions (int64) of set bits, or with `width` of Elias and Fano's, and a flag.
+    """Return `count` positions (int64) of set bits, or with `width` of an Elias-Fano code, and a flag.
 
-    The flag is set unless they are `count`, increasing and below `total`.
+    The flag is set if their number is not `count`, or they do not increase or reach `total`.
     """
     if not count:
         return torch.empty(0, dtype=torch.int64, device=bitmap.device), flag(bitmap.device)
@@ -217,7 +217,7 @@ def positions_of(
 
 
 def scatter(positions: Tensor, values: Tensor, total: int) -> Tensor:
-    """Return `total` zeros with every value at its position; positions beyond them are left out."""
+    """Return `total` zeros with `values` written at `positions`; positions out of range are ignored."""
     patterns = values.view(torch.int16 if values.dtype.itemsize == 2 else torch.int32)
     out = torch.zeros(total, dtype=patterns.dtype, device=values.device)
     if len(positions):

@@ -1,7 +1,7 @@
-"""Selection by magnitude in Triton: the k-th greatest of each row, and the compaction of what is kept.
+"""Selection by magnitude in Triton: the k-th largest of each row, and the compaction of the kept values.
 
-Magnitudes are compared as the integers of their bit patterns, which order alike for float32, bfloat16 and float16. A short row is
-held by one program, which finds its threshold bit by bit; of long rows a radix histogram finds it, eight bits a pass.
+Magnitudes are compared by their bit patterns as integers, which have the same order in float32, bfloat16 and float16. A short row is
+processed by one program, which finds the threshold bit by bit; long rows use a radix histogram, eight bits per pass.
 """
 
 from itertools import pairwise
@@ -15,14 +15,14 @@ from torch import Tensor
 from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
 from raysim.codecs.transfers import check
 
-_SHORT = 4096  # values of a row that one program holds
+_SHORT = 4096  # longest row processed by one program
 _BLOCK = 4096
-_STEPS = 4  # blocks that a program counts before it adds to the histogram
+_STEPS = 4  # blocks counted by a program before it adds to the histogram
 
 
 @triton.jit
 def _loaded(x, memory, total, index, inside, MASK: tl.constexpr, ADD: tl.constexpr):
-    """Return the patterns at `index`, and the magnitudes, -1 outside; with ADD of x + memory, which is written to `total`."""
+    """Return patterns and magnitudes at `index`, -1 outside; with ADD those of x + memory, also written to `total`."""
     if ADD:
         values = tl.load(memory + index, mask=inside, other=0.0) + tl.load(x + index, mask=inside, other=0.0)
         tl.store(total + index, values, mask=inside)
@@ -38,7 +38,7 @@ def _select_short(
     MASK: tl.constexpr, INFINITY: tl.constexpr, TOP: tl.constexpr, ADD: tl.constexpr, CLEAR: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write what is kept of whole rows; `total` are the patterns that are selected from, or with ADD x + memory."""
+    """Write the kept values of whole rows, selected from the patterns `total`; with ADD, `total` is x + memory."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     index = row[:, None] * length + column[None, :]
@@ -58,7 +58,7 @@ def _select_short(
     tl.store(positions + target, index.to(tl.int64), mask=keep)
     tl.store(values + target, bits, mask=keep)
     if CLEAR:
-        tl.debug_barrier()  # behind the sum, which another thread may have stored
+        tl.debug_barrier()  # wait until other threads have stored the sum
         tl.store(total + index, tl.zeros([ROWS, BLOCK], total.dtype.element_ty), mask=keep)
 
 
@@ -68,7 +68,7 @@ def _histogram(
     SHIFT: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr, INFINITY: tl.constexpr, ADD: tl.constexpr,
     FIRST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Count the digits at SHIFT of the magnitudes of a row that begin like its `prefix`."""
+    """Count the digits at SHIFT over a row's magnitudes that start with its `prefix`."""
     row = tl.program_id(0) // across
     start = (tl.program_id(0) % across) * (STEPS * BLOCK)
     wanted = tl.load(prefix + row) >> (SHIFT + WIDTH)
@@ -85,7 +85,7 @@ def _histogram(
 
 @triton.jit
 def _narrow(bins, prefix, ranks, SHIFT: tl.constexpr):
-    """Append to the prefix of a row the digit of its `ranks`-th greatest magnitude, which becomes the rank among its like."""
+    """Append the digit of a row's `ranks`-th largest magnitude to its prefix; `ranks` becomes the rank within that prefix."""
     row = tl.program_id(0)
     digit = tl.arange(0, 256)
     counts = tl.load(bins + row * 256 + digit)
@@ -99,7 +99,7 @@ def _narrow(bins, prefix, ranks, SHIFT: tl.constexpr):
 
 @triton.jit
 def _count(x, thresholds, over, equal, length, across, MASK: tl.constexpr, BLOCK: tl.constexpr):
-    """Count what exceeds and what equals the threshold of the row, a block."""
+    """Count a block's values above and equal to the row's threshold."""
     row = tl.program_id(0) // across
     column = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
     inside = column < length
@@ -114,7 +114,7 @@ def _compact(
     x, thresholds, ranks, over, equal, positions, values, length, across, kept,
     MASK: tl.constexpr, CLEAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write what exceeds the threshold, and of what equals it the first `ranks`; `over` and `equal` come before the block."""
+    """Write the values above the threshold and the first `ranks` equal to it; `over` and `equal` count those before the block."""
     row = tl.program_id(0) // across
     column = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
     inside = column < length
@@ -134,7 +134,7 @@ def _compact(
 
 
 class _Patterns(NamedTuple):
-    """The bit patterns of a tensor, as integers, and what is to be known of them."""
+    """The bit patterns of a tensor, as integers, and their properties."""
 
     bits: Tensor
     mask: int
@@ -151,10 +151,10 @@ class _Patterns(NamedTuple):
 def select_rows(
     x: Tensor, kept: int, error: Exception, terms: tuple[Tensor, Tensor] | None = None, clear: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the flat positions (int64, increasing) and the values of the `kept` greatest magnitudes of each row of contiguous
-    (rows, length), of equal ones the first; NaN and infinity raise `error`, when the open flight lands.
+    """Return flat positions (int64, increasing) and values of the `kept` largest magnitudes of each row of contiguous (rows, length).
 
-    With `terms` their sum is written to x first. With `clear` selected values are zero in x afterwards.
+    Ties keep the first. NaN and infinity raise `error` when the open flight lands. If `terms` are given, their sum is first written
+    to x. `clear` sets the selected values in x to zero.
     """
     rows, length = x.shape
     bits, mask, infinity, top = _Patterns.of(x)
@@ -190,7 +190,7 @@ def select_rows(
 def add_and_select(
     x: Tensor, memory: Tensor, kept: int, clear: bool, error: Exception
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x + memory, float32, and of that what `select_rows` does; with `clear` selected values are zero in the sum."""
+    """Return x + memory in float32 and `select_rows` of the sum; `clear` sets the selected values to zero in it."""
     total = torch.empty_like(memory)
     return total, *select_rows(total, kept, error, (x, memory), clear)
 
@@ -217,7 +217,7 @@ def _compacted(
 
 
 def count_at_least(x: Tensor, floor: int) -> int:
-    """Return how many values of flat `x` have a magnitude of at least the bit pattern `floor`; waits for the device."""
+    """Count the magnitudes of flat `x` with a bit pattern of at least `floor`; waits for the device."""
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
     return int(_counted(bits, mask, torch.full((1,), floor, dtype=torch.int32, device=x.device)).sum())
 
@@ -225,7 +225,7 @@ def count_at_least(x: Tensor, floor: int) -> int:
 def select_at_least(x: Tensor, floor: int) -> tuple[Tensor, Tensor]:
     """Return the positions, increasing, and the values that `count_at_least` counts.
 
-    Waits for the device, which alone knows how many there are.
+    Waits for the device to count them.
     """
     bits, mask, _, _ = _Patterns.of(x.view(1, -1))
     thresholds = torch.full((1,), floor, dtype=torch.int32, device=x.device)

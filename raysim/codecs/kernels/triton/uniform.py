@@ -1,6 +1,6 @@
 """Uniform quantisation in Triton: ranges of groups, quantise and pack, unpack and dequantise.
 
-Values lie in groups as (outer, groups, inner), of which the last run may be cut short; see `raysim.codecs.groups.Layout`.
+Values are laid out as (outer, groups, inner), and the last run may be shorter; see `raysim.codecs.groups.Layout`.
 """
 
 import numpy as np
@@ -15,9 +15,9 @@ from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
 from raysim.codecs.quantize import Coding, Ends, Levels
 from raysim.codecs.transfers import check
 
-_TILE = 4096  # values of a program
-_ROWS = 512  # runs of eight values of a program that packs or unpacks
-_LONG = 16  # runs of a group from this length on are reduced one by one
+_TILE = 4096  # values per program
+_ROWS = 512  # runs of eight values per program for packing and unpacking
+_LONG = 16  # runs of at least this length are reduced one by one
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def _find_ranges(
     x, memory, total, low, high, rows, columns, numel, groups, inner,
     ADD: tl.constexpr, BY_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Lower `low` and raise `high`, int32 in the order of float32 numbers, to the ends of a tile; with ADD of x + memory."""
+    """Update `low` and `high` (int32, ordered as float32) with a tile's minimum and maximum; with ADD those of x + memory."""
     across = tl.cdiv(columns, COLUMNS)
     row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
@@ -54,10 +54,10 @@ def _grid(
     low, high, center, scale, step, bad, groups,
     STEPS: tl.constexpr, ABSMAX: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the grid of each group; set the flag if an end is not finite or the least exceeds the greatest.
+    """Write the grid of each group; set the flag if an end is not finite or the minimum exceeds the maximum.
 
-    With ORDERED the ends are integers in the order of float32 numbers, and become what is sent: float32 patterns, of the two zeros
-    the positive one. Else they are patterns that came in a packet.
+    With ORDERED the ends are integers ordered as float32, and are replaced by the float32 patterns to send, -0 as +0. Otherwise they
+    are float32 patterns from a packet.
     """
     group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = group < groups
@@ -92,7 +92,7 @@ def _grid(
 
 @triton.jit
 def _uniform(key, index):
-    """Return the numbers in [0, 1) at indices of the SplitMix64 stream that starts at `key`, float64."""
+    """Return the numbers in [0, 1) at `index` of the SplitMix64 stream of `key`, float64."""
     state = key + (index.to(tl.int64) + 1) * -7046029254386353131
     z = state.to(tl.uint64, bitcast=True)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -114,7 +114,7 @@ def _quantize(
     x, center, scale, step, key, packed, left, numel, num_bytes, groups, inner, middle, last,
     BITS: tl.constexpr, STOCHASTIC: tl.constexpr, LEFT: tl.constexpr, ONE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the codes of x, eight to `BITS` bytes; with LEFT also the coding error, to `left`, which may be x."""
+    """Write the codes of x, eight per `BITS` bytes; with LEFT also write the coding error to `left`, which may be x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 8)
     index = row[:, None] * 8 + column[None, :]
@@ -125,8 +125,8 @@ def _quantize(
     if STOCHASTIC:
         level = tl.floor(level + _uniform(tl.load(key), index))
     else:
-        level = (level + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2**52: to the nearest, half to even
-    level = tl.where(level == level, level, 0.0)  # NaN has no code, and its group a flag
+        level = (level + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2**52: round to nearest even
+    level = tl.where(level == level, level, 0.0)  # NaN has no code; the flag of its group is set
     code = tl.minimum(tl.maximum(level.to(tl.int32) + middle, 0), last)
     if LEFT:
         decoded = (code - middle).to(tl.float64) * _levels(step, index, inside, groups, inner, ONE) + at
@@ -143,7 +143,7 @@ def _dequantize(
     packed, center, step, out, bad, numel, num_bytes, groups, inner, middle, last,
     BITS: tl.constexpr, ONE: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write center + step * (code - middle) as float32, or within +-LIMIT as 16 bits; flag codes beyond `last`."""
+    """Write center + step * (code - middle) as float32, or as 16 bits clamped to +-LIMIT; flag codes above `last`."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 8)
     source = row[:, None] * BITS + column[None, :]
@@ -162,7 +162,7 @@ def _dequantize(
         value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
         if out.dtype.element_ty == tl.float16:
             tl.store(out + index, value.to(tl.float16), mask=inside)
-        else:  # bfloat16, as patterns, rounded to nearest even; all are finite
+        else:  # bfloat16 patterns, rounded to nearest even; all values are finite
             bits = value.to(tl.int32, bitcast=True)
             rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
             tl.store(out + index, rounded.to(tl.int16), mask=inside)
@@ -176,9 +176,9 @@ def quantize(
     memory: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as they are sent; a key rounds at random.
+    """Return the packed codes of x, or of x + `memory`, and the ends of each group's range as sent; rounds stochastically if `key`.
 
-    The coding error is written to `residual`, float32, which is x if there is no memory. NaN and infinity raise `error`
+    The coding error is written to `residual` (float32), which is x if there is no memory. NaN and infinity raise `error`
     when the open flight lands.
     """
     layout, levels, error = coding
@@ -205,7 +205,7 @@ def quantize(
 def dequantize(
     codes: np.ndarray, low: np.ndarray, high: np.ndarray, coding: Coding, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
-    """Return the flat values of packed codes in `dtype`, 16-bit ones saturated; `error` is raised when the open flight lands."""
+    """Return the flat values of packed codes, saturating for 16-bit dtypes; raises `error` when the open flight lands."""
     layout, levels, error = coding
     (center, _, step), bad = _make_grid(
         *(to_tensor(end, torch.int32, device) for end in (low, high)), levels, ordered=False
@@ -222,9 +222,9 @@ def dequantize(
 
 
 def _ranges(x: Tensor, layout: Layout, memory: Tensor | None, total: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the ends of each group, int32 in the order of float32 numbers.
+    """Return the minimum and maximum of each group, int32 ordered as float32.
 
-    With `memory`, x + memory is written to `total`, and the ends are those of that sum.
+    With `memory`, x + memory is written to `total`, and the ends are those of the sum.
     """
     low = torch.full((layout.groups,), 0x7FFFFFFF, dtype=torch.int32, device=x.device)
     high = torch.full((layout.groups,), -0x80000000, dtype=torch.int32, device=x.device)
@@ -242,9 +242,9 @@ def _ranges(x: Tensor, layout: Layout, memory: Tensor | None, total: Tensor | No
 
 
 def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tuple[Tensor, Tensor]:
-    """Return center, codes a unit and unit a code of each group, float64, and a flag.
+    """Return each group's center, codes per unit and units per code, float64, and a flag.
 
-    The ends are those of `_ranges` (`ordered`), which become float32 patterns, or such patterns.
+    The ends are those of `_ranges` if `ordered`, and are replaced by float32 patterns; otherwise they are such patterns.
     """
     groups, bad = len(high), flag(high.device)
     grid = torch.empty(3, groups, dtype=torch.float64, device=high.device)
