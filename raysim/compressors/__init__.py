@@ -28,9 +28,9 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 
 def parse(text: str) -> Compressor:
-    """Return the compressor of a notation: the inverse of `repr`.
+    """Parse the notation of a compressor; the inverse of `repr`.
 
-    Raises ValueError, with the known names, if it is none.
+    Raises ValueError listing the known names if the text is not a compressor.
 
     >>> parse("ErrorFeedback(TopK(density=1))")
     ErrorFeedback(TopK(1.0))

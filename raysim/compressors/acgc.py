@@ -12,7 +12,7 @@ from raysim.compressors.compressor import Compressor, Context, Decision, State
 from raysim.notation import check_real
 from raysim.on_demand import torch
 
-TALLY = -1  # key of the method's own state, which no message has
+TALLY = -1  # key of the method's own state; keys of messages are at least 0
 _COARSEST = 1e30  # the largest bound of ErrorBounded
 
 
@@ -21,20 +21,20 @@ class ACGC(Compressor):
     """Sends activations by ErrorBounded(e), with e chosen so that the squared error of the weight gradients computed
     from them is at most the share `budget` of their squared norm (Evans, Aamodt 2021).
 
-    An error dx of the activations moves the gradient of a layer's weights w by a squared norm of at most u ||dx||^2 ||grad y||^2
-    (Cauchy-Schwarz; y is its output; u its kernel positions over stride, 1 of nn.Linear). The mean square of dx may be
+    An error dx of the activations changes the gradient of a layer's weights w by a squared norm of at most u ||dx||^2 ||grad y||^2
+    (Cauchy-Schwarz; y is the layer's output; u is its kernel positions over stride, 1 for nn.Linear). The mean square of dx may be
     budget S / (2n), where S = sum ||grad w||^2 / sum u ||grad y||^2 over the layers that read the activations, and n is the number
-    of their values in a step; the 2 is the paper's margin. Errors are taken as uniform in [-e, e]: e = sqrt(3 budget S / (2n)).
-    Rounding errors are uncorrelated with gradients, and use little of the budget: at most 2 % in small CNNs (measured).
+    of activation values in a step; the 2 is the paper's margin. Errors are assumed uniform in [-e, e]: e = sqrt(3 budget S / (2n)).
+    Rounding errors are uncorrelated with gradients and use little of the budget: at most 2 % in small CNNs (measured).
 
-    The receiving stage measures S over every step, on its own replica. The sender gets it after the step, and uses it
-    in the step after next; the first two steps are sent uncompressed. If S is zero or not finite, the bound stays. The
-    layers that read the activations are the Conv1d, Conv2d, Conv3d and Linear layers with these activations as input.
-    If there is none, S is estimated from the stage's first such layer; for a stage without such layers, nothing is
-    compressed.
+    The receiving stage measures S in every step, on its own replica. The sender receives it after the step and uses it
+    in the step after next; the first two steps are sent uncompressed. If S is zero or not finite, the bound does not
+    change. The layers that read the activations are the Conv1d, Conv2d, Conv3d and Linear layers with these activations
+    as input. If there are none, S is estimated from the stage's first such layer; if the stage has no such layer,
+    nothing is compressed.
 
-    The paper stores activations in fixed point with bits for each channel, chosen from a scale and a budget of 2^-k.
-    Here a link has one bound, and each block of ErrorBounded has its own bits.
+    The paper stores activations in fixed point with a bit width per channel, chosen from a scale and a budget of 2^-k.
+    Here each link has one bound, and each block of ErrorBounded its own bit width.
 
     >>> acgc = ACGC(0.1)
     >>> acgc.bound(sensitivity=60.0, values=900), acgc.bound(sensitivity=0.0, values=900)
@@ -95,7 +95,7 @@ class ACGC(Compressor):
 class _Tally(NamedTuple):
     """The sender's state: the bound of the current step, and the totals of its messages."""
 
-    bound: float = 0.0  # 0 until one is known
+    bound: float = 0.0  # 0 while unknown
     values: float = 0.0
     wire_bytes: float = 0.0
     dense_bytes: float = 0.0

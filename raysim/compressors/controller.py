@@ -1,14 +1,13 @@
-"""The controller of GraVAC (Tyagi and Swany 2023, 2305.12201), for replica gradients and links: it chooses among
-compression levels by their gains and the speed of the system. Also the budget shared by the links of a direction
-(ours).
+"""GraVAC's controller (Tyagi and Swany 2023, 2305.12201), for replica gradients and links.
 
-Levels run from mild to strong. A step evaluates two of them: the `minimum`, and a stronger `candidate`. The stronger of
-the two whose gain reaches `epsilon` is sent; if neither reaches it, the tensor itself. At the end of every window the
-controller moves both levels.
+It chooses among compression levels by their gains and the speed of the system. Levels range from mild to strong. Each
+step evaluates two of them, the `minimum` and a stronger `candidate`, and sends the stronger one whose gain reaches
+`epsilon`; if neither does, it sends the uncompressed tensor. At the end of every window the controller moves both
+levels.
 
-Errors of links pass through the stages that follow and add up, so a pipeline has one budget in each direction: the
-product of its links' fidelities. Fidelity lost on a fast link is then not available to the slowest link, for which all
-stages wait.
+Errors on links accumulate along the pipeline, so the links of a direction can share a budget (ours): the least product
+of their fidelities. It is spent on the slowest links first, since fidelity lost on a fast link is no longer available to
+the slowest link, which all stages wait for.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PROMOTE = ("evaluated", "listing", "passing")
 
 
 def check_factors(cf_min: object, cf_max: object) -> tuple[float, float]:
-    """Return the lowest and highest factor; raises ValueError by field and rule."""
+    """Return the lowest and highest factor; raises ValueError naming the field and the rule."""
     low, high = check_real("cf_min", cf_min, 1, 1e9), check_real("cf_max", cf_max, 1, 1e9)
     if low > high:
         raise ValueError(f"`cf_min` must be at most `cf_max`, but got {low:g} and {high:g}.")
@@ -34,7 +33,7 @@ def check_factors(cf_min: object, cf_max: object) -> tuple[float, float]:
 
 
 def candidate_factors(cf_min: float, cf_max: float, policy: str) -> tuple[float, ...]:
-    """Return the compression factors to explore: `cf_min`, growing to just `cf_max`.
+    """Return the compression factors to explore, from `cf_min` up to exactly `cf_max`.
 
     >>> candidate_factors(10, 1000, "exponential"), candidate_factors(1.5, 10, "geometric")
     ((10, 20, 40, 160, 1000), (1.5, 3.0, 6.0, 10))
@@ -62,16 +61,16 @@ class Rules(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The levels of a step: those evaluated, and the one that is sent."""
+    """The evaluated levels of a step, and the level to send."""
 
     branch: str  # "candidate", "minimum" or "dense"
-    level: int  # beyond the last one: the tensor as it is
-    gain: float  # as the rule saw it
+    level: int  # the number of levels means uncompressed
+    gain: float  # used by the rule
 
 
 @dataclass
 class Controller:
-    """The state of a controller. Level `num_levels`, beyond the last, is the uncompressed tensor."""
+    """The state of a controller. Level `num_levels`, one past the last, means uncompressed."""
 
     num_levels: int
     minimum: int
@@ -80,15 +79,15 @@ class Controller:
     steps: int
     used: int  # the level of the last step, -1 before the first
     used_gain: float
-    agreed: list[float]  # gains of minimum and candidate, as the rule saw them last
+    agreed: list[float]  # gains of minimum and candidate that the rule last used
     averages: list[float]  # moving averages of the gains of minimum and candidate
-    speeds: list[float]  # throughput times gain, by level; NaN if none was seen
-    sums: list[float]  # of the window at hand
+    speeds: list[float]  # throughput times gain, by level; NaN if not measured
+    sums: list[float]  # over the current window
     counts: list[int]
 
     @classmethod
     def new(cls, num_levels: int) -> Controller:
-        """Return the first state of a controller of `num_levels`."""
+        """Return the initial state of a controller with `num_levels` levels."""
         nothing = [math.nan] * (num_levels + 1)
         return cls(
             num_levels,
@@ -105,10 +104,10 @@ class Controller:
             counts=[0] * (num_levels + 1),
         )
 
-    # In a checkpoint.
+    # Checkpoints.
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the state as int64 and float64; infinity, not NaN, marks unmeasured values, so that states compare equal."""
+        """Return the state as int64 and float64; unmeasured values are infinity rather than NaN, so that states compare equal."""
         whole = [self.minimum, self.candidate, self.frozen, self.steps, self.used, *self.counts]
         real = [self.used_gain, *self.agreed, *self.averages, *self.speeds, *self.sums]
         seen = torch.tensor(real, dtype=torch.float64).nan_to_num(nan=math.inf)
@@ -116,7 +115,7 @@ class Controller:
 
     @classmethod
     def from_tensors(cls, whole: torch.Tensor, real: torch.Tensor) -> Controller:
-        """Return the state of `tensors`."""
+        """Restore the state from `tensors`."""
         minimum, candidate, frozen, steps, used, *counts = (int(value) for value in whole.tolist())
         used_gain, *values = (math.nan if value == math.inf else value for value in real.tolist())
         count = len(counts)
@@ -124,17 +123,17 @@ class Controller:
         position = (count - 1, minimum, candidate, bool(frozen), steps, used)
         return cls(*position, used_gain, agreed, averages, speeds, sums, counts)
 
-    # In a step.
+    # Steps.
 
     def book(self, throughput: float) -> None:
-        """Credit the throughput of the last step, in samples per second, to the level that it sent."""
+        """Credit the last step's throughput, in samples per second, to the level it sent."""
         self.sums[self.used] += throughput * self.used_gain
         self.counts[self.used] += 1
 
     def observe(self, minimum: float, candidate: float, alpha: float) -> tuple[float, float]:
         """Add the gains of minimum and candidate to their moving averages; return the averages.
 
-        An average starts with its first value. Minimum and candidate share one average while they are the same level.
+        An average starts at its first value. While minimum and candidate are the same level, they share one average.
         """
         for i, value in enumerate((minimum, candidate)):
             before = self.averages[i]
@@ -149,7 +148,7 @@ class Controller:
         return self.averages[0], self.averages[1]
 
     def choose(self, minimum: float, candidate: float, epsilon: float) -> Choice:
-        """Return the strongest level whose gain reaches `epsilon`; NaN does not."""
+        """Return the strongest level whose gain reaches `epsilon`; NaN never does."""
         if candidate >= epsilon:
             return Choice("candidate", self.candidate, candidate)
         if minimum >= epsilon:
@@ -157,7 +156,7 @@ class Controller:
         return Choice("dense", self.num_levels, 1.0)
 
     def end_step(self, sent: Choice, minimum: float, candidate: float) -> None:
-        """Record the choice of a step and the gains on which it was based."""
+        """Record a step's choice and the gains behind it."""
         self.used, self.used_gain = sent.level, sent.gain
         self.agreed = [minimum, candidate]
         self.steps += 1
@@ -167,14 +166,14 @@ class Controller:
         return self.steps > 0 and self.steps % rules.window == 0
 
     def close_window(self) -> None:
-        """Set the speed of each level to its mean over the window, and begin the next window."""
+        """Set each level's speed to its mean over the window, and start the next window."""
         for level, count in enumerate(self.counts):
             if count:
                 self.speeds[level] = self.sums[level] / count
         self.sums, self.counts = [0.0] * len(self.sums), [0] * len(self.counts)
 
     def decide(self, rules: Rules) -> list[str]:
-        """Move minimum and candidate after a window was closed; return the events: "promote", "advance", "retreat", "saturate"."""
+        """Move minimum and candidate after a window; return the events: "promote", "advance", "retreat", "saturate"."""
         if self.frozen:
             return []
         following = min(self.candidate + 1, self.num_levels - 1)
@@ -190,7 +189,7 @@ class Controller:
         return events
 
     def _promoted(self, rules: Rules, following: int) -> list[str]:
-        """Raise the minimum if the candidate keeps as much of the tensor."""
+        """Raise the minimum if the candidate's gain is about equal."""
         minimum, candidate = self.agreed
         target = self.candidate if rules.promote == "evaluated" else following
         if not minimum > 0 or abs(minimum - candidate) / minimum > rules.omega or target == self.minimum:
@@ -199,7 +198,7 @@ class Controller:
         return ["promote"]
 
     def _track(self, rules: Rules) -> list[str]:
-        """Raise the minimum to a candidate that passes, or lower it by one if it fails itself."""
+        """Raise the minimum to a passing candidate, or lower it by one level if it fails itself."""
         minimum, candidate = self.agreed
         if candidate >= rules.epsilon and self.candidate != self.minimum:
             self._promote(self.candidate)
@@ -238,21 +237,21 @@ class Controller:
 
 
 Key = TypeVar("Key", bound=Hashable)
-_ROUNDING = 1e-12  # how far a product of fidelities may fall below the budget for want of digits
+_ROUNDING = 1e-12  # rounding error allowed when a product of fidelities is compared with the budget
 
 
 class Way(NamedTuple):
     """One way to send a link's messages."""
 
     fidelity: float
-    seconds: float  # of a message on the wire
+    seconds: float  # per message on the wire
 
 
 def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float]:
-    """Return the fidelity that each link must keep; their product is `budget`, in (0, 1].
+    """Return each link's least fidelity; their product is `budget`, in (0, 1].
 
-    The first way of a link is the uncompressed tensor, of fidelity 1. The slowest link takes its next faster way as
-    long as the product of fidelities stays at least `budget`; then the next slowest link does. The unused budget is
+    The first way of a link is the uncompressed tensor, with fidelity 1. The slowest link moves to its next faster way
+    while the product of fidelities is at least `budget`, then the next slowest link, and so on. The unused budget is
     distributed over the links, so that small losses of fidelity do not push a link below its floor.
 
     >>> fast, slow = [Way(1, 2), Way(0.8, 1)], [Way(1, 20), Way(0.8, 10), Way(0.6, 5)]
@@ -267,9 +266,9 @@ def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float
 
 
 def spend(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, Way]:
-    """Return the chosen way of each link; the slowest link is served first, equally slow links in their order.
+    """Choose a way for each link, slowest link first and equally slow links in order.
 
-    If stronger ways have lower fidelity, no choice within the budget makes the slowest message faster.
+    If stronger ways have lower fidelity, no other choice within the budget makes the slowest message faster.
     """
     taken = {key: ways[0] for key, ways in links.items()}
     least = budget * (1 - _ROUNDING)

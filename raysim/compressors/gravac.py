@@ -13,7 +13,7 @@ from raysim.compressors.memory import KEYS, ErrorFeedback, recall, remember
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
 
-WHOLE, REAL, TALLY = -1, -2, -3  # keys of the controller's own state, which no message has
+WHOLE, REAL, TALLY = -1, -2, -3  # keys of the controller's state; keys of messages are at least 0
 _LADDERS = {
     "bits": tuple(Quantize(bits) for bits in (8, 6, 4, 3, 2)),
     "rank": tuple(LowRank(rank) for rank in (64, 32, 16, 8, 4)),
@@ -23,34 +23,34 @@ _EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compressio
 
 @dataclass(frozen=True, repr=False)
 class LinkGraVAC(Compressor):
-    """Sends the messages of a step by the stronger of two codecs if its fidelity reaches `epsilon`, by the milder if
-    only that one does, else uncompressed (ours, after Tyagi and Swany 2023, 2305.12201).
+    """Sends a step's messages by the stronger of two codecs if its fidelity reaches `epsilon`, by the milder if only that
+    one does, and otherwise uncompressed (ours, after Tyagi and Swany 2023, 2305.12201).
 
-    Fidelity is 1 - ||y - C(y)||^2/||y||^2, with y the codec's input, over the messages of a step. Its moving average decides about
-    the next step. At the end of every window each link's controller (GraVAC's) may move to other codecs.
+    Fidelity is 1 - ||y - C(y)||^2/||y||^2, with y the codec's input, over the messages of a step. Its moving average decides for
+    the next step. At the end of every window, each link's GraVAC controller may move to other codecs.
 
-    Links decide independently: each measures fidelity on its own messages. Compression upstream still changes the
-    messages downstream; the moving averages follow within about 1/`ewma_alpha` steps. Only a `budget` couples the
-    decisions of links. The speed of a step is common to all links: with `throughput="step"` it is credited to the level
-    of every link.
+    Links decide independently, each by the fidelity of its own messages. Compression upstream still changes the
+    messages downstream; the moving averages adapt within about 1/`ewma_alpha` steps. Only a `budget` couples the
+    decisions of links. All links share the speed of a step: with `throughput="step"` it is credited to every link's
+    level.
 
     Args:
         cf_min: First factor of the ladder "topk".
         cf_max: Last factor of the ladder "topk".
-        epsilon: Least fidelity of a codec that is used; by default 0.7 forward and 0.9 backward.
-        omega: Relative difference below which two fidelities, or two speeds, are taken as equal.
+        epsilon: Least fidelity of a used codec; by default 0.7 forward and 0.9 backward.
+        omega: Relative difference below which two fidelities, or two speeds, count as equal.
         window: Steps between two decisions.
         policy: Factors of the ladder "topk", as in `ReplicaGraVAC`.
-        ladder: Codecs from mild to strong: "topk" (per sample), "bits" (Quantize of 8 to 2 bits), "rank" (LowRank of 64 to 4), or a
-            list of codecs.
+        ladder: Codecs from mild to strong: "topk" (per sample), "bits" (Quantize with 8 to 2 bits), "rank" (LowRank with rank 64 to
+            4), or a list of codecs.
         promote: Rule by which the minimum rises, as in `ReplicaGraVAC`.
-        memory: Key of a residual that is kept as in `ErrorFeedback`; by default there is none.
-        throughput: Speed of a level: "step", samples a second by the clock, or "link", dense bytes over wire bytes, which needs no
+        memory: Key of a residual, as in `ErrorFeedback`; by default no residual is kept.
+        throughput: Speed of a level: "step", samples per second by the clock, or "link", dense bytes over wire bytes, without a
             clock.
         probe_every: Both codecs are tried on every `probe_every`-th message of a step.
         ewma_alpha: Weight of a step in the moving averages.
         budget: Least product of the fidelities of all links in a direction, in place of `epsilon`. The slowest links are
-            compressed first (`raysim.compressors.controller`), by the fidelities of the step before.
+            compressed first (`raysim.compressors.controller`), by the fidelities of the previous step.
 
     >>> LinkGraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))
@@ -117,7 +117,7 @@ class LinkGraVAC(Compressor):
                     )
         if self.memory is not None:
             for codec in self.levels:
-                ErrorFeedback(codec, key=self.memory)  # refuses codecs that diverge under a residual
+                ErrorFeedback(codec, key=self.memory)  # rejects codecs that diverge with a residual
 
     @property
     def levels(self) -> tuple[Codec, ...]:
@@ -172,7 +172,7 @@ class LinkGraVAC(Compressor):
         rules = Rules(epsilon, self.omega, self.window, self.ewma_alpha, self.promote)
         throughput = context.batch_size / context.step_s if context.step_s else None
         if self.throughput == "step" and throughput is not None and controller.used >= 0:
-            controller.book(throughput)  # of the step before this one
+            controller.book(throughput)  # of the previous step
         ends, gains = (controller.minimum, controller.candidate), (controller.agreed[0], controller.agreed[1])
         if tally.probed:
             raw = [_fidelity(lost, tally.norm2) for lost in (tally.lost_minimum, tally.lost_candidate)]
@@ -223,7 +223,7 @@ class LinkGraVAC(Compressor):
     def _epsilon(self, context: Context) -> float:
         if self.budget is None:
             return _EPSILON[context.direction] if self.epsilon is None else self.epsilon
-        if context.floor is None:  # nothing was seen yet: equal shares
+        if context.floor is None:  # not measured yet: equal shares
             return float(self.budget ** (1 / max(1, context.num_stages - 1)))
         return context.floor
 
@@ -240,7 +240,7 @@ class LinkGraVAC(Compressor):
         return controller, _Tally(*state[TALLY].tolist()) if TALLY in state else _Tally()
 
     def _factor(self, level: int, dense_bytes: float, wire_bytes: float) -> float | None:
-        """Return the factor of a level: of values if it keeps a share of them, else of bytes if they are known."""
+        """Return a level's factor: values over values sent for a sparse codec, else bytes over bytes if known."""
         codec = self._at(level)
         if codec.kept_share is not None:
             return 1 / codec.kept_share
@@ -249,9 +249,9 @@ class LinkGraVAC(Compressor):
 
 @dataclass
 class _Tally:
-    """Sums over the messages of the current step; sums about codecs are over the probed messages."""
+    """Sums over the messages of the current step; sums for codecs cover the probed messages only."""
 
-    level: int = -1  # at which messages are sent, -1 until that is chosen
+    level: int = -1  # level of sent messages, -1 until chosen
     messages: float = 0
     probed: float = 0
     norm2: float = 0.0
@@ -272,7 +272,7 @@ class _Tally:
         return torch.tensor(astuple(self), dtype=torch.float64)
 
     def probe(self, norm2: float, lost: list[float], wire_bytes: list[int], dense_bytes: int) -> None:
-        """Add a message on which minimum and candidate were tried."""
+        """Add a message encoded by both minimum and candidate."""
         self.probed += 1
         self.norm2 += norm2
         self.lost_minimum += lost[0]
@@ -289,5 +289,5 @@ class _Tally:
 
 
 def _fidelity(lost: float, norm2: float) -> float:
-    """Return the fidelity if `lost` of a squared norm is lost; 1 for a norm of zero."""
+    """Return the fidelity for a loss of `lost` out of the squared norm `norm2`; 1 for a norm of zero."""
     return 1 - lost / norm2 if norm2 > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Compressors that remember messages: error feedback keeps residuals at the sender, delta methods keep copies at both ends."""
+"""Compressors with a memory of messages: error feedback keeps residuals at the sender, delta methods copies at both ends."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ KEYS = ("slot", "sample", "link")
 
 
 def memory_keys(key: str, context: Context) -> list[int]:
-    """Return the memory keys of one message: its microbatch slot, the single key of a link, or one key per sample."""
+    """Return a message's memory keys: its microbatch slot, the single key of a link, or one key per sample."""
     return {"slot": [context.microbatch], "link": [0]}.get(key) or list(context.sample_ids)
 
 
 def as_rows(x: torch.Tensor, key: str) -> torch.Tensor:
-    """Return `x` with one row per memory key: its samples, or the whole message as the only row."""
+    """Return `x` with one row per memory key: its samples, or the whole message as a single row."""
     return x if key == "sample" else x[None]
 
 
 def recall(state: State, key: str, context: Context, x: torch.Tensor) -> torch.Tensor:
-    """Return the memory of the message `x` under `key`, float32 in the shape of `x`; zeros if there is none."""
+    """Return the memory for the message `x` under `key`, float32 in the shape of `x`; zeros if none is stored."""
     keys, rows = memory_keys(key, context), as_rows(x, key)
     if len(keys) == 1 and keys[0] in state:
         return state[keys[0]].to(x.device, torch.float32).view(x.shape)
@@ -45,7 +45,7 @@ def recall(state: State, key: str, context: Context, x: torch.Tensor) -> torch.T
 
 
 def remember(key: str, context: Context, x: torch.Tensor, dtype: torch.dtype | None = None) -> State:
-    """Return the changes that store `x` under `key`, each row in its own memory, in `dtype` or float32."""
+    """Return the state changes that store the rows of `x` under `key`, in `dtype` or float32."""
     dtype = dtype or torch.float32
     keys, rows = memory_keys(key, context), as_rows(x, key)
     if len(keys) == 1:
@@ -55,13 +55,13 @@ def remember(key: str, context: Context, x: torch.Tensor, dtype: torch.dtype | N
 
 @dataclass(frozen=True, repr=False)
 class Residual(Compressor):
-    """A compressor with a float32 memory for each key: the microbatch's `slot`, the `sample`, or the `link`.
+    """A compressor with a float32 memory per key: the microbatch's `slot`, the `sample`, or the `link`.
 
-    Gradients and activations need different keys. A residual of gradients may be added to another sample's gradient:
-    only the sum over samples reaches the weights, so `key="slot"`, the published form, works. An activation belongs to
-    its sample. With shuffled data, `key="slot"` and `key="link"` add one sample's residual to another sample's
-    activation, which acts as noise, and training may collapse. For activations use `key="sample"`, which adds the
-    residual in the sample's next epoch and needs memory for every sample, or no feedback at all.
+    Gradients and activations need different keys. A gradient's residual may be added to another sample's gradient:
+    only the sum over samples reaches the weights, so `key="slot"`, the published form, works. Activations belong to
+    their sample. With shuffled data, `key="slot"` and `key="link"` add one sample's residual to another sample's
+    activation, which acts as noise and may make training collapse. For activations use `key="sample"`, which adds the
+    residual in the next epoch and needs memory for every sample, or no feedback at all.
     """
 
     codec: Codec
@@ -91,7 +91,7 @@ class ErrorFeedback(Residual):
 
     `key`: the residual is added to the same microbatch `slot` of the next step (as published; with shuffled data row i
     is then another sample), to the next message of the `sample`, or to the next microbatch on the `link` (Optimus-CC's
-    lazy propagation). Use "slot" for gradients and "sample" for activations; `Residual` says why.
+    lazy propagation). Use "slot" for gradients and "sample" for activations; see `Residual` for the reason.
 
     >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, state = ErrorFeedback(TopK(0.5)).encode(x, {}, context)
@@ -111,8 +111,8 @@ class ErrorFeedback(Residual):
 class NoiseFeedback(Residual):
     """Sends C(x + n), with noise n of the same norm as the last residual: a control experiment for `ErrorFeedback`.
 
-    It separates the effect of the residual's content from that of equally large noise. n is uniform, drawn from each
-    message's key. The residual is e = x + n - C(x + n), kept under `key` as in `ErrorFeedback`.
+    It separates the effect of the residual's content from that of equally large noise. n is uniform, drawn from the
+    message's key. The residual e = x + n - C(x + n) is kept under `key` as in `ErrorFeedback`.
 
     >>> NoiseFeedback(TopK(0.1), key="sample")
     NoiseFeedback(TopK(0.1), key='sample')
@@ -130,8 +130,8 @@ class NoiseFeedback(Residual):
 class MixedErrorFeedback(Residual):
     """Splits TopK's budget between the message and the residual (named in Rudakov et al. 2023; our reading, not verified).
 
-    I = the first half of k of x (rounded up), J = the second half of e; sends x at I plus e at J, or with `union` x + e
-    at both. The new e is x + e less the sent values. Positions in both are sent once, so a packet holds up to k values.
+    I holds the positions of the ceil(k/2) largest values of x, and J of the floor(k/2) largest of e. Sends x at I plus e at J, or with
+    `union` x + e at both. The new e is x + e minus the sent values. Shared positions are sent once, so packets hold up to k values.
 
     >>> MixedErrorFeedback(TopK(0.1), key="sample")
     MixedErrorFeedback(TopK(0.1), key='sample')
@@ -186,7 +186,7 @@ class LinkEF21(Residual):
     >>> method, x = LinkEF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
     >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> sender, receiver = {}, {}
-    >>> for _ in range(2):  # the same tensor again: the second packet holds the rest
+    >>> for _ in range(2):  # the same tensor twice: the second packet sends the remainder
     ...     packet, changes = method.encode(x, sender, context)
     ...     method.commit(sender, changes)
     ...     received, changes = method.decode(packet, receiver, context)
@@ -213,13 +213,13 @@ class LinkEF21(Residual):
 
 @dataclass(frozen=True, repr=False)
 class AQSGD(Compressor):
-    """Sends C(a - m) against a copy m of the same sample's last message (Wang et al. 2022, 2206.01299, AQ-SGD).
+    """Sends C(a - m), where m is a copy of the same sample's last message (Wang et al. 2022, 2206.01299, AQ-SGD).
 
-    All messages of the first `warmup` epochs are sent uncompressed, and so is a sample's first message after them. With
-    `first="compressed"` that first message is C(a), to stay within a budget of bytes. The receiver uses the stored m,
-    rounded to `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy for each microbatch slot
-    instead. Copies take effect when the step ends. `capacity` bounds the number of copies: both ends evict the least
-    recently used, and the evicted sample's next message is a first one.
+    All messages of the first `warmup` epochs are sent uncompressed, and so is each sample's first message after them.
+    With `first="compressed"` that first message is C(a) instead, to stay within a byte budget. The receiver uses the
+    stored m, rounded to `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy per microbatch slot
+    instead. Copies take effect at the end of the step. `capacity` limits the number of copies: both ends evict the
+    least recently used one, and the next message of an evicted sample counts as its first.
 
     >>> from raysim.codecs import Quantize
     >>> AQSGD(Quantize(4), capacity=1000)
@@ -248,12 +248,12 @@ class AQSGD(Compressor):
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]
-        """True if some messages are sent dense."""
+        """True if some messages are sent uncompressed."""
         return self.warmup > 0 or self.first == "dense"
 
     @property
     def warmup_epochs(self) -> int:  # type: ignore[override]
-        """Epochs whose messages are all sent uncompressed."""
+        """Number of epochs in which all messages are sent uncompressed."""
         return self.warmup
 
     def forgets(self, num_samples: int) -> bool:
@@ -300,13 +300,13 @@ class AQSGD(Compressor):
 
     def commit(self, state: State, changes: State) -> None:
         for key, copy in changes.items():
-            state.pop(key, None)  # the dict's order is the order of last use
+            state.pop(key, None)  # keeps the dict in order of last use
             state[key] = copy
         while self.capacity is not None and len(state) > self.capacity:
             state.pop(next(iter(state)))
 
     def evaluation(self, mode: str, state: State) -> Codec:
-        """For "on" return the codec of a first message, as test samples have no reference; for "on_direct" the codec itself."""
+        """Return for "on" the codec of first messages, as test samples have no reference, and for "on_direct" the codec."""
         return self._dense if mode == "on" and self.first == "dense" else self.codec
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
@@ -328,7 +328,7 @@ class AQSGD(Compressor):
         return torch.tensor([key not in state and self.first == "dense" for key in keys], dtype=torch.bool)
 
     def _marked_first(self, packet: Packet, num_rows: int, device: torch.device | str) -> torch.Tensor:
-        """Return which rows are first visits: by a bitmap if there are both kinds, else by the kind that is there."""
+        """Return which rows are first visits, from the bitmap if rows are mixed, else from the arrays in the packet."""
         if "first" in packet.arrays:
             return packet.fields_of("first", num_rows, 1, device).bool()
         dense = any(name.startswith("dense.") for name in packet.arrays)

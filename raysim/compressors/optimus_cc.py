@@ -1,5 +1,5 @@
-"""Optimus-CC on links (Song et al. 2023, 2301.09830): low rank with a warm start, lazy error propagation, and compression of the
-epilogue only."""
+"""Optimus-CC on links (Song et al. 2023, 2301.09830): low rank with warm start, lazy error propagation, and epilogue-only
+compression."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
 
-RESIDUAL = 1 << 62  # key of the residual; slots and samples, keys of the compressor inside, are smaller
+RESIDUAL = 1 << 62  # key of the residual; the inner compressor's keys (slots, samples) are smaller
 
 
 @dataclass(frozen=True, repr=False)
 class LazyErrorPropagation(Compressor):
     """Sends C(g + e) and adds the new error e to the next microbatch, in the same step or the next (Song et al. 2023).
 
-    `inner`: a codec, or a compressor with a memory at one end. The error in a layer's weight gradient over a step is
-    then a sum of products of e_i with differences of consecutive activations, small if the two are uncorrelated.
-    `reset="step"` discards e at the end of every step; a message of another shape always does.
+    `inner`: a codec, or a compressor with memory at one end. The error in a layer's weight gradient over a step is then
+    a sum of products of e_i with differences of consecutive activations, which is small if the two are uncorrelated.
+    `reset="step"` discards e at the end of every step; a change of message shape always discards it.
 
     >>> from raysim.codecs import LowRank
     >>> from raysim.compressors import WarmStart
@@ -41,7 +41,7 @@ class LazyErrorPropagation(Compressor):
         if self.inner.two_ended:
             raise ValueError(f"`inner` must keep its memory at the sender only, but got {self.inner!r}.")
         if isinstance(self.inner, Plain):
-            _feedback(self.inner)  # refuses codecs that diverge under a residual
+            _feedback(self.inner)  # rejects codecs that diverge with a residual
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
@@ -88,12 +88,12 @@ class LazyErrorPropagation(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class Epilogue(Compressor):
-    """Compresses the backward messages of the schedule's cool-down, which no computation hides (Song et al. 2023).
+    """Compresses only backward messages of the schedule's cool-down, which no compute hides (Song et al. 2023).
 
-    The cool-down of a worker begins after its last forward: under 1F1B, stage s of P sends the last min(P - s, M) of its M
-    gradients in it. Other messages are sent dense, and do not change the memory.
+    A worker's cool-down starts after its last forward: under 1F1B, stage s of P sends the last min(P - s, M) of its M
+    gradients in it. Other messages are sent dense and do not change the memory.
 
-    `flush`: the residual of LazyErrorPropagation is added to the next dense message.
+    `flush`: adds the residual of LazyErrorPropagation to the next dense message.
 
     >>> message = Context("backward", boundary=1, step=0, epoch=0, microbatch=0, sample_ids=())
     >>> [Epilogue.compresses(message._replace(phase=phase)) for phase in ("steady", "cooldown")]
@@ -130,7 +130,7 @@ class Epilogue(Compressor):
 
     @staticmethod
     def compresses(context: Context) -> bool:
-        """Return whether the schedule sends this message in its cool-down."""
+        """Return whether this message is sent in the schedule's cool-down."""
         return context.phase == "cooldown"
 
     def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
@@ -178,22 +178,21 @@ def _compressor(inner: object) -> Compressor:
 
 
 def _without(state: State) -> State:
-    """Return the state of the compressor inside."""
+    """Return the state of the inner compressor."""
     return {key: row for key, row in state.items() if key != RESIDUAL}
 
 
-_PLACE = 0  # of Q in the state: all messages of a link share it
+_Q_KEY = 0  # key of Q in the state, shared by all messages of a link
 
 
 @dataclass(frozen=True, repr=False)
 class WarmStart(Compressor):
-    """Sends P = orth(M Q) and M^T P, and keeps M^T P: made orthonormal it is the Q of the link's next message (PowerSGD, Vogels et
-    al. 2019, 1905.13727; on links Optimus-CC, Song et al. 2023, 2301.09830, and Bian et al. 2024, 2301.02654).
+    """Sends P = orth(M Q) and M^T P, and orthonormalises M^T P as the Q of the link's next message (PowerSGD, Vogels et al. 2019,
+    1905.13727; on links Optimus-CC, Song et al. 2023, 2301.09830, and Bian et al. 2024, 2301.02654).
 
-    If messages change little, this is a subspace iteration that converges to the best approximation of this rank. Only
-    the sender keeps Q. Q is drawn from the key for the first message and whenever the shape changes; columns that
-    became zero are drawn again, since they would stay zero. For the whole of Optimus-CC wrap this in
-    `LazyErrorPropagation`.
+    If messages change slowly, this is a subspace iteration that converges to the best approximation of this rank. Only
+    the sender keeps Q. Q is drawn from the key for the first message and after a change of shape; zero columns are
+    redrawn, since they would stay zero. For all of Optimus-CC, wrap this in `LazyErrorPropagation`.
 
     >>> WarmStart(LowRank(16))
     WarmStart(LowRank(16))
@@ -211,12 +210,12 @@ class WarmStart(Compressor):
             return self.codec.encode(x, context.key), {}
         number, _, columns, rank = matrices
         start = self.codec.start(context.key, columns, rank, x.device)
-        held = state.get(_PLACE)
+        held = state.get(_Q_KEY)
         if held is not None and held.shape == (number, columns, rank):
             kept = orthonormal(held.to(x.device))
             start = torch.where(kept.any(dim=1, keepdim=True), kept, start)
         packet, right = self.codec.encode_from(x, start)
-        return packet, {_PLACE: right}
+        return packet, {_Q_KEY: right}
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
         matrices = self.codec.matrices(message)
