@@ -1,6 +1,6 @@
-"""Replication: how the replicas of a stage agree on one gradient.
+"""Methods by which the replicas of a stage average their gradients or parameters.
 
-A new method is a class and a line in `METHODS`; the tests of laws then require a variant of it.
+To add a method, write a class and add it to `METHODS`; the property tests then require an example of it.
 """
 
 from raysim.codecs import CODECS
@@ -44,9 +44,9 @@ METHODS: dict[str, type[ReplicaMethod]] = {
 
 
 def parse_replica_method(text: str) -> ReplicaMethod:
-    """Return the replica method of a notation: the inverse of `repr`. A codec or compressor alone means `Gathered`.
+    """Parse the notation of a replica method; the inverse of `repr`. A bare codec or compressor means `Gathered`.
 
-    Raises ValueError, with the known names, if it is none.
+    Raises ValueError listing the known names if the text is not a replica method.
 
     >>> parse_replica_method("Identity"), parse_replica_method("ErrorFeedback(TopK(0.01))")
     (Identity, ErrorFeedback(TopK(0.01)))

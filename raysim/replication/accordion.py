@@ -1,4 +1,4 @@
-"""Accordion: mild compression of a layer while its gradient norm changes fast, strong compression otherwise."""
+"""Accordion: mild compression of a layer while its gradient norm changes quickly, strong compression otherwise."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Accordion(Layered):
-    """Compresses by `mild` or by `strong`, layer by layer (Agarwal et al. 2020, 2010.16248), with error feedback.
+    """Compresses each layer by `mild` or `strong`, with error feedback (Agarwal et al. 2020, 2010.16248).
 
-    Both are TopK (or RandomK, EstimatedTopK) of two densities, or LowRank of two ranks (PowerSGD). Every `interval`
+    Both are TopK (or RandomK, EstimatedTopK) with two densities, or LowRank with two ranks (PowerSGD). Every `interval`
     epochs replica 0 compares the norm of a layer's gradient, summed over the last epoch, with the norm `interval`
     epochs earlier. The layer is critical, and gets `mild`, if the norm changed by a relative `eta` or more, or if the
-    learning rate fell to `decay` times its earlier value (the threshold is ours). All layers begin with `mild`. A
-    switch keeps residuals and PowerSGD's matrices.
+    learning rate fell to `decay` times its earlier value (the threshold is ours). All layers start with `mild`.
+    Residuals and PowerSGD's matrices are kept across switches.
 
     >>> Accordion(LowRank(4), LowRank(1))
     Accordion(LowRank(4), LowRank(1))
@@ -61,7 +61,7 @@ class Accordion(Layered):
         if _keeps(self.mild) <= _keeps(self.strong):
             raise ValueError(f"`mild` must keep more than `strong`, but got {self.mild!r} and {self.strong!r}.")
         for codec in (self.mild, self.strong):
-            self._method(codec)  # refuses codecs that diverge under error feedback
+            self._method(codec)  # rejects codecs that diverge under error feedback
 
     def _method(self, codec: Codec) -> Layered:
         if isinstance(codec, LowRank):
@@ -150,16 +150,16 @@ class Accordion(Layered):
 
 
 class _Regime(NamedTuple):
-    """The decision for each layer, and the norms with which the next one is compared."""
+    """The decision for each layer, and the norms to compare with at the next decision."""
 
-    epoch: int  # seen last, -1 before the first
+    epoch: int  # last epoch seen, -1 at the start
     mild: list[bool]
-    norms: list[float]  # of the epoch before the last decision, 0 if there was none
-    learning_rate: float  # at the last decision, or at first
+    norms: list[float]  # in the epoch before the last decision, 0 if there was none
+    learning_rate: float  # at the last decision, or at the start
 
     @classmethod
     def of(cls, memory: Memory, count: int, context: ReplicaContext) -> _Regime:
-        """Return the remembered regime, or the first one of `count` layers."""
+        """Return the stored regime, or the initial one for `count` layers."""
         if "controller/whole" not in memory:
             return cls(-1, [True] * count, [0.0] * count, context.learning_rate)
         epoch, *mild = memory["controller/whole"].tolist()
@@ -167,7 +167,7 @@ class _Regime(NamedTuple):
         return cls(int(epoch), list(map(bool, mild)), norms, learning_rate)
 
     def tensors(self) -> Memory:
-        """Return the tensors from which `of` reads the regime."""
+        """Return the regime as tensors, to be read by `of`."""
         return {
             "controller/whole": torch.tensor([self.epoch, *self.mild], dtype=torch.int64),
             "controller/real": torch.tensor([self.learning_rate, *self.norms], dtype=torch.float64),
@@ -175,7 +175,7 @@ class _Regime(NamedTuple):
 
 
 def _is_critical(before: float, after: float, eta: float) -> bool:
-    """Return whether a norm changed by the share `eta` or more; from zero it always does.
+    """Return whether a norm changed by a relative `eta` or more; always true if it was zero.
 
     >>> [_is_critical(10, norm, 0.5) for norm in (4, 6, 15)], _is_critical(0, 0, 0.5)
     ([True, False, True], True)
@@ -184,7 +184,7 @@ def _is_critical(before: float, after: float, eta: float) -> bool:
 
 
 def _value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
-    """Return a tensor's number of values over the number sent."""
+    """Return a tensor's number of values divided by the number sent."""
     rows, columns = matrix_of(shape)
     if isinstance(codec, LowRank):
         return rows * columns / (min(rows, columns, codec.rank) * (rows + columns))
@@ -193,19 +193,19 @@ def _value_factor(codec: Codec, shape: tuple[int, ...]) -> float:
 
 
 def summed(memory: Memory, name: str, like: Tensor) -> Tensor:
-    """Return the sum of a layer's gradients over the epoch, kept by replica 0 only."""
+    """Return the sum of a layer's gradients over the epoch, which only replica 0 keeps."""
     return memory.get(f"epoch/{name}", torch.zeros_like(like)).to(like.device)
 
 
 def _keeps(codec: Codec) -> float:
-    """Return the rank or the share of values that a codec keeps."""
+    """Return the rank or the share of values kept by a codec."""
     kept = codec.rank if isinstance(codec, LowRank) else codec.kept_share
     assert kept is not None
     return kept
 
 
 def _from_first(own: list[float], context: ReplicaContext) -> Rounds[list[float]]:
-    """Return the numbers of replica 0, which sends them to all."""
+    """Broadcast the numbers of replica 0 and return them."""
     packet = Identity().encode(torch.tensor(own, dtype=torch.float64))
     received = yield Round(everyone={"norms": packet} if context.replica == 0 else {})
     values: list[float] = received[0]["norms"].decode().tolist()

@@ -1,4 +1,4 @@
-"""Methods that select values within square blocks of a matrix: DeMo and SparseLoCo."""
+"""DeMo and SparseLoCo, which select values within square blocks of a matrix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _block_of(shape: tuple[int, ...], side: int) -> tuple[int, int]:
-    """Return the rows and columns of the blocks of a tensor, as a matrix: the greatest divisors of its own up to `side`.
+    """Return the rows and columns of a tensor's blocks: the largest divisors, up to `side`, of its sides as a matrix.
 
     >>> _block_of((128, 64, 3, 3), 64), _block_of((151, 96), 64), _block_of((10,), 64)
     ((64, 64), (1, 48), (10, 1))
@@ -42,12 +42,12 @@ def _block_of(shape: tuple[int, ...], side: int) -> tuple[int, int]:
 
 
 def divisor(count: int, limit: int) -> int:
-    """Return the greatest divisor of `count` up to `limit`."""
+    """Return the largest divisor of `count` up to `limit`."""
     return next(size for size in range(min(count, limit), 0, -1) if count % size == 0)
 
 
 def to_blocks(x: Tensor, side: int) -> Tensor:
-    """Return the blocks of a tensor, one after the other: (blocks, rows, columns)."""
+    """Return the blocks of a tensor as (blocks, rows, columns)."""
     rows, columns = matrix_of(tuple(x.shape))
     height, width = _block_of(tuple(x.shape), side)
     cut = x.reshape(rows // height, height, columns // width, width)
@@ -55,7 +55,7 @@ def to_blocks(x: Tensor, side: int) -> Tensor:
 
 
 def from_blocks(blocks: Tensor, shape: tuple[int, ...], side: int) -> Tensor:
-    """Return the tensor of a shape from its blocks, which may be flat: (blocks, values); the inverse of `to_blocks`."""
+    """Return the tensor from its blocks, which may be flat (blocks, values); the inverse of `to_blocks`."""
     rows, columns = matrix_of(shape)
     height, width = _block_of(shape, side)
     cut = blocks.reshape(rows // height, columns // width, height, width)
@@ -63,7 +63,7 @@ def from_blocks(blocks: Tensor, shape: tuple[int, ...], side: int) -> Tensor:
 
 
 def _checked(kept: object, side: object, decay: object) -> dict[str, float]:
-    """Return checked settings of a method that selects `kept` values of each block, under `decay`."""
+    """Check the settings of a method that selects `kept` values per block, with `decay`, and return them."""
     limit = check_integer("side", side, 1, 4096)
     return {
         "side": limit,
@@ -74,16 +74,16 @@ def _checked(kept: object, side: object, decay: object) -> dict[str, float]:
 
 @dataclass(frozen=True, repr=False)
 class DeMo(ReplicaMethod):
-    """Sends the `kept` greatest frequencies of each block of the momentum, and steps by the sign of their mean (decoupled momentum,
+    """Sends the `kept` largest frequencies of each block of the momentum, and steps by the sign of their mean (decoupled momentum,
     Peng et al. 2024, 2411.19870, and bloc97/DeMo).
 
-    With r the learning rate, F the orthonormal cosine transform of blocks of `side` x `side`, T the selection::
+    With r the learning rate, F the orthonormal cosine transform of `side` x `side` blocks, and T the selection::
 
         m = decay m + r g;   send q = T(F(m));   m = m - F^-1(q)
         step by sign(F^-1(mean of q))
 
-    A frequency is averaged over the replicas that sent it. The optimiser must be SGD without momentum.
-    The sides of a block are the greatest divisors of the matrix's sides up to `side`; all tensors are compressed.
+    Each frequency is averaged over the replicas that sent it. The optimiser must be SGD without momentum. The sides of a
+    block are the largest divisors of the matrix's sides up to `side`. All tensors are compressed.
     """
 
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
@@ -122,7 +122,7 @@ class DeMo(ReplicaMethod):
         for name, x in gradients.items():
             momentum = self.decay * remembered(memory, "momentum", name, x) + context.learning_rate * x.detach()
             frequencies = transformed(to_blocks(momentum, self.side)).flatten(1)
-            count_work(2 * x.nbytes)  # the transform, there and back
+            count_work(2 * x.nbytes)  # the transform and its inverse
             packets[name] = self.codec(frequencies.shape[1]).encode(frequencies)
             moved[f"momentum/{name}"] = momentum - self._whole(packets[name].decode(x.device), x)
         received = yield Round(everyone=packets)
@@ -134,7 +134,7 @@ class DeMo(ReplicaMethod):
         return Averaged(steps, moved)
 
     def _whole(self, frequencies: Tensor, like: Tensor) -> Tensor:
-        """Return the tensor whose blocks have these frequencies."""
+        """Return the tensor with these frequencies of blocks."""
         shape = tuple(like.shape)
         blocks = frequencies.view(len(frequencies), *_block_of(shape, self.side))
         return from_blocks(transformed(blocks, back=True), shape, self.side)
@@ -150,7 +150,7 @@ def transformed(blocks: Tensor, *, back: bool = False) -> Tensor:
 
 @lru_cache(maxsize=64)
 def cosines(size: int) -> Tensor:
-    """Return the matrix of the cosine transform of `size` values, float64; its transpose is its inverse."""
+    """Return the orthogonal matrix of the cosine transform of `size` values, float64."""
     angles = torch.outer(torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64) + 0.5)
     matrix = torch.cos(angles * (math.pi / size)) * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)
@@ -162,17 +162,17 @@ _TWO_BITS = NonUniform(2, fit="deviation")
 
 @dataclass(frozen=True, repr=False)
 class SparseLoCo(LocalSteps):
-    """Local steps whose changes are sent as the `kept` greatest values of each block of `side` x `side`, under error feedback
-    (Sarfi et al. 2025, 2508.15706; block size and codec as in the code of templar).
+    """Takes local steps and sends the `kept` largest values of their changes in each `side` x `side` block, with error feedback
+    (Sarfi et al. 2025, 2508.15706; block size and codec as in templar's code).
 
-    With W - W_r the change of replica r in `steps` steps, C the codec, and no momentum::
+    With W - W_r the change of replica r over `steps` steps, C the codec, and no momentum::
 
         e = decay e + (W - W_r);   send C(e);   e = e - C(e)
         W = W - rate (mean over replicas of C(e))
 
     Values are sent by the codec `values`: by default in two bits, as equally wide buckets within three standard
-    deviations of the mean, each decoded to its mean. The sides of a block are the greatest divisors of the matrix's
-    sides up to `side`. Tensors of one dimension, or of fewer than `min_values` values, are sent uncompressed (ours).
+    deviations of the mean, each decoded to its mean. The sides of a block are the largest divisors of the matrix's
+    sides up to `side`. Tensors of one dimension or with fewer than `min_values` values are sent uncompressed (ours).
     """
 
     rate: float = 0.6
@@ -195,7 +195,7 @@ class SparseLoCo(LocalSteps):
 
 @dataclass(frozen=True, repr=False)
 class BlockTopK(Layered):
-    """Sends the `kept` greatest values of each block of `side` x `side` values, of the input plus `decay` times the residual."""
+    """Sends the `kept` largest values of each `side` x `side` block of the input plus `decay` times the residual."""
 
     kept: int
     side: int
@@ -205,7 +205,7 @@ class BlockTopK(Layered):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._coerce(**_checked(self.kept, self.side, self.decay))
-        self.codec(self.side * self.side)  # refuses unfit `values`
+        self.codec(self.side * self.side)  # rejects unsuitable `values`
 
     def codec(self, block_values: int) -> TopK:
         return TopK(min(1.0, self.kept / block_values), values=self.values)

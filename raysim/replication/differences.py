@@ -12,7 +12,7 @@ from raysim.notation import check_choice, check_real
 from raysim.replication.layers import Coded, gather_mean, key_of, remembered
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds, mean_dense
 
-_MANY = 1 << 30  # the same number of values for every tensor, so that all replicas and stages throw one coin
+_MANY = 1 << 30  # values assumed for every tensor, so that all replicas and stages flip the same coin
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,10 +21,10 @@ class Differences(Coded):
 
     @property
     def memories(self) -> int:
-        return 2  # the reference of this replica, and the mean of all
+        return 2  # this replica's reference, and the mean of all references
 
     def _exchange(self, differences: Gradients, context: ReplicaContext) -> Rounds[tuple[Gradients, Gradients]]:
-        """Return this replica's differences as decoded from its packets, and their means over replicas."""
+        """Return this replica's decoded differences, and the means over replicas."""
         packets = {}
         for name, difference in differences.items():
             rows = len(difference) if self.codec.by_matrix else 1
@@ -36,7 +36,7 @@ class Differences(Coded):
 
 
 def _beyond(gradients: Gradients, memory: Memory) -> Gradients:
-    """Return the differences of `gradients` to this replica's reference."""
+    """Return the differences of `gradients` from this replica's reference."""
     return {name: gradient - remembered(memory, "own", name, gradient) for name, gradient in gradients.items()}
 
 
@@ -44,8 +44,8 @@ def _beyond(gradients: Gradients, memory: Memory) -> Gradients:
 class ReplicaEF21(Differences):
     """Sends C(g - h), adds it to h, and uses the mean of all h as the gradient (Richtarik et al. 2021, 2106.05203).
 
-    `start` "dense": h is the first gradient, sent in full; or "zero". An unbiased codec of relative variance w is scaled by
-    1/(1 + w), so that it contracts.
+    `start`: "dense" makes h the first gradient, sent uncompressed; "zero" starts at zero. An unbiased codec of relative variance
+    w is scaled by 1/(1 + w), which makes it contractive.
 
     >>> from raysim.codecs import TopK
     >>> ReplicaEF21(TopK(0.01), start="zero")
@@ -80,7 +80,7 @@ class DIANA(Differences):
     """Sends d = C(g - h), uses mean(h) + mean(d) as the gradient, and sets h = h + `alpha` d (Mishchenko et al.
     2019, 1901.09269).
 
-    C must be unbiased. `alpha` is by default 1/(1 + w), w its relative variance.
+    C must be unbiased. `alpha` defaults to 1/(1 + w), where w is the relative variance of C.
 
     >>> from raysim.codecs import RandomK
     >>> DIANA(RandomK(0.25, unbiased=True)).alpha_of(1000)
@@ -100,7 +100,7 @@ class DIANA(Differences):
             )
 
     def alpha_of(self, numel: int) -> float:
-        """Return the share by which h moves, for a tensor of `numel` values."""
+        """Return the step size of h for a tensor of `numel` values."""
         return self.alpha or 1 / (1 + (self.codec.relative_variance(numel) or 0.0))
 
     def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
@@ -120,8 +120,8 @@ class MARINA(Differences):
     the mean to the last estimate. In random steps, common to all replicas, it sends g itself (Gorbunov et al. 2021,
     2102.07845, VR-MARINA's estimate).
 
-    C must be unbiased. The `probability` of a step with g is by default 1/(1 + w), w the relative variance of C. All
-    other steps take twice the compute and twice the messages between stages: `needs_previous_gradients`.
+    C must be unbiased. The `probability` of sending g defaults to 1/(1 + w), where w is the relative variance of C. All
+    other steps need twice the compute and twice the messages between stages; see `needs_previous_gradients`.
 
     >>> from raysim.codecs import RandomK
     >>> MARINA(RandomK(0.25, unbiased=True)).chance
@@ -146,7 +146,7 @@ class MARINA(Differences):
 
     @property
     def chance(self) -> float:
-        """Return the probability of a step that sends the gradients themselves."""
+        """Return the probability that a step sends the gradients themselves."""
         if self.probability is not None:
             return self.probability
         return 1 / (1 + self._variance(_MANY))

@@ -1,4 +1,4 @@
-"""Replica gradients averaged densely, or coded once for an all-gather, or twice for an all-reduce in two shots."""
+"""Replica gradients averaged uncompressed, coded once for an all-gather, or coded twice for a two-shot all-reduce."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Dense(ReplicaMethod):
-    """The uncompressed mean, by an all-reduce; written `Identity`."""
+    """Averages gradients uncompressed by an all-reduce; written `Identity`."""
 
     compresses: ClassVar[bool] = False
 
@@ -61,12 +61,12 @@ class Dense(ReplicaMethod):
 
 @dataclass(frozen=True, repr=False)
 class Gathered(Layered):
-    """Sends every tensor by a codec, alone or under error feedback, and averages the decoded tensors of all replicas.
+    """Sends every tensor by a codec, with or without error feedback, and averages the decoded tensors of all replicas.
 
-    Written as the codec or compressor alone if all options have their defaults. A tensor is flattened to one row, from
+    Written as the bare codec or compressor if all options have their defaults. A tensor is flattened to one row, from
     which TopK selects; codecs of matrices, rows or channels get it as (first axis, the rest). `scope="stage"` flattens
-    the whole stage to one row. `seeds="shared"`: RandomK draws the same positions on all replicas, so only values are
-    sent, by an all-reduce; "separate": each replica draws its own positions, and sends their key.
+    the whole stage to one row. With `seeds="shared"`, RandomK draws the same positions on all replicas, so only values
+    are sent, by an all-reduce; with "separate", each replica draws its own positions and sends their key.
 
     >>> from raysim.codecs import TopK
     >>> Gathered(TopK(0.01)), Gathered(ErrorFeedback(TopK(0.01)), warmup=100)
@@ -110,7 +110,7 @@ class Gathered(Layered):
 
     @property
     def _linear(self) -> bool:
-        """True if packets of all replicas hold values of the same positions, which add up."""
+        """True if the packets of all replicas have the same positions, so their values can be summed."""
         return self.compressor.codec.linear and self.seeds == "shared"
 
     def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
@@ -141,7 +141,7 @@ class Gathered(Layered):
 
 
 def as_method(written: object) -> ReplicaMethod | None:
-    """Return the replica method of a codec or compressor alone, or the method itself; None for anything else."""
+    """Return the replica method of a bare codec or compressor, or the method itself; None for anything else."""
     if isinstance(written, ReplicaMethod):
         return written
     if isinstance(written, Identity):
@@ -152,7 +152,7 @@ def as_method(written: object) -> ReplicaMethod | None:
 
 
 def _message(context: ReplicaContext, key: int) -> Context:
-    """Return the context of the only message of a step, for the compressor of a link."""
+    """Return the context of a step's only message, for a link compressor."""
     return Context(
         direction="replica_gradient",
         boundary=context.stage,
@@ -170,10 +170,10 @@ def _message(context: ReplicaContext, key: int) -> Context:
 
 @dataclass(frozen=True, repr=False)
 class SignSGD(ReplicaMethod):
-    """Majority vote of the signs of each value, +1 or -1; ties and zeros count as +1 (Bernstein et al. 2018, 1802.04434).
+    """Takes a majority vote of signs, +1 or -1, for each value; ties and zeros count as +1 (Bernstein et al. 2018, 1802.04434).
 
-    Only the learning rate sets the size of a step, so all tensors are compressed. `beta`: votes with the sign of a
-    moving average of the replica's gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no
+    Only the learning rate sets the step size, so all tensors are compressed. With `beta`, replicas vote with the sign
+    of a moving average of their gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no
     momentum.
     """
 
@@ -216,12 +216,12 @@ class SignSGD(ReplicaMethod):
 
 @dataclass(frozen=True, repr=False)
 class TwoShot(Coded):
-    """Sums coded chunks where they belong, and sends the coded means back, as ZeRO++ does (Wang et al. 2023, 2306.10209).
+    """Reduce-scatters coded chunks and all-gathers the coded means, as in ZeRO++ (Wang et al. 2023, 2306.10209).
 
-    Each tensor is cut into one chunk a replica. Replica i receives code(chunk i) from all others, adds them and its own chunk in
-    float32, and sends code(mean of chunk i) to all. With D replicas each sends 2 (D - 1)/D of the coded bytes, where `Gathered` sends
-    D - 1 times as many: less from three replicas on. Values are coded twice, however many replicas there are; PRIME's ring
-    (Jaghouar et al. 2024, 2412.01152) codes them D times, with the same bytes.
+    Each tensor is split into one chunk per replica. Replica i receives code(chunk i) from all others, adds them and its own chunk in
+    float32, and sends code(mean of chunk i) to all. With D replicas each sends 2 (D - 1)/D of the coded bytes, while `Gathered` sends
+    D - 1 times as many: less with three or more replicas. Values are coded twice for any number of replicas; PRIME's ring (Jaghouar
+    et al. 2024, 2412.01152) codes them D times, with the same bytes.
 
     >>> from raysim.codecs import Quantize
     >>> TwoShot(Quantize(8))

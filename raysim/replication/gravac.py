@@ -1,4 +1,4 @@
-"""GraVAC on replica gradients: a compression factor that adapts to its gain and to the speed of the system."""
+"""GraVAC on replica gradients: adapts the compression factor to its gain and to the speed of the system."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ _GAINS = ("fed", "raw", "folded")
 
 @dataclass(frozen=True, repr=False)
 class ReplicaGraVAC(Layered):
-    """Compresses by the stronger of two factors if its gain reaches `epsilon`, else by the milder if that does, else
-    sends dense (Tyagi and Swany 2023, 2305.12201).
+    """Compresses by the stronger of two factors if its gain reaches `epsilon`, else by the milder if that one does, and
+    otherwise sends dense (Tyagi and Swany 2023, 2305.12201).
 
-    The gain of a factor is the share of energy kept of gradient plus residual, ||C(g + e)||^2 / ||g + e||^2: a moving
-    average over steps, averaged over replicas before the choice. The whole stage uses one factor. At the end of every
-    window the minimum rises to the candidate if their gains are within `omega`, and the candidate to the next factor.
-    Exploration ends, at the lower of the two fastest factors, once their throughput times gain are within `omega`.
-    The candidate selects from the values selected by the minimum. Factors count values, not positions.
+    The gain of a factor is the kept share of the energy of gradient plus residual, ||C(g + e)||^2 / ||g + e||^2: a
+    moving average over steps, averaged over replicas before the choice. The whole stage uses one factor. At the end of
+    every window the minimum rises to the candidate if their gains are within `omega`, and the candidate rises to the
+    next factor. Exploration ends once throughput times gain of the two fastest factors are within `omega`, at the lower
+    one. The candidate selects from the values selected by the minimum. Factors count values, not positions.
 
     Args:
         cf_min: First factor to explore.
         cf_max: Last factor to explore.
-        epsilon: Least gain of a factor that is sent.
-        omega: Relative difference below which two gains, or two speeds, are taken as equal.
+        epsilon: Least gain of a factor to be sent.
+        omega: Relative difference below which two gains, or two speeds, count as equal.
         window: Steps between two decisions.
         policy: Factors between the ends: "exponential", the minimum times 2, 4, 16, 256, ..., or "geometric", times 2, 4, 8, ...
         select: Selection of values: "exact" (TopK), "sampled" (as in DGC), "bisect" (as in RedSync), or "random", with the same
-            positions at all replicas.
+            positions on all replicas.
         values: Codec of the selected values.
-        promote: Rule by which the minimum rises: to the candidate that was evaluated ("evaluated", our reading of the paper's
-            text), to the factor after it ("listing", as in the paper's listing), or (ours) "passing": to each candidate that
-            reaches `epsilon` at the end of a window, and back by one factor if the minimum itself fails.
+        promote: Rule for raising the minimum: to the evaluated candidate ("evaluated", our reading of the paper's text), to the
+            factor after it ("listing", as in the paper's listing), or (ours) "passing": to each candidate that reaches `epsilon` at
+            the end of a window, and back by one factor if the minimum itself fails.
         ewma_alpha: Weight of a step in the moving averages of gains; by default a hundredth of the number of replicas.
-        gain: Gradient to which a gain relates: with its residual, as in the paper's text ("fed"), or without, ||C(g + e)||^2 /
+        gain: Reference of the gain: the gradient with its residual, as in the paper's text ("fed"), or without, ||C(g + e)||^2 /
             ||g||^2, as in the published code ("raw"). A "folded" gain is the smaller of "raw" and its inverse, at most 1, as in the
             paper's plots. The published code's norms are not squared: its floor of 0.7 is an `epsilon` of 0.49.
-        settle: Steps at the start that send the minimum for any gain, so that a residual grows; 25 in the published code.
+        settle: Steps at the start that send the minimum at any gain, so that a residual builds up; 25 in the published code.
 
     >>> ReplicaGraVAC(10, 1000, epsilon=0.9).factors
     (10.0, 20.0, 40.0, 160.0, 1000.0)
@@ -124,7 +124,7 @@ class ReplicaGraVAC(Layered):
         controller = self._controller(memory)
         throughput = context.batch_size / context.step_s if context.step_s else None
         if throughput is not None and controller.used >= 0:
-            controller.book(throughput)  # of the last step, whose time is known now
+            controller.book(throughput)  # of the previous step, whose time is now known
         events = []
         if controller.at_window(rules):
             controller.close_window()
@@ -181,13 +181,13 @@ class ReplicaGraVAC(Layered):
         return RandomK(1 / factor) if self.select == RANDOM else codec_of(factor, self.select, self.values)
 
     def _levels(self, fed: Gradients, controller: Controller, context: ReplicaContext) -> list[Level]:
-        """Return the values that minimum and candidate keep of every row."""
+        """Return the values of every row kept by minimum and candidate."""
         factors = (*self.factors, 1.0)
         levels = [Level(factors[level], {}, 0.0) for level in (controller.minimum, controller.candidate)]
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
             for i, level in enumerate(levels):
-                if self.select == RANDOM:  # of one draw, positions of the stronger factor are among the milder one's
+                if self.select == RANDOM:  # with the same key, the stronger factor's positions are a subset
                     kept = _drawn(row, level.factor, key)
                 elif i == 0:
                     kept = select(row.view(-1), count_of(level.factor, row), self.select, key)
@@ -200,7 +200,7 @@ class ReplicaGraVAC(Layered):
         return levels
 
     def _agree(self, levels: list[Level], reference: Gradients, controller: Controller, rules: Rules) -> Rounds[_Seen]:
-        """Return the gains, averaged over steps at each replica and then over replicas: the same bits at all."""
+        """Return the gains, averaged over steps and then over replicas, bitwise equal on all replicas."""
         whole = sum(energy(x) for x in reference.values())
         now = [self._gain(level.energy, whole) for level in levels]
         smooth = controller.observe(now[0], now[1], rules.alpha)
@@ -213,12 +213,12 @@ class ReplicaGraVAC(Layered):
         return _Seen(*(total / len(received)).tolist())
 
     def _gain(self, kept: float, whole: float) -> float:
-        """Return the gain of a kept energy, relative to the energy of the reference; 1 for a reference of zeros."""
+        """Return the gain for a kept energy and the energy of the reference, `whole`; 1 if that is zero."""
         gain = kept / whole if whole > 0 else 1.0
         return 1 / gain if self.gain == "folded" and gain > 1 else gain
 
     def _send(self, level: Level, fed: Gradients, context: ReplicaContext) -> Rounds[tuple[Gradients, Gradients]]:
-        """Return the means over replicas of the values that a level keeps, and this replica's residuals."""
+        """Return the means over replicas of a level's kept values, and this replica's residuals."""
         packets = {}
         for name, row in fed.items():
             key = key_of(name, context, shared=self.select == RANDOM)
@@ -232,7 +232,7 @@ class ReplicaGraVAC(Layered):
         return means, {name: x - packets[name].decode(x.device) for name, x in fed.items()}
 
     def _explain(self, choice: Choice, seen: _Seen, levels: list[Level], settling: bool) -> str:
-        """Return the reason of a branch, in words."""
+        """Return the reason for a branch, in words."""
         minimum, candidate = levels[0].factor, levels[1].factor
         if settling:
             return f"{minimum:g}x is sent in the first {self.settle} steps; its gain is {seen.minimum:.3f}"
@@ -256,13 +256,13 @@ class Level(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The numbers on which replicas agree before a branch is taken."""
+    """The numbers shared by all replicas before they choose a branch."""
 
     minimum: float  # gains, averaged over steps
     candidate: float
-    minimum_now: float  # of this step alone
+    minimum_now: float  # gain in this step only
     candidate_now: float
-    minimum_count: float  # values kept
+    minimum_count: float  # number of kept values
     candidate_count: float
 
 

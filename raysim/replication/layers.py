@@ -1,4 +1,4 @@
-"""Base of methods that compress gradients layer by layer, with uncompressed first steps and exempt small layers."""
+"""Base of methods that compress gradients layer by layer, except in the first steps and for small layers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ WHOLE = "all layers"  # name of a stage's gradients as one tensor, see `flatten`
 class Layered(ReplicaMethod):
     """Base of methods that compress tensor by tensor, in `compress`.
 
-    Tensors of one dimension, or of fewer than `min_values` values, are averaged uncompressed, and so is everything in the
-    first `warmup` steps. They share the rounds of the compressed tensors.
+    Tensors of one dimension or with fewer than `min_values` values are averaged uncompressed, and so are all tensors in the
+    first `warmup` steps. They share rounds with the compressed tensors.
     """
 
     min_values: int = field(default=1024, kw_only=True)
@@ -52,7 +52,7 @@ class Layered(ReplicaMethod):
 
     @abstractmethod
     def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
-        """Return the rounds that average `gradients`, at least one tensor, with compression."""
+        """Return the rounds that average `gradients` (at least one tensor) with compression."""
 
     @abstractmethod
     def compressed_rounds(self, num_replicas: int) -> int:
@@ -86,12 +86,12 @@ class Layered(ReplicaMethod):
         return {name: shape for name, shape in shapes.items() if not self.exempts(shape)}
 
     def compressed_values(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return the number of compressed values of `shapes`: the size of a residual."""
+        """Return the number of compressed values in `shapes`, which is the size of a residual."""
         return num_values(self.compressed_shapes(shapes))
 
     @property
     def memories(self) -> int:
-        """The number of float32 in one replica's memory for each compressed value: by default 1, a residual."""
+        """The number of float32 values per compressed value in one replica's memory; by default 1, for a residual."""
         return 1
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -124,14 +124,14 @@ def check_scope(scope: object) -> None:
 
 
 def flatten(gradients: Gradients, scope: str) -> Gradients:
-    """Return each tensor as one row; with scope "stage", all tensors as a single row."""
+    """Return each tensor as one row, or with scope "stage" all tensors as a single row."""
     if scope == "tensor":
         return {name: gradient.reshape(1, -1) for name, gradient in gradients.items()}
     return {WHOLE: torch.cat([gradient.reshape(-1) for gradient in gradients.values()])[None]}
 
 
 def unflatten(rows: Gradients, gradients: Gradients) -> Gradients:
-    """Return the rows of `flatten` in the shapes of `gradients`."""
+    """Reshape the rows of `flatten` to the shapes of `gradients`."""
     if WHOLE in rows:
         parts = torch.split(rows[WHOLE].view(-1), [gradient.numel() for gradient in gradients.values()])
         rows = dict(zip(gradients, parts, strict=True))
@@ -139,19 +139,19 @@ def unflatten(rows: Gradients, gradients: Gradients) -> Gradients:
 
 
 def key_of(name: str, context: ReplicaContext, *, shared: bool = False) -> int:
-    """Return the key of a random codec for the tensor `name` in this step: one per replica, or the same for all replicas."""
+    """Return the key of a random codec for the tensor `name` in this step, per replica or shared by all replicas."""
     who = "shared" if shared else context.replica
     return derive_key(context.seed, "replica gradient", who, context.stage, name, context.step)
 
 
 def remembered(memory: Memory, kind: str, name: str, like: Tensor) -> Tensor:
-    """Return the memory of a `kind` for the tensor `name`, zeros if there is none."""
+    """Return the memory of a `kind` for the tensor `name`; zeros if none is stored."""
     kept = memory.get(f"{kind}/{name}")
     return torch.zeros_like(like) if kept is None else kept.to(like.device).view_as(like)
 
 
 def gather_mean(packets: Packets, device: torch.device) -> Rounds[Gradients]:
-    """Return the means over replicas of the decoded packets of each name, summed in the order of replicas."""
+    """Return the mean of the decoded packets of each name, summed in the order of replicas."""
     received = yield Round(everyone=packets)
     means = {}
     for name, packet in packets.items():
@@ -163,7 +163,7 @@ def gather_mean(packets: Packets, device: torch.device) -> Rounds[Gradients]:
 
 
 def sum_values(packets: Packets, context: ReplicaContext, device: torch.device) -> Rounds[Gradients]:
-    """Return the means of packets with the same positions: only values are summed, and the mean is decoded."""
+    """Return the means of packets with equal positions: sums only the values, and decodes the mean."""
     values = {
         name: to_tensor(packet.arrays["values.values"], torch.float32, device) for name, packet in packets.items()
     }

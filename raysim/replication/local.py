@@ -1,4 +1,4 @@
-"""Local steps: replicas train separately and agree on parameters every N steps, or average a few of them in each step."""
+"""Local steps: replicas train separately and average parameters every N steps, or a few parameters in each step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from raysim.replication.method import (
     sum_tensors,
 )
 
-_CHANGES = "changes/"  # prefix of the memory of the method that averages changes
+_CHANGES = "changes/"  # memory prefix of the method that averages changes
 
 
 @dataclass(frozen=True, repr=False)
 class LocalSteps(ReplicaMethod):
-    """Base of methods that average the parameter changes of replicas every `steps` steps, and take an outer step by the mean.
+    """Base of methods that average the parameter changes of replicas every `steps` steps and take an outer step with the mean.
 
-    Evaluations use the parameters of the last agreement.
+    Evaluations use the last agreed parameters.
     """
 
     after_update: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class LocalSteps(ReplicaMethod):
     @property
     @abstractmethod
     def changes(self) -> ReplicaMethod:
-        """The method that averages changes over replicas; exchanges are its steps."""
+        """The method that averages changes over replicas; each exchange is one of its steps."""
 
     @property
     def outer_momentum(self) -> float:
@@ -98,7 +98,7 @@ class LocalSteps(ReplicaMethod):
     ) -> Rounds[tuple[Gradients, Memory]]:
         """Return the mean over replicas of the change from the agreed parameters to `parameters`, and the new memory.
 
-        The memory of the method that averages is kept under `prefix`.
+        The averaging method's memory is kept under `prefix`.
         """
         gone = {name: memory[f"{AGREED}/{name}"].view_as(x) - x for name, x in parameters.items()}
         count_work(2 * sum(x.nbytes for x in gone.values()))  # the change, and the outer step
@@ -108,7 +108,7 @@ class LocalSteps(ReplicaMethod):
         return averaged.gradients, {**memory, **{f"{prefix}{name}": x for name, x in averaged.memory.items()}}
 
     def outer_step(self, mean: Gradients, memory: Memory) -> tuple[Gradients, Memory]:
-        """Return the parameters after the outer step by a mean change, and the memory for the next one."""
+        """Return the parameters after the outer step with a mean change, and the new memory."""
         after, outer = {}, {}
         for name, x in mean.items():
             change = self.rate * x
@@ -122,7 +122,7 @@ class LocalSteps(ReplicaMethod):
 
 
 def check_momentum(field: str, value: object) -> float:
-    """Return the momentum of outer steps; raises ValueError unless it is in [0, 1)."""
+    """Return the outer momentum; raises ValueError if it is not in [0, 1)."""
     momentum = check_real(field, value, 0, 1)
     if momentum == 1:
         raise ValueError(f"`{field}` must be below 1, or the outer steps do not converge, but got 1.")
@@ -131,18 +131,18 @@ def check_momentum(field: str, value: object) -> float:
 
 @dataclass(frozen=True, repr=False)
 class DiLoCo(LocalSteps):
-    """Averages the changes of replicas every `steps` steps, and takes an outer step with Nesterov's momentum.
+    """Averages the changes of replicas every `steps` steps, and takes an outer step with Nesterov momentum.
 
-    In H = `steps` steps of its own optimiser, replica r moves from W, the last agreed parameters, to W_r
-    (Douillard et al. 2023, 2311.08105)::
+    In H = `steps` steps of its own optimiser, replica r moves from the last agreed parameters W to W_r (Douillard et
+    al. 2023, 2311.08105)::
 
         D = mean over replicas of (W - W_r)
         u = momentum u + rate D
         W = W - momentum u - rate D
 
-    `codec` compresses W - W_r: a codec, alone or under error feedback, or a replica method for gradients, whose steps
-    are then the exchanges. Optimiser states are not averaged. W is evaluated. With one replica and no momentum this is
-    the look-ahead optimiser (Zhang et al. 2019, 1907.08610).
+    `codec` compresses W - W_r: a codec with or without error feedback, or a replica method for gradients, with one of
+    its steps per exchange. Optimiser states are not averaged. Evaluations use W. With one replica and no momentum this
+    is the Lookahead optimiser (Zhang et al. 2019, 1907.08610).
 
     >>> from raysim.codecs import Quantize
     >>> [step for step in range(8) if DiLoCo(4, codec=Quantize(4)).part(step) is not None]
@@ -174,8 +174,8 @@ class DiLoCo(LocalSteps):
 
 @dataclass(frozen=True, repr=False)
 class MuLoCo(DiLoCo):
-    """DiLoCo with Muon as the inner optimiser, and the outer momentum of the paper (Thérien et al.
-    2025, 2505.23725; their code exchanges every 30 steps).
+    """DiLoCo with Muon as the inner optimiser and the paper's outer momentum (Thérien et al. 2025, 2505.23725; their code
+    exchanges every 30 steps).
     """
 
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"muon"})
@@ -185,12 +185,12 @@ class MuLoCo(DiLoCo):
 
 @dataclass(frozen=True, repr=False)
 class StreamingDiLoCo(DiLoCo):
-    """DiLoCo with the tensors divided into `fragments`, which are exchanged in turn, each every `steps` steps
-    (Douillard et al. 2025, 2501.18512).
+    """DiLoCo with the tensors divided into `fragments`, exchanged in turn, each every `steps` steps (Douillard et al. 2025,
+    2501.18512).
 
-    An exchange carries one fragment, so the peak traffic is lower by the number of fragments. Training continues for
+    An exchange sends one fragment, which divides peak traffic by the number of fragments. Training continues for
     `delay` steps between sending a fragment and using its mean: then W takes its outer step, and the replica's own
-    parameters become W + blend (W_r - W). Arrivals are spread evenly over the steps; the last falls on the last step of
+    parameters become W + blend (W_r - W). Arrivals are spread evenly over the steps; the last is in the last step of
     the run. Tensors are assigned largest first, each to the fragment with the fewest values so far.
     """
 
@@ -218,7 +218,7 @@ class StreamingDiLoCo(DiLoCo):
         """Return the names of the tensors of a fragment."""
         filled = [0] * self.fragments
         names: list[str] = []
-        for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):  # of one size in the module's order
+        for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):  # equal sizes in the module's order
             i = filled.index(min(filled))
             filled[i] += max(1, math.prod(shapes[name]))
             if i == part:
@@ -248,11 +248,11 @@ class StreamingDiLoCo(DiLoCo):
 
 @dataclass(frozen=True, repr=False)
 class SPARTA(ReplicaMethod):
-    """Replicas step by their own gradients, and after each step average a random `share` of the parameters (`sparta.py`
-    of exo-explore/gym).
+    """Trains replicas on their own gradients and averages a random `share` of the parameters after each step (`sparta.py` of
+    exo-explore/gym).
 
-    Positions are drawn for each step and tensor, at least one, from a seed that all replicas know; so only values are
-    sent, by an all-reduce. All other parameters differ between replicas; their mean is evaluated.
+    Positions, at least one per tensor, are drawn in each step from a seed shared by all replicas, so only values are
+    sent, by an all-reduce. All other parameters differ between replicas; evaluations use their mean.
 
     >>> SPARTA(0.01)
     SPARTA(share=0.01)

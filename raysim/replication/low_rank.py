@@ -1,4 +1,4 @@
-"""PowerSGD and PowerGossip: products of two thin matrices, which add up over replicas, or approach neighbours."""
+"""PowerSGD and PowerGossip: low-rank products that average gradients over replicas or parameters with neighbours."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PowerSGD(Layered):
 
     M is the gradient plus the residual, as (first axis, the rest). Q is M^T P of the previous step (`warm_start`); the
     first Q is random, the same on all replicas. The residual is M minus the averaged approximation, or with
-    `error="own"` minus the replica's own approximation. `alternate` averages only one of the two matrices in each step,
-    in turn. A tensor is sent uncompressed unless the two thin matrices are `min_compression` times smaller. The method
-    is linear: the result equals that of one replica with the mean gradient. Computed in float64, sent in float32.
+    `error="own"` minus the replica's own approximation. `alternate` averages the two matrices in alternating steps. A
+    tensor is sent uncompressed unless the two thin matrices are `min_compression` times smaller. The method is linear:
+    the result equals that of one replica with the mean gradient. Computed in float64, sent in float32.
 
     >>> PowerSGD(4, warmup=100)
     PowerSGD(4, warmup=100)
@@ -87,7 +87,7 @@ class PowerSGD(Layered):
             check_finite(gradient)
             held = remembered(memory, "residual", name, gradient) if self.feedback else torch.zeros_like(gradient)
             matrices[name] = (gradient + held).reshape(len(gradient), -1).double()
-        products = 3 if self.alternate else 4  # for each side that is sent, for the mean, and for the residual
+        products = 3 if self.alternate else 4  # one per sent side, one for the mean, one for the residual
         count_work(products * sum(gradient.nbytes for gradient in gradients.values()))
         rounds = self._one_side if self.alternate else self._both_sides
         mean, own, sides = yield from rounds(matrices, memory, context)
@@ -101,7 +101,7 @@ class PowerSGD(Layered):
         return Averaged(averaged, moved)
 
     def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> _Approximation:
-        """Return the approximations of the mean and of this replica's matrices, and the sides to remember."""
+        """Return the approximations of the mean and of this replica's matrices, and the sides to store."""
         start = {name: self._start(name, "right", m, memory, context) for name, m in matrices.items()}
         left = yield from mean_sides(
             f"left of rank {self.rank}", {name: m @ start[name] for name, m in matrices.items()}, context
@@ -116,7 +116,7 @@ class PowerSGD(Layered):
         return mean, {name: bases[name] @ thin.T for name, thin in own.items()} if self.error == "own" else {}, sides
 
     def _one_side(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> _Approximation:
-        """Return the same from one side alone: a projection onto the span of the other side, which the last step averaged."""
+        """Return the same from one averaged side: a projection onto the span of the other side from the previous step."""
         side, other = ("left", "right") if context.step % 2 == 0 else ("right", "left")
         turned = matrices if side == "left" else {name: m.T for name, m in matrices.items()}
         bases = {name: orthonormal(self._start(name, other, m, memory, context)) for name, m in matrices.items()}
@@ -128,7 +128,7 @@ class PowerSGD(Layered):
         return wide[0], wide[1], {f"{side}/{name}": x.float() for name, x in mean.items()}
 
     def _start(self, name: str, side: str, matrix: Tensor, memory: Memory, context: ReplicaContext) -> Tensor:
-        """Return a side of `rank` columns: as the last step left it, or drawn at random."""
+        """Return a side of `rank` columns from the previous step, or drawn at random."""
         step = 0 if self.warm_start else context.step
         key = derive_key(context.seed, "PowerSGD", context.stage, name, side, step)
         return side_columns(memory.get(f"{side}/{name}") if self.warm_start else None, matrix, side, self.rank, key)
@@ -136,16 +136,16 @@ class PowerSGD(Layered):
 
 @dataclass(frozen=True, repr=False)
 class PowerGossip(Layered):
-    """Each replica takes its own optimiser step and moves towards its neighbours in a ring, by low-rank projections of
-    the differences (Vogels et al. 2020, 2008.01425).
+    """Steps each replica by its own gradient and moves it towards its ring neighbours by low-rank projections of the
+    differences (Vogels et al. 2020, 2008.01425).
 
     X_i += sum over neighbours j of w (X_j - X_i) q q^T, with w = 1/(neighbours + 1). The projection comes from a power
-    iteration: p = (X_j - X_i) q is computed from X q, the only matrix that is sent (`rank` columns in each of
-    `iterations`); the next iteration multiplies by orthonormal p from the left, and so on in turn. The unsent part of
-    the difference stays in the parameters, so there is no residual. As with overlapping in the authors' code, X are the
-    parameters before the step.
+    iteration: p = (X_j - X_i) q is computed from X q, the only matrix sent (`rank` columns in each of `iterations`);
+    the next iteration multiplies by the orthonormalised p from the left, and so on alternately. The unsent part of the
+    difference stays in the parameters, so there is no residual. X are the parameters before the step, as with overlap
+    in the authors' code.
 
-    The parameters of replicas differ; their mean is evaluated. For small tensors (see `min_values`), and for all
+    The parameters of replicas differ; evaluations use their mean. For small tensors (see `min_values`), and for all
     tensors in the first `warmup` steps, gradients are averaged instead. Raises ValueError if `rank` exceeds the rank of
     every matrix.
 
@@ -176,17 +176,17 @@ class PowerGossip(Layered):
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         sides = (matrix_of(shape) for shape in self.compressed_shapes(shapes).values())
-        return 2 * 4 * sum(min(m, n, self.rank) * (m + n) for m, n in sides)  # for each of two neighbours
+        return 2 * 4 * sum(min(m, n, self.rank) * (m + n) for m, n in sides)  # for two neighbours
 
     def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         for gradient in gradients.values():
             check_finite(gradient)
         done = context.step - self.warmup
-        if not done or context.parameters is None:  # up to here replicas are one
+        if not done or context.parameters is None:  # until now all replicas are equal
             return Averaged(gradients, memory)
         given = {name: context.parameters[name].detach() for name in gradients}
         matrices = {name: x.reshape(len(x), -1).to(torch.float64, copy=True) for name, x in given.items()}
-        products = 2 * len(self.neighbours(context.replica, context.num_replicas))  # to send, and to move by
+        products = 2 * len(self.neighbours(context.replica, context.num_replicas))  # to send, and to update
         count_work(self.iterations * products * sum(x.nbytes for x in given.values()))
         moved = dict(memory)
         for iteration in range(done * self.iterations, (done + 1) * self.iterations):
@@ -219,7 +219,7 @@ class PowerGossip(Layered):
             theirs = received[other][label].decode(next(iter(matrices.values())).device)
             parts = torch.split(theirs, [x.numel() for x in own[other].values()])
             for (name, sent), part in zip(own[other].items(), parts, strict=True):
-                difference = part.view_as(sent) - sent if me < other else sent - part.view_as(sent)  # the same at both
+                difference = part.view_as(sent) - sent if me < other else sent - part.view_as(sent)  # equal at both
                 memory[f"{side}/{other}/{name}"] = difference
                 thin, basis = difference.double(), bases[other][name]
                 projected = thin @ basis.T if side == "left" else basis @ thin.T
@@ -228,14 +228,14 @@ class PowerGossip(Layered):
     def _basis(
         self, name: str, side: str, matrix: Tensor, other: int, memory: Memory, context: ReplicaContext
     ) -> Tensor:
-        """Return orthonormal columns, the same at both ends: of the last iteration, or drawn before the first."""
+        """Return orthonormal columns, equal at both ends, from the last iteration or drawn before the first."""
         pair = sorted((context.replica, other))
         key = derive_key(context.seed, "PowerGossip", context.stage, name, side, *pair)
         return orthonormal(side_columns(memory.get(f"{side}/{other}/{name}"), matrix, side, self.rank, key))
 
 
 def mean_sides(name: str, own: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
-    """Return the means of thin matrices over replicas in float64, all in one all-reduce of this name."""
+    """Return the means of thin matrices over replicas in float64, by a single all-reduce of this name."""
     sides = {name: cast_saturating(x, torch.float32) for name, x in own.items()}
     sums = yield from sum_tensors(name, sides, context)
     return {name: x.double() / context.num_replicas for name, x in sums.items()}
@@ -247,9 +247,9 @@ def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def side_columns(kept: Tensor | None, matrix: Tensor, side: str, rank: int, key: int) -> Tensor:
-    """Return up to `rank` columns for the "left" or "right" side of a matrix: of `kept`, orthonormal, or drawn if there is none.
+    """Return up to `rank` columns for the "left" or "right" side of a matrix: `kept`, orthonormalised, or drawn if it is None.
 
-    Columns that are missing or became zero are replaced by drawn ones.
+    Missing and zero columns are replaced by drawn ones.
     """
     length, rank = matrix.shape[1 if side == "right" else 0], min(*matrix.shape, rank)
     drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
@@ -257,10 +257,10 @@ def side_columns(kept: Tensor | None, matrix: Tensor, side: str, rank: int, key:
         return drawn
     kept = orthonormal(kept.to(drawn.device)[:, :rank])  # a method may adapt the rank
     width = kept.shape[1]
-    alive = kept.any(dim=0)  # a column that became zero would stay there
+    alive = kept.any(dim=0)  # a zero column would stay zero
     return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)
 
 
 def orthonormal(x: Tensor) -> Tensor:
-    """Return orthonormal columns with the span of the columns of `x`, in float32; dependent columns become zero."""
+    """Orthonormalise the columns of `x`, in float32; dependent columns become zero."""
     return lowrank.orthonormal(x[None])[0].float().double()

@@ -1,10 +1,10 @@
-"""`ReplicaMethod`: how the replicas of a stage average its gradients, in rounds.
+"""`ReplicaMethod`: averages a stage's gradients over its replicas, in rounds.
 
-A method is a generator. It yields the packets of this replica in a round, receives the packets of the other replicas,
-and returns the average and its new memory. So a method of several rounds reads from top to bottom, and memory changes
-only after the last round. `RoundDriver` advances the generator of one replica. Its callers carry the packets: between
-workers (`raysim.pipeline`), over a process group (`raysim.distributed`), or within one process (`average_together`
-here).
+A method is a generator: in each round it yields this replica's packets and receives those of the other replicas; at the
+end it returns the average and its new memory. So a method of several rounds reads from top to bottom, and memory
+changes only after the last round. `RoundDriver` advances the generator of one replica. Its callers transfer the
+packets: between workers (`raysim.pipeline`), over a process group (`raysim.distributed`), or within one process
+(`average_together`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AGREED = "agreed"  # kind of a memory: the parameters on which replicas agreed last, which are evaluated and exported
+AGREED = "agreed"  # memory kind of the last agreed parameters, used for evaluation and export
 
-Gradients: TypeAlias = "dict[str, Tensor]"  # of a stage, by parameter name, in the order of its module; float32
-Memory: TypeAlias = "dict[str, Tensor]"  # memory of a method at one replica, by any names; checkpoints keep it
+Gradients: TypeAlias = "dict[str, Tensor]"  # of a stage, float32 by parameter name, in module order
+Memory: TypeAlias = "dict[str, Tensor]"  # of a method at one replica, with names of its choice; saved in checkpoints
 Packets = Mapping[str, Packet]
 
 
 class Round(NamedTuple):
-    """The packets that one replica sends in a round."""
+    """The packets sent by one replica in a round."""
 
     everyone: Packets = MappingProxyType({})  # to every other replica
-    each: Mapping[int, Packets] = MappingProxyType({})  # to one other, by its index
+    each: Mapping[int, Packets] = MappingProxyType({})  # to one other replica, by index
 
     def wire_bytes(self, num_replicas: int, table: CodecTable) -> int:
         """Return the bytes sent by this replica; a message counts once for each receiver."""
@@ -46,12 +46,12 @@ class Round(NamedTuple):
         return sum(copies * wire_bytes(table.pack_round(packets)) for copies, packets in sent if packets)
 
 
-Received = Sequence[Packets]  # by replica: its packets to everyone and to this replica; of this replica, `everyone`
-Rounds: TypeAlias = Generator[Round, Received, T]  # of one member, to its result
+Received = Sequence[Packets]  # by replica: its packets to everyone and to this one; for this one, its own `everyone`
+Rounds: TypeAlias = Generator[Round, Received, T]  # of one member, returning its result
 
 
 class ReplicaContext(NamedTuple):
-    """The facts about a step that a method may use."""
+    """Information about a step, for methods."""
 
     replica: int
     num_replicas: int
@@ -65,9 +65,9 @@ class ReplicaContext(NamedTuple):
     learning_rate: float = 0.0
     momentum: float = 0.0  # of the optimiser
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
-    parameters: Gradients | None = None  # of this replica, for a method that is `decentralized`
+    parameters: Gradients | None = None  # of this replica, for `decentralized` methods
     previous: Gradients | None = (
-        None  # at the parameters of the step before, on this step's samples: if `needs_previous_gradients`
+        None  # at the previous step's parameters, on this step's samples, if `needs_previous_gradients`
     )
 
 
@@ -78,8 +78,8 @@ class Averaged:
     gradients: Gradients
     memory: Memory
     decisions: list[Decision] = field(default_factory=list)
-    with_momentum: frozenset[str] = frozenset()  # of these the optimiser's momentum is part already
-    parameters: Gradients = field(default_factory=dict)  # in place of this replica's
+    with_momentum: frozenset[str] = frozenset()  # names of gradients that already include momentum
+    parameters: Gradients = field(default_factory=dict)  # to replace this replica's
 
 
 class ReplicaMethod(Notation, ABC):
@@ -88,31 +88,29 @@ class ReplicaMethod(Notation, ABC):
     A frozen dataclass, equal and hashed by its settings.
     """
 
-    compresses: ClassVar[bool] = True  # whether anything but an uncompressed mean is computed
-    uses_previous_gradients: ClassVar[bool] = False  # whether some steps do, see `needs_previous_gradients`
-    decentralized: ClassVar[bool] = (
-        False  # whether each replica keeps parameters of its own, stepped by its own gradient
-    )
+    compresses: ClassVar[bool] = True  # whether it is anything but an uncompressed mean
+    uses_previous_gradients: ClassVar[bool] = False  # in some steps, see `needs_previous_gradients`
+    decentralized: ClassVar[bool] = False  # whether each replica has its own parameters, updated by its own gradient
 
     after_update: ClassVar[bool] = (
-        False  # whether replicas step by gradients of their own, and exchange parameters then
+        False  # whether replicas first update by their own gradients, then exchange parameters
     )
-    works_alone: ClassVar[bool] = False  # whether it changes the training of a single replica
-    optimizers: ClassVar[frozenset[str] | None] = None  # names of the optimisers that it is for; None for all
+    works_alone: ClassVar[bool] = False  # whether it has an effect with a single replica
+    optimizers: ClassVar[frozenset[str] | None] = None  # names of supported optimisers; None for all
 
     @property
     def by_bucket(self) -> bool:
-        """True if averaging part of the tensors after another sends what one average of all sends, as DDP's buckets do."""
+        """True if tensors may be averaged in buckets, as in DDP, with the same bytes as all at once."""
         return False
 
     @property
     def keeps_momentum(self) -> bool:
-        """True if the method applies momentum itself, so that the optimiser must apply none."""
+        """True if the method applies momentum itself, so the optimiser must not."""
         return False
 
     @property
     def needs(self) -> frozenset[str]:
-        """The parts of the context that the method uses beside the gradients: "epochs", "learning_rate" or "step_s"."""
+        """The context that the method uses besides the gradients: "epochs", "learning_rate" or "step_s"."""
         return frozenset()
 
     @abstractmethod
@@ -121,67 +119,67 @@ class ReplicaMethod(Notation, ABC):
 
     @abstractmethod
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
-        """Return the rounds of one step at one replica; neither `gradients` nor `memory` is changed in place.
+        """Return the rounds of one step at one replica, without modifying `gradients` or `memory`.
 
         All replicas yield the same number of rounds, and return bit-identical gradients unless the method is
-        `decentralized`. A method with `after_update` is given the updated parameters as `gradients`, and returns only
-        `parameters`. Raises NonFiniteError at NaN or infinity.
+        `decentralized`. A method with `after_update` gets the updated parameters as `gradients` and returns only
+        `parameters`. Raises NonFiniteError on NaN or infinity.
         """
 
     def part(self, step: int) -> int | None:
-        """Return the part of the stage that replicas exchange in a step, counted from 0; None if they exchange nothing.
+        """Return the index of the part of the stage exchanged in a step; None if nothing is exchanged.
 
-        Steps with the same part send the same kinds of packets. `average` is called in every step; without a part it
-        has no rounds.
+        Steps with the same part send the same kinds of packets. `average` is called in every step, and has no rounds if
+        the part is None.
         """
         return 0
 
     @property
     def period(self) -> int:
-        """The number of steps after which `part` repeats."""
+        """The period of `part`, in steps."""
         return 1
 
     @property
     def steps_under_way(self) -> int:
-        """The number of steps by which an exchange may lag behind training, which hides its time."""
+        """How many steps an exchange may lag behind training, which hides its time."""
         return 0
 
     def begin(self, parameters: Gradients) -> Memory:
-        """Return the memory before the first step, given the parameters, which are equal at all replicas."""
+        """Return the memory before the first step, given the parameters, equal on all replicas."""
         return {}
 
     def check_steps(self, num_steps: int) -> None:
         """Raise ValueError if the method does not fit the length of a run."""
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the codecs of the packets that this method sends, for the table of its group, see `Compressor.entries`."""
+        """Return the codecs of this method's packets, for the group's table; see `Compressor.entries`."""
         return ()
 
     def table(self, names: Iterable[str]) -> CodecTable:
-        """Return the table of a group whose gradients have these names."""
+        """Return the table of a group with gradients of these names."""
         return CodecTable(self.entries(), names=names)
 
     def needs_previous_gradients(self, step: int, seed: int) -> bool:
-        """Return whether a step also needs the gradients at the previous step's parameters, which doubles the compute."""
+        """Return whether a step also needs gradients at the previous step's parameters, which doubles the compute."""
         return False
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
-        """Raise ValueError, by field and rule, if the method cannot average gradients of these shapes.
+        """Raise ValueError, naming field and rule, if the method cannot average gradients of these shapes.
 
-        `momentum`: momentum of the optimiser, None for an optimiser without momentum.
+        `momentum`: the optimiser's momentum, or None if it has none.
         """
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return the maximum bytes of one replica's memory, for gradients of these shapes."""
+        """Return the most bytes of one replica's memory, for gradients of these shapes."""
         return 0
 
 
 def reduce_scatter(
     name: str, packets: Mapping[int, Packet], own: Tensor | None, me: int, device: torch.device
 ) -> Rounds[Tensor | None]:
-    """Send every other member its chunk; return the sum of the chunks for this member, added in the order of members.
+    """Send each other member its chunk; return the sum of this member's chunks, added in the order of members.
 
-    `own` is this member's own chunk; None, with no packets, if it contributes nothing. The sum is None if no member
+    `own` is this member's own chunk, or None, with no packets, if it contributes nothing. The sum is None if no member
     contributes.
     """
     received = yield Round(each={other: {name: packet} for other, packet in packets.items()})
@@ -201,10 +199,10 @@ def reduce_scatter(
 def sum_over_members(
     name: str, values: Tensor | None, me: int, count: int, device: torch.device
 ) -> Rounds[Tensor | None]:
-    """Return the sum of flat `values` over `count` members, the same bits at each; this is member `me`. None if no member has values.
+    """Sum flat `values` over `count` members, bitwise equal on each; this is member `me`. Returns None if no member has values.
 
     Two rounds, a reduce-scatter and an all-gather: member i sums chunk i in the order of members, so each of D members
-    sends 2 (D - 1) / D of the bytes, as in a ring. A member whose values are None takes part.
+    sends 2 (D - 1) / D of the bytes, as in a ring. Members with values None also take part.
     """
     chunks = () if values is None else values.tensor_split(count)
     packets = {other: Identity().encode(chunk) for other, chunk in enumerate(chunks) if other != me}
@@ -215,14 +213,14 @@ def sum_over_members(
 
 
 def all_reduce(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]:
-    """Return the sum of flat float32 `values` over `count` members, see `sum_over_members`."""
+    """Return the sum of flat float32 `values` over `count` members; see `sum_over_members`."""
     total = yield from sum_over_members(name, values, me, count, values.device)
     assert total is not None
     return total
 
 
 def sum_tensors(name: str, tensors: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
-    """Return the sums of float32 tensors over replicas, all in one all-reduce of this name."""
+    """Return the sums of float32 tensors over replicas, by a single all-reduce of this name."""
     flat = torch.cat([x.reshape(-1) for x in tensors.values()])
     total = yield from all_reduce(name, flat, context.replica, context.num_replicas)
     parts = torch.split(total, [x.numel() for x in tensors.values()])
@@ -238,12 +236,12 @@ def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Roun
 
 
 def num_values(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the number of values of tensors of these shapes."""
+    """Return the total number of values in tensors of these shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 class RoundDriver:
-    """Advances the generator of one member of a group, round by round, to its result."""
+    """Advances one member's generator, round by round, to its result."""
 
     def __init__(self, rounds: Rounds[Any]) -> None:
         self._rounds = rounds
@@ -251,7 +249,7 @@ class RoundDriver:
         self.result: Any = None
 
     def advance(self, received: Received | None) -> Round | None:
-        """Consume the packets of the last round and return those of the next round; None once `result` is set.
+        """Consume the packets received in the last round and return those of the next; None once `result` is set.
 
         `received` is None in the first round.
         """
@@ -265,9 +263,9 @@ class RoundDriver:
 
 
 def together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
-    """Run several generators as one, the k-th rounds of all sent together, and return their results.
+    """Run several generators as one, with their k-th rounds sent together, and return their results.
 
-    The names of their packets must differ.
+    Their packets must have different names.
     """
     drivers = [RoundDriver(each) for each in rounds]
     received: Received | None = None
@@ -284,12 +282,12 @@ def together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
 
 
 def agreed(parameters: Gradients, memory: Memory) -> Gradients:
-    """Return the parameters for evaluation: the last agreed parameters, if the method stores them."""
+    """Return the parameters for evaluation: the last agreed ones, if the method stores them."""
     return {name: memory.get(f"{AGREED}/{name}", x) for name, x in parameters.items()}
 
 
 def exchange(sent: Sequence[Round]) -> list[Received]:
-    """Return the packets that each replica receives in a round."""
+    """Return the packets received by each replica in a round."""
     return [[{**part.everyone, **part.each.get(replica, {})} for part in sent] for replica in range(len(sent))]
 
 
@@ -299,7 +297,7 @@ def average_together(
     memories: Sequence[Memory],
     contexts: Sequence[ReplicaContext],
 ) -> tuple[list[Averaged], list[int]]:
-    """Average in one process: return each replica's result and the bytes that it sent."""
+    """Average in one process; return each replica's result and sent bytes."""
     count = len(gradients)
     drivers = [RoundDriver(method.average(*each)) for each in zip(gradients, memories, contexts, strict=True)]
     sent_bytes = [0] * count

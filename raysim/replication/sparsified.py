@@ -1,4 +1,4 @@
-"""Methods that send the greatest values of gradient plus residual: DGC, RedSync and gTop-k."""
+"""DGC, RedSync and gTop-k, which send the largest values of gradient plus residual."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 EXACT = "exact"
-ESTIMATED = ("sampled", "bisect")  # DGC's and RedSync's
+ESTIMATED = ("sampled", "bisect")  # as in DGC and RedSync
 
 
 class Kept(NamedTuple):
-    """The selected values of a flat row, and their positions in increasing order."""
+    """The selected values of a flat row and their increasing positions."""
 
     positions: Tensor
     values: Tensor
 
 
 def select(row: Tensor, count: int, how: str, key: int) -> Kept:
-    """Return about `count` greatest magnitudes of a flat row: exactly `count` for "exact", else by a policy of `EstimatedTopK`.
+    """Select about `count` of the largest magnitudes of a flat row: exactly `count` for "exact", else by an `EstimatedTopK` policy.
 
     Raises NonFiniteError on NaN or infinity.
     """
@@ -44,7 +44,7 @@ def select(row: Tensor, count: int, how: str, key: int) -> Kept:
 
 
 def select_within(kept: Kept, count: int, how: str, key: int) -> Kept:
-    """Return about `count` of the kept values: multi-level compression; "exact" gives the result of `select`."""
+    """Select about `count` of the kept values (multi-level compression); with "exact" the result equals `select`."""
     if len(kept.values) <= count:
         return kept
     positions, values = select(kept.values, count, how, key)
@@ -52,12 +52,12 @@ def select_within(kept: Kept, count: int, how: str, key: int) -> Kept:
 
 
 def count_of(factor: float, row: Tensor) -> int:
-    """Return the number of values kept of a row at a compression factor."""
+    """Return the number of values of a row kept at a compression factor."""
     return kept_of(1 / factor, row.numel())
 
 
 def codec_of(factor: float, how: str, values: Codec) -> TopK | EstimatedTopK:
-    """Return the codec of the packets that `pack` makes."""
+    """Return the codec of the packets made by `pack`."""
     return TopK(1 / factor, values=values) if how == EXACT else EstimatedTopK(1 / factor, how, values=values)
 
 
@@ -74,21 +74,21 @@ def pack(kept: Kept, row: Tensor, factor: float, how: str, values: Codec, key: i
 
 
 def energy(x: Tensor) -> float:
-    """Return the squared norm, the same on any number of threads."""
+    """Return the squared norm, independent of the number of threads."""
     return total(x, "squares")
 
 
 @dataclass(frozen=True, repr=False)
 class DGC(Layered):
-    """Sends the greatest values of v = v + u, with u = m u + g this replica's velocity, and clears u and v at sent
-    positions (deep gradient compression, Lin et al. 2018, 1712.01887).
+    """Sends the largest values of v = v + u, with u = m u + g this replica's velocity, and clears u and v at sent positions
+    (deep gradient compression, Lin et al. 2018, 1712.01887).
 
-    m is the momentum of the optimiser, which then applies none to these tensors. `masking=False` keeps u at sent
-    positions; `correction=False` leaves u out, for optimisers without momentum. `clip_norm` first bounds the norm of
-    all gradients of the stage to clip_norm/sqrt(replicas); `optimizer.clip_norm` is refused, since it would clip the
-    transmitted sums of velocities. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) by equal
-    factors to `density`. `select` is "exact", or "sampled", with a threshold estimated from a sample. With masking and
-    density 1 the step is dense, with the optimiser's momentum.
+    m is the optimiser's momentum, which the optimiser itself then does not apply to these tensors. `masking=False` keeps
+    u at sent positions; `correction=False` omits u, for optimisers without momentum. `clip_norm` first clips the norm of
+    the stage's gradients to clip_norm/sqrt(replicas); `optimizer.clip_norm` is rejected, since it would clip the
+    transmitted sums of velocities. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) to `density` by
+    equal factors. `select` is "exact", or "sampled" with a threshold estimated from a sample. With masking and density 1
+    the step equals a dense step with the optimiser's momentum.
 
     >>> [round(DGC(0.001, ramp=4).density_of(epoch), 4) for epoch in range(6)]
     [0.2512, 0.0631, 0.0158, 0.004, 0.001, 0.001]
@@ -125,7 +125,7 @@ class DGC(Layered):
         return frozenset({"epochs"} if self.ramp else ())
 
     def density_of(self, epoch: int) -> float:
-        """Return the density of an epoch: it falls while it ramps."""
+        """Return the density of an epoch; it falls during the ramp."""
         return float(self.density ** min(1.0, (epoch + 1) / (self.ramp + 1)))
 
     def entries(self) -> tuple[Entry, ...]:
@@ -151,7 +151,7 @@ class DGC(Layered):
         if self.clip_norm is not None:
             norm = math.sqrt(sum(energy(gradient) for gradient in gradients.values()))
             limit = self.clip_norm / math.sqrt(context.num_replicas)
-            if norm > limit:  # NaN is found by the selection
+            if norm > limit:  # NaN is detected by the selection
                 gradients = {name: gradient * (limit / norm) for name, gradient in gradients.items()}
         return (yield from super().average(gradients, memory, context))
 
@@ -182,11 +182,11 @@ class DGC(Layered):
 
 @dataclass(frozen=True, repr=False)
 class RedSync(Layered):
-    """Sends about the share `density` of gradient plus residual, above a threshold found by search (Fang et al. 2019, 1808.04357).
+    """Sends about the share `density` of gradient plus residual, above a searched threshold (Fang et al. 2019, 1808.04357).
 
-    `search="binary"`: between mean and greatest magnitude, until k to 2k values pass. "trimmed": the threshold is
-    lowered until k pass, and the k greatest are kept; the result equals TopK's, so TopK is executed. `same_sign`: only
-    positive values are sent in even steps and negative ones in odd steps, all as their mean: positions and one value.
+    `search="binary"`: bisects between the mean and the largest magnitude until k to 2k values pass. "trimmed": lowers the
+    threshold until k pass and keeps the k largest; the result equals TopK's, so TopK is executed. `same_sign`: sends
+    only positive values in even steps and negative ones in odd steps, all as their mean: positions and one value.
     """
 
     density: float
@@ -228,11 +228,11 @@ class RedSync(Layered):
 
 @dataclass(frozen=True, repr=False)
 class GTopK(Layered):
-    """Averages the k greatest values over all replicas, found by recursive doubling (Shi et al. 2019, 1901.04359).
+    """Averages the k largest values over all replicas by recursive doubling (Shi et al. 2019, 1901.04359).
 
-    In round t replica i swaps its k values with replica i XOR 2^t, adds, and keeps the k greatest of the sum; so all end up
-    with the same k. A replica's value is sent if it survives every round; else it stays in the residual. If the number of
-    replicas is no power of two, missing replicas count as empty, and a replica with the same sum sends instead.
+    In round t replica i swaps its k values with replica i XOR 2^t, adds them and keeps the k largest of the sum, so all end with
+    the same k. A replica's value counts as sent if it survives every round, else it stays in the residual. If the number of
+    replicas is not a power of two, missing replicas count as empty, and a replica with the same sum sends in their place.
     """
 
     density: float
@@ -263,10 +263,10 @@ class GTopK(Layered):
             if source is None:
                 continue
             for name, packet in received[source].items():
-                if name not in held:  # of other methods that share the round
+                if name not in held:  # belongs to another method that shares the round
                     continue
                 row = packet.decode(held[name].device)
-                # in the same order on both sides, so that sums have the same bits
+                # in the same order on both sides, so that sums are bitwise equal
                 total = held[name] + row if context.replica & group == 0 else row + held[name]
                 kept = self._greatest(total)
                 survives[name] &= kept
@@ -278,7 +278,7 @@ class GTopK(Layered):
         return Averaged(unflatten(means, gradients), moved)
 
     def _greatest(self, row: Tensor) -> Tensor:
-        """Return which of a row, (1, n), are its k greatest."""
+        """Return a mask of the k largest values of a row (1, n)."""
         count_work(row.nbytes)
         mask = torch.zeros_like(row, dtype=torch.bool)
         mask.view(-1)[select_topk(row, kept_of(self.density, row.numel()))] = True
@@ -286,7 +286,7 @@ class GTopK(Layered):
 
 
 def partners(replica: int, group: int, count: int) -> tuple[int | None, list[int]]:
-    """Return the replica to receive from and the replicas to send to, when groups of `group` replicas with equal values merge.
+    """Return the replica to receive from and those to send to, when groups of `group` replicas with equal values merge.
 
     >>> [partners(replica, 2, 3) for replica in range(3)]  # there is no replica 3: replica 2 sends to 1 as well
     [(2, [2]), (2, []), (0, [0, 1])]
@@ -296,7 +296,7 @@ def partners(replica: int, group: int, count: int) -> tuple[int | None, list[int
         partner = target ^ group
         if partner < count:
             return partner
-        first = partner & ~(group - 1)  # of the partner's group
+        first = partner & ~(group - 1)  # in the partner's group
         return first if first < count else None
 
     return source(replica), [target for target in range(count) if target != replica and source(target) == replica]
