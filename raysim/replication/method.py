@@ -141,7 +141,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def steps_under_way(self) -> int:
-        """How many steps an exchange may lag behind training, which hides its time."""
+        """The most steps by which an exchange may lag behind training, which hides its time."""
         return 0
 
     def begin(self, parameters: Gradients) -> Memory:
