@@ -68,7 +68,7 @@ def addition(
 ) -> Data:
     """Return sums of two numbers of `digits` digits, such as `27+15=240`.
 
-    With `reverse` the answer begins with its last digit. Numbers have leading zeros, and answers one more digit. The 12 tokens
+    `reverse`: the answer begins with its last digit. Numbers have leading zeros, and answers one more digit. The 12 tokens
     are the digits, `+` and `=`.
     """
     digits = check_integer("data.digits", digits, 1, _MOST_DIGITS)

@@ -96,9 +96,9 @@ def hf(
 ) -> Data:
     """Return a Hugging Face data set, from a hub name, a folder written by `save_to_disk`, or a folder of data files.
 
-    `name` selects the configuration if there are several. The type of the input `column` decides the kind of samples:
-    images (see `images`; `target` is their label), texts (see `text`; classified if there is a `target`, else packed), or
-    numbers (one column or a list; see `table`). Without a `test_split`, a tenth of the rows is the test split.
+    `name`: the configuration if there are several. `column`: the input, whose type decides the kind of samples: images
+    (see `images`), texts (see `text`; packed without a `target`), or numbers (one column or a list; see `table`).
+    `target`: the column to predict. `test_split`: if the set has no such split, a tenth of the rows is the test split.
     """
     sources, wanted = _hub_splits(path, name, train_split, test_split), (train_samples, test_samples)
     schema = sources[0].schema

@@ -104,9 +104,9 @@ def cifar10(
 ) -> Data:
     """Return CIFAR-10 from `path`, or by default from the hub.
 
-    `path` is a folder with train*.parquet and test*.parquet at any depth, or one Parquet file, whose last tenth is the
-    test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment` affects only training:
-    crops and flips are `random`, new in each epoch (as in the paper), `fixed` for each sample, or `none`.
+    `path`: a folder with train*.parquet and test*.parquet at any depth, or one Parquet file, whose last tenth is the
+    test split. The columns are the hub's: `img` or `image` ({bytes, path}) and `label`. `augment`: crops and flips in
+    training are `random`, new in each epoch (as in the paper), `fixed` for each sample, or `none`.
     """
     return _cifar(CIFAR10, path, augment, (train_samples, test_samples))
 

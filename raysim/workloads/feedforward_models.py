@@ -45,7 +45,7 @@ def cnn(shape: DataShape, *, width: int = 16) -> nn.Sequential:
 def resnet18(shape: DataShape, *, width: int = 64, norm: str = "batch") -> nn.Sequential:
     """Return ResNet-18 for small images (He et al. 2016, 1512.03385), laid out as in kuangliu/pytorch-cifar.
 
-    The first convolution is 3x3 with stride 1, and there is no max-pooling. 11,173,962 parameters for 10 classes. `width` is the
+    The first convolution is 3x3 with stride 1, and there is no max-pooling. 11,173,962 parameters for 10 classes. `width`: the
     number of channels of the first convolution and of layer1; layer2 to layer4 have 2, 4 and 8 times as many. `norm`: "batch",
     or "group" for GroupNorm (Wu and He 2018, 1803.08494), which keeps the output for a sample independent of other samples:
     8 channels per group, or a single group if the number of channels is not a multiple of 8.
@@ -105,7 +105,7 @@ def vgg16(shape: DataShape, *, width: int = 64) -> nn.Sequential:
     """Return VGG-16 without BatchNorm: thirteen convolutions and three linear layers.
 
     Simonyan and Zisserman 2015, 1409.1556. The output of the convolutions is averaged or repeated to 7 x 7, as in
-    torchvision. 134,670,244 parameters for 100 classes. `width` is the number of channels of the first block; all other
+    torchvision. 134,670,244 parameters for 100 classes. `width`: the number of channels of the first block; all other
     layers scale with it. Linear layers are initialised with a standard deviation of 0.08 / sqrt(width), which is
     torchvision's 0.01 at width 64 and keeps outputs of about the same size at other widths.
 

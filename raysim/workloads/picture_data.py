@@ -138,10 +138,10 @@ def images(
     """Return images from a folder with one folder per class, or from Parquet files with encoded images.
 
     The folder may hold folders train and test (or val), each with the class folders, or files train*.parquet and
-    test*.parquet. Otherwise a fixed random tenth is the test split. Images are scaled to `size` (a number, or height and
-    width); without it all must have the same size. `column` ("image" or "img" by default) and `label` are Parquet
-    columns. `augment` affects only training: crops and flips are `random` (new in each epoch), `fixed` for each sample,
-    or `none`. Pixels are normalised by `mean` and `std` of each channel, ImageNet's by default.
+    test*.parquet. Otherwise a fixed random tenth is the test split. `size`: images are scaled to it (a number, or height
+    and width); without it all must have the same size. `column` ("image" or "img" by default) and `label`: columns of
+    Parquet files. `augment`: crops and flips in training are `random` (new in each epoch), `fixed` for each sample, or
+    `none`. `mean` and `std`: pixels are normalised by these values per channel, ImageNet's by default.
     """
     options = PictureOptions(size, augment, mean, std, (train_samples, test_samples))
     folder = check_path("data.path", path).absolute()  # workers may run in another folder

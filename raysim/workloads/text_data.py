@@ -95,11 +95,11 @@ def text(
 ) -> Data:
     """Return text in blocks of `length` tokens for next-token prediction, or with `label` texts to classify.
 
-    `path` is a text file, or a file of rows (JSON lines, Parquet, CSV, TSV) with a text in each row's `column`; the last tenth
-    is the test split. Or it is a folder with `train_file` and `test_file`, by default train.txt and test.txt, or files train*
-    and test* of rows. Tokens are bytes, or those of `tokenizer`, a folder with a tokenizer's files or a hub name.
-    With `label`, a column of classes, each row is a sample: its text, and the text of the column `pair` if given, truncated or
-    padded to `length`. Of a single file, a fixed tenth of the rows is the test split.
+    `path`: a text file, a file of rows (JSON lines, Parquet, CSV, TSV), or a folder. `column`: the texts in a file of rows. The last
+    tenth of a single file is the test split. `train_file` and `test_file`: files in the folder, by default train.txt and test.txt,
+    or files train* and test* of rows. `tokenizer`: a folder with a tokenizer's files or a hub name; by default tokens are bytes.
+    `label`: a column of classes; each row is then a sample, truncated or padded to `length`, and of a single file a fixed tenth of
+    the rows is the test split. `pair`: a column with a second text for each sample.
     """
     length = check_integer("data.length", length, 1)
     source = check_path("data.path", path)
@@ -136,8 +136,8 @@ def wikitext2(
     """Return WikiText-2 in blocks of `length` tokens, from the folder `path` of text files, or from the hub.
 
     Lines are tokenised one by one and empty lines left out, as in the hub's rows, so both sources give the same tokens.
-    `train_file` and `test_file` default to train.txt and test.txt. `tokenizer` is a folder with a tokenizer's files, or
-    a hub name.
+    `train_file` and `test_file` default to train.txt and test.txt. `tokenizer`: a folder with a tokenizer's files, or a
+    hub name.
     """
     length = check_integer("data.length", length, 1)
     if path is None:
