@@ -28,7 +28,7 @@ def hook(
     batch_size: int = 1,
     seed: int = 0,
 ) -> "Gradients":
-    """Average the gradients of a model's replicas by `method`, in raysim's notation, and return the averager.
+    """Make DDP average a model's gradients by `method`, in raysim's notation, and return the averager.
 
     Call it on every rank, with the same arguments, after wrapping the model. DDP buckets are averaged separately; a model with
     one bucket gets the gradients of `raysim.train` with one stage, bit for bit.

@@ -1,8 +1,8 @@
 """Rounds of a replica method over a torch process group: messages of any size between all pairs of ranks.
 
-Gloo and NCCL need to know the size of a tensor before they receive it. So the first part of each message has the size of the
-previous one, known to both ends, after the length in 8 bytes. The rest follows in a second part. If sizes do not change from
-step to step, a round costs one message to each rank and no padding.
+Gloo and NCCL need to know the size of a tensor before they receive it. So each message starts with its length in 8 bytes and as
+many bytes as the last message in its slot had, which both ends know. The rest follows in a second part. If sizes do not change
+from step to step, a round costs one message to each rank and no padding.
 """
 
 from __future__ import annotations

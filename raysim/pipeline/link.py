@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class LinkAccount:
-    """Totals of one end of a link, by default of one step; squared norms are sums over the measured packets."""
+    """Totals of one end of a link, in one step or several; squared norms are sums over the measured packets."""
 
     boundary: int
     direction: str

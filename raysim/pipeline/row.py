@@ -92,9 +92,7 @@ class RowExecution:
                 self._outgoing.append((action, OutgoingMessage(target, tuple(action), sent)))
             elif action.op == "F":
                 assert y is not None
-                self._device_losses[action] = only(y).view(-1)[
-                    0
-                ]  # in a twin step, the loss with the present parameters
+                self._device_losses[action] = only(y).view(-1)[0]  # in a twin step, with the current parameters
                 if not self.overlaps:
                     self._read_losses()
             end = self.clock.mark()

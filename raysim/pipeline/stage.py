@@ -96,7 +96,7 @@ class Stage:
 
         The activation is one tensor, or several with names, see `raysim.values`.
 
-        In a `twin` step it is a batch of two: first with the current parameters, then with those of the previous step. So is
+        In a `twin` step it holds two results: with the current parameters, then with those of the previous step. So does
         `value`, except for data.
         """
         floats, exact = split(value)
@@ -150,7 +150,7 @@ class Stage:
         """Return a microbatch's inputs, its outputs with a graph, and the gradients of these outputs."""
         saved = self._saved.pop(microbatch)
         outputs = saved.outputs
-        if not outputs:  # the copies of the buffers are used up, the buffers themselves stay as the forward left them
+        if not outputs:  # recompute with the copied buffers, so that the stage's own buffers do not change
             tensors = {**(saved.weights or {}), **saved.buffers}
             with self.versions.saving(saved.weights):
                 value = self._compute(join(saved.inputs, saved.exact), saved.key, saved.targets, tensors)

@@ -85,9 +85,8 @@ def _needs(config: RunConfig, stage: int, module: nn.Module, footprint: Footprin
     saved, kept = footprint.saved, max(footprint.waiting - footprint.saved, 0)
     backward, weights, first = footprint.backward, footprint.weights, footprint.first
     if config.recompute:
-        again = (
-            footprint.forward + footprint.gradient
-        )  # the forward runs again in the backward, beside the received gradient
+        # the forward runs again in the backward, while the received gradient is held
+        again = footprint.forward + footprint.gradient
         state = module.state_dict()
         saved = footprint.received + sum(x.nbytes for name, x in module.named_buffers() if name in state)
         if not weights:
