@@ -1,4 +1,4 @@
-"""The configuration of one run: the same keys in TOML, on the command line, in `run.parquet` and as sweep parameters."""
+"""The configuration of a run: the same keys in TOML, on the command line, in `run.parquet` and as sweep parameters."""
 
 from raysim.config.fields import OptimizerConfig
 from raysim.config.keys import Key, as_row, as_written, keys_of, run_keys

@@ -1,6 +1,6 @@
 """The configured compressors of boundaries, parsed once.
 
-A setting is one compressor for all boundaries, or a list with one for each. The entry of a boundary may be a table by
+A setting is one compressor for all boundaries, or a list with one per boundary. A boundary's entry may be a table by
 tensor name, and the whole setting may be a table by replica.
 """
 
@@ -29,9 +29,9 @@ UNCOMPRESSED = parse("Identity")
 
 
 def read_setting(field: str, value: Any) -> ByReplica:
-    """Return a setting with its notations parsed and the keys of its tables in order; raises ValueError by field and rule.
+    """Parse a setting's notations and sort the keys of its tables; raises ValueError with field and rule.
 
-    A text in brackets is read as TOML, the form in which records hold lists and tables.
+    A text in brackets is read as TOML, the form of lists and tables in records.
 
     >>> read_setting("forward", '{skip = "Quantize(8)", hidden = "TopK(0.1)"}')
     {'hidden': TopK(0.1), 'skip': Quantize(8)}
@@ -65,7 +65,7 @@ def write_setting(value: ByReplica) -> Any:
 
 
 def check_numbers(field: str, value: ByReplica, num_boundaries: int, num_replicas: int) -> None:
-    """Raise ValueError if a setting does not fit the number of boundaries or of replicas."""
+    """Raise ValueError if a setting does not fit the number of boundaries or replicas."""
     if isinstance(value, dict) and is_by_replica(value):
         if num_replicas == 1:
             raise ValueError(
@@ -82,7 +82,7 @@ def check_numbers(field: str, value: ByReplica, num_boundaries: int, num_replica
 
 
 def is_by_replica(value: Mapping[str, Any]) -> bool:
-    """Return True if the keys of a table are numbers of replicas, not names of tensors.
+    """Return whether the keys of a table are replica numbers, not tensor names.
 
     >>> is_by_replica({"0": "TopK(0.1)", "others": "Identity"}), is_by_replica({"hidden": "TopK(0.1)"})
     (True, False)
@@ -104,8 +104,8 @@ def of_replica(value: ByReplica, replica: int, num_boundaries: int) -> Sequence[
 def pairs_of(forward: OfBoundary, backward: OfBoundary, *, shared_indices: bool, boundary: int) -> Pairs:
     """Return the compressors of a boundary.
 
-    With shared indices, the gradients of uncompressed tensors are uncompressed too. Raises ValueError if other compressors
-    cannot share their positions.
+    With shared indices, the gradients of uncompressed tensors are uncompressed too. Raises ValueError if the compressors of
+    compressed tensors cannot share their positions.
     """
     names = [*(name for each in (forward, backward) if isinstance(each, dict) for name in each), OTHERS]
     pairs: Pairs = {name: (_of_tensor(forward, name), _of_tensor(backward, name)) for name in dict.fromkeys(names)}
@@ -118,12 +118,12 @@ def pairs_of(forward: OfBoundary, backward: OfBoundary, *, shared_indices: bool,
 
 
 def of_tensor(pairs: Pairs, name: str) -> tuple[Compressor, Compressor]:
-    """Return the compressors of a tensor that crosses a boundary."""
+    """Return the compressors of a tensor, by its name."""
     return pairs.get(name, pairs[OTHERS])
 
 
 def named(value: ByReplica) -> Iterator[tuple[int | None, str, Compressor]]:
-    """Yield boundary (None for all), tensor and compressor for each entry in tables by tensor."""
+    """Yield boundary (None for all), tensor and compressor of each entry in tables by tensor."""
     if isinstance(value, dict) and is_by_replica(value):
         for setting in value.values():
             yield from named(setting)
@@ -145,7 +145,7 @@ def _from_toml(field: str, text: str) -> Any:
 
 
 def _read_list(field: str, value: Any) -> Setting:
-    """Return the setting of one entry for all boundaries, or of a list with one each."""
+    """Parse one entry for all boundaries, or a list with one per boundary."""
     if not isinstance(value, (list, tuple)):
         return _read(field, value)
     if len(value) > MOST_STAGES:
@@ -155,7 +155,7 @@ def _read_list(field: str, value: Any) -> Setting:
 
 
 def _read(field: str, value: Any) -> OfBoundary:
-    """Return the entry of a boundary: a compressor, or a table of compressors by tensor."""
+    """Parse the entry of a boundary: a compressor, or a table of compressors by tensor."""
     if not isinstance(value, Mapping):
         return _read_compressor(field, value)
     names = [str(key) for key in value if key != OTHERS]

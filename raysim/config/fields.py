@@ -1,4 +1,4 @@
-"""Tables of a configuration: their strict base, types of numbers and roles of keys, and the table of the optimiser."""
+"""Base class of configuration tables, number types, roles of keys, and the optimiser's table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from raysim.notation import known_words
 
-LARGEST = 2**31 - 1  # the greatest count that the records hold
+LARGEST = 2**31 - 1  # the largest count in the records
 Role = Literal["setting", "compression", "seed", "arithmetic", "observation", "place"]
 """The part of a key in a run's result.
 
@@ -20,7 +20,7 @@ at. "place": where it runs and its name; a resumed run may change it.
 
 
 def role(name: Role) -> dict[str, Any]:
-    """Return the argument of `Field` that gives a key its role; keys without one are settings."""
+    """Return the argument of `Field` that sets a key's role; keys without one are settings."""
     return {"role": name}
 
 
@@ -30,7 +30,7 @@ MOST_STAGES = 1024  # a few times the stages of the largest published pipelines
 
 
 class Strict(BaseModel):
-    """A table that refuses unknown keys, and booleans in place of numbers."""
+    """A table that rejects unknown keys, and booleans in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -65,9 +65,9 @@ _REFUSED = {
 
 
 class OptimizerConfig(Strict):
-    """The update of parameters, the same at every stage; keys are written `optimizer.KEY`.
+    """The optimiser, the same at every stage; keys are written `optimizer.KEY`.
 
-    Options of a rule that have no field here are written under torch's names: `optimizer.nesterov=true`.
+    Options of an optimiser without a field here have torch's names: `optimizer.nesterov=true`.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -109,7 +109,7 @@ class OptimizerConfig(Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The rule's options that are given, under torch's names; `weight_decay` among them, if the rule has it."""
+        """The given options, under torch's names, and `weight_decay` if the optimiser has it."""
         values = {name: getattr(self, name, None) for name in OPTIMIZERS[self.name]}
         given = {name: value for name, value in values.items() if value is not None}
         if "epsilon" in given:
@@ -150,7 +150,7 @@ _LISTS = {"ns_coefficients": 3, "etas": 2, "step_sizes": 2}
 
 
 def _check_option(option: str, value: object) -> None:
-    """Raise ValueError if an option of a rule is of another kind than torch's."""
+    """Raise ValueError if an optimiser's option does not have torch's type."""
     key = f"`optimizer.{option}`"
     if option in _FLAGS:
         if not isinstance(value, bool):

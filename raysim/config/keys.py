@@ -22,7 +22,7 @@ _MODEL_TYPE = re.compile(r"model_type\W+([\w-]+)")
 
 
 class Key(NamedTuple):
-    """A key of a run, as it is written in TOML, on the command line, in `run.parquet` and in studies."""
+    """A key of a run, as written in TOML, on the command line, in `run.parquet` and in studies."""
 
     name: str
     default: object
@@ -43,7 +43,7 @@ def run_keys() -> tuple[Key, ...]:
 
 
 def keys_of(*roles: Role) -> frozenset[str]:
-    """Return the names of the keys of some roles.
+    """Return the names of the keys with these roles.
 
     >>> sorted(keys_of("seed", "arithmetic"))
     ['deterministic', 'device', 'seed', 'threads_per_stage']
@@ -52,7 +52,7 @@ def keys_of(*roles: Role) -> frozenset[str]:
 
 
 def as_written(value: object) -> object:
-    """Return the value of a key as one text; a list or a table is written in TOML.
+    """Return the value of a key as one text; lists and tables are written in TOML.
 
     >>> as_written(("TopK(0.1)", "Identity")), as_written("TopK(0.1)"), as_written(None)
     ('["TopK(0.1)", "Identity"]', 'TopK(0.1)', None)
@@ -63,7 +63,7 @@ def as_written(value: object) -> object:
 
 
 def _inline(value: object) -> str:
-    """Return a value in TOML, on one line."""
+    """Write a value in TOML, on one line."""
     if isinstance(value, Mapping):
         keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in value)
         return f"{{{', '.join(f'{key} = {_inline(inner)}' for key, inner in zip(keys, value.values(), strict=True))}}}"
@@ -73,7 +73,7 @@ def _inline(value: object) -> str:
 
 
 def as_row(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as `run.parquet` holds it, by key."""
+    """Return the configuration by key, as stored in `run.parquet`."""
     kinds = {key.name: key.kind for key in run_keys()}
     row: dict[str, Any] = {}
     for name, value in config.flat().items():
@@ -98,7 +98,7 @@ def _keys(prefix: str, model: type[BaseModel]) -> list[Key]:
 
 
 def _kind(annotation: Any) -> str:
-    """Return the kind of values that an annotation allows, besides None."""
+    """Return the kind of values allowed by an annotation, besides None."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(arguments[0])
@@ -113,7 +113,7 @@ def _kind(annotation: Any) -> str:
 
 
 def model_title(name: str, path: Any = None, config: Any = None) -> str:
-    """Return a model's name; of `hf`, with the type of its configuration, or else the folder or name that holds it.
+    """Return a model's name; for `hf`, followed by its configuration's type, or else by its folder or name.
 
     `config` is a table, its text in TOML or JSON, or the path of a file.
 

@@ -1,4 +1,4 @@
-"""Reading a configuration from a recipe, a TOML file, nested values and overrides; errors are one sentence."""
+"""Read a configuration from a recipe, a TOML file, nested values and overrides; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from raysim.notation import InputError, known_words, shown
 from raysim.storage.files import read_text
 
 LARGEST_BYTES = 4 * 2**20  # of a TOML file
-# A key that is set takes the other one away.
+# Setting a key removes the other one.
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
 _OF_FALLING = ("decay_epochs", "decay_every")  # options without effect on a constant learning rate
-# Words that pydantic puts into the path of a value of several kinds; no key has such a name.
+# Words that pydantic adds to the path of a value of several kinds; no key has such a name.
 _UNION = ("str", "constrained-int")
 _NESTED = ("tuple[", "dict[", "constrained-tuple")
 
 
 class ConfigError(InputError):
-    """A configuration is wrong: one sentence with field, value and rule."""
+    """A configuration is wrong; one sentence with field, value and rule."""
 
 
 def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_fields, of: str = "") -> str:
-    """Return pydantic's first error as one sentence in raysim's form; `keys`: the known keys; `of`: what they belong to."""
+    """Return pydantic's first error as one sentence in raysim's style. `keys`: the known keys; `of`: what they belong to."""
     errors = error.errors(include_url=False)
-    # Of a field that is one value or a list, the rule of the given kind.
+    # If a field may be a scalar or a list, show the rule of the given kind.
     scalars = ("int_type", "string_type", "dict_type")
     fitting = (each for each in errors if each["type"] not in scalars or not isinstance(each["input"], (list, tuple)))
     first = next(fitting, errors[0])
@@ -51,7 +51,7 @@ def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_field
     rules = {"model_type": "a table of keys", "tuple_type": "a list", "int_parsing_size": "an integer of fewer digits"}
     if first["type"] == "too_long":
         rules["too_long"] = f"a list of at most {first['ctx']['max_length']} entries"
-    # Without how pydantic read it.
+    # Drop pydantic's details.
     rule = re.sub(r"^\w+ should |( after validation, not|, unable|, got) .*", "", first["msg"])
     rule = rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     if first["type"] in rules:
@@ -60,7 +60,7 @@ def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_field
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of nested values; raises ConfigError with the first thing that is wrong, in one sentence."""
+    """Make a configuration from nested values; raises ConfigError with one sentence on the first error."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -68,7 +68,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
 
 
 def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the configuration of a recipe's name or a TOML file, changed by `key=value` texts.
+    """Read the configuration of a recipe or a TOML file, changed by `key=value` texts.
 
     Raises ConfigError if the recipe, the file, a key or a value is wrong.
 
@@ -108,7 +108,7 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not TOML: {error}.") from None
     find_data(values, path.parent)
-    base = values.pop("base", None)  # a recipe derives from another by naming what differs
+    base = values.pop("base", None)  # then the file lists only the differences from its base
     if base is not None:
         if not isinstance(base, str):
             raise ConfigError(f"`base` must be a recipe or a .toml file, but got {shown(base)}.")
@@ -127,16 +127,16 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
 
 
 def find_data(values: Mapping[str, Any], folder: Path) -> None:
-    """Make a relative `data.path` absolute if it exists beside the configuration's file and not in the working folder."""
+    """Resolve a relative `data.path` against the configuration's folder if it exists there and not in the working folder."""
     data = values.get("data")
     if isinstance(data, dict) and isinstance(path := data.get("path"), str) and path:
-        with suppress(OSError, ValueError):  # no name of a file: refused with the other options
+        with suppress(OSError, ValueError):  # not a file name: rejected with the other options
             if not Path(path).expanduser().exists() and (folder / path).exists():
                 data["path"] = str(folder / path)
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with raysim."""
+    """Return the names of raysim's recipes."""
     return sorted(
         entry.name.removesuffix(".toml")
         for entry in resources.files("raysim.recipes").iterdir()
@@ -145,9 +145,9 @@ def recipe_names() -> list[str]:
 
 
 def apply_override(values: dict[str, Any], override: str) -> str:
-    """Change nested `values` by a text `key=value` and return the key; a value that is not TOML is a string.
+    """Apply an override `key=value` to nested `values` and return the key; a value that is not TOML is a string.
 
-    Raises ConfigError if the text has another form, or the key is invalid.
+    Raises ConfigError if the text has a different form, or the key is invalid.
     """
     key, equals, text = override.partition("=")
     key = key.strip()
@@ -155,14 +155,14 @@ def apply_override(values: dict[str, Any], override: str) -> str:
         raise ConfigError(f"An override is written key=value, but got {shown(override)}.")
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # also of a number of thousands of digits
+    except (ValueError, RecursionError):  # ValueError also for numbers with thousands of digits
         parsed = {}
     merge(values, key, parsed["value"] if parsed.keys() == {"value"} else text)
     return key
 
 
 def merge(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in nested values; a new model or data set starts without the old one's options."""
+    """Set a dotted key in nested values; a new model or data set drops the old one's options."""
     if key in ("model.name", "data.name", "loss.name"):
         key = key.removesuffix(".name")
     top = values
@@ -170,7 +170,7 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     for parent in parents:
         inner = values.setdefault(parent, {})
         if parents[0] in ("forward", "backward") and not isinstance(inner, dict):
-            inner = {OTHERS: inner}  # the key is of a single replica or tensor
+            inner = {OTHERS: inner}  # the key belongs to a single replica or tensor
         if isinstance(inner, str):
             inner = {"name": inner}
         if not isinstance(inner, dict):
@@ -184,7 +184,7 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
     values.pop(EXCLUSIVE.get(key, ""), None)
     values[last] = value
     optimizer = top.get("optimizer")
-    if isinstance(optimizer, dict):  # options that mean nothing to the new choice are dropped
+    if isinstance(optimizer, dict):  # drop options without meaning for the new choice
         if key == "optimizer.name" and isinstance(value, str) and value in OPTIMIZERS:
             for option in {option for options in OPTIMIZERS.values() for option in options} - {*OPTIMIZERS[value]}:
                 optimizer.pop(option, None)

@@ -18,7 +18,7 @@ from raysim.schedules.weights import Delays
 
 
 class RunConfig(RunFields):
-    """Everything that decides a run's result, and where it runs.
+    """Everything that determines a run's result, and where it runs.
 
     >>> config = RunConfig(forward="TopK(density=0.1)", steps=100)
     >>> config.forward, config.optimizer.learning_rate
@@ -33,7 +33,7 @@ class RunConfig(RunFields):
         return self
 
     def changed(self, **values: Any) -> RunConfig:
-        """Return the configuration with other values of some keys, checked like a new one."""
+        """Return a copy with some keys changed, checked like a new configuration."""
         return type(self).model_validate({**dict(self), **values})
 
     @property
@@ -55,11 +55,11 @@ class RunConfig(RunFields):
 
     @property
     def executed_schedule(self) -> Schedule:
-        """The schedule; without a flush if the weight policy needs none."""
+        """The schedule, without flushes if the weight policy needs none."""
         return self.weights.order(self.schedule)
 
     def weight_delays(self) -> Delays:
-        """Return the delay of each stage's microbatches: the updates between a forward and the update with its gradient."""
+        """Return the delays of each stage's microbatches: updates between a forward and the update with its gradient."""
         policy, schedule = self.weights, self.executed_schedule
         if not isinstance(schedule, Unflushed):
             return [[0] * self.num_microbatches] * self.stages
@@ -67,9 +67,9 @@ class RunConfig(RunFields):
         return policy.delays(schedule.delays(self.stages, self.num_microbatches, per))
 
     def compressors(self) -> list[list[Pairs]]:
-        """Return the compressors for each replica and boundary: a dict by tensor name."""
+        """Return the compressors for each replica and boundary, as a dict by tensor name."""
         count = self.stages - 1
-        by_setting: dict[str, list[Pairs]] = {}  # replicas of one setting share a list
+        by_setting: dict[str, list[Pairs]] = {}  # replicas with the same setting share a list
         of_replicas = []
         for replica in range(self.num_replicas):
             settings = (of_replica(self.forward, replica, count), of_replica(self.backward, replica, count))
@@ -87,7 +87,7 @@ class RunConfig(RunFields):
         return list(methods) if isinstance(methods, tuple) else [methods] * self.stages
 
     def flat(self) -> dict[str, Any]:
-        """Return every key as it is written (`optimizer.momentum`), with its value."""
+        """Return every key in written form (`optimizer.momentum`), with its value."""
         flat: dict[str, Any] = {}
         for key, value in self.model_dump().items():
             if isinstance(getattr(self, key), BaseModel):
@@ -135,7 +135,7 @@ def _boundaries(run: RunConfig) -> Iterator[str]:
 
 
 def _ends(run: RunConfig) -> Iterator[tuple[Compressor, Compressor]]:
-    """Yield the compressors of activations and of gradients of every link."""
+    """Yield the compressors of activations and gradients of every boundary."""
     return (ends for links in run.compressors() for pairs in links for ends in pairs.values())
 
 
@@ -182,7 +182,7 @@ def _compress_from(run: RunConfig) -> Iterator[str]:
 
 
 def _weights(run: RunConfig) -> Iterator[str]:
-    """The weight policy fits the schedule, the replicas, the compressors and the optimiser."""
+    """Check the weight policy against the schedule, replicas, compressors and optimiser."""
     policy = run.weights
     if policy.flush or policy.validates:
         return
@@ -226,4 +226,4 @@ def _clock(run: RunConfig) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (_sizes, _boundaries, _compressors, _replicas, _compress_from, _weights, _clock)
-"""Each yields the sentences on what is wrong; the first one counts."""
+"""Each yields sentences on errors; the first one is reported."""

@@ -1,4 +1,4 @@
-"""The keys of a run, and the values that each allows.
+"""The keys of a run and their allowed values.
 
 Rules on several keys are in `raysim.config.run`. Rules that need the data or the model (cuts, sizes, memory) are checked by
 `raysim.pipeline.plan`, still before anything starts.
@@ -42,7 +42,7 @@ SYNCHRONOUS = parse_weights("Synchronous")
 
 @dataclass(frozen=True)
 class Start:
-    """A run's folder and the step of one of its checkpoints, from which a branch goes on; None for the last one.
+    """The start of a branch: a run's folder and the step of a checkpoint, None for the last one.
 
     >>> Start.read("results/dense@1200"), Start.read("results/dense").step
     (results/dense@1200, None)
@@ -56,7 +56,7 @@ class Start:
 
     @classmethod
     def read(cls, value: Any) -> Start:
-        """Return the start written as `FOLDER@STEP` or `FOLDER`; raises ValueError for anything else."""
+        """Parse `FOLDER@STEP` or `FOLDER`; raises ValueError for anything else."""
         if isinstance(value, Start):
             return value
         written = isinstance(value, str) and re.fullmatch(r"(.+)@([0-9]{1,9})|.+/[^@]*|[^@]+", value, re.DOTALL)
@@ -70,7 +70,7 @@ class Start:
 
 
 def _reader(kind: type[Notation], parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Return the function by which a field takes the object of a notation, or its text."""
+    """Return a validator that accepts an object of a notation, or its text."""
 
     def read(value: Any) -> Any:
         if isinstance(value, kind):
@@ -86,7 +86,7 @@ _read_method = _reader(ReplicaMethod, parse_replica_method)
 
 
 def _read_methods(value: Any) -> Any:
-    """Return one replica method, or a tuple with one for each stage."""
+    """Parse one replica method, or a tuple with one per stage."""
     if not isinstance(value, (list, tuple)):
         return _read_method(value)
     if len(value) > MOST_STAGES:
@@ -114,7 +114,7 @@ BoundaryField: TypeAlias = Annotated[ByReplica, PlainValidator(_read_boundaries)
 
 
 class Named(BaseModel):
-    """A model or a data set by name; its other keys are options of that model or data set."""
+    """A model or a data set by name; the other keys are its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -308,7 +308,7 @@ class RunFields(Strict):
     @classmethod
     def _bare_options(cls, value: Any) -> Any:
         has_options = isinstance(value, Mapping) and "name" not in value
-        return {"name": "cross_entropy", **value} if has_options else value  # the one that has options
+        return {"name": "cross_entropy", **value} if has_options else value  # the only loss with options
 
     @field_validator("metrics", mode="before")
     @classmethod
