@@ -1,7 +1,7 @@
 """The records of a run: Parquet with explicit schemas, units in the names, and a version.
 
-While a run goes, rows are written in numbered parts, each written whole and renamed into place. A finished run has one
-file per table. A run that is killed loses at most the rows after its last flush. Parts of a table that has its file are
+During a run, rows are written in numbered parts, each written atomically. A finished run has one
+file per table. A killed run loses at most the rows after its last flush. If a table has its file, its parts are
 leftovers and are not read.
 """
 

@@ -1,4 +1,4 @@
-"""Types and bounds of recorded values; values out of bounds are refused, with the column's name, whatever wrote the file."""
+"""Types and bounds of recorded values; values out of bounds are rejected with the column's name, whatever wrote the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raysim.notation import CONTROL, REPLACED, check_size, printable, shown
 from raysim.records.schema import OWN_COLUMNS
 
 NEEDED = ("schema_version", "seed", "status")
-"""Columns without which a `run.parquet` is somebody else's."""
+"""Required columns: a `run.parquet` without them was not written by raysim."""
 _OF_PROBES = (
     *("num_stages", "num_replicas", "forward", "backward", "replica_gradient", "steps_done", "probe_every"),
     "probe_overhead",
@@ -24,10 +24,10 @@ _OF_PROBES = (
 ADDED = ("run", "study", "trial", "setting", "compression_factor")
 """Columns that `analysis.load` adds to those of `run.parquet`."""
 
-LARGEST_INTEGER = 2**53  # that a float holds exactly
+LARGEST_INTEGER = 2**53  # exact in a float
 LONGEST_S = 1e9  # 32 years
-LONGEST_TEXT = 1_000_000  # characters of a value, but for the rows of a schedule
-LARGEST_COUNT = 2**15  # stages, microbatches, replicas: more than the tables can number
+LONGEST_TEXT = 1_000_000  # characters of a value, except the rows of a schedule
+LARGEST_COUNT = 2**15  # stages, microbatches, replicas: beyond the tables' types
 
 _KINDS = {key.name: key.kind for key in run_keys()}
 SEEDS = ("seed", "model_seed")
@@ -36,7 +36,7 @@ _NOTATIONS = ("forward", "backward", "replica_gradient", "schedule", "weights")
 
 
 def check_row(table: pa.Table) -> None:
-    """Check the row of a `run.parquet`; raises ArrowInvalid naming a column that raysim would not write in this way."""
+    """Check the row of a `run.parquet`; raises ArrowInvalid with a column that raysim would not have written."""
     names = table.column_names
     twice = [name for name, count in Counter(names).items() if count > 1]
     added = [name for name in ADDED if name in names]
@@ -72,7 +72,7 @@ def check_row(table: pa.Table) -> None:
 
 
 def check_values(rows: pa.Table | pa.RecordBatch) -> None:
-    """Check the values of a table by type and unit; raises ArrowInvalid naming the column out of bounds."""
+    """Check a table's values by type and unit; raises ArrowInvalid with the column out of bounds."""
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
             continue
@@ -85,7 +85,7 @@ def check_values(rows: pa.Table | pa.RecordBatch) -> None:
 
 
 def printable_rows(rows: Any) -> Any:
-    """Return a table or batch for display: control characters in its texts are replaced."""
+    """Replace control characters in the texts of a table or batch, for display."""
     for i, field in enumerate(rows.schema):
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if field.name != "schedule_rows" and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -108,7 +108,7 @@ def _is_written(kind: pa.DataType) -> bool:
 
 
 def _kind(name: str) -> str | None:
-    """Return the kind of value of a column of `run.parquet`; None if it may hold anything."""
+    """Return the kind of a column of `run.parquet`; None if it may hold anything."""
     measured = "float" if name.startswith(("final_", "chance_")) else None
     return _KINDS.get(name) or OWN_COLUMNS.get(name) or measured
 
@@ -128,7 +128,7 @@ def _is_of(kind: str, value: object) -> bool:
 
 
 def _within(name: str, kind: str | None, value: Any) -> bool:
-    """Return whether a value of `run.parquet` lies within the bounds of its column."""
+    """Return whether a value of `run.parquet` is within the bounds of its column."""
     if kind == "int":
         if name in SEEDS:
             return bool(0 <= value < 2**63)

@@ -1,7 +1,7 @@
 """Packs: many runs in one Parquet file per table, read as if each run had its own folder.
 
-A pack is a folder with `runs.parquet`, one row for each run, and a file for each table of the runs. Their column `run` names the run
-of a row; the rows of a run follow each other. Files of studies keep their paths relative to the packed folder.
+A pack is a folder with `runs.parquet`, with one row per run, and one file per table of the runs. Their column `run` names each row's
+run; the rows of a run are consecutive. Files of studies keep their paths relative to the packed folder.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from raysim.records.tables import UNREADABLE, RecordsError, read_whole
 from raysim.storage.places import ListedPath, Listing, Place, arrow_source, open_place, walk
 
 RUNS = "runs.parquet"
-ROW = "row"  # of `runs.parquet`: the run's own row as it was written, an Arrow stream
-TABLES = "tables"  # of `runs.parquet`: the tables that the run has
-MARK = b"raysim_pack"  # in the metadata of `runs.parquet`: other files of that name are no packs
+ROW = "row"  # column of `runs.parquet`: the run's original row, an Arrow stream
+TABLES = "tables"  # column of `runs.parquet`: the run's tables
+MARK = b"raysim_pack"  # in the metadata of `runs.parquet`; files without it are not packs
 VERSION = b"1"
 
 
 class _Rows(NamedTuple):
-    """A table of all runs, and the first row and the number of rows of each run."""
+    """A table of all runs, with the first row and number of rows of each run."""
 
     table: pa.Table
     spans: Mapping[str, tuple[int, int]]
@@ -40,7 +40,7 @@ class PackedTables:
         self._lock = Lock()
 
     def origin(self, key: str) -> Place:
-        """Return the file of the pack with the contents of a run's or a study's file."""
+        """Return the pack's file that holds the contents of a run's or a study's file."""
         return self._origins[key]
 
     def table(self, key: str) -> pa.Table:
@@ -84,9 +84,9 @@ def _read(file: Place) -> _Rows:
 
 
 def open_pack(folder: Place) -> ListedPath | None:
-    """Return a pack as the folder that was packed; None if the folder is not a pack.
+    """Open a pack as the original folder; None if the folder is not a pack.
 
-    Raises RecordsError if its `runs.parquet` cannot be read, or has another version.
+    Raises RecordsError if its `runs.parquet` cannot be read, or has a different version.
     """
     if not (folder / RUNS).is_file():
         return None
@@ -106,7 +106,7 @@ def open_pack(folder: Place) -> ListedPath | None:
         raise
     except UNREADABLE as error:
         raise RecordsError(f"{folder / RUNS} cannot be read: {str(error).rstrip('.')}.") from None
-    files = {_inside(place / name, folder): place / name for place, _, names in walk(folder) for name in names}
+    files = {_inside(inner / name, folder): inner / name for inner, _, names in walk(folder) for name in names}
     packed = {f"{run['run']}/run.parquet": folder / RUNS for run in runs}
     packed |= {f"{run['run']}/{table}.parquet": folder / f"{table}.parquet" for run in runs for table in run[TABLES]}
     used = set(packed.values())
@@ -115,25 +115,25 @@ def open_pack(folder: Place) -> ListedPath | None:
 
 
 def open_folder(where: str | Place) -> Place:
-    """Return the folder that a path or a URI names; `study-packed/trials/0-s0` is the run `trials/0-s0` of the pack `study-packed`.
+    """Open the folder at a path or URI; `study-packed/trials/0-s0` is the run `trials/0-s0` in the pack `study-packed`.
 
     Raises PlaceError if a bucket does not answer.
     """
-    place = open_place(where)
-    if (place / "run.parquet").is_file() or (isinstance(place, ListedPath) and place.is_dir()):
-        return place
-    above: Iterable[Place] = place.above(RUNS) if isinstance(place, ListedPath) else place.resolve().parents
+    folder = open_place(where)
+    if (folder / "run.parquet").is_file() or (isinstance(folder, ListedPath) and folder.is_dir()):
+        return folder
+    above: Iterable[Place] = folder.above(RUNS) if isinstance(folder, ListedPath) else folder.resolve().parents
     for home in above:
         try:
             pack = open_pack(home)
-        except RecordsError:  # somebody else's file of that name, perhaps
+        except RecordsError:  # perhaps a foreign file of that name
             continue
         if pack is not None:
-            inside = pack / _inside(place.resolve(), home)
-            return inside if inside.is_dir() else place
-    return place
+            inside = pack / _inside(folder.resolve(), home)
+            return inside if inside.is_dir() else folder
+    return folder
 
 
 def _inside(file: Place, folder: Place) -> str:
-    """Return the path of a place in a folder."""
+    """Return the path of a file relative to a folder."""
     return str(file).removeprefix(str(folder)).lstrip("/")

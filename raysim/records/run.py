@@ -1,4 +1,4 @@
-"""A recorded run: its tables as DataFrames, its status, and what rows of its links say of replicas."""
+"""A recorded run: its tables as DataFrames, its status, and summaries of its links across replicas."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted", "killed")
-SILENT_S = 600.0  # a run whose folder has no lock and no write for this long counts as killed
-FINISHED = ("finished", "diverged")  # over, with all their records
+SILENT_S = 600.0  # a run without a lock counts as killed if nothing was written for this long
+FINISHED = ("finished", "diverged")  # over, with complete records
 
 
 def present_status(folder: Place, written: str) -> str:
-    """Return the status of a run whose `run.parquet` says `written`: "killed" if no process works on a "running" run.
+    """Return the present status of a run: `written`, or "killed" if it says "running" but no process trains it.
 
-    A process that trains holds the lock of the run's folder. Without a lock file, as in a copy of the folder, the run counts as
+    A training process holds the lock of the run's folder. Without a lock file, as in a copy of the folder, the run counts as
     killed once nothing has been written for `SILENT_S` seconds. A bucket has no locks, so the written status is returned.
     """
     if written != "running" or not isinstance(folder, Path):
@@ -42,14 +42,14 @@ def present_status(folder: Place, written: str) -> str:
 
 
 def recorded_value(row: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key in a row of `run.parquet`; its default if the key is newer than the run."""
+    """Return the value of a key in a row of `run.parquet`, or its default if the key is newer than the run."""
     if key in row:
         return row[key]
     return next((known.default for known in run_keys() if known.name == key), None)
 
 
 def _written_at(path: Path) -> float:
-    """Return when a file or a folder last changed; 0 if it does not exist."""
+    """Return the modification time of a file or folder; 0 if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -57,9 +57,9 @@ def _written_at(path: Path) -> float:
 
 
 class Run:
-    """A run's folder, by path or by the URI of a bucket: its tables as DataFrames, and its status.
+    """A recorded run in a folder or a bucket: its tables as DataFrames, and its status.
 
-    `row`: the row of `run.parquet` of a finished run, if it has been read already.
+    `row`: the row of `run.parquet` of a finished run, if already read.
 
     >>> run = Run("results/none")
     Traceback (most recent call last):
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The one row of `run.parquet`: configuration, versions, final metrics, status."""
+        """The row of `run.parquet`: configuration, versions, final metrics, status."""
         if self._row is not None:
             return dict(self._row)
         try:
@@ -104,48 +104,47 @@ class Run:
 
     @property
     def measures(self) -> dict[str, Measure]:
-        """The measures of its evaluations, the one by which settings are judged first; a run of an older version has a loss and
-        an accuracy."""
+        """The measures of its evaluations, starting with the one that judges settings; see `measures_of`."""
         return measures_of(self.row)
 
     @property
     def status(self) -> str:
-        """One of `STATUSES`, as of now: see `present_status`."""
+        """The present status, one of `STATUSES`; see `present_status`."""
         return present_status(self.folder, str(self.row["status"]))
 
     @property
     def steps(self) -> pd.DataFrame:
-        """One row for each step: loss, learning rate, seconds, wire and dense bytes."""
+        """One row per step: loss, learning rate, seconds, wire and dense bytes."""
         return self._table("steps")
 
     @property
     def evals(self) -> pd.DataFrame:
-        """One row for each evaluation: the loss and all metrics, with compression on and off."""
+        """One row per evaluation: the loss and all metrics, with compression on and off."""
         return self._table("evals")
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row for each test sample of the final evaluation with compression on: its loss and its right predictions."""
+        """One row per test sample of the final evaluation with compression on: loss and correct predictions."""
         return self._table("samples")
 
     @property
     def links(self) -> pd.DataFrame:
-        """One row for each step, boundary and direction: packets, bytes, codec seconds, fidelity."""
+        """One row per step, boundary and direction: packets, bytes, codec seconds, fidelity."""
         return self._table("links")
 
     @property
     def decisions(self) -> pd.DataFrame:
-        """One row for each decision of an adaptive method: the branch taken, the gains, and the reason."""
+        """One row per decision of an adaptive method: the branch taken, the gains, and the reason."""
         return self._table("decisions")
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """One row for each transfer between replicas, or between owners of a tied parameter, at the end of the profiled steps."""
+        """One row per transfer between replicas, or between owners of a tied parameter, at the end of profiled steps."""
         return self._table("collectives")
 
     @property
     def actions(self) -> pd.DataFrame:
-        """One row for each action of the profiled steps: its time, and the shares of codec and compute in it."""
+        """One row per action of profiled steps: its time, and its codec and compute seconds."""
         return self._table("actions")
 
     def _table(self, name: str) -> pd.DataFrame:
@@ -156,7 +155,7 @@ class Run:
             table = read_table(files, name, self.measures if name == "evals" else ())
             check_values(table)
         except UNREADABLE as error:
-            if table_files(self.folder, name) != files:  # written, merged or dropped by the run's process meanwhile
+            if table_files(self.folder, name) != files:  # changed by the run's process in the meantime
                 return self._table(name)
             raise RecordsError(printable(f"The table {name!r} of {self.folder} cannot be read: {error}.")) from None
         frame: pd.DataFrame = printable_rows(table).to_pandas()
@@ -164,9 +163,9 @@ class Run:
 
 
 def with_replicas(links: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of `links` of runs of one setting, with a column `replicas`: the replicas of the row's codec, or "" if all share it.
+    """Add a column `replicas` to rows of `links` of one setting: the replicas with the row's codec, or "" if all share it.
 
-    Null names of tensors become "".
+    Null tensor names become "".
 
     >>> import pandas as pd
     >>> links = pd.DataFrame({"direction": "forward", "boundary": 0, "replica": [0, 1, 2], "codec": ["A", "B", "A"]})
@@ -186,7 +185,7 @@ def _named(replicas: pd.Series[int]) -> str:
 
 
 def exceeds_dense(links: pd.DataFrame, num_replicas: int) -> str | None:
-    """Return a sentence if replicas send more than an uncompressed all-reduce of their gradients would, else None."""
+    """Return a sentence if replicas send more than in an uncompressed all-reduce of their gradients, else None."""
     averages = links[(links["direction"] == "replica_gradient") & (links["dense_bytes"] > 0)]
     if averages.empty:
         return None

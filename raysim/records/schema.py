@@ -22,32 +22,32 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("learning_rate", pa.float64()),
             ("gradient_norm", pa.float64()),  # before clipping; null without clipping
             ("seconds", pa.float64()),
-            ("update_s", pa.float64()),  # of the slowest worker's optimiser: CPU seconds, or a GPU's elapsed seconds
+            ("update_s", pa.float64()),  # slowest worker's optimiser: CPU seconds, or elapsed seconds on a GPU
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
         ]
     ),
     "evals": pa.schema(
         [
-            _STEP,  # steps done before it
-            ("mode", pa.string()),  # links in evaluation: "on", "off", or "on_direct"
-            ("batchnorm", pa.string()),  # statistics of training ("running"), or "estimated" anew under the mode
+            _STEP,  # steps done before the evaluation
+            ("mode", pa.string()),  # mode of the links: "on", "off", or "on_direct"
+            ("batchnorm", pa.string()),  # "running" statistics of training, or "estimated" anew in this mode
             ("loss", pa.float64()),
-            ("accuracy", pa.float64()),  # null if the run does not measure it, as for the further metrics
+            ("accuracy", pa.float64()),  # null if not measured, like further metrics
             ("perplexity", pa.float64()),
             ("predictions", pa.int64()),
             ("samples", pa.int64()),
             ("seconds", pa.float64()),
-            # and a column for each further metric of the run, see `schema_of`
+            # and one column per further metric of the run, see `schema_of`
         ]
     ),
-    # A row for each sample of the test data, of the final evaluation with compression on.
+    # One row per test sample, from the final evaluation with compression on.
     "samples": pa.schema(
         [
             _STEP,
             ("sample", pa.int32()),  # in the order of the test data
-            ("loss", pa.float32()),  # the mean over its predictions
-            ("right", pa.int32()),  # right predictions; null if targets are numbers
+            ("loss", pa.float32()),  # mean over its predictions
+            ("right", pa.int32()),  # correct predictions; null if targets are numbers
             ("predictions", pa.int32()),
         ]
     ),
@@ -55,17 +55,17 @@ SCHEMAS: dict[str, pa.Schema] = {
         [
             _STEP,
             _REPLICA,
-            ("stage", pa.int16()),  # of a replica gradient, null otherwise
+            ("stage", pa.int16()),  # for replica gradients and tied parameters, else null
             ("boundary", pa.int16()),  # null for replica gradients and tied parameters
             ("direction", pa.string()),  # "forward", "backward", "replica_gradient" or "tied"
-            ("tensor", pa.string()),  # the name of a tensor that crosses with others; null of one alone
+            ("tensor", pa.string()),  # name of the tensor; null if it crosses alone
             ("codec", pa.string()),
-            ("rounds", pa.int16()),  # of collectives, 0 in steps without an exchange; null for links
+            ("rounds", pa.int16()),  # of a collective, 0 in steps without an exchange; null for links
             ("packets", pa.int32()),
             ("wire_bytes", pa.int64()),
-            ("dense_bytes", pa.int64()),  # of a replica gradient: of an uncompressed all-reduce
-            ("gain", pa.float64()),  # squared norm received over squared norm to send, if measured
-            ("fidelity", pa.float64()),  # 1 - squared norm of their difference over that to send, if measured
+            ("dense_bytes", pa.int64()),  # for a replica gradient: those of an uncompressed all-reduce
+            ("gain", pa.float64()),  # squared norm of the decoded tensor over that of the original, if measured
+            ("fidelity", pa.float64()),  # 1 - squared norm of the error over that of the original, if measured
             ("residual_norm", pa.float64()),  # of the sender's memory, if measured
             ("encode_s", pa.float64()),
             ("decode_s", pa.float64()),
@@ -78,7 +78,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("stage", pa.int16()),
             ("op", pa.string()),
             ("microbatch", pa.int32()),
-            ("start_s", pa.float64()),  # of the driver's clock, since the stages came up or the run was resumed
+            ("start_s", pa.float64()),  # on the driver's clock, since the stages were first up in this process
             ("end_s", pa.float64()),
             ("decode_s", pa.float64()),
             ("compute_wall_s", pa.float64()),
@@ -86,17 +86,17 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("encode_s", pa.float64()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
-            # Beside one forward or backward: "twin", the same with the parameters of the step before, "sensitivity", the measure of how
-            # errors change gradients, or "update", of the weights by this microbatch; otherwise null.
+            # Null for forward and backward; else extra work beside one: "twin" repeats it with the parameters of the previous step,
+            # "sensitivity" measures how errors change gradients, "update" updates the weights with this microbatch.
             ("work", pa.string()),
         ]
     ),
-    # A row for each transfer of the groups that end a step: of profiled ones, or of all if replicas exchange in some steps only.
+    # One row per transfer in the exchanges at the end of profiled steps, or of all steps if replicas exchange only in some.
     "collectives": pa.schema(
         [
             _STEP,
             ("direction", pa.string()),  # "replica_gradient" or "tied"
-            ("stage", pa.int16()),  # whose replicas average; of a tied parameter, its first owner
+            ("stage", pa.int16()),  # averaged stage, or the first owner of a tied parameter
             ("round", pa.int16()),
             ("source_replica", pa.int16()),
             ("source_stage", pa.int16()),
@@ -112,17 +112,17 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("where", pa.string()),  # "forward", "backward" or "replica_gradient"
             ("stage", pa.int16()),
             ("boundary", pa.int16()),
-            ("tensor", pa.string()),  # of a link; null if only one tensor crosses
-            ("layer", pa.string()),  # null if the row holds for all layers
+            ("tensor", pa.string()),  # for a link; null if only one tensor crosses
+            ("layer", pa.string()),  # null if the row is for all layers
             ("method", pa.string()),
             ("branch", pa.string()),
-            ("factor", pa.float64()),  # dense values over values sent, or bytes over bytes
-            ("minimum", pa.float64()),  # factors between which the method explores
+            ("factor", pa.float64()),  # dense values over sent values, or bytes over bytes
+            ("minimum", pa.float64()),  # range of factors explored by the method
             ("candidate", pa.float64()),
-            ("gain_minimum", pa.float64()),  # as the rule saw them
+            ("gain_minimum", pa.float64()),  # as seen by the rule
             ("gain_candidate", pa.float64()),
             ("gain", pa.float64()),  # of the sent message
-            ("throughput", pa.float64()),  # samples a second, by the run's clock
+            ("throughput", pa.float64()),  # samples per second on the run's clock
             ("event", pa.string()),
             ("reason", pa.string()),
         ]
@@ -131,11 +131,11 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 ENCODINGS = {"sample": "DELTA_BINARY_PACKED", "loss": "BYTE_STREAM_SPLIT"}
-"""Of columns of `samples`, whose values hardly repeat: 4 bytes a sample in place of 10."""
+"""Encodings for columns of `samples`, with few repeated values: 4 bytes per sample instead of 10."""
 
 
 def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
-    """Return the schema of a table of a run that has these `measures`: each has a column in `evals`."""
+    """Return the schema of a table of a run with these `measures`; each has a column in `evals`."""
     schema = SCHEMAS[table]
     if table == "evals":
         for name in measures:
@@ -144,7 +144,7 @@ def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
     return schema
 
 
-# Tables that a run without adaptive methods, without replicas and tied parameters, or with a custom loss, does not have; runs
+# Tables absent in runs without adaptive methods, without replicas and tied parameters, or with a custom loss, respectively; runs
 # before 2026-11-25 have no `samples`.
 OCCASIONAL = {"decisions", "collectives", "samples"}
 
@@ -165,14 +165,14 @@ OWN_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("run_id", "started_at", "host", "status", "engine", "measures"), "str"),
     **dict.fromkeys(("python", "raysim", "torch", "ray", "numpy", "device_kind"), "str"),
     **dict.fromkeys(("device_name", "device_capability", "driver", "cuda"), "str"),  # of a GPU
-    "parent": "str",  # the run from which a branch goes on
-    "schedule_rows": "str",  # of a custom schedule, as its file had them
+    "parent": "str",  # the parent run of a branch
+    "schedule_rows": "str",  # of a custom schedule, from its file
     **dict.fromkeys(("diverged_at", "error"), "str"),
-    "warning": "str",  # the first one of the run, such as a link's fidelity below zero
+    "warning": "str",  # the run's first warning, for example a link's fidelity below zero
     **dict.fromkeys(("seconds", "start_s", "probe_overhead"), "float"),
     "probe": "bool",
 }
-"""The kinds of the columns of `run.parquet` beside the configuration, as `Key.kind`; further ones may hold anything."""
+"""Kinds, like `Key.kind`, of the columns of `run.parquet` besides the configuration; other columns may hold anything."""
 _NULLABLE = {
     *("parent", "schedule_rows", "device_name", "device_capability", "driver", "cuda", "device_forecast_bytes"),
     *("device_peak_bytes", "diverged_step", "diverged_at", "warning", "error"),
@@ -180,7 +180,7 @@ _NULLABLE = {
 
 
 def run_schema(row: dict[str, object]) -> pa.Schema:
-    """Return the schema of a row of `run.parquet`: keys of the configuration by their kind, other columns by their value."""
+    """Return the schema of a row of `run.parquet`: types by kind for configuration keys, by value for other columns."""
     kinds = {key.name: _KINDS[key.kind] for key in run_keys()}
     return pa.schema([(name, kinds.get(name) or _type_of(name, value)) for name, value in row.items()])
 

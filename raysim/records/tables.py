@@ -18,17 +18,17 @@ from raysim.records.schema import ENCODINGS, OCCASIONAL, SCHEMA_VERSION, SCHEMAS
 from raysim.storage.files import FolderLock, sync_folder, write_whole
 from raysim.storage.places import ListedPath, Place
 
-UNREADABLE = (OSError, ValueError, pa.ArrowException)  # a file that is gone, cut short or damaged
+UNREADABLE = (OSError, ValueError, pa.ArrowException)  # for a missing, truncated or damaged file
 
 
 class RecordsError(InputError):
-    """A run's folder cannot be written or read; the sentence names its path and the cause."""
+    """A run's folder cannot be written or read; one sentence with path and cause."""
 
 
 def write_table(table: pa.Table, path: Path) -> str:
-    """Write a Parquet file, whole or not at all, and return its SHA-256; raises OSError.
+    """Write a Parquet file atomically and return its SHA-256; raises OSError.
 
-    The schema version is in its metadata, and a checksum with every page, so that damage is noticed when it is read.
+    The metadata hold the schema version, and every page a checksum, so that damage is noticed on reading.
     """
     metadata = {**(table.schema.metadata or {}), b"raysim_schema_version": str(SCHEMA_VERSION).encode()}
     sink = pa.BufferOutputStream()
@@ -41,7 +41,7 @@ def write_table(table: pa.Table, path: Path) -> str:
 
 
 def _encoded(table: pa.Table) -> dict[str, Any]:
-    """Return the options of Parquet's writer for columns with an encoding of their own."""
+    """Return the Parquet writer's options for columns with special encodings."""
     if "sample" not in table.column_names:
         return {}
     return {
@@ -56,14 +56,14 @@ def table_files(folder: Place, table: str) -> list[Place]:
     if whole.is_file():
         return [whole]
     parts = part_files(folder, table)
-    return [whole] if whole.is_file() else parts  # of which some may be gone, if they were merged meanwhile
+    return [whole] if whole.is_file() else parts  # some may have been merged and removed meanwhile
 
 
 def part_files(folder: Place, table: str) -> list[Place]:
     """Return the parts of a table, in order."""
     try:
         parts: list[Place] = list((folder / "parts").glob(f"{table}-*.parquet"))
-    except FileNotFoundError:  # the run has just merged them, and removed their folder
+    except FileNotFoundError:  # the run has just merged them and removed their folder
         return []
     return sorted(parts, key=lambda path: (len(path.name), path.name))
 
@@ -80,16 +80,16 @@ def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ())
 
 
 def read_whole(file: Place) -> pa.Table:
-    """Return the rows of one file as it was written; raises one of `UNREADABLE`."""
+    """Return the rows of one file in its own schema; raises one of `UNREADABLE`."""
     if isinstance(file, ListedPath) and file.pack is not None:
         return file.pack.table(file.key)
-    content = pa.BufferReader(file.read_bytes())  # one request of a bucket
+    content = pa.BufferReader(file.read_bytes())  # one request to a bucket
     with pq.ParquetFile(content, page_checksum_verification=True) as opened:
         return opened.read(use_threads=False)
 
 
 def read_as(file: Place, schema: pa.Schema) -> pa.Table:
-    """Return the rows of one file in a schema: missing columns are null, others are left out."""
+    """Return the rows of one file in a schema: missing columns are null, extra ones are dropped."""
     rows = read_whole(file)
     known = set(rows.column_names)
     columns = [
@@ -100,21 +100,21 @@ def read_as(file: Place, schema: pa.Schema) -> pa.Table:
 
 
 class Recorder:
-    """Writes the tables of one run into its folder, which it locks against other processes."""
+    """Writes the tables of a run into its folder, and locks the folder against other processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.measures: tuple[str, ...] = ()  # of its evaluations
+        self.measures: tuple[str, ...] = ()  # of the run's evaluations
         self._parts = folder / "parts"
         self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
         self._next_part = 0
-        self._hashes: dict[str, str] = {}  # SHA-256 of the parts, by name, as far as they are known
+        self._hashes: dict[str, str] = {}  # SHA-256 of the parts by name, as far as known
         self._lock = FolderLock(folder)
 
     def lock(self) -> None:
         """Make the folder and lock it, unless this recorder has locked it; raises RecordsError if that fails.
 
-        No file has been written yet, and no other process will write: check now whether the folder may be overwritten.
+        After this call nothing has been written, and no other process will write: the time to check the folder's contents.
         """
         try:
             self._lock.acquire()
@@ -128,7 +128,7 @@ class Recorder:
         self.lock()
         try:
             for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
-                draft.unlink()  # of a process that was killed
+                draft.unlink()  # left by a killed process
             self._reopen()
             numbers = [int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob("*-*.parquet")]
             self._next_part = max(numbers, default=-1) + 1
@@ -136,25 +136,25 @@ class Recorder:
             raise self._unwritable(error) from None
 
     def close(self) -> None:
-        """Unlock the folder, if this recorder has locked it."""
+        """Unlock the folder if this recorder has locked it."""
         self._lock.release()
 
     def _unwritable(self, error: OSError) -> RecordsError:
         return RecordsError(f"The run's folder {self.folder} cannot be written: {error.strerror or error}.")
 
     def _reopen(self) -> None:
-        """Remove merged tables: a run that was killed during compaction resumes from its parts, which are complete."""
+        """Remove merged tables: a run killed during compaction resumes from its parts, which are complete."""
         self._parts.mkdir(exist_ok=True)
         for table in SCHEMAS:
             (self.folder / f"{table}.parquet").unlink(missing_ok=True)
-        sync_folder(self.folder)  # a merged table that comes back would hide the rows of new parts
+        sync_folder(self.folder)  # a merged table that reappears after a crash would hide new parts
 
     def add(self, table: str, row: Mapping[str, Any]) -> None:
         """Keep a row for the next flush."""
         self._rows[table].append(row)
 
     def flush(self) -> None:
-        """Write the rows kept since the last flush, as one part per table."""
+        """Write the rows since the last flush, as one part per table."""
         for table, rows in self._rows.items():
             if rows:
                 path = self._parts / f"{table}-{self._next_part:05d}.parquet"
@@ -164,7 +164,7 @@ class Recorder:
         self._next_part += 1
 
     def parts(self) -> dict[str, str]:
-        """Return the SHA-256 of every part on disk, by name, for a checkpoint to list the records that belong to it."""
+        """Return the SHA-256 of every part on disk by name, so that a checkpoint can list its records."""
         for path in self._parts.glob("*-*.parquet"):
             if path.name not in self._hashes:
                 self._hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -183,10 +183,10 @@ class Recorder:
             self._hashes[name] = digest
 
     def forget(self, step: int) -> None:
-        """Drop the rows that a restarted or resumed run repeats: all rows of `step` and later, evaluations included.
+        """Drop the rows that a restarted or resumed run will repeat: all rows of `step` and later, including evaluations.
 
-        An unreadable part is dropped too, unless it was intact before: the checkpoint of `step` may depend on it. Parts
-        are rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again
+        An unreadable part is dropped too, but OSError is raised if it was intact before: the checkpoint of `step` may depend on
+        it. Parts are rewritten one by one, the last first, so that readers see no gap. After a kill, calling this method again
         completes it. Raises OSError.
         """
         for table in SCHEMAS:
@@ -220,7 +220,7 @@ class Recorder:
         write_table(pa.Table.from_pylist([dict(row)], run_schema(dict(row))), self.folder / "run.parquet")
 
     def compact(self) -> None:
-        """Merge the parts of each table into one file; from then on readers skip the parts, which `drop_parts` removes."""
+        """Merge the parts of each table into one file; readers then skip the parts, until `drop_parts` removes them."""
         self.flush()
         for table in SCHEMAS:
             rows = read_table(part_files(self.folder, table), table, self.measures)
@@ -228,7 +228,7 @@ class Recorder:
                 write_table(rows, self.folder / f"{table}.parquet")
 
     def drop_parts(self) -> None:
-        """Remove the parts, once `run.parquet` says that the run is over; until then a run may continue from them.
+        """Remove the parts; only once `run.parquet` says that the run is over, since until then it may resume from them.
 
         Parts that cannot be removed stay: the run is complete without them, and readers skip them.
         """
