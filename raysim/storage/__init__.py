@@ -1,1 +1,1 @@
-"""Files, folders and their locks; folders in buckets and packs, read as local ones."""
+"""Files, folders and locks; folders in buckets and packs are read like local ones."""

@@ -1,4 +1,4 @@
-"""Read files completely, and refuse devices and pipes, which may never end; write them completely or not at all; lock folders."""
+"""Read files completely, refusing devices and pipes, which may never end; write files atomically; lock folders."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import IO
 
 from raysim.notation import shown
 
-CACHE = "RAYSIM_CACHE"  # the environment variable that names another cache folder
-LOCK = ".lock"  # the file by which one process at a time writes in a folder
-LARGEST_BYTES = 64 * 2**20  # of a text: the profile of a run with thousands of actions has a hundredth of it
+CACHE = "RAYSIM_CACHE"  # environment variable with the cache folder
+LOCK = ".lock"  # file locked by the process that writes in a folder
+LARGEST_BYTES = 64 * 2**20  # of a text: 100 times the profile of a run with thousands of actions
 
 
 def read_text(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> str:
@@ -42,15 +42,15 @@ def read_text(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: the value of the variable RAYSIM_CACHE, or ~/.cache/raysim."""
+    """Return the cache folder: the environment variable RAYSIM_CACHE, or ~/.cache/raysim."""
     return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "raysim")
 
 
 def give_kernels_a_cache(package: Path) -> None:
-    """Have numba cache compiled kernels in a temporary folder of this process if it can write neither to `package` nor to ~/.cache.
+    """Let numba cache compiled kernels in a temporary folder if neither `package` nor ~/.cache is writable.
 
-    It would refuse to import them: in a container whose root is read-only, for example. The processes that this one starts use
-    the folder too. An existing NUMBA_CACHE_DIR is kept.
+    Otherwise numba refuses to import them, for example in a container with a read-only root. Child processes use the folder
+    too. An existing NUMBA_CACHE_DIR is kept.
     """
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     existing = next((folder for folder in (user, *user.parents) if folder.exists()), user)
@@ -63,7 +63,7 @@ def give_kernels_a_cache(package: Path) -> None:
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a path names a regular file. A malformed path, or one that is too long, names none.
+    """Return whether a path names a regular file; False for a malformed or too long path.
 
     >>> is_file("x" * 100_000)
     False
@@ -75,12 +75,12 @@ def is_file(path: str | Path) -> bool:
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a file beside its place, wait until it is on disk, and rename it into place: it is there whole or not at all.
+    """Write a file atomically: under a temporary name, synced to disk, then renamed.
 
-    On return the file and its name survive a loss of power. Raises OSError with the file's name; the draft is removed, so that a
+    On return the file and its name survive a power loss. Raises OSError with the file's name; the draft is removed, so that a
     full disk is no fuller than before.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # of no other process, and no link laid in its way
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # no other process can guess it
     try:
         write_through(draft, data)
         draft.replace(path)
@@ -103,7 +103,7 @@ def write_through(path: Path, data: bytes | memoryview) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, or no longer there; raises OSError with the folder's name.
+    """Wait until added and removed names in a folder are on disk; raises OSError with the folder's name.
 
     Does nothing for folders that cannot be read, and on systems and filesystems that do not sync folders.
     """
@@ -121,7 +121,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with its parents, unless it exists, and wait until their names are on disk; raises OSError."""
+    """Make a folder and its missing parents, and wait until their names are on disk; raises OSError."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
@@ -129,7 +129,7 @@ def make_folder(folder: Path) -> None:
 
 
 class FolderLock:
-    """The file `.lock` in a folder, locked while a process writes there and removed when it is released.
+    """The file `.lock` in a folder: locked while a process writes there, and removed on release.
 
     The system releases the lock of a killed process. `fcntl` is imported on use, so that runs can be read on systems without it.
     """
@@ -139,7 +139,7 @@ class FolderLock:
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Make the folder and lock it, unless this lock is held already; never waits for another writer.
+        """Make the folder and lock it, unless this lock is already held; never waits for another writer.
 
         Raises BlockingIOError if another process holds the lock, and OSError if the folder cannot be written.
         """
@@ -148,7 +148,7 @@ class FolderLock:
             file = (self.folder / LOCK).open("w")
             try:
                 _lock(file)
-                if os.fstat(file.fileno()).st_nlink:  # else its last owner has removed it in the meantime
+                if os.fstat(file.fileno()).st_nlink:  # else its previous owner has just removed it
                     self._file = file
             finally:
                 if self._file is None:
@@ -157,15 +157,15 @@ class FolderLock:
     def release(self) -> None:
         """Remove the file and release the lock; does nothing if the lock is not held."""
         if self._file is not None:
-            with suppress(OSError):  # a file that stays is locked by nobody
-                if os.fstat(self._file.fileno()).st_nlink:  # else the file in its place is another's
+            with suppress(OSError):  # a remaining file is not locked
+                if os.fstat(self._file.fileno()).st_nlink:  # else the file there is another process's
                     (self.folder / LOCK).unlink()
             self._file.close()
             self._file = None
 
 
 def is_locked(folder: Path) -> bool | None:
-    """Return whether a process writes in a folder; None without a lock file, or on a system without such locks."""
+    """Return whether a process is writing in a folder; None without a lock file, or on a system without `fcntl`."""
     try:
         with (folder / LOCK).open() as file:
             import fcntl
@@ -179,7 +179,7 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def _lock(file: IO[str]) -> None:
-    """Lock a file, after readers who look at it for a moment in `is_locked`; raises BlockingIOError if a writer holds it."""
+    """Lock a file, waiting for brief readers in `is_locked`; raises BlockingIOError if a writer holds it."""
     import fcntl
 
     while True:
@@ -187,13 +187,13 @@ def _lock(file: IO[str]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # possible beside readers, not beside a writer
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # succeeds if only readers hold it
             fcntl.flock(file, fcntl.LOCK_UN)
             time.sleep(0.01)
 
 
 def os_sentence(error: OSError) -> str:
-    """Return an error of the system in one sentence.
+    """Return a system error as one sentence.
 
     >>> os_sentence(OSError(28, "No space left on device", "results/run.parquet"))
     "'results/run.parquet': No space left on device."

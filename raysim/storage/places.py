@@ -1,6 +1,6 @@
-"""Places of runs and studies: a folder by its path, or one in a bucket by its URI, read alike.
+"""Places of runs and studies: a local folder by its path, or one in a bucket by its URI, with the same interface.
 
-A bucket's folder is listed once, when it is opened. Keys that end with a slash, which some clients leave where a folder was, are
+A bucket's folder is listed once, when it is opened. Keys ending in a slash, which some clients leave behind for folders, are
 ignored.
 """
 
@@ -22,17 +22,17 @@ from raysim.notation import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LIMIT_S = 15.0  # for the first answer of a bucket; some clients would try for minutes
+LIMIT_S = 15.0  # for a bucket's first answer; some clients would retry for minutes
 
-# Asks for the bucket in a process of its own: clients without credentials may try for minutes, or end their process.
+# Asks for the bucket in a separate process: clients without credentials may retry for minutes, or end their process.
 _PROBE = """
 import sys
 from pyarrow import fs
 try:
     system, path = fs.FileSystem.from_uri(sys.argv[1])
     bucket = path.strip("/").split("/")[0]
-    found = system.get_file_info(bucket if system.type_name in ("s3", "gcs", "abfs") else "/")
-    if found.type == fs.FileType.NotFound:
+    info = system.get_file_info(bucket if system.type_name in ("s3", "gcs", "abfs") else "/")
+    if info.type == fs.FileType.NotFound:
         sys.exit(f"there is no bucket {bucket!r}: make it first")
 except Exception as error:
     sys.exit(" ".join(str(error).split()) or type(error).__name__)
@@ -40,11 +40,11 @@ except Exception as error:
 
 
 class PlaceError(InputError):
-    """A place cannot be opened: one sentence with its URI and the reason."""
+    """A place cannot be opened; one sentence with its URI and the reason."""
 
 
 def in_bucket(where: str | Path) -> bool:
-    """Return whether `where` is a URI of another file system than this machine's.
+    """Return whether `where` is a URI of a file system outside this machine.
 
     >>> in_bucket("s3://bucket/runs"), in_bucket("file:///tmp/runs"), in_bucket("results")
     (True, False, False)
@@ -53,7 +53,7 @@ def in_bucket(where: str | Path) -> bool:
 
 
 def local_path(where: str | Path) -> Path:
-    """Return the path that a text or a `file://` URI names.
+    """Return the local path of a text or a `file://` URI.
 
     >>> local_path("file:///tmp/my%20runs").as_posix()
     '/tmp/my runs'
@@ -63,7 +63,7 @@ def local_path(where: str | Path) -> Path:
 
 
 def open_system(uri: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a URI, and the path in it; raises PlaceError if it does not answer within `LIMIT_S`."""
+    """Return a URI's file system and path; raises PlaceError if it does not answer within `LIMIT_S`."""
     try:
         probe = subprocess.run(
             [sys.executable, "-c", _PROBE, uri], capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -81,10 +81,10 @@ def open_system(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 class Pack(Protocol):
-    """Files of many runs in one file a table, see `raysim.records.packs`."""
+    """Many runs in one file per table, see `raysim.records.packs`."""
 
     def origin(self, key: str) -> Place:
-        """Return the file of the pack with the contents of a listed file."""
+        """Return the pack's file that holds the contents of a listed file."""
         ...
 
     def table(self, key: str) -> pa.Table:
@@ -93,20 +93,20 @@ class Pack(Protocol):
 
 
 class Listing(NamedTuple):
-    """Files as they were listed once: by folder, the names of the folders and of the files in it."""
+    """Files as listed once: for each folder, the names of its folders and files."""
 
     home: str
     """The text before each key, such as `s3://` or the path of a folder."""
     system: fs.FileSystem | None
     folders: Mapping[str, tuple[set[str], set[str]]]
     pack: Pack | None = None
-    """The pack that holds the contents of the files."""
+    """The pack with the contents of the files."""
 
     @classmethod
     def of(
         cls, home: str, system: fs.FileSystem | None, root: str, files: Iterable[str], pack: Pack | None = None
     ) -> Listing:
-        """Return the listing of the folder `root` from the keys of the files in it, at any depth."""
+        """Build the listing of the folder `root` from the keys of all files below it."""
         folders: dict[str, tuple[set[str], set[str]]] = {}
         for file in files:
             folder, _, name = file.rpartition("/")
@@ -118,7 +118,7 @@ class Listing(NamedTuple):
 
 
 class ListedPath:
-    """A file or folder of a listing, such as one in a bucket, with the methods of `pathlib.Path` that reading a run needs."""
+    """A file or folder in a listing, for example of a bucket, with the `pathlib.Path` methods needed to read a run."""
 
     def __init__(self, listing: Listing, key: str) -> None:
         self._listing = listing
@@ -126,7 +126,7 @@ class ListedPath:
 
     @classmethod
     def open(cls, uri: str) -> ListedPath:
-        """List a folder in a bucket; raises PlaceError if that cannot be done."""
+        """List a folder in a bucket; raises PlaceError if that fails."""
         system, root = open_system(uri)
         return cls.listed(f"{uri.partition('://')[0]}://", system, root.rstrip("/"))
 
@@ -141,7 +141,7 @@ class ListedPath:
         return cls(Listing.of(home, system, root, files), root)
 
     def above(self, file: str) -> Iterator[ListedPath]:
-        """Yield the folders above this one that hold a file of this name, bottom-up; each is listed again."""
+        """Yield the parent folders with a file of this name, bottom-up; each is listed again."""
         root = self.key
         while root := root.rpartition("/")[0]:
             try:
@@ -173,7 +173,7 @@ class ListedPath:
 
     @property
     def pack(self) -> Pack | None:
-        """The pack that it is in, None if it is in none."""
+        """Its pack, or None."""
         return self._listing.pack
 
     @property
@@ -188,7 +188,7 @@ class ListedPath:
 
     @property
     def parent(self) -> ListedPath:
-        """The folder that it lies in."""
+        """The folder that contains it."""
         return ListedPath(self._listing, self.key.rpartition("/")[0])
 
     def resolve(self) -> ListedPath:
@@ -196,11 +196,11 @@ class ListedPath:
         return self
 
     def relative_to(self, root: Place | str) -> str:
-        """Return the part of the whole name that follows that of `root`."""
+        """Return the path relative to `root`."""
         return str(self).removeprefix(str(root)).lstrip("/")
 
     def is_dir(self) -> bool:
-        """Return whether a file lies in it, at any depth."""
+        """Return whether it is a folder with a file at any depth."""
         return self.key in self._listing.folders
 
     def is_file(self) -> bool:
@@ -209,13 +209,13 @@ class ListedPath:
         return name in self._listing.folders.get(parent, ((), ()))[1]
 
     def glob(self, pattern: str) -> Iterator[ListedPath]:
-        """Yield the files in this folder itself whose names match."""
+        """Yield the matching files directly in this folder."""
         for name in sorted(self._listing.folders.get(self.key, ((), ()))[1]):
             if fnmatchcase(name, pattern):
                 yield self / name
 
     def walk(self) -> Iterator[tuple[ListedPath, list[str], list[str]]]:
-        """Yield this folder and all folders in it, as `os.walk` does; a folder removed from the list is skipped."""
+        """Yield this folder and all folders below it, like `os.walk`; a folder removed from the list is skipped."""
         folders, files = (sorted(names) for names in self._listing.folders.get(self.key, ((), ())))
         yield self, folders, files
         for name in folders:
@@ -237,14 +237,14 @@ Place: TypeAlias = Path | ListedPath
 
 
 def open_place(where: str | Place) -> Place:
-    """Return the folder that a path or a URI names; raises PlaceError if a bucket does not answer."""
+    """Open the folder at a path or URI; raises PlaceError if a bucket does not answer."""
     if isinstance(where, ListedPath):
         return where
     return ListedPath.open(str(where)) if in_bucket(where) else local_path(where)
 
 
 def walk(folder: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
-    """Yield a folder and all folders in it with the names in each, as `os.walk` does."""
+    """Yield a folder and all folders below it with the names in each, like `os.walk`."""
     if isinstance(folder, ListedPath):
         yield from folder.walk()
     else:
@@ -252,5 +252,5 @@ def walk(folder: Place) -> Iterator[tuple[Place, list[str], list[str]]]:
 
 
 def arrow_source(file: Place) -> tuple[str, fs.FileSystem | None]:
-    """Return a file as pyarrow's readers take it: its path, and its file system."""
+    """Return a file's path and file system, the arguments of pyarrow's readers."""
     return (file.key, file.system) if isinstance(file, ListedPath) else (str(file), None)
