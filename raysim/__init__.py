@@ -1,4 +1,4 @@
-"""raysim: which compression of pipeline-parallel training is safe for a model, and how much faster it is on a network.
+"""raysim: find the compression that your model tolerates in pipeline parallelism, and predict the speed-up on your network.
 
 >>> import raysim
 >>> raysim.parse("ErrorFeedback(TopK(0.1))")
@@ -54,7 +54,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on first use, so that `import raysim` imports neither torch nor Ray."""
+    """Import a name on first use, so that `import raysim` loads neither torch nor Ray."""
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _HOMES:

@@ -1,7 +1,7 @@
-"""Memory and CPUs that this process may use: the machine's, or the tighter limit of its control groups, `ulimit` or affinity.
+"""Memory and CPUs available to this process: the machine's, or a tighter limit of cgroups, `ulimit` or CPU affinity.
 
-A container is a control group (cgroup) of Linux, of version 1 or 2, and every group around it limits it too. psutil reads the
-machine alone.
+A container is a Linux control group (cgroup, version 1 or 2), and every enclosing group limits it too. psutil only reports the
+machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path("/")
 
 
 class MemoryLimit(NamedTuple):
-    """Bytes, and who sets them; as text, `this container may use 1.1 GB`."""
+    """A limit in bytes and its source; as text, `this container may use 1.1 GB`."""
 
     size: int
     setter: str
@@ -29,7 +29,7 @@ class MemoryLimit(NamedTuple):
 
 
 def process_memory(root: Path = ROOT) -> MemoryLimit:
-    """Return the least memory limit of this process; `root` is the folder of `proc` and `sys`."""
+    """Return the tightest memory limit of this process; `root` is the folder with `proc` and `sys`."""
     limits = [node_memory(root)]
     for kind, flag in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
         size = resource.getrlimit(kind)[0]
@@ -39,7 +39,7 @@ def process_memory(root: Path = ROOT) -> MemoryLimit:
 
 
 def node_memory(root: Path = ROOT) -> MemoryLimit:
-    """Return the least memory limit of all processes here together: that of the machine or of the container."""
+    """Return the memory limit shared by all processes here: the machine's or the container's."""
     limits = [MemoryLimit(psutil.virtual_memory().total, "this machine has")]
     for group in _groups(root, "memory"):
         sizes = _read(group / "memory.max") + _read(group / "memory.limit_in_bytes")
@@ -48,24 +48,24 @@ def node_memory(root: Path = ROOT) -> MemoryLimit:
 
 
 def usable_cpus(root: Path = ROOT) -> int:
-    """Return the CPUs that this process may use, at least 1; a part of a CPU in a quota counts as a whole."""
+    """Return the number of CPUs available to this process, at least 1; a quota is rounded up."""
     affinity = getattr(os, "sched_getaffinity", None)
     allowed = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return math.ceil(min(allowed, cpu_quota(root)))
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return the CPUs that control groups leave this process, infinity if they do not limit it."""
+    """Return the CPU quota of this process's control groups, infinity if there is none."""
     quotas = [math.inf]
     for group in _groups(root, "cpu"):
         quota = _read(group / "cpu.max") or _read(group / "cpu.cfs_quota_us") + _read(group / "cpu.cfs_period_us")
-        if len(quota) == 2 and min(quota) > 0:  # of version 1, -1 is no quota
+        if len(quota) == 2 and min(quota) > 0:  # in version 1, -1 means no quota
             quotas.append(quota[0] / quota[1])
     return min(quotas)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control groups, from its own to the outermost that is mounted."""
+    """Yield the folders of this process's control groups, from its own to the outermost mounted one."""
     own: dict[str, str] = {}  # paths of groups by controller, "" for version 2
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -94,7 +94,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _read(file: Path) -> list[int]:
-    """Return the numbers in a file of a control group; none if it is absent, or says `max`."""
+    """Return the numbers in a file of a control group; none if it is missing or says `max`."""
     try:
         return [int(word) for word in file.read_text(encoding="ascii").split()]
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The one notation: the `repr` of a codec, compressor or schedule, its parser, checks of arguments, and errors in user input.
+"""Notation: the `repr` of a codec, compressor or schedule, its parser, checks of arguments, and errors in user input.
 
-A name may also be a class of the user's own, see `raysim.plugins`.
+A name may also be the user's own class, see `raysim.plugins`.
 
 >>> from raysim.codecs import CODECS
 >>> parse("TopK(1)", CODECS)
@@ -21,26 +21,26 @@ from raysim import plugins
 
 T = TypeVar("T")
 
-SHOWN = 200  # characters of a value that a sentence repeats
-MAX_LENGTH = 1000  # of a text to parse, in characters: no notation of ours comes near it
-MAX_DEPTH = 20  # brackets in each other
+SHOWN = 200  # characters of a value quoted in a sentence
+MAX_LENGTH = 1000  # characters of a text to parse: real notations are much shorter
+MAX_DEPTH = 20  # nested brackets
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-"""Signs that a terminal obeys: control characters but for tab and line break, and changes of the direction of writing."""
+"""Characters that control a terminal: control characters except tab and line break, and changes of text direction."""
 REPLACED = "\ufffd"
 
 
 class InputError(ValueError):
-    """Bad input, such as a configuration, a record or a folder: one sentence with field, value and rule, printed before exit code 2."""
+    """Bad user input (configuration, record or folder); one sentence with field, value and rule, printed before exit code 2."""
 
 
 class Notation:
     """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
 
-    notation: ClassVar[str | None] = None  # the name, if not that of the class
+    notation: ClassVar[str | None] = None  # the name, if not the class name
 
     @classmethod
     def name(cls) -> str:
-        """Return the name under which the class is written."""
+        """Return the name of the class in the notation."""
         if cls.notation is None and cls.__module__.partition(".")[0] not in ("raysim", "__main__"):
             return plugins.written_name(cls)
         return cls.notation or cls.__name__
@@ -48,7 +48,7 @@ class Notation:
     def __repr__(self) -> str:
         arguments = []
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        for field in sorted(fields, key=lambda field: bool(field.kw_only)):  # a base's options come after one's own
+        for field in sorted(fields, key=lambda field: bool(field.kw_only)):  # a base's options come last
             value = getattr(self, field.name)
             if field.default is dataclasses.MISSING:
                 arguments.append(repr(value))
@@ -57,13 +57,13 @@ class Notation:
         return f"{self.name()}({', '.join(arguments)})" if arguments else self.name()
 
     def _coerce(self, **values: object) -> None:
-        """Replace fields by their checked values, in `__post_init__` of a frozen dataclass."""
+        """Replace fields by checked values, in `__post_init__` of a frozen dataclass."""
         for field, value in values.items():
             object.__setattr__(self, field, value)
 
 
 def check_real(field: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
-    """Return `value` as a float in [low, high], or (low, high] with `open_low`; raises ValueError by field and value."""
+    """Return `value` as a float in [low, high], or (low, high] with `open_low`; raises ValueError with field and value."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (low <= value <= high) or (open_low and value == low):  # type: ignore[operator]
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
@@ -72,7 +72,7 @@ def check_real(field: str, value: object, low: float, high: float, *, open_low: 
 
 
 def check_integer(field: str, value: object, low: int, high: int | None = None) -> int:
-    """Return `value` as an int in low..high (no upper end if `high` is None); raises ValueError by field and value."""
+    """Return `value` as an int in low..high (unbounded if `high` is None); raises ValueError with field and value."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
@@ -81,7 +81,7 @@ def check_integer(field: str, value: object, low: int, high: int | None = None) 
 
 
 def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
-    """Return `value` if it is one of `choices`; raises ValueError by field and value."""
+    """Return `value` if it is one of `choices`; raises ValueError with field and value."""
     known = list(choices)
     if value not in known:
         raise ValueError(f"`{field}` must be one of {', '.join(known)}, but got {value!r}.")
@@ -89,13 +89,13 @@ def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
 
 
 def check_flag(field: str, value: object) -> None:
-    """Raise ValueError, by field and value, unless `value` is True or False."""
+    """Raise ValueError, with field and value, unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"`{field}` must be True or False, but got {value!r}.")
 
 
 def shown(value: object) -> str:
-    """Return the `repr` of a value for a sentence, without its middle if it is long.
+    """Return the `repr` of a value for a sentence, with the middle cut out if it is long.
 
     >>> len(shown([7] * 1000))
     205
@@ -105,7 +105,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of a record for people: signs that a terminal obeys are replaced.
+    """Replace characters that control a terminal in a recorded text, for display.
 
     >>> printable("a\\x1b[31mb")
     'a\ufffd[31mb'
@@ -114,7 +114,7 @@ def printable(text: str) -> str:
 
 
 def check_size(text: str, kind: str = "notation") -> None:
-    """Raise ValueError if a notation is too long, or has brackets too deep in each other, for a parser."""
+    """Raise ValueError if a notation is too long, or its brackets too deeply nested, for a parser."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"A {kind} is written in at most {MAX_LENGTH} characters, but got {len(text)}.")
     depth = deepest = 0
@@ -126,7 +126,7 @@ def check_size(text: str, kind: str = "notation") -> None:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return a sentence, after a space, with the name nearest to a mistyped `word`; nothing if none is near.
+    """Return " Did you mean ...?" with the known name closest to a mistyped `word`; "" if none is close.
 
     >>> suggestion("stpes", ["steps", "epochs"]), suggestion("x", ["steps"])
     (' Did you mean `steps`?', '')
@@ -139,9 +139,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def known_words(word: str, known: Iterable[str], prefix: str = "", rest: str = "") -> str:
-    """Return a sentence, after a space: the name that an unknown `word` is nearest to, or all names if none is near.
+    """Return a sentence, after a space, with the name closest to an unknown `word`, or all names if none is close.
 
-    `prefix`: of each name. `rest`: what may be written besides the names.
+    `prefix`: of each name. `rest`: alternatives to the names, in words.
 
     >>> known_words("stpes", ["steps", "epochs"], "run."), known_words("x", ["steps", "epochs"])
     (' Did you mean `run.steps`?', ' Known: steps, epochs.')
@@ -152,9 +152,9 @@ def known_words(word: str, known: Iterable[str], prefix: str = "", rest: str = "
 
 
 def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
-    """Return the object that `text` writes: the inverse of `repr`, by syntax tree and never by evaluation.
+    """Parse a notation into its object: the inverse of `repr`, by syntax tree and never by evaluation.
 
-    `names` maps what may be written to its class; a class of the user's own derives from a base of these. Raises ValueError
+    `names` maps the known names to their classes; a user's own class must derive from a base of these. Raises ValueError
     naming the unknown or wrong part.
     """
     if not isinstance(text, str):
@@ -207,7 +207,7 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
 def _construct(
     name: str, positional: list[Any], named: dict[str, Any], text: str, names: Mapping[str, type[T]], kind: str
 ) -> T:
-    """Return the object of a class by its name and arguments; raises ValueError, with the `text` that they are written in."""
+    """Construct an object from its class name and arguments; raises ValueError, quoting the notation `text`."""
     path = name if ":" in name else plugins.entry_points().get(name)
     if name not in names and path is None:
         if name in plugins.CONTRIB:
@@ -235,7 +235,7 @@ _QUOTED_OR_PATH = re.compile(rf"""'[^']*'|"[^"]*"|(?<![\w.]){plugins.PATH.patter
 
 
 def hide_paths(text: str) -> tuple[str, dict[str, str]]:
-    """Return a notation with identifiers in the place of import paths, and the paths by identifier.
+    """Replace import paths in a notation by identifiers, and return it with the paths by identifier.
 
     >>> hide_paths("ErrorFeedback(mine:Half(2), key='a:b')")
     ("ErrorFeedback(_own0(2), key='a:b')", {'_own0': 'mine:Half'})
@@ -253,7 +253,7 @@ def hide_paths(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:
-    """Return a class of the user's own; raises ValueError if it is none that can be written."""
+    """Return the user's own class; raises ValueError if it cannot be used in a notation."""
     cls = plugins.import_object(path)
     bases = _bases(names)
     if not isinstance(cls, type) or not issubclass(cls, bases):
@@ -263,12 +263,12 @@ def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:
         raise ValueError(
             f"`{path}` must be declared with `@dataclass(frozen=True, repr=False)`, so that it can be written."
         )
-    own: Any = cls  # the check of dataclasses narrowed the type
+    own: Any = cls  # `is_dataclass` narrowed the type
     return own  # type: ignore[no-any-return]
 
 
 def _bases(names: Mapping[str, type[T]]) -> tuple[type[Any], ...]:
-    """Return the abstract classes from which the named ones derive, such as Codec."""
+    """Return the abstract base classes of the named ones, such as Codec."""
     bases: dict[type[Any], None] = {}
     for named in names.values():
         derived = [cls for cls in named.__mro__ if issubclass(cls, Notation) and cls is not Notation]

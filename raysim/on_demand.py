@@ -1,4 +1,4 @@
-"""torch, imported when it is first used: names and arguments of codecs are checked without it, in a tenth of the time."""
+"""torch, imported on first use: checking names and arguments of codecs without it takes a tenth of the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class OnDemand:
-    """Stands for a module that is imported when one of its attributes is first asked for.
+    """A module imported on the first access to one of its attributes.
 
     >>> OnDemand("math").floor(1.5)
     1
@@ -18,7 +18,7 @@ class OnDemand:
 
     def __getattr__(self, attribute: str) -> Any:
         value = getattr(importlib.import_module(self._name), attribute)
-        setattr(self, attribute, value)  # found without this method from now on
+        setattr(self, attribute, value)  # later accesses skip this method
         return value
 
 

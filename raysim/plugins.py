@@ -1,9 +1,9 @@
-"""Classes of the user's own that a notation names: `package.module:Class`, or the name of an entry point.
+"""The user's own classes in a notation: `package.module:Class`, or the name of an entry point.
 
-Entry points of an installed package are found under the groups `raysim.codecs`, `raysim.compressors`,
+Entry points of installed packages are found in the groups `raysim.codecs`, `raysim.compressors`,
 `raysim.replica_methods` and `raysim.schedules`.
 
-A name that the user types is imported. A name in a record is not, since the record may be a stranger's: everything that
+A name typed by the user is imported. A name in a record is not, since the record may come from somebody else: all code that
 reads names from records does so inside `from_record`, where only entry points and modules given to `trusting` are imported.
 """
 
@@ -26,7 +26,7 @@ CONTRIB = (
     *("ATOMO", "DAQ", "MPC", "MeanStd", "Outliers", "TAHQuant", "TinyScript", "ZFP", "ResidualVQ"),
     *("AsyncSPARTA", "DeCoSGD", "DiLoCoX", "Dion", "EDGC", "HALoS"),
 )
-"""Names of the distribution raysim-contrib, for the sentence about it if it is not installed."""
+"""Names in the package raysim-contrib, for the error message if it is not installed."""
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
 _FROM_RECORD = ContextVar("from_record", default=False)
@@ -35,7 +35,7 @@ _TRUSTED: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset()
 
 @contextmanager
 def from_record() -> Iterator[None]:
-    """Import only trusted modules and those of entry points: names parsed here come from a record."""
+    """Mark names parsed in the block as coming from a record: only entry points and trusted modules are imported."""
     token = _FROM_RECORD.set(True)
     try:
         yield
@@ -45,9 +45,9 @@ def from_record() -> Iterator[None]:
 
 @contextmanager
 def trusting(*modules: str) -> Iterator[None]:
-    """Let records name classes and functions of these modules, and of modules in these packages: they are imported, and run.
+    """Trust classes and functions named in records if they are in these modules or packages: they are imported and run.
 
-    Raises ValueError if a name is not a module's.
+    Raises ValueError if an argument is not a module name.
 
     >>> with trusting("mycodecs", "mydata"):
     ...     results = analysis.load("results")  # doctest: +SKIP
@@ -63,7 +63,7 @@ def trusting(*modules: str) -> Iterator[None]:
 
 
 def modules_in(*texts: str) -> set[str]:
-    """Return the modules that texts name as `package.module:Class`.
+    """Return the modules named in texts as `package.module:Class`.
 
     >>> modules_in("ErrorFeedback(mycodecs:Half)", "1F1B")
     {'mycodecs'}
@@ -73,7 +73,7 @@ def modules_in(*texts: str) -> set[str]:
 
 @lru_cache(maxsize=1)
 def entry_points() -> dict[str, str]:
-    """Return the import path of every class that an installed package registers, by name."""
+    """Return the import path of every class registered by an installed package, by name."""
     paths: dict[str, str] = {}
     for group in GROUPS:
         for point in metadata.entry_points(group=group):
@@ -82,15 +82,15 @@ def entry_points() -> dict[str, str]:
 
 
 def written_name(cls: type) -> str:
-    """Return the name under which a notation finds a class of the user's own: of its entry point, or its import path."""
+    """Return the name of a user's own class in a notation: its entry point, or its import path."""
     path = f"{cls.__module__}:{cls.__qualname__}"
     return next((name for name, value in entry_points().items() if value == path), path)
 
 
 def import_object(path: str, kind: str = "class") -> Any:
-    """Return the class or function that `package.module:name` names, looking in the current folder too.
+    """Import the class or function `package.module:name`, also from the current folder.
 
-    Raises ValueError if it cannot be imported, or a record names it and nobody trusts its module.
+    Raises ValueError if it cannot be imported, or if a record names it and its module is not trusted.
     """
     module_name, _, name = path.partition(":")
     if path not in entry_points().values():
@@ -105,30 +105,30 @@ def import_object(path: str, kind: str = "class") -> Any:
     return imported
 
 
-def check_trusted(what: str, module: str) -> None:
-    """Raise ValueError if a record asks for `what`, which runs code of a module that nobody trusts."""
+def check_trusted(name: str, module: str) -> None:
+    """Raise ValueError if a record asks for `name`, which runs code of an untrusted module."""
     if _FROM_RECORD.get() and not _is_trusted(module):
         raise ValueError(
-            f"`{what}` is named by a record, and reading a record runs no code: if you trust `{module}`, give "
+            f"`{name}` is named by a record, and reading a record runs no code: if you trust `{module}`, give "
             f"`--trust {module}`, or in Python `raysim.plugins.trusting({module!r})`."
         )
 
 
 def _is_trusted(module: str) -> bool:
-    """Return whether a module, or a package that it lies in, is trusted."""
+    """Return whether a module, or a package that contains it, is trusted."""
     return any(module == trusted or module.startswith(f"{trusted}.") for trusted in _TRUSTED.get())
 
 
 def import_module(name: str) -> ModuleType:
-    """Return a module, also of the current folder.
+    """Import a module, also from the current folder.
 
-    The folder then stays in `sys.path`: later imports of the module, and workers that take over the path, need it.
+    The folder then stays in `sys.path`: later imports of the module need it, and so do workers, which inherit the path.
     """
     folder = str(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        if folder in sys.path or (_FROM_RECORD.get() and not _is_trusted(name)):  # an entry point is installed
+        if folder in sys.path or (_FROM_RECORD.get() and not _is_trusted(name)):  # entry points are installed
             raise
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

@@ -1,7 +1,7 @@
-"""Measures of quality by name: whether more is better, how a difference is expressed, and which difference does no harm.
+"""Measures of quality by name: their direction, the unit of a difference, and the tolerated harm.
 
-The names are the columns of `evals.parquet`. How each is computed is the business of `raysim.workloads.metrics`; this
-module needs nothing but Python, so that records are read where torch is not installed.
+The names are the columns of `evals.parquet`. `raysim.workloads.metrics` computes them; this
+module needs only Python, so that records can be read without torch.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ LOSSES = ("cross_entropy", "mse")
 class Measure(NamedTuple):
     """A measure of quality.
 
-    `points` says that 1 is perfect and that differences are given in points (hundredths): an accuracy, an F1 score, R2.
-    Differences of other measures are given in per cent of the value that they are compared with.
+    `points`: 1 is perfect, and differences are given in points (hundredths), as for an accuracy, an F1 score, or R2.
+    Differences of other measures are given in per cent of the reference value.
     """
 
     name: str
     higher: bool
-    """True if more is better."""
+    """True if higher is better."""
     points: bool = False
     counted: bool = False
-    """True if it is a share of predictions, so that its resolution is one prediction."""
+    """True for a share of predictions, with a resolution of one prediction."""
     whole: bool = False
-    """True if it is a share of samples instead: each is right as a whole, or not."""
+    """True for a share of samples instead: each is right or wrong as a whole."""
 
     @property
     def margin(self) -> float:
-        """The harm that counts as none: half a point, or one per cent."""
+        """The tolerated harm: half a point, or one per cent."""
         return 0.5 if self.points else 1.0
 
     @property
@@ -54,9 +54,9 @@ class Measure(NamedTuple):
         return 100 * (1 - value / reference if self.higher else value / reference - 1)
 
     def skill(self, value: float, chance: float) -> float:
-        """Return how far `value` lies above chance: per cent of the way from chance to perfection.
+        """Return how far `value` is above chance, in per cent of the distance from chance to perfection.
 
-        Where perfection has no number, per cent by which chance is exceeded.
+        For a measure without a perfect value, return the excess over chance in per cent.
 
         >>> MEASURES["accuracy"].skill(0.75, 0.5), MEASURES["loss"].skill(2.3, 2.3)
         (50.0, 0.0)
@@ -69,7 +69,7 @@ class Measure(NamedTuple):
 
     @property
     def worst(self) -> float | None:
-        """The value of a model that has learned nothing and diverged, None if the measure has none."""
+        """The value of a diverged model that has learned nothing, or None if the measure has none."""
         return 0.0 if self.points and self.higher else None
 
 
@@ -89,7 +89,7 @@ MEASURES: dict[str, Measure] = {
 
 
 def write_measures(measures: Iterable[Measure]) -> str:
-    """Return measures as `run.parquet` keeps them: JSON, the first of which judges settings.
+    """Write measures as JSON for `run.parquet`; the first one judges settings.
 
     >>> write_measures([MEASURES["accuracy"]])
     '{"accuracy": {"higher": true, "points": true}}'
@@ -98,16 +98,16 @@ def write_measures(measures: Iterable[Measure]) -> str:
 
 
 def is_language(row: Mapping[Any, Any]) -> bool:
-    """Return whether a run's model is one of language, which predicts the next token, from its row of `run.parquet`."""
+    """Return whether a run, by its row of `run.parquet`, trains a language model (predicts the next token)."""
     if str(row.get("data")) in ("text", "topics", "wikitext2"):
         return not isinstance(row.get("data.label"), str)
     return next(iter(_read(row.get("measures"))), None) in ("loss", "perplexity")
 
 
 def measures_of(row: Mapping[Any, Any]) -> dict[str, Measure]:
-    """Return the measures of a run, from its row of `run.parquet`, by name; the one by which settings are judged first.
+    """Return a run's measures by name from its row of `run.parquet`, starting with the one that judges settings.
 
-    Rows of an older version, which do not name them, have a loss, a perplexity and an accuracy.
+    Older rows, which do not name their measures, have a loss, a perplexity and an accuracy.
     """
     measures = _read(row.get("measures"))
     if measures:

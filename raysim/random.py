@@ -1,4 +1,4 @@
-"""Keys of random draws: the same parts give the same key in every process, after every restart."""
+"""Keys of random draws: the same parts give the same key in every process and after every restart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive_key(*parts: object) -> int:
-    """Return 63 bits that depend on every part; parts are written with `repr`, so 1 and "1" differ.
+    """Return a 63-bit key that depends on every part; parts are written with `repr`, so 1 and "1" differ.
 
     >>> derive_key(0, "forward", 1) == derive_key(0, "forward", 1) != derive_key(0, "forward", 2)
     True

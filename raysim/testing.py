@@ -1,4 +1,4 @@
-"""Laws for codecs, compressors, replica methods and schedules of your own: call them from a test.
+"""Check the laws for your own codecs, compressors, replica methods and schedules; call these from a test.
 
 >>> from raysim.codecs import Quantize
 >>> check_codec(Quantize(4))
@@ -32,7 +32,7 @@ _KEY = 0x5EED
 
 
 def example_tensors() -> dict[str, Tensor]:
-    """Return tensors that links may carry, among them empty, constant, huge, tiny and strided ones, at which codecs fail."""
+    """Return example tensors of links, including empty, constant, huge, tiny and strided ones, which break many codecs."""
     draw = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -63,9 +63,9 @@ def example_tensors() -> dict[str, Tensor]:
 
 
 def check_codec(codec: Codec, tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Raise AssertionError, naming the law and the tensor, if a codec breaks a law that links rely on.
+    """Raise AssertionError, naming the law and the tensor, if a codec breaks a law required by links.
 
-    `tensors`: inputs that the codec can encode; by default those of `example_tensors`.
+    `tensors`: inputs that the codec can encode; by default `example_tensors()`.
     """
     _is_written_and_pickled(codec, lambda text: parse(text, CODECS))
     for name, x in (example_tensors() if tensors is None else tensors).items():
@@ -78,11 +78,11 @@ def check_codec(codec: Codec, tensors: Mapping[str, Tensor] | None = None) -> No
 
 
 def check_compressor(compressor: Compressor, direction: str = "forward", steps: int = 3) -> None:
-    """Raise AssertionError, naming the law, if a compressor breaks a law that links rely on.
+    """Raise AssertionError, naming the law, if a compressor breaks a law required by links.
 
-    Sends `steps` messages of two microbatches from one end to the other, as a link does.
+    In each of `steps` steps, sends messages of two microbatches from one end to the other, as a link does.
     """
-    what = repr(compressor)
+    written = repr(compressor)
     _is_written_and_pickled(compressor, parse_compressor)
     sender: dict[int, Tensor] = {}
     receiver: dict[int, Tensor] = {}
@@ -96,28 +96,28 @@ def check_compressor(compressor: Compressor, direction: str = "forward", steps: 
             context = Context(direction, 0, step, step, microbatch, ids, **facts)
             packet, changes = compressor.encode(x, sender, context)
             again, _ = compressor.encode(x, sender, context)
-            _require(_bits(x) == before, f"{what} changes the tensor that it encodes")
-            _require(_content(sender) == held, f"{what} changes the state that it is given")
-            _require(_same_packet(packet, again), f"{what} encodes the same tensor in two ways")
+            _require(_bits(x) == before, f"{written} changes the tensor that it encodes")
+            _require(_content(sender) == held, f"{written} changes the state that it is given")
+            _require(_same_packet(packet, again), f"{written} encodes the same tensor in two ways")
             arrived = compressor.table.unpack(compressor.table.pack(packet), x.numel())
             y, received = compressor.decode(arrived, receiver, context)
-            _require(y.shape == x.shape and y.dtype == x.dtype, f"{what} returns another shape or dtype")
-            _require(bool(torch.isfinite(y).all()), f"{what} returns values that are not finite")
+            _require(y.shape == x.shape and y.dtype == x.dtype, f"{written} returns another shape or dtype")
+            _require(bool(torch.isfinite(y).all()), f"{written} returns values that are not finite")
             compressor.commit(sender, changes)
             compressor.commit(receiver, received)
             if compressor.two_ended:
-                _require(_content(sender) == _content(receiver), f"{what} lets the memories of its two ends part")
+                _require(_content(sender) == _content(receiver), f"{written} lets the memories of its two ends part")
 
 
 def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: int = 4) -> None:
-    """Raise AssertionError, naming the law, if a replica method breaks a law that the averaging of gradients relies on.
+    """Raise AssertionError, naming the law, if a replica method breaks a law required by gradient averaging.
 
-    Averages the gradients of three parameters over `num_replicas` replicas in `steps` steps. For methods of gradients: local steps
-    (`after_update`) are not checked.
+    Averages the gradients of three parameters over `num_replicas` replicas in `steps` steps. Only methods that exchange gradients are
+    checked, not local steps (`after_update`).
     """
-    what = repr(method)
+    written = repr(method)
     _is_written_and_pickled(method, parse_replica_method)
-    _require(not method.after_update, f"{what} exchanges parameters, and only methods of gradients are checked")
+    _require(not method.after_update, f"{written} exchanges parameters, and only methods of gradients are checked")
     draw = torch.Generator().manual_seed(0)
     shapes = {"weight": (24, 30), "silent.weight": (16, 20), "bias": (24,)}
     parameters = {name: torch.randn(*shape, generator=draw) for name, shape in shapes.items()}
@@ -133,40 +133,40 @@ def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: in
             for i, previous in enumerate(gradients)
         ]
         before, held = [*map(_content, gradients)], [*map(_content, memories)]
-        with _subject(what):
+        with _subject(written):
             results, sent_bytes = average_together(method, gradients, memories, contexts)
             again, sent_again = average_together(method, gradients, memories, contexts)
-        _require([*map(_content, gradients)] == before, f"{what} changes the gradients that it is given")
-        _require([*map(_content, memories)] == held, f"{what} changes the memory that it is given")
+        _require([*map(_content, gradients)] == before, f"{written} changes the gradients that it is given")
+        _require([*map(_content, memories)] == held, f"{written} changes the memory that it is given")
         averages = [_content(result.gradients) for result in results]
         repeated = [_content(result.gradients) for result in again]
-        _require(averages == repeated, f"{what} averages alike gradients in two ways")
-        _require(sent_bytes == sent_again, f"{what} sends alike gradients in two ways")
+        _require(averages == repeated, f"{written} averages alike gradients in two ways")
+        _require(sent_bytes == sent_again, f"{written} sends alike gradients in two ways")
         for i, result in enumerate(results):
             returned = {name: tuple(x.shape) for name, x in result.gradients.items()}
-            _require(returned == shapes, f"{what} returns {returned} for gradients of {shapes}")
+            _require(returned == shapes, f"{written} returns {returned} for gradients of {shapes}")
             finite = all(bool(torch.isfinite(x).all()) for x in result.gradients.values())
-            _require(finite, f"{what} returns gradients that are not finite")
+            _require(finite, f"{written} returns gradients that are not finite")
             agrees = method.decentralized or averages[i] == averages[0]
-            _require(agrees, f"{what} lets replicas step differently")
+            _require(agrees, f"{written} lets replicas step differently")
         memories = [result.memory for result in results]
     gradients[-1]["weight"][3, 4] = math.nan
     try:
         average_together(method, gradients, memories, contexts)
     except NonFiniteError:
         return
-    raise AssertionError(f"{what} averages a gradient with nan, and must raise NonFiniteError")
+    raise AssertionError(f"{written} averages a gradient with nan, and must raise NonFiniteError")
 
 
 def check_schedule(schedule: Schedule, max_stages: int = 6, max_microbatches: int = 8) -> None:
-    """Raise AssertionError if a schedule omits an action, repeats one, or deadlocks, at any size up to the given ones."""
+    """Raise AssertionError if a schedule omits or repeats an action, or deadlocks, at any size up to the given ones."""
     _require(parse_schedule(repr(schedule)) == schedule, f"{schedule!r} is not what its notation says")
     for num_stages in range(1, max_stages + 1):
         for num_microbatches in range(1, max_microbatches + 1):
             try:
                 rows = schedule.rows(num_stages, num_microbatches)
             except ValueError:
-                continue  # refused, as a schedule may
+                continue  # a schedule may reject a size
             size = f"{schedule!r} of {num_stages} stages and {num_microbatches} microbatches"
             try:
                 check_rows(rows)
@@ -183,7 +183,7 @@ def _require(holds: bool, otherwise: str) -> None:
 
 @contextmanager
 def _subject(name: str) -> Iterator[None]:
-    """Raise AssertionError, with the name of the subject first, for any error within the context."""
+    """Turn any error in the block into an AssertionError that starts with the subject's name."""
     try:
         yield
     except AssertionError as error:
@@ -290,7 +290,7 @@ def _draws_by_its_key(codec: Codec) -> None:
 
 
 def _bits(x: Tensor) -> bytes:
-    """Return the bytes of a tensor, in which negative zero differs from zero."""
+    """Return the bytes of a tensor, so that negative zero differs from zero."""
     return x.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if x.numel() else b""
 
 

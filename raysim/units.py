@@ -1,4 +1,4 @@
-"""Bytes, seconds and bandwidths as people read them, with three digits."""
+"""Format bytes, seconds and bandwidths for people, with three digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_seconds(seconds: float, of: float | None = None) -> str:
-    """Return a duration with three digits, in the unit that suits it or, for a part, the unit that suits the whole `of`.
+    """Return a duration with three digits, in a suitable unit, or in the unit of the whole `of` if it is a part of it.
 
     >>> [format_seconds(s) for s in (0.0000123, 0.0456, 0.9996, 12.34, 119.96, 3725, 400_000)]
     ['12.3 us', '45.6 ms', '1.00 s', '12.3 s', '2.00 min', '1.03 h', '4.63 d']

@@ -1,7 +1,7 @@
 """Values that cross a boundary: one tensor, or a dictionary of named tensors.
 
-Tensors of floating-point numbers are compressed, each by a compressor of its own, and have a gradient. Tensors of integers
-and booleans, such as masks, positions and token types, are sent as they are.
+Floating-point tensors are compressed, each by its own compressor, and have a gradient. Integer and boolean tensors, such as
+masks, positions and token types, are sent unchanged.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = "Tensor | dict[str, Tensor]"
 
-EXACT = ("bool", "uint8", "int8", "int16", "int32", "int64")  # types of the tensors that are sent as they are
+EXACT = ("bool", "uint8", "int8", "int16", "int32", "int64")  # types of tensors sent unchanged
 UNNAMED = ""
-"""The name of a tensor that crosses a boundary alone, without a dictionary."""
+"""The name of a tensor that is sent alone, without a dictionary."""
 
 
 class BoundaryTensors(NamedTuple):
-    """The tensors that cross a boundary with one microbatch, by name."""
+    """The tensors sent across a boundary for one microbatch, by name."""
 
-    shapes: dict[str, tuple[int, ...]]  # of the tensors of floating-point numbers
-    exact_bytes: dict[str, int]  # of the tensors of integers and booleans, as they are sent
+    shapes: dict[str, tuple[int, ...]]  # of floating-point tensors
+    exact_bytes: dict[str, int]  # wire bytes of integer and boolean tensors
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the only tensor of floating-point numbers."""
+        """The shape of the only floating-point tensor."""
         (shape,) = self.shapes.values()
         return shape
 
     @property
     def several(self) -> bool:
-        """True if more than one tensor crosses."""
+        """True if more than one tensor is sent."""
         return len(self.shapes) + len(self.exact_bytes) > 1
 
 
 def split(value: Value) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of floating-point numbers by name, and the tensors of integers and booleans.
+    """Return the floating-point tensors by name, and the integer and boolean tensors.
 
-    A tensor without a dictionary is among the first, as `UNNAMED`, of any type. Raises ValueError if named tensors are not of
-    the kinds that may cross a boundary.
+    A tensor without a dictionary, of any type, is among the former, as `UNNAMED`. Raises ValueError if named tensors are not of
+    the types that may cross a boundary.
 
     >>> import torch
     >>> split({"hidden": torch.ones(1), "mask": torch.tensor([True])})
@@ -63,25 +63,25 @@ def split(value: Value) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def join(floats: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Value:
-    """Return the value of which `split` returned the parts."""
+    """Join the parts returned by `split`."""
     return floats.get(UNNAMED, {**floats, **exact})
 
 
 def split_one(value: Value) -> tuple[Tensor, str, dict[str, Tensor]]:
-    """Return the only tensor of floating-point numbers of a value, its name, and the tensors of integers and booleans."""
+    """Return the only floating-point tensor of a value, its name, and the integer and boolean tensors."""
     floats, exact = split(value)
     ((name, x),) = floats.items()
     return x, name, exact
 
 
 def only(value: Value) -> Tensor:
-    """Return the tensor of a value that has no others beside it."""
+    """Return the tensor of a value with a single tensor."""
     assert not isinstance(value, dict), f"one tensor is expected here, but got {', '.join(value)}"
     return value
 
 
 def sent_bytes(x: Tensor) -> int:
-    """Return the bytes that a tensor of integers or booleans takes on the wire: booleans are sent as bits."""
+    """Return the wire bytes of an integer or boolean tensor; booleans are sent as bits."""
     return -(-x.numel() // 8) if kind(x) == "bool" else x.numel() * x.element_size()
 
 
