@@ -1,1 +1,1 @@
-"""Measurements of raysim on this machine, and its predictions beside real runs."""
+"""Benchmarks of raysim on this machine, and validation of its predictions against real runs."""

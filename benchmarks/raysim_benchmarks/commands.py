@@ -1,4 +1,4 @@
-"""The commands `raysim bench` and `raysim validate`, which raysim finds by the entry points `raysim.commands`."""
+"""The commands `raysim bench` and `raysim validate`, registered as entry points `raysim.commands`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measuring(json_file: Path | None = None) -> Iterator[Callable[[dict[str, Any
 
 
 def _check_device(device: str) -> None:
-    """Fail in one sentence if the device of `--device` is unknown or not there."""
+    """Fail in one sentence if the device of `--device` is unknown or missing."""
     if device not in ("cpu", "cuda"):
         fail(f"`--device` must be cpu or cuda, but got {device!r}.", 2)
     if device == "cuda":
@@ -338,7 +338,7 @@ def validate_prices(
 
 
 def _check_alone(count: bool, trips: bool, of_cases: Mapping[str, object], of_count: Mapping[str, object]) -> None:
-    """Fail in one sentence if an option of cases, or of cases and `--count`, is given with another measurement."""
+    """Fail in one sentence if an option of cases, or of cases and `--count`, is given to another measurement."""
     if count and trips:
         fail("`--count` and `--trips` are measurements of their own: give one of them.", 2)
     chosen = "--count" if count else "--trips"

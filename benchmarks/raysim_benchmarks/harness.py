@@ -1,6 +1,6 @@
-"""The harness of all measurements: sides measured in turn, their ratios, and the intervals of these.
+"""Harness of all benchmarks: sides measured in turn, their ratios, and the ratios' intervals.
 
-Other work on the machine then falls on all sides alike: each turn measures every side once, in reversed order every other time.
+Each turn measures every side once, in reversed order every other time, so that other work on the machine affects all sides alike.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from raysim.units import format_seconds
 
 T = TypeVar("T")
 
-LEVEL = 0.95  # coverage of a median's interval, if there are enough measurements
+LEVEL = 0.95  # coverage of a median's interval, given enough measurements
 
 
 class FailedError(RuntimeError):
-    """A measured run or process broke off."""
+    """A measured run or process failed."""
 
 
 class MedianInterval(NamedTuple):
-    """A median, the order statistics around it, and the chance that the true median lies between these."""
+    """A median, the order statistics around it, and the probability that the true median lies between them."""
 
     median: float
     low: float
     high: float
     coverage: float
-    """The actual one: less than 95 % if there are fewer than six measurements."""
+    """Actual coverage: less than 95 % with fewer than six measurements."""
 
     def __str__(self) -> str:
         """Return the interval with its coverage.
@@ -51,9 +51,9 @@ class MedianInterval(NamedTuple):
 
 
 def median_interval(values: Sequence[float]) -> MedianInterval:
-    """Return the median and its narrowest interval of at least 95 % between order statistics, without a distribution assumed.
+    """Return the median and its narrowest distribution-free interval of at least 95 % between order statistics.
 
-    From fewer than six values it reaches from the least to the greatest.
+    With fewer than six values the interval spans the least to the greatest.
 
     >>> median_interval([1, 2, 3, 4, 5, 6, 7, 8, 9])
     MedianInterval(median=5, low=2, high=8, coverage=0.9609375)
@@ -76,9 +76,9 @@ def in_turn(sides: Sequence[T], turn: int) -> Sequence[T]:
 def alternate(
     sides: Mapping[str, Callable[[], T]], turns: int, *, warm_up: int = 0, progress: str = ""
 ) -> list[dict[str, T]]:
-    """Return the measurements of every side in every turn; `warm_up` turns before these are dropped.
+    """Return the measurements of every side in every turn, after `warm_up` turns that are dropped.
 
-    `progress` names the measurement on the error stream, where each turn is then printed.
+    `progress`: a name under which each turn is printed on the error stream; none is printed if it is empty.
 
     >>> alternate({"a": lambda: 1.0, "b": lambda: 2.0}, 2)
     [{'a': 1.0, 'b': 2.0}, {'b': 2.0, 'a': 1.0}]
@@ -105,14 +105,14 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
 
 
 class Comparison(NamedTuple):
-    """Seconds of two sides in every turn, and the row of a table and of a JSON file that they make."""
+    """Seconds of two sides in every turn, as a row of a table and of a JSON file."""
 
     labels: Mapping[str, Any]
-    """Name and value of what tells this comparison from the others of a benchmark."""
+    """Names and values that distinguish this comparison from others in a benchmark."""
     base: str
     other: str
     runs: Sequence[Mapping[str, float]]
-    """Seconds by turn and by name: both sides, and parts of them if a benchmark has such."""
+    """Seconds by turn and name, of both sides and of any parts of them."""
 
     @property
     def ratio(self) -> MedianInterval:
@@ -145,7 +145,7 @@ def print_comparisons(title: str, comparisons: Sequence[Comparison]) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads, and afterwards as many as before."""
+    """Set torch's number of threads, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""CPU seconds of child processes, by kind: Ray's own, and the workers on it."""
+"""CPU seconds of child processes by kind: Ray's own processes, and workers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import psutil
 
 PROGRAMS = {"gcs_server": "head", "raylet": "raylets"}
 TITLES = {
-    "ray::ResourceTrainable": "trials",  # as Tune wraps them
+    "ray::ResourceTrainable": "trials",  # Tune's wrapper
     "ray::StageActor": "stages",
     "Agent": "agents",
     "ray::": "idle workers",
     "default_worker.py": "idle workers",
     "agent": "agents",
 }
-"""Kinds of Python processes, by the first of these texts in a command line."""
+"""Kinds of Python processes, by the first text that occurs in the command line."""
 DRIVER, OTHER = "driver", "other"
 
 Spent: TypeAlias = "dict[tuple[int, float], tuple[str, float]]"
-"""The kind and the CPU seconds of processes, by process ID and time of creation."""
+"""Kind and CPU seconds of processes, by process ID and creation time."""
 
 
 def cpu_seconds(driver: int) -> Spent:
@@ -52,11 +52,11 @@ def by_kind(before: Spent, after: Spent) -> dict[str, float]:
 
 
 def per(spent: Mapping[str, float], count: int) -> dict[str, float]:
-    """Return the CPU seconds of each of `count` trials or steps."""
+    """Return the CPU seconds per trial or step, of `count`."""
     return {kind: seconds / count for kind, seconds in sorted(spent.items())}
 
 
 def kind_of(words: list[str]) -> str:
-    """Return the kind of a process, by its command line."""
+    """Return the kind of a process from its command line."""
     program, line = Path(words[0]).name if words else "", " ".join(words)
     return PROGRAMS.get(program) or next((kind for text, kind in TITLES.items() if text in line), OTHER)

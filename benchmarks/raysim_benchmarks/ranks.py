@@ -1,4 +1,4 @@
-"""Programs of several ranks, torch's side of a comparison: a process for each rank."""
+"""Torch's side of a comparison: programs of several ranks, one process each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from raysim_benchmarks.hosts.namespaces import Hosts
 def run_ranks(
     module: str, count: int, steps: int, *, hosts: Hosts | None = None, timeout_s: float = 900.0
 ) -> list[Any]:
-    """Run `python -m MODULE RANK RANKS ADDRESS PORT STEPS` for each rank; return the JSON values that they print last.
+    """Run `python -m MODULE RANK RANKS ADDRESS PORT STEPS` for each rank; return the last JSON value of each.
 
-    All ranks run on this machine's loopback, or each on a host of its own. Raises FailedError if a rank dies or is late.
+    Ranks run on this machine's loopback, or on a host each. Raises FailedError if a rank dies or is late.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -37,7 +37,7 @@ def run_ranks(
                         hosts.inside(rank, *words) if hosts else words,
                         stdout=subprocess.PIPE,
                         text=True,
-                        env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # addresses without names need no warning
+                        env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # no warnings on addresses without names
                     )
                 )
             values = []

@@ -1,4 +1,4 @@
-"""The GPT of benchmarks and validation, and the time of its steps."""
+"""The GPT of benchmarks and validation, and the timing of its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARMUP_STEPS = 3
 
 
 def bench_config(num_stages: int) -> RunConfig:
-    """Return the bench's run: 8 blocks of width 256, 128 bytes of text a sample, 32 samples in 8 microbatches."""
+    """Return the benchmarks' run: 8 blocks of width 256, 128 bytes of text a sample, 32 samples in 8 microbatches."""
     return make_config(
         {
             "name": "bench-pipeline",
@@ -31,18 +31,18 @@ def bench_config(num_stages: int) -> RunConfig:
 
 
 class Timing(NamedTuple):
-    """The mean of some steps: seconds, and the CPU seconds of all processes by their kinds."""
+    """Mean seconds of some steps, and CPU seconds by kind of process."""
 
     seconds: float
     cpu_s: dict[str, float]
 
     def __str__(self) -> str:
-        """Return both for a line of progress."""
+        """Return both for a progress line."""
         return f"{format_seconds(self.seconds)} a step ({sum(self.cpu_s.values()):.3f} CPU seconds)"
 
 
 def time_engine(engine: Engine, steps: int) -> Timing:
-    """Return the timing of an engine, which is started, warmed up and closed."""
+    """Start, warm up, time and close an engine; return its timing."""
     try:
         engine.start()
         for step in range(WARMUP_STEPS):

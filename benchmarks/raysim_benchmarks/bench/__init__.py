@@ -1,1 +1,1 @@
-"""Benchmarks, one file each: two or more things measured in turn."""
+"""Benchmarks, one file each, which measure two or more sides in turn."""

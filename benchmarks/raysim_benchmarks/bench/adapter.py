@@ -1,6 +1,6 @@
-"""The cost of the adapter in one process: a transformers model as layers, and the model itself, on the same batches.
+"""The cost of the adapter: a transformers model split into layers against the model itself, in one process.
 
-Both sides run forward, loss and backward of one microbatch on one thread, in turn. Seconds are CPU seconds of the thread.
+Both sides run forward, loss and backward of the same microbatches in turn, on one thread. Seconds are CPU seconds of the thread.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def bench_adapter(*, pairs: int = 51) -> dict[str, Any]:
 
 
 def both_sides(config: dict[str, Any], shape: DataShape) -> dict[str, Callable[[], float]]:
-    """Return the model of transformers and its layers, of equal weights, as functions that train a microbatch.
+    """Return the transformers model and its layers, with equal weights, as functions that train a microbatch.
 
     Each returns the loss.
     """
     torch.manual_seed(0)
     model = load_model(shape, config=config).train()
     layers = chain(copy.deepcopy(model)).train()
-    model.config.use_cache = False  # of keys and values, which training does not need
+    model.config.use_cache = False  # training needs no cache of keys and values
     if shape.input_dtype == "int64":
         tokens = torch.randint(shape.num_classes, (BATCH, shape.input_shape[0] + 1))
         x, targets = tokens[:, :-1], tokens[:, 1:]
@@ -64,7 +64,7 @@ def both_sides(config: dict[str, Any], shape: DataShape) -> dict[str, Callable[[
 
     def side(module: nn.Module, logits: Callable[[Tensor], Tensor]) -> Callable[[], float]:
         def run() -> float:
-            torch.manual_seed(1)  # of dropout
+            torch.manual_seed(1)  # seed of dropout
             loss = nn.functional.cross_entropy(logits(x).flatten(0, -2), targets.flatten())
             loss.backward()  # type: ignore[no-untyped-call]
             module.zero_grad(set_to_none=True)

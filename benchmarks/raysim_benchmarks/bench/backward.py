@@ -1,6 +1,6 @@
-"""The cost of a backward in two parts, as zero-bubble schedules run it: B and W of each stage, and one backward.
+"""The cost of splitting each stage's backward into B and W, as zero-bubble schedules do.
 
-Seconds are CPU seconds of one thread, which other work on the machine disturbs less than the clock's.
+Seconds are CPU seconds of one thread, which are less disturbed by other work on the machine than wall-clock time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WARMUP = 5
 def bench_backward(num_stages: int = 4, *, pairs: int = 51) -> dict[str, Any]:
     """Measure and print; return the figures, by run and stage.
 
-    A ratio is the seconds of B + W (`parts`) over those of one backward (`joint`), pair by pair. The ratio of all stages weighs
-    them by seconds.
+    A ratio is the seconds of B + W (`parts`) divided by those of one backward (`joint`), pair by pair. The ratio of all stages
+    weights them by seconds.
     """
     comparisons = []
     for config in (bench_config(num_stages), read_config("digits-cnn", [f"num_stages={num_stages}"])):
@@ -40,7 +40,7 @@ def bench_backward(num_stages: int = 4, *, pairs: int = 51) -> dict[str, Any]:
 
 
 def _runs(config: RunConfig, pairs: int) -> Iterator[list[dict[str, float]]]:
-    """Yield by stage the seconds of every pair: one backward, B, W, and the sum of these two."""
+    """Yield by stage the seconds of every pair: one backward, B, W, and B + W."""
     workload = prepare(config)
     plan, data, last = workload.plan, workload.data.train, workload.plan.num_stages - 1
     epoch, ids = plan.microbatch(0, 0)
@@ -85,6 +85,6 @@ def _parts(stage: Stage, x: Tensor, targets: Tensor | None) -> tuple[float, ...]
 
 
 def _gradient(stage: Stage, x: Tensor, targets: Tensor | None) -> Tensor | None:
-    """Run the forward, and return a gradient of its output; the last stage (with targets) has its loss instead."""
+    """Run the forward and return a gradient of its output, or the loss for the last stage (with targets)."""
     y = only(stage.forward(0, x, 0, targets))
     return torch.randn_like(y) if targets is None else None

@@ -1,9 +1,9 @@
-"""Costs and savings of codecs on this machine: seconds relative to one copy of the tensor, wire bytes, and the error.
+"""Costs and savings of codecs on this machine: seconds relative to a tensor copy, wire bytes and error.
 
-On a GPU seconds are the device's: from the first kernel of an encode to its last, packets still on their way to the host; and of a
-decode, after its packet has been copied up. Copies over the bus are left out.
-All contestants are measured in turn, round by round, and medians are given. Beside raysim's codecs there are plain ways to do the
-same in torch, and on the CPU numcodecs.
+On a GPU, seconds are device time between the first and the last kernel of an encode, or of a decode whose packet is on the device.
+Copies over the bus are left out.
+All contestants are measured in turn, round by round; figures are medians. Besides raysim's codecs these are plain torch versions of
+the same methods and, on the CPU, numcodecs.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ _KEY = 1
 
 
 class Contestant(NamedTuple):
-    """A way to send a tensor: `encode` makes a packet, `decode` reads it, `wire_bytes` gives its size."""
+    """A way to send a tensor: `encode` makes a packet, `decode` reads it, `wire_bytes` returns its size."""
 
     name: str
     encode: Callable[[Tensor], Any]
     decode: Callable[[Any], Tensor]
     wire_bytes: Callable[[Any], int]
     upload: Callable[[Any], Any] = lambda packet: None
-    """Copies a packet's arrays to the device, which `decode` does first."""
+    """Copies a packet's arrays to the device, the first step of `decode`."""
 
 
 def bench_codecs(
@@ -100,9 +100,9 @@ def bench_codecs(
 ) -> dict[str, Any]:
     """Return a JSON-able record of the costs of every codec on every tensor.
 
-    A tensor of one of `sizes` has 8 samples of as many tokens of 64 values as fit; `shapes` gives shapes instead, `recorded`
-    named tensors of your own besides. `others` measures the plain torch ways and, on the CPU, numcodecs too. A tensor's
-    measurement takes about `seconds` a contestant, within `rounds`. `device` is "cpu" or "cuda".
+    A tensor of one of `sizes` has 8 samples of as many tokens of 64 values as fit. `shapes` gives shapes instead; `recorded`
+    adds named tensors of your own. `others` also measures plain torch and, on the CPU, numcodecs. Each contestant takes about
+    `seconds` for a tensor, within `rounds`. `device` is "cpu" or "cuda".
 
     >>> result = bench_codecs([1 << 12], ["normal"], ["Quantize(4)"], others=False, rounds=(1, 1))
     >>> [row["wire_bytes"] for row in result["rows"]]
@@ -132,7 +132,7 @@ def bench_codecs(
 
 
 def draw(kind: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Return a tensor like a gradient (`normal`), an activation (`relu`) or worse than both (`heavy tail`: Student's t, 3)."""
+    """Return a tensor like a gradient (`normal`), an activation (`relu`), or harder than both (`heavy tail`: Student's t, 3)."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator)
     if kind == "relu":
@@ -148,7 +148,7 @@ def draw(kind: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 def break_even_bps(dense_bytes: int, wire_bytes: int, codec_s: float) -> float:
-    """Return the bandwidth, in bit/s, below which a codec saves time: the link saves more seconds than the codec takes.
+    """Return the bandwidth, in bit/s, below which the link saves more seconds than the codec takes.
 
     >>> break_even_bps(4_000_000, 500_000, 0.007)
     4000000000.0
@@ -255,7 +255,7 @@ def _codec(codec: Codec, device: str) -> Contestant:
 
 
 def _plain_torch(x: Tensor) -> list[Contestant]:
-    """Return the costs of the same methods in plain torch, written as in the code of their papers."""
+    """Return the same methods in plain torch, written as in their papers' code."""
     shape, rows = x.shape, len(x)
     kept = max(1, x.numel() // rows // 10)
 

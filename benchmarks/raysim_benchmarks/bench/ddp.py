@@ -1,7 +1,7 @@
 """DistributedDataParallel over slow links between hosts of this machine: plain, with torch's own hooks, and with raysim's.
 
-As a program it is one rank: `python -m raysim_benchmarks.bench.ddp RANK RANKS ADDRESS PORT STEPS`. It prints the median
-seconds of a step of every contender as JSON.
+Run as a program, it is one rank: `python -m raysim_benchmarks.bench.ddp RANK RANKS ADDRESS PORT STEPS`. It prints each
+contender's median seconds of a step as JSON.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from raysim_benchmarks.harness import alternate, seconds_of
 from raysim_benchmarks.hosts.namespaces import Hosts, check_machine, network, parse_link
 from raysim_benchmarks.ranks import run_ranks
 
-WARMUP_STEPS = 4  # the first of torch's PowerSGD send everything
+WARMUP_STEPS = 4  # the first steps of torch's PowerSGD send everything
 PROGRAM = "raysim_benchmarks.bench.ddp"
-BUCKET_MB = 100  # one bucket: with two, torch's PowerSGD waits on both threads of gloo for work that they would do
+BUCKET_MB = 100  # one bucket: with two, torch's PowerSGD deadlocks both threads of gloo
 RANK = 4
 TIMEOUT_S = 120.0  # of a contender
 
 
 def perceptron(width: int = 1024) -> nn.Sequential:
-    """Return a model of 1.1 million parameters, whose gradients are one dense square for the most part."""
+    """Return a model of 1.1 million parameters, most of them in one square matrix."""
     layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
     return nn.Sequential(nn.Flatten(), *layers)
 
@@ -69,11 +69,10 @@ CONTENDERS: dict[str, Callable[[DistributedDataParallel], object]] = {
 def bench_ddp(
     hosts: Sequence[int] = (2, 4), rates: Sequence[str] = ("100mbps", "20mbps"), *, steps: int = 10
 ) -> list[dict[str, Any]]:
-    """Print and return the seconds of a step of every contender, and the step that replay predicts, on each network.
+    """Print and return every contender's seconds of a step, and the step predicted by replay, on each network.
 
-    `rates`: bandwidths of the cables, one from each host to a switch. `raysim replay` makes the prediction from a run of the same
-    model and method in one process, over gloo. Raises ConfigError if this machine cannot make hosts or links, FailedError if a
-    rank fails.
+    `rates`: bandwidths of the cables, one from each host to a switch. `raysim replay` predicts over gloo, from a run of the same
+    model and method in one process. Raises ConfigError if this machine cannot make hosts or links, FailedError if a rank fails.
     """
     links = [_bandwidth_bps(rate) for rate in rates]
     check_machine()
@@ -115,7 +114,7 @@ def _config(replicas: int, method: str) -> dict[str, Any]:
 
 
 def _predictions(replicas: int, links: Sequence[float]) -> dict[tuple[str, float], float]:
-    """Return the step that replay predicts of each method on each link, from runs in one process."""
+    """Return the step predicted by replay for each method on each link, from runs in one process."""
     from raysim.analysis import replay
     from raysim.analysis.runs.prices import in_company
     from raysim.config import make_config
@@ -136,7 +135,7 @@ def _predictions(replicas: int, links: Sequence[float]) -> dict[tuple[str, float
 
 
 def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: int) -> dict[str, float]:
-    """Train as one rank with every contender in turn, step by step; return the median seconds of a step of each."""
+    """Train as one rank with every contender in turn, step by step; return each one's median seconds of a step."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     plan = workload.plan

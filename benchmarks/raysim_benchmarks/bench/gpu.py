@@ -1,7 +1,7 @@
-"""Cost of stages on a GPU: one GPT in a process of its own, and as a pipeline of Ray actors that share the GPU, in turn.
+"""Cost of stages on a GPU: a GPT in one process against Ray actors that share the GPU, in turn.
 
-The pipeline does the same work on the same GPU, so the difference of the two steps is the cost of stages: kernels that start from
-several processes, and activations and gradients that pass through the host. The difference per message is the cost of a hop.
+The pipeline does the same work on the same GPU, so the difference of the two steps is the cost of stages: kernels launched from
+several processes, and activations and gradients passed through the host. The difference per message is the cost of a hop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPT2_SMALL = {"name": "gpt", "num_blocks": 12, "width": 768, "num_heads": 12, "t
 
 
 def gpu_config(num_stages: int, device: str = "cuda", **changes: Any) -> RunConfig:
-    """Return the bench's run: the shape of GPT-2 small, 8 microbatches of 4 samples of 256 bytes, in bfloat16 on the GPU."""
+    """Return the benchmark's run: the shape of GPT-2 small, 8 microbatches of 4 samples of 256 bytes, in bfloat16 on the GPU."""
     return make_config(
         {
             "name": "bench-gpu",
@@ -45,7 +45,7 @@ def gpu_config(num_stages: int, device: str = "cuda", **changes: Any) -> RunConf
 def bench_gpu(
     num_stages: int = 4, *, pairs: int = 5, steps: int = 20, device: str = "cuda", **changes: Any
 ) -> dict[str, Any]:
-    """Measure and print; return seconds a step of every run, their ratio, and microseconds a hop. `changes` are of the run."""
+    """Measure and print; return seconds a step of every run, their ratio, and microseconds a hop. `changes`: keys of the run."""
     whole, staged = (prepare(gpu_config(stages, device, **changes)) for stages in (1, num_stages))
     sides = {
         "one": lambda: time_engine(InlineEngine(whole), steps).seconds,

@@ -1,9 +1,8 @@
-"""Microseconds from worker to worker: the time of a packet beside compute and codec, on one machine.
+"""Microseconds from worker to worker: a packet's time without compute and codec, on one machine.
 
 A small GPT, whose stages compute for a few milliseconds, is trained with one microbatch, so that every worker waits for every
-packet. A hop is the time from the end of a packet's codec at the sender to the start of the action at the receiver. It includes the
-hand-over, Ray's call, and the wake-up of the receiver. With several microbatches hops overlap with compute, and only the rest
-lengthens the step.
+packet. A hop is the time from the end of encoding at the sender to the start of the action at the receiver. It includes the
+hand-over, Ray's call, and the receiver's wake-up. With several microbatches, hops overlap with compute and lengthen the step less.
 """
 
 from __future__ import annotations

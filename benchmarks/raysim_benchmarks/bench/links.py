@@ -1,7 +1,7 @@
 """A GPT over slow links: torch uncompressed, raysim compressed, and raysim uncompressed on loopback.
 
 Hosts on this machine have shaped links (see `raysim_benchmarks.hosts.namespaces`) and a stage each; on loopback all stages are on
-one host. All sides are measured one after another in every turn; figures are ratios within a turn, and medians over turns.
+one host. Every turn measures all sides one after another; figures are ratios within a turn, and medians over turns.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LOOPBACK, FREE = "loopback", "free"
 
 
 class Side(NamedTuple):
-    """The training job of a comparison, and its links."""
+    """One side of a comparison: its library, links and codec."""
 
     trainer: str
     links: str
-    """A rate; "free" for unshaped links between hosts, "loopback" on one host."""
+    """A rate, "free" for unshaped links between hosts, or "loopback" for one host."""
     codec: str = "Identity"
-    """Both ways."""
+    """For both directions."""
     schedule: str = "1F1B"
 
 
@@ -55,7 +55,7 @@ SIDES = (
 def bench_links(*, num_hosts: int = 2, turns: int = 3, steps: int = 10) -> dict[str, Any]:
     """Measure and print; return the figures, seconds a step of every turn among them.
 
-    Raises ConfigError if the machine cannot make hosts (it needs Linux and root), FailedError if a side breaks off.
+    Raises ConfigError if this machine cannot make hosts (Linux and root are needed), FailedError if a side fails.
     """
     check_machine()
     seconds: dict[Side, list[float]] = {side: [] for side in SIDES}
@@ -66,7 +66,7 @@ def bench_links(*, num_hosts: int = 2, turns: int = 3, steps: int = 10) -> dict[
                 for i, side in enumerate(in_turn(on_cluster, turn)):
                     step_s = _raysim_step_s(driver, num_hosts, side, Path(folder) / f"{turn}-{i}", steps)
                     seconds[side].append(step_s)
-            for side in SIDES:  # the cluster is down while others run
+            for side in SIDES:  # the cluster is down while other sides run
                 if side == BASE:
                     seconds[side].append(time_engine(RayEngine(prepare(bench_config(num_hosts))), steps).seconds)
                 elif side.trainer == "torch":
@@ -79,7 +79,7 @@ def bench_links(*, num_hosts: int = 2, turns: int = 3, steps: int = 10) -> dict[
 
 
 def _result(side: Side, seconds: dict[Side, list[float]]) -> dict[str, Any]:
-    """Return a side's seconds, and their ratios to the seconds on loopback and to torch's over the same links."""
+    """Return a side's seconds, and their ratios to those on loopback and to torch's over the same links."""
     torch_s = seconds.get(Side("torch", side.links))
     of_torch = statistics.median(_ratios(seconds[side], torch_s)) if torch_s else None
     of_loopback = median_interval(_ratios(seconds[side], seconds[BASE]))

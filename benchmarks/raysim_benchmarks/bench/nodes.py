@@ -22,15 +22,15 @@ from raysim_benchmarks.harness import FailedError
 from raysim_benchmarks.processes import Spent, by_kind, cpu_seconds, per
 
 STAGES = 4
-CPUS = 20  # of all nodes together: five trials at once
-LOOK_S = 1.0  # between two readings of the processes' CPU seconds
+CPUS = 20  # of all nodes in total: five trials at once
+LOOK_S = 1.0  # between readings of the processes' CPU seconds
 
 
 def bench_nodes(counts: list[int], *, trials: int = 64, steps: int = 10) -> list[dict[str, Any]]:
     """Measure and print; return a row of figures for each number of nodes.
 
-    The nodes have the same CPUs together, whatever their number, so that as many trials go on at once. The CPU seconds of a
-    trial are those of all processes of a kind, from the sweep's start to its end, over the number of trials.
+    The total number of CPUs is the same for any number of nodes, so equally many trials run at once. The CPU seconds of a
+    trial are those of all processes of a kind during the sweep, divided by the number of trials.
     Raises FailedError if the sweep fails.
     """
     cpus = max(CPUS, *counts)
@@ -45,9 +45,9 @@ def bench_nodes(counts: list[int], *, trials: int = 64, steps: int = 10) -> list
 
 @contextmanager
 def _cluster(nodes: int, cpus: int) -> Iterator[str]:
-    """Have a head without CPUs and `nodes` nodes of `cpus` each, as processes of this machine; yield the head's address."""
+    """Start a head without CPUs and `nodes` nodes of `cpus` each on this machine; yield the head's address."""
     listen_on_loopback()
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # on loopback alone
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # on loopback only
     from ray.cluster_utils import Cluster
 
     cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -61,7 +61,7 @@ def _cluster(nodes: int, cpus: int) -> Iterator[str]:
 
 
 def _sweep(folder: Path, address: str, trials: int, steps: int) -> dict[str, Any]:
-    """Sweep, and return the seconds between two trials, and the CPU seconds of a trial by kind of process."""
+    """Run a sweep; return the seconds between trials, and the CPU seconds of a trial by kind of process."""
     study = {
         "base": "digits-cnn",
         "set": {"steps": steps, "num_stages": STAGES, "evaluate_every_steps": 0},

@@ -1,7 +1,7 @@
 """The cost of Ray: one GPT under torch.distributed.pipelining over gloo and under raysim's Ray engine, timed in turn.
 
-Both run 1F1B on the same stages, batches and optimiser, one process and one thread a stage, on loopback; Ray is down
-while torch runs. raysim runs uncompressed and with a codec. CPU seconds are those of torch's ranks, and of the stages, the driver
+Both run 1F1B with the same stages, batches and optimiser, one process and one thread per stage, on loopback; Ray is down
+while torch runs. raysim runs uncompressed and with a codec. CPU seconds are those of torch's ranks, or of the stages, the driver
 and Ray's own processes.
 """
 
@@ -24,7 +24,7 @@ from raysim_benchmarks.harness import Comparison, alternate, print_comparisons
 from raysim_benchmarks.ranks import run_ranks
 from raysim_benchmarks.workload import Timing, bench_config, time_engine
 
-CODECS = ("Identity", "Quantize(8)")  # both ways on raysim's side; torch's is uncompressed
+CODECS = ("Identity", "Quantize(8)")  # in both directions for raysim; torch is uncompressed
 
 
 def bench_pipeline(num_stages: Sequence[int], *, pairs: int = 7, steps: int = 20) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The cost of raysim in one process: its inline engine beside a loop as one would write it without raysim.
+"""The cost of raysim in one process: its inline engine against a plain torch loop.
 
 Both train ResNet-18 on random images of CIFAR-10's shape, cut after the same layers, with the same weights, batches,
-optimiser and threads. The loop is a sequence of the stages with an autograd function at each cut, which compresses the
-activation and its gradient by `torch.topk` or by rounding between minimum and maximum, and sends nothing.
+optimiser and threads. The loop runs the stages in sequence. An autograd function at each cut compresses the activation and
+its gradient by `torch.topk` or by rounding between minimum and maximum, and sends nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Compression = Callable[[Tensor], Tensor]
 
 
 def keep_greatest(x: Tensor, density: float) -> Tensor:
-    """Return a batch with the greatest magnitudes of each sample, and zeros elsewhere."""
+    """Return a batch that keeps the largest magnitudes of each sample, with zeros elsewhere."""
     flat = x.flatten(1)
     kept = flat.abs().topk(math.ceil(density * flat.shape[1]), dim=1, sorted=False).indices
     return torch.zeros_like(flat).scatter_(1, kept, flat.gather(1, kept)).view_as(x)
@@ -76,7 +76,7 @@ def _step_s(step: Callable[[int], float], numbers: Iterator[int], steps: int) ->
 
 
 def plain_config(codec: Codec, *, threads: int, batch_size: int) -> RunConfig:
-    """Return the run of the bench: the recipe of ResNet-18 with a codec both ways, and nothing recorded."""
+    """Return the benchmark's run: the ResNet-18 recipe with a codec in both directions, and nothing recorded."""
     return make_config(
         {
             "name": "bench-plain",
@@ -104,7 +104,7 @@ def random_images() -> Data:
 
 
 def inline_step(workload: Workload) -> Callable[[int], float]:
-    """Return a function that makes a step of the inline engine and returns its loss."""
+    """Return a function that runs a step of the inline engine and returns its loss."""
     engine = InlineEngine(workload)
     engine.start()
 
@@ -116,7 +116,7 @@ def inline_step(workload: Workload) -> Callable[[int], float]:
 
 
 class _Compressed(torch.autograd.Function):
-    """A function whose output and gradient are compressed."""
+    """The identity with compressed output and gradient."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, compression: Compression) -> Tensor:

@@ -1,7 +1,7 @@
 """The cost of a probe: the same training with and without one around it, in turn.
 
-A GPT is trained in one process by a plain loop. A turn is some steps without a probe, and as many with probes that sample every
-tenth step and every step.
+A GPT is trained in one process by a plain loop. A turn is some steps without a probe, as many with a probe that samples every
+tenth step, and as many with one that samples every step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bench_probe(*, turns: int = 5, steps: int = 10, threads: int = 1) -> dict[st
 
 
 class PlainLoop:
-    """A training of all stages of a workload in one process, as one would write it in plain torch."""
+    """A plain torch loop that trains all stages of a workload in one process."""
 
     def __init__(self, workload: Workload) -> None:
         self.plan, self.data = workload.plan, workload.data.train
@@ -62,7 +62,7 @@ class PlainLoop:
         self._step = 0
 
     def step_s(self, every: int | None, steps: int) -> float:
-        """Return the mean seconds of `steps` steps, with a probe that samples one step in `every`; None for no probe."""
+        """Return the mean seconds of `steps` steps, with a probe that samples one step in `every` (None: no probe)."""
         cuts = [str(i) for i in range(len(self.model) - 1)]
         microbatches = self.plan.config.num_microbatches
         with tempfile.TemporaryDirectory() as folder, ExitStack() as around:
@@ -81,7 +81,7 @@ class PlainLoop:
             return seconds_of(lambda: self._train(steps)) / steps
 
     def _train(self, steps: int) -> None:
-        """Train so many steps."""
+        """Train for `steps` steps."""
         config = self.plan.config
         for _ in range(steps):
             for microbatch in range(config.num_microbatches):

@@ -1,4 +1,4 @@
-"""Tensors from training: the activation and the gradient at the middle cut of a recipe's model after some steps."""
+"""Tensors from training: activation and gradient at the middle cut of a recipe's model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.link import Link
 from raysim.pipeline.prepare import prepare
 
-RECIPES = ("digits-cnn", "topics-gpt")  # their data is part of this package
+RECIPES = ("digits-cnn", "topics-gpt")  # their data come with raysim
 STEPS = 20
 
 
 def record_tensors(recipe: str, steps: int = STEPS, overrides: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Return the activation and the gradient of the last step's first microbatch at the middle cut of a recipe, by name.
+    """Return the last step's activation and gradient at the middle cut of a recipe's model, by name.
 
     Trains `steps` steps in this process, uncompressed and with the whole batch in one microbatch. Raises ConfigError if the recipe
-    or an override does not fit.
+    or an override is invalid.
 
     >>> {name: tuple(x.shape) for name, x in record_tensors("digits-cnn", 1).items()}
     {'digits-cnn 1 -> 2': (32, 32, 4, 4), 'digits-cnn 1 <- 2': (32, 32, 4, 4)}
@@ -47,7 +47,7 @@ def record_tensors(recipe: str, steps: int = STEPS, overrides: Sequence[str] = (
 
 
 def _keep(link: Link, sent: dict[str, Tensor], name: str) -> None:
-    """Let a link keep a copy of the next tensor it sends."""
+    """Make a link keep a copy of the next tensor it sends."""
     send = link.send
 
     def keeping(x: Tensor, *arguments: object, **options: object) -> object:

@@ -1,7 +1,7 @@
-"""The speed and the memory of the simulator: one very large schedule, and one recorded run on thousands of networks.
+"""Speed and memory of the simulator, on one very large schedule and on one run over thousands of networks.
 
-Every case runs in a process of its own, so that its peak memory is its own. Kernels are compiled before the clock starts; the
-seconds of the first call are stated separately.
+Every case runs in its own process, to measure its own peak memory. Kernels are compiled before the clock starts; the seconds of
+the first call are reported separately.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Size(NamedTuple):
 
 
 SMALL = Size(8, 16, 100, 2)
-"""For tests: the same cases in a moment."""
+"""For tests: the same cases, much smaller."""
 
 
 def bench_simulate(size: Size | None = None, *, repeats: int = 3) -> dict[str, Any]:
-    """Measure every case and print a table; return the figures: seconds are medians over `repeats`, memory is the process's peak."""
+    """Measure every case and print a table; return the figures, with median seconds over `repeats` and peak memory."""
     size = size or Size()
     results = []
     for name in CASES:
@@ -72,21 +72,21 @@ def print_table(results: list[dict[str, Any]]) -> None:
 
 
 def _large_step(size: Size) -> int:
-    """Simulate 1F1B's step time on one network."""
+    """Simulate the step time of a large 1F1B schedule on one network."""
     profile = Profile.uniform(size.stages, 0.01, 0.02, wire_bytes=1e6)
     step_seconds(OneFOneB(), profile, [Network(100e6, 0.02)], num_microbatches=size.microbatches)
     return 2 * size.stages * size.microbatches
 
 
 def _large_timeline(size: Size) -> int:
-    """Simulate the same with every action's and packet's time kept."""
+    """Simulate the same, keeping the times of every action and packet."""
     profile = Profile.uniform(size.stages, 0.01, 0.02, wire_bytes=1e6)
     simulate(OneFOneB(), profile, Network(100e6, 0.02), num_microbatches=size.microbatches)
     return 2 * size.stages * size.microbatches
 
 
 def _replay(size: Size) -> int:
-    """Price a recorded run of four stages and eight microbatches, all costs different, on many networks."""
+    """Price a recorded run of four stages and eight microbatches, with all costs different, on many networks."""
     profiles = _recorded(size.recorded_steps)
     networks = [Network(float(bandwidth), 0.01) for bandwidth in np.geomspace(1e6, 1e11, size.networks)]
     step_seconds(OneFOneB(), profiles, networks)
@@ -94,7 +94,7 @@ def _replay(size: Size) -> int:
 
 
 def _replay_shared(size: Size) -> int:
-    """Price one of its steps on networks whose hosts have one port each way: the general kernel."""
+    """Price one of its steps on networks with one port per host and direction, which need the general kernel."""
     networks = [Network(float(bandwidth), 0.01, sharing="port") for bandwidth in np.geomspace(1e6, 1e11, size.networks)]
     step_seconds(OneFOneB(), _recorded(1), networks)
     return 2 * 4 * 8 * len(networks)

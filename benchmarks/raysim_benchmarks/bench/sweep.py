@@ -1,4 +1,4 @@
-"""One sweep, and the same configurations by as many `raysim train` calls."""
+"""One sweep against a `raysim train` call for each of its configurations."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ BASE = "digits-cnn"
 def bench_sweep(
     *, trials: int = 12, steps: int = 75, jobs: int | None = None, engine: str | None = None
 ) -> dict[str, Any]:
-    """Measure and print; return the figures: seconds of both ways, and of each trial beside its own training.
+    """Measure and print; return the seconds of both ways, and of each trial and its own training.
 
-    `engine` is used in both ways; None leaves each its default: a trial in one process if it fits, calls on Ray.
+    `engine` applies to both; with None each uses its default: one process for trials that fit, Ray for calls.
     A trial's own training is its steps and evaluations; the rest of its time is start-up, or the overhead of a warm trial.
     Raises FailedError if one of the commands fails.
     """

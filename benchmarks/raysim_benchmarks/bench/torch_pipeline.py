@@ -1,7 +1,7 @@
-"""The GPT of `bench_config` as torch's users would run it: PipelineStage and Schedule1F1B over gloo, a process and a thread a stage.
+"""The GPT of `bench_config` under torch.distributed.pipelining with 1F1B over gloo, one process and one thread per stage.
 
-As a program it is one rank: `python -m raysim_benchmarks.bench.torch_pipeline RANK RANKS ADDRESS PORT STEPS`. It prints the seconds
-and the CPU seconds of a step as JSON.
+Run as a program, it is one rank: `python -m raysim_benchmarks.bench.torch_pipeline RANK RANKS ADDRESS PORT STEPS`. It prints the
+seconds and the CPU seconds of a step as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raysim_benchmarks.workload import WARMUP_STEPS, bench_config
 
 
 def run_rank(rank: int, workload: Workload, steps: int, *, address: str, port: int) -> tuple[float, float]:
-    """Train one stage, with the others at `address`; return seconds and CPU seconds of a step, from a barrier to a barrier."""
+    """Train one stage, with the others at `address`; return seconds and CPU seconds of a step, between two barriers."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     plan, config = workload.plan, workload.plan.config

@@ -20,10 +20,10 @@ from raysim.engine.delivery import FAR_BYTES, RAY_SETTING
 from raysim_benchmarks.hosts.namespaces import Hosts
 
 PORT = 6379
-START_S = 90.0  # until a node has
+START_S = 90.0  # for the start of a node
 STARTED = "Ray runtime started."
 STOP_S = 20.0
-STORE_BYTES = 512 * 2**20  # of every node's object store: all share this machine's memory
+STORE_BYTES = 512 * 2**20  # object store of each node: all nodes share this machine's memory
 
 
 class Cluster:
@@ -32,13 +32,13 @@ class Cluster:
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
         self._folder = Path(mkdtemp(prefix="rsv-", dir="/tmp"))  # paths of sockets must be short
-        self.nodes: dict[int, subprocess.Popen[bytes]] = {}  # by host, each with the servers of Ray as children
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}  # by host, each with Ray's servers as children
         self.environment = {
             **os.environ,
             "RAY_ADDRESS": f"{hosts.address(0)}:{PORT}",
-            "RAY_AUTH_MODE": "disabled",  # a closed network: its cables lead nowhere else
+            "RAY_AUTH_MODE": "disabled",  # the network is closed
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",  # as the driver's, since the hosts run nothing else
+            "RAY_worker_niceness": "0",  # like the driver, as hosts run nothing else
             "RAY_TMPDIR": str(self._folder),
             "RAY_enable_metrics_collection": "false",
             "RAY_task_events_report_interval_ms": "0",
@@ -47,7 +47,7 @@ class Cluster:
     @classmethod
     @contextmanager
     def started(cls, hosts: Hosts) -> Iterator[Cluster]:
-        """Start a node on every host; at the end stop the nodes with all their processes, and remove their files."""
+        """Start a node on every host; finally stop the nodes with all their processes, and remove their files."""
         cluster = cls(hosts)
         try:
             for host in range(hosts.count):
@@ -63,7 +63,7 @@ class Cluster:
 
     @contextmanager
     def driver(self) -> Iterator[subprocess.Popen[str]]:
-        """Run the driver of the cases on the first host, with pipes to and from it, and stop it."""
+        """Run the driver of the cases on the first host, with pipes to and from it, and finally stop it."""
         process = subprocess.Popen(
             self.hosts.inside(0, sys.executable, "-m", "raysim_benchmarks.hosts.driver"),
             stdin=subprocess.PIPE,
@@ -75,12 +75,12 @@ class Cluster:
         try:
             yield process
             with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=STOP_S)  # it ends with its input
+                process.communicate(timeout=STOP_S)  # it ends when its input closes
         finally:
             _stop([process])
 
     def start(self, host: int) -> None:
-        """Start the node of a host, also in place of one that has ended; raises ConfigError if it does not start."""
+        """Start or restart the node of a host; raises ConfigError if it does not start."""
         setting = json.dumps({RAY_SETTING: FAR_BYTES})
         where = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}"]
         where.append(f"--system-config={setting}")

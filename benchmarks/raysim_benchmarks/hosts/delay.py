@@ -1,8 +1,8 @@
-"""Latency for the cables between hosts: every packet leaves a cable a fixed time after it entered, in the order of entry.
+"""Latency for cables between hosts: packets leave a cable in order, a fixed time after entering it.
 
 A cable is a pair of TUN devices, one on each of two hosts. One process, this file run as a program, reads packets from either end
-and writes them to the other. Packets cross it as TCP hands them to the device, in pieces of up to 64 KiB, so
-that it needs few system calls: the kernel's `tc netem` would do the same work, but many kernels are built without it.
+and writes them to the other. It needs few system calls, since TCP hands packets to the device in pieces of up to 64 KiB. The
+kernel's `tc netem` would do the same, but many kernels are built without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 DEVICE = "/dev/net/tun"
 READ_BYTES = 2**17  # more than any packet with its header
-PRIORITY = 1  # of the real-time scheduler: the process must wake when a packet is due, whatever else computes
+PRIORITY = 1  # of the real-time scheduler: the process must wake when a packet is due, under any load
 
 # From linux/if_tun.h.
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
@@ -30,7 +30,7 @@ TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 
 
 def open_device(name: str) -> int:
-    """Return the descriptor of a new TUN device, which exists until the descriptor is closed; raises OSError."""
+    """Create a TUN device that lives until its descriptor is closed; return that. Raises OSError."""
     device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)
@@ -38,7 +38,7 @@ def open_device(name: str) -> int:
 
 
 class Delay:
-    """The process that carries packets over cables, given as pairs of descriptors of their ends."""
+    """The process that carries packets over cables, each given by the descriptors of its two ends."""
 
     def __init__(self, cables: Sequence[tuple[int, int]]) -> None:
         ends = [end for cable in cables for end in cable]
@@ -53,7 +53,7 @@ class Delay:
             os.close(end)
 
     def set(self, latency_s: float) -> None:
-        """Give packets that enter a cable from now on this latency, one way."""
+        """Set the one-way latency of packets that enter a cable from now on."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{latency_s}\n")
         self._process.stdin.flush()
@@ -62,27 +62,27 @@ class Delay:
         """End the process, which removes the devices."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.close()  # the process ends with its input
+            self._process.stdin.close()  # the process ends when its input closes
         self._process.wait()
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds that the process has used."""
+        """CPU seconds used by the process."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii")
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def forward(cables: Sequence[tuple[int, int]], control: int) -> None:
-    """Carry packets between the ends of each cable; lines of `control` are latencies in seconds, and its end ends this."""
+    """Carry packets between the ends of each cable until `control` ends; its lines are latencies in seconds."""
     across = {here: there for a, b in cables for here, there in ((a, b), (b, a))}
-    waiting: deque[tuple[float, int, bytes]] = deque()  # when it is due, where it goes, and the packet
+    waiting: deque[tuple[float, int, bytes]] = deque()  # due time, target end and packet
     latency_s = 0.0
     while True:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             _, end, packet = waiting.popleft()
-            with suppress(OSError):  # a full queue loses packets, as a device that is down does
+            with suppress(OSError):  # packets are lost if the queue is full or the device down
                 os.write(end, packet)
         timeout = max(waiting[0][0] - time.monotonic(), 0.0) if waiting else None
         for source in select.select([control, *across], [], [], timeout)[0]:
@@ -99,8 +99,8 @@ def forward(cables: Sequence[tuple[int, int]], control: int) -> None:
 
 
 def main() -> None:
-    """Carry packets over the cables whose ends are the arguments, two descriptors each."""
-    with suppress(OSError):  # without the right to a priority it is as punctual as the machine allows
+    """Carry packets over the cables given as arguments, two descriptors each."""
+    with suppress(OSError):  # without the right to set a priority, timing is less exact
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     ends = [int(word) for word in sys.argv[1:]]
     forward(list(zip(ends[::2], ends[1::2], strict=True)), sys.stdin.fileno())

@@ -1,9 +1,9 @@
-"""Runs on a cluster of shaped hosts, whose links change from step to step.
+"""Training runs on a cluster of hosts whose links change from step to step.
 
-As a program (`python -m raysim_benchmarks.hosts.driver`) it is a process on the first host, whose training runs pause before every
+Run as a program (`python -m raysim_benchmarks.hosts.driver`), it is a process on the first host that pauses training before every
 step while links are shaped. A line of its input is JSON, `{"config": {...}, "out": FOLDER}`. Before every step it answers
-{"step": NUMBER} and waits for a line; at the end {"error": null} or a sentence. Evaluations and checkpoints are left out, since they
-are not measured.
+{"step": NUMBER} and waits for a line; at the end it answers {"error": null} or a sentence. Evaluations and checkpoints are left out,
+since they are not measured.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ CABLES = "cables.parquet"
 CABLES_SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
-        ("link", pa.string()),  # such as "50mbps+20ms"; null if cables are not shaped
+        ("link", pa.string()),  # such as "50mbps+20ms"; null if unshaped
         ("source", pa.int16()),
         ("target", pa.int16()),  # -1 at a switch
-        ("sent_bytes", pa.int64()),  # Ray's own among them; of a piece's segments, headers count once
+        ("sent_bytes", pa.int64()),  # with Ray's own; headers count once per piece
     ]
 )
 
 
 class Driver:
-    """The driver process on the first host, from outside."""
+    """A handle on the driver process of the first host."""
 
     def __init__(self, hosts: Hosts, process: subprocess.Popen[str]) -> None:
         self._hosts = hosts
         self._process = process
 
     def train(self, config: Mapping[str, Any], folder: Path, links: Mapping[int, str | None]) -> Run:
-        """Train to the last step of `links`, each step between links of its own (None: unshaped, as all before the first).
+        """Train to the last step of `links`, which gives the links of each step (None or missing: unshaped).
 
-        At the end `cables.parquet` is in the folder: a row for each step of `links` and each cable.
-        Raises FailedError if the run breaks off.
+        Writes `cables.parquet` to the folder, with a row for each step of `links` and each cable.
+        Raises FailedError if the run fails.
         """
         shaped: str | None = None
         sent: dict[int, dict[tuple[int, int], int]] = {}  # before each step, by cable
@@ -103,7 +103,7 @@ def main() -> None:
         try:
             _train(**json.loads(line))
             _answer(error=None)
-        except Exception as error:  # the parent says which case failed
+        except Exception as error:  # the parent reports which case failed
             traceback.print_exc()
             _answer(error=f"{type(error).__name__}: {error}")
 

@@ -1,16 +1,16 @@
-"""Hosts with shaped links on one machine: network namespaces that are wired to one another. Needs Linux, root and iproute2.
+"""Hosts with shaped links on one machine: connected network namespaces. Needs Linux, root and iproute2.
 
 There are three wirings:
 
-- "pairs": each pair of hosts has a cable of its own, a veth pair. A token bucket (`tc tbf`) at each end shapes the traffic that
-  leaves that end, so the cable is full duplex. This is what the simulator calls sharing "pair".
-- "switch": each host has one cable, to a bridge in a namespace of its own. The token bucket at the host shapes all that the host
+- "pairs": each pair of hosts has its own cable, a veth pair. A token bucket (`tc tbf`) at each end shapes the traffic that
+  leaves that end, so the cable is full duplex. The simulator calls this sharing "pair".
+- "switch": each host has one cable, to a bridge in a separate namespace. The token bucket at the host shapes all that the host
   sends, and the bucket at the bridge all that it receives. The simulator calls this sharing "port".
-- "distant": as "pairs", with a second cable for each pair, of any latency (see `delay`), used if a latency is asked for.
+- "distant": like "pairs", with a second cable of adjustable latency for each pair (see `delay`), used if a latency is set.
   All other cables have the latency of the machine, some tens of microseconds.
 
-Hosts send as hosts of Linux with TCP set for training: cubic, Linux's own default, whatever this machine's own, and no slow start
-after idle. With slow start, which is Linux's default, each large packet over a distant link takes many more trips (see `trips`).
+TCP is set up as on Linux hosts tuned for training: cubic, Linux's default, regardless of this machine's setting, and no slow start
+after idle. With slow start, also Linux's default, each large packet over a distant link takes many more trips (see `trips`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from raysim.network.topology import Network, read_notation
 from raysim_benchmarks.hosts.delay import DEVICE, Delay, open_device
 
 WIRINGS = ("pairs", "switch", "distant")
-SEGMENT_BYTES = 1448  # of payload in a frame of Ethernet, by TCP with timestamps
-PACKET_HEADERS_BYTES = 52  # of IP, and of TCP with timestamps
+SEGMENT_BYTES = 1448  # TCP payload of an Ethernet frame, with timestamps
+PACKET_HEADERS_BYTES = 52  # IP, and TCP with timestamps
 ETHERNET_HEADER_BYTES = 14
-PIECE_S = 4e-3  # seconds, at a cable's rate, of the piece that TCP hands to a port at once
+PIECE_S = 4e-3  # length, at a cable's rate, of a piece that TCP hands to a port at once
 GSO_BYTES = 65_536  # the largest piece that TCP hands to a port at once
-QUEUE_S = 0.1  # of bytes that may wait at a port before frames are lost
-CONGESTION = "cubic"  # four hosts that all send to all over a switch take 1.01 times the ideal time, and 1.27 with BBR
+QUEUE_S = 0.1  # length, at a cable's rate, of a port's queue
+CONGESTION = "cubic"  # an all-to-all of four hosts at a switch takes 1.01 times the ideal time, with BBR 1.27
 SUBNET = "10.201.47"
 LOOPBACK = ("127.0.0.1/8", "dev", "lo")
 
 
 class Hosts:
-    """Namespaces `<name>-0`, `<name>-1`, ... with addresses of their own: `with Hosts.made(2) as hosts`."""
+    """Namespaces `<name>-0`, `<name>-1`, ... with their own addresses: `with Hosts.made(2) as hosts`."""
 
     def __init__(self, count: int, wiring: str = "pairs") -> None:
         check_machine()
@@ -51,12 +51,12 @@ class Hosts:
         self.delay: Delay | None = None
         self._namespaces = [self.namespace(host) for host in range(count)]
         self._bridge = f"{self.name}-switch"
-        self._far = False  # packets between hosts take the cables with a latency
+        self._far = False  # True if packets between hosts take the cables with a latency
 
     @classmethod
     @contextmanager
     def made(cls, count: int, wiring: str = "pairs") -> Iterator[Hosts]:
-        """Make `count` hosts, and remove them at the end. Raises ConfigError if this machine cannot."""
+        """Make `count` hosts, and finally remove them. Raises ConfigError if this machine cannot make hosts."""
         hosts = cls(count, wiring)
         try:
             hosts._make()
@@ -77,13 +77,13 @@ class Hosts:
         if self.wiring == "distant":
             self._wire_far()
         self._route()
-        for host in range(self.count):  # Ray finds a host's address by its way out
+        for host in range(self.count):  # Ray finds a host's address by its default route
             way_out = ("dev", self.port(host, 1 if host == 0 else 0), "src", self.address(host))
             self._at(host, "ip", "route", "add", "default", *way_out)
 
     @contextmanager
     def without_loopback(self) -> Iterator[None]:
-        """Leave each host only its own address: gloo takes the first of a device, and a host has its own on `lo`."""
+        """Leave only a host's own address on `lo`, since gloo takes the first address of a device."""
         for host in range(self.count):
             self._at(host, "ip", "address", "delete", *LOOPBACK)
         try:
@@ -149,7 +149,7 @@ class Hosts:
         return f"{SUBNET}.{host + 1}"
 
     def port(self, here: int, there: int) -> str:
-        """Return the device on host `here` through which packets to host `there` leave."""
+        """Return the device on host `here` for packets to host `there`."""
         if self.wiring == "switch":
             return "out"
         return f"far{there}" if self._far else f"to{there}"
@@ -159,7 +159,7 @@ class Hosts:
         return ["ip", "netns", "exec", self.namespace(host), *words]
 
     def shape(self, bandwidth_bps: float | None, latency_s: float = 0.0) -> None:
-        """Give every cable this bandwidth in both directions (None: as fast as the machine), and this latency."""
+        """Set every cable's bandwidth in both directions (None: as fast as the machine) and latency."""
         if self.delay is not None:
             self.delay.set(latency_s)
         if (latency_s > 0) != self._far:
@@ -168,7 +168,7 @@ class Hosts:
             self._route()
         for namespace, port in self._ports():
             inside = ("ip", "netns", "exec", namespace)
-            with suppress(ConfigError):  # none there yet
+            with suppress(ConfigError):  # no shaping yet
                 _run(*inside, "tc", "qdisc", "delete", "dev", port, "root")
             size = GSO_BYTES if bandwidth_bps is None else piece_bytes(bandwidth_bps)
             _run(*inside, "ip", "link", "set", "dev", port, "gso_max_size", str(size))
@@ -185,9 +185,9 @@ class Hosts:
         return [(self.namespace(a), self.port(a, b)) for a, b in permutations(range(self.count), 2)]
 
     def sent_bytes(self) -> dict[tuple[int, int], int]:
-        """Return the bytes sent over each cable since it was made, by the hosts at its ends; headers of a piece's segments count once.
+        """Return the bytes sent over each cable since it was made, by (source, target); headers count once per piece.
 
-        At a switch a host has one cable, whose other end is -1.
+        At a switch each host has one cable, whose other end is -1.
         """
         sent: dict[tuple[int, int], int] = {}
         for host in range(self.count):
@@ -202,11 +202,11 @@ class Hosts:
 
 
 def network(wiring: str, bandwidth_bps: float | None, latency_s: float = 0.0) -> Network:
-    """Return the simulated network of hosts whose cables have this bandwidth and latency."""
+    """Return the simulated network that corresponds to cables of this bandwidth and latency."""
     sharing = "port" if wiring == "switch" else "pair"
     if bandwidth_bps is None:
         return Network(math.inf, latency_s, sharing=sharing)
-    link_header_bytes = 0 if latency_s else ETHERNET_HEADER_BYTES  # of which the cables with latency have none
+    link_header_bytes = 0 if latency_s else ETHERNET_HEADER_BYTES  # cables with latency have no Ethernet headers
     return Network(
         bandwidth_bps,
         latency_s,
@@ -219,7 +219,7 @@ def network(wiring: str, bandwidth_bps: float | None, latency_s: float = 0.0) ->
 def parse_link(text: str | None) -> tuple[float | None, float]:
     """Return the bandwidth in bit/s and the latency in seconds of a link such as "50mbps+20ms".
 
-    The bandwidth is None if the link is not shaped: None, or "free+20ms". Raises ConfigError if cables cannot be such a link.
+    The bandwidth is None for an unshaped link: None or "free+20ms". Raises ConfigError if cables cannot be such a link.
     """
     parsed = read_notation(text or "free")
     if parsed is None or parsed.jitter_s or parsed.sharing != "pair":
@@ -232,27 +232,27 @@ def parse_link(text: str | None) -> tuple[float | None, float]:
 
 
 def framing(link_header_bytes: int) -> float:
-    """Return the bytes counted by a token bucket for a byte of payload, if as much flows the other way.
+    """Return the bytes counted by a token bucket per byte of payload, with equal traffic in the other direction.
 
-    These are segments in their headers, and the acknowledgements of the other way's segments, one for two of them.
+    They include headers of segments, and an acknowledgement for every two segments of the other direction.
     """
     headers = PACKET_HEADERS_BYTES + link_header_bytes
     return (SEGMENT_BYTES + headers + headers / 2) / SEGMENT_BYTES
 
 
 def piece_bytes(bandwidth_bps: float) -> int:
-    """Return the bytes that TCP hands to a port at once: few, as over a real slow link (TSO autosizing).
+    """Return the bytes that TCP hands to a port at once: few, as on a real slow link (TSO autosizing).
 
-    In pieces of 64 KiB, small messages would wait 26 ms for one piece at 20 Mbit/s.
+    With pieces of 64 KiB, small messages would wait 26 ms for one piece at 20 Mbit/s.
     """
     return min(round(bandwidth_bps / 8 * PIECE_S), GSO_BYTES)
 
 
 def burst_bytes(bandwidth_bps: float) -> int:
-    """Return the size of a port's token bucket: two pieces, which pass whole.
+    """Return the size of a port's token bucket: two pieces, so that pieces pass undivided.
 
     With smaller buckets the kernel cuts pieces into frames and sets a timer for each, which took half of two cores at
-    100 Mbit/s both ways; with these it takes a tenth.
+    100 Mbit/s in both directions; with this size it takes a tenth.
     """
     return 2 * piece_bytes(bandwidth_bps)
 
@@ -270,7 +270,7 @@ def check_machine() -> None:
 
 
 def _transmitted(table: str) -> Iterator[tuple[str, int]]:
-    """Yield every device but the loopback and the bytes sent through it, from the text of `/proc/net/dev`."""
+    """Yield each device except the loopback, and the bytes sent through it, from the text of `/proc/net/dev`."""
     for row in table.splitlines()[2:]:
         device, _, counts = row.partition(":")
         if device.strip() != "lo":

@@ -1,1 +1,1 @@
-"""Predictions beside real Ray clusters over real shaped links, case by case."""
+"""Validation of predictions against real Ray clusters over real shaped links, case by case."""

@@ -1,4 +1,4 @@
-"""The cases of a validation: pipelines, links, and their order."""
+"""Cases of the validation: pipelines, links, and their order."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from raysim_benchmarks.harness import in_turn
 from raysim_benchmarks.hosts.namespaces import parse_link
 from raysim_benchmarks.workload import WARMUP_STEPS, bench_config
 
-CALIBRATION_STEPS = 8  # beside the warm-up steps
+CALIBRATION_STEPS = 8  # after the warm-up steps
 
 
 class Pipeline(NamedTuple):
-    """A run over hosts of this machine: a stage on each with one codec both ways, or one stage with a replica on each."""
+    """A run over hosts of this machine, with a stage or a replica on each."""
 
     hosts: int
     replicas: int
     codec: str
-    """Of activations and gradients on links; of replicas, the method by which they average their gradients."""
+    """Codec of both directions of all links, or the replica method if there are replicas."""
     schedule: str
     links: tuple[str, ...]
     """The links of the test run's shaped steps, such as "50mbps+20ms"."""
@@ -32,28 +32,28 @@ class Pipeline(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A name for its folder."""
+        """The name of its folder."""
         copies = f"-{self.replicas}-replicas" if self.replicas > 1 else ""
         of = f"-{Path(self.recipe).stem}" if self.recipe else ""
         return f"{self.hosts}-hosts{copies}-{self.codec}-{self.schedule}{of}" + ("-distant" if self.distant else "")
 
     @property
     def distant(self) -> bool:
-        """True if any of its links has a latency."""
+        """True if any link has a latency."""
         return any(parse_link(text)[1] > 0 for text in self.links)
 
     @property
     def wiring(self) -> str:
-        """The wiring of its hosts, see `hosts`: replicas meet at a switch, where each has one port."""
+        """The wiring of its hosts, see `hosts`: replicas are on a switch, with one port each."""
         if self.replicas > 1:
             return "switch"
         return "distant" if self.distant else "pairs"
 
     def config(self, steps: int) -> dict[str, Any]:
-        """Return a run of `steps` steps, all of which are profiled.
+        """Return a run of `steps` steps, all of them profiled.
 
-        The campaign's model is a narrow GPT: a narrower one needs fewer operations for a byte of its activations, so that the wire
-        matters. Replicas train a wider one, since they send as many bytes as the weights have.
+        The campaign's model is a narrow GPT: narrow models need fewer operations per byte of activations, so that the wire matters.
+        Replicas train a wider one, since they send as many bytes as the weights have.
         """
         schedule = parse_schedule(self.schedule)
         turns = schedule.stages_per_worker if isinstance(schedule, Interleaved1F1B) else 1
@@ -76,8 +76,8 @@ class Pipeline(NamedTuple):
 
 
 DENSE_LINKS = ("20mbps", "50mbps", "100mbps")
-HALF_LINKS = ("5mbps", "20mbps", "50mbps")  # of 8 bits a value
-FEW_LINKS = ("3mbps", "10mbps", "30mbps")  # of 4 bits a value, or a tenth of the values
+HALF_LINKS = ("5mbps", "20mbps", "50mbps")  # with 8 bits a value
+FEW_LINKS = ("3mbps", "10mbps", "30mbps")  # with 4 bits a value, or a tenth of the values
 FAR_LINKS = ("50mbps+20ms", "200mbps+20ms", "50mbps+80ms", "200mbps+80ms")
 LINKS = {
     "Identity": DENSE_LINKS,
@@ -130,15 +130,14 @@ def pipelines(
             raise ConfigError("`--rate` must be without latency for replicas, which meet at a switch that has none.")
         config = make_config(pipeline.config(1))
         if recipe:
-            prepare(config)  # the model can be cut so, and its data are there
+            prepare(config)  # checks the cuts of the model, and its data
         yield pipeline
 
 
 def links_by_step(links: Sequence[str], rounds: int) -> dict[int, str | None]:
-    """Return the link of every step after the warm-up: each link in turn, beside a step between unshaped links (None).
+    """Return the link of every step after the warm-up: each link in turn, paired with an unshaped step (None).
 
-    The unshaped step comes first in one round and second in the next, since the even and the odd steps of a method may differ in
-    their work.
+    The unshaped step comes first in one round and second in the next, since a method's even and odd steps may differ in work.
     """
     turns = (step for number in range(rounds) for shaped in links for step in in_turn([None, shaped], number))
     return dict(enumerate(turns, start=WARMUP_STEPS))

@@ -1,8 +1,8 @@
-"""Bytes on every cable between hosts, compared with the bytes in the records: a packet takes the cable between its two workers.
+"""Bytes on every cable between hosts, compared with the bytes in the records.
 
-A pipeline has a stage on each host, and is trained with few and with many microbatches. The bytes on a cable beside the packets of
-`links.parquet` grow with the number of packets. The slope is the traffic of Ray, gRPC and TCP for a packet (and for the packet that
-comes back); the constant is their other traffic in a step, such as heartbeats.
+A packet takes the cable between its two workers. A pipeline with a stage on each host is trained with few and with many microbatches.
+The bytes on a cable that are not packets of `links.parquet` grow with the number of packets. The slope is the traffic of Ray, gRPC and
+TCP for a packet (and for the one coming back); the constant is their other traffic in a step, such as heartbeats.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from raysim_benchmarks.validate.cases import Pipeline
 from raysim_benchmarks.workload import WARMUP_STEPS
 
 MICROBATCHES = (2, 8)
-SAMPLES = 4  # of a microbatch, so that packets of both runs have one size
+SAMPLES = 4  # of a microbatch, so that packets of both runs have equal sizes
 CODECS = ("Identity", "Quantize(8)", "Quantize(4)", "TopK(0.1)", "TopK(0.03)")
 
 
 class CableBytes(NamedTuple):
-    """Bytes of a step that a host sent to another over their cable, medians over steps with the greater number of microbatches."""
+    """Bytes that a host sent to another in a step, medians over steps with the greater number of microbatches."""
 
     hosts: int
     codec: str
@@ -37,17 +37,17 @@ class CableBytes(NamedTuple):
     target: int
     packets: int
     wire_bytes: float
-    """Of the packets in the records."""
+    """Bytes of the packets in the records."""
     cable_bytes: float
     beside_packet: float
-    """Bytes beside each packet."""
+    """Additional bytes for each packet."""
     beside_step: float
-    """Bytes beside all packets, of a step."""
+    """Additional bytes for each step."""
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
 
     def __str__(self) -> str:
-        """Return a line for people."""
+        """Return a line to print."""
         sent = (
             f"{self.packets} packets of {self.wire_bytes / self.packets:,.0f} bytes" if self.packets else "no packets"
         )
@@ -59,11 +59,11 @@ class CableBytes(NamedTuple):
 
 
 def count_bytes(out: Path, hosts: Sequence[int], codecs: Sequence[str], steps: int) -> Iterator[CableBytes]:
-    """Yield the bytes on every cable for each number of hosts and each codec, from `steps` steps each; `out` holds the runs.
+    """Yield the bytes on every cable by number of hosts and codec, from `steps` steps each; `out` keeps the runs.
 
-    Raises ConfigError if this machine cannot make hosts or a codec is impossible, FailedError if a run breaks off.
+    Raises ConfigError if this machine cannot make hosts or a codec is impossible, FailedError if a run fails.
     """
-    for count, codec in product(hosts, codecs):  # before any host is made
+    for count, codec in product(hosts, codecs):  # check all before making hosts
         make_config(Pipeline(count, 1, codec, "1F1B", ()).config(1))
     for count in hosts:
         with Hosts.made(count) as made, driving(made) as driver:
@@ -84,7 +84,7 @@ def _of_codec(driver: Driver, folder: Path, hosts: int, codec: str, steps: int) 
 
 
 def cables_of(hosts: int, codec: str, runs: Sequence[tuple[Run, pd.DataFrame]]) -> Iterator[CableBytes]:
-    """Yield the bytes on every cable of two runs, with few and with many microbatches, whose stages have a host each."""
+    """Yield the bytes on every cable of two runs with a stage on each host, with few and with many microbatches."""
     for source in range(hosts):
         for target in (host for host in range(hosts) if host != source):
             few, many = (_a_step(run, cables, source, target) for run, cables in runs)
@@ -96,7 +96,7 @@ def cables_of(hosts: int, codec: str, runs: Sequence[tuple[Run, pd.DataFrame]]) 
 
 
 def _a_step(run: Run, cables: pd.DataFrame, source: int, target: int) -> tuple[float, float, float, float]:
-    """Return a cable's packets and their bytes, all its bytes, and the seconds: medians over the run's steps."""
+    """Return a cable's packets, their bytes, all its bytes, and the step's seconds, as medians over the run's steps."""
     here = cables[(cables["source"] == source) & (cables["target"] == target)].set_index("step")["sent_bytes"]
     direction = "forward" if source < target else "backward"
     sent = run.links[(run.links["direction"] == direction) & (run.links["boundary"] == min(source, target))]

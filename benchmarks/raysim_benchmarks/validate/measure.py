@@ -1,4 +1,4 @@
-"""Runs pipelines on hosts of this machine, and compares measured with predicted steps."""
+"""Run pipelines on hosts of this machine, and compare measured with predicted steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from raysim_benchmarks.validate.cases import CALIBRATION_STEPS, Pipeline, links_
 from raysim_benchmarks.validate.predict import Prediction, typical
 from raysim_benchmarks.workload import WARMUP_STEPS
 
-WIRE_BOUND = 1.05  # how much longer a shaped step takes than an unshaped one, at least, if the wire counts
+WIRE_BOUND = 1.05  # least ratio of a shaped to an unshaped step if the wire matters
 
 
 class Case(NamedTuple):
-    """A pipeline over one kind of link. Seconds of a step are means of the middle half, see `typical`.
+    """A pipeline over one kind of link; seconds of a step are means of the middle half, see `typical`.
 
-    The prediction knows the calibration run, whose links are not shaped, and the pace of the test run's unshaped steps; the
-    test run's shaped steps are only compared with it.
+    The prediction uses the calibration run, with unshaped links, and the pace of the test run's unshaped steps. The test run's
+    shaped steps are used only for comparison.
     """
 
     hosts: int
@@ -37,23 +37,23 @@ class Case(NamedTuple):
     steps: int
     """Shaped steps of the test run."""
     calibration_s: float
-    """Of the calibration run's steps."""
+    """Seconds of the calibration run's steps."""
     unshaped_s: float
     """Seconds of the test run's unshaped steps: the prediction without a model of the network."""
     measured_s: float
-    """Of the test run's shaped steps."""
+    """Seconds of the test run's shaped steps."""
     predicted_s: float
     low_s: float
-    """The 90 % interval of the prediction: from here to the next."""
+    """The 90 % interval of the prediction, from `low_s` to `high_s`."""
     high_s: float
     unpaced_s: float
     """The prediction at the calibration run's own pace."""
     wire_bytes: float
-    """Of packets, in a shaped step."""
+    """Bytes of packets in a shaped step."""
     cable_bytes: float
-    """Sent by all hosts to one another in a shaped step, Ray's own messages among them."""
+    """Bytes between all hosts in a shaped step, including Ray's own messages."""
     oversubscribed: bool
-    """More workers compute at once than the machine has cores."""
+    """True if more workers compute at once than the machine has cores."""
 
     @property
     def error(self) -> float:
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
     @property
     def baseline_error(self) -> float:
-        """Of the unshaped step as a prediction."""
+        """Relative error of the unshaped step as a prediction."""
         return self.unshaped_s / self.measured_s - 1
 
     @property
@@ -82,10 +82,10 @@ class Case(NamedTuple):
 
 
 def validate(out: Path, pipelines: Sequence[Pipeline], rounds: int) -> Iterator[list[Case]]:
-    """Return an iterator over pipelines, each with its cases, of `rounds` steps each; their runs are in `out`.
+    """Return an iterator over the pipelines' cases, of `rounds` steps each; their runs are kept in `out`.
 
-    Runs in `out` are not made again. Raises ConfigError at once if runs are to be made and this machine cannot make hosts, or if
-    `out` holds runs over other links; the iteration raises FailedError.
+    Runs already in `out` are not repeated. Raises ConfigError at once if runs are missing and this machine cannot make hosts, or
+    if `out` holds runs over other links; the iteration raises FailedError.
     """
     missing = [pipeline for pipeline in pipelines if not _is_measured(pipeline, out, rounds)]
     if missing:
@@ -108,7 +108,7 @@ def _validate(out: Path, pipelines: Sequence[Pipeline], rounds: int) -> Iterator
 
 
 def _is_measured(pipeline: Pipeline, out: Path, rounds: int) -> bool:
-    """Return whether both runs of a pipeline are in `out`; raises ConfigError if they are of other links or rounds."""
+    """Return whether both runs of a pipeline are in `out`; raises ConfigError if their links or rounds differ."""
     cables = out / pipeline.name / "test" / CABLES
     if not cables.exists():
         return False
@@ -127,14 +127,14 @@ def _links_of(cables: Path) -> dict[int, str | None]:
 
 
 def _measure(pipeline: Pipeline, driver: Driver, folder: Path, rounds: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # of a campaign that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed campaign
     unshaped = dict.fromkeys(range(WARMUP_STEPS, WARMUP_STEPS + CALIBRATION_STEPS))
     for name, links in (("calibration", unshaped), ("test", links_by_step(pipeline.links, rounds))):
         driver.train(pipeline.config(len(links)), folder / name, links)
 
 
 def cases_of(pipeline: Pipeline, folder: Path) -> list[Case]:
-    """Return the cases of a pipeline whose runs are in `folder`: a prediction for every link of its test run."""
+    """Return the cases of a pipeline with runs in `folder`: a prediction for every link of its test run."""
     calibration, test = Run(folder / "calibration"), Run(folder / "test")
     calibration_steps = list(_links_of(folder / "calibration" / CABLES))
     prediction = Prediction(calibration, calibration_steps)

@@ -1,4 +1,4 @@
-"""Overheads of a recorded run: what calls and messages took of its host, read from the gaps between its actions."""
+"""Overheads of calls and messages in a recorded run, from the gaps between its actions."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ class Overheads(NamedTuple):
     """Overheads of calls and messages, as fields of `Profile`: `profiles_from_actions(columns, **overheads._asdict())`."""
 
     call_s: float
-    """On the sender's clock, to hand a packet over."""
+    """Seconds of the sender to hand a packet over."""
     message_s: float
-    """From the end of the action that sent a packet to the start of the one that awaited it."""
+    """Seconds from the end of the sending action to the start of the action that awaits the packet."""
     byte_s: float
     """The same, for every byte of the packet."""
     step_s: float
-    """Of every step, outside of its actions."""
+    """Seconds of every step outside its actions."""
 
 
 def read_overheads(
     columns: Mapping[str, ArrayLike], rows: Sequence[Row], step_seconds: Mapping[int, float] | None = None
 ) -> Overheads:
-    """Return the overheads of a recorded run, from the columns of `actions.parquet` and the rows that it ran.
+    """Return the overheads of a recorded run, from the columns of `actions.parquet` and the rows of its schedule.
 
-    The cost of wires must be negligible in the run: it is on one machine, or on a network far faster than its packets need.
-    If the worker of an action was free, the action starts when its packet arrives, and the time since the packet left is the
-    message's. If its packet was there already, or it needs none, the action starts when its worker is free, and the time since
-    then belongs to the packet that the worker sent before. The same packet takes the time of the sending action that is neither
-    codec nor compute. A packet counts as there already if it left at least twice the usual time of a packet earlier, which is
-    rare where actions are shorter. Both overheads are means, since they add up over a step; where packets differ in size, the
-    message's is a line through their sizes. `step_seconds` are the seconds of whole steps, from `steps.parquet`. Leave out the
-    first steps of a run: they warm up.
+    The cost of wires must be negligible: the run is on one machine, or on a network far faster than its packets need.
+    If an action's worker was idle, the action starts when its packet arrives, and the time since the packet left is the message's
+    overhead. If its packet had arrived before, or it needs none, the action starts when its worker is free. The time since then is
+    call overhead of the packet that the worker sent before, and so is the sending action's time beyond codec and compute.
+    A packet counts as arrived if it left at least twice the usual time of a packet earlier, which is rare if actions are shorter.
+    Both overheads are means, since they add up over a step; if packets differ in size, the message's is linear in their size.
+    `step_seconds` are the seconds of whole steps, from `steps.parquet`. Leave out a run's first steps, which warm up.
     """
     num_stages = 1 + max(action.stage for row in rows for action in row)
     names = ("step", "replica", "stage", "op", "microbatch")
@@ -47,10 +46,10 @@ def read_overheads(
     busy = np.zeros(len(start))
     for name in ("decode_s", "compute_wall_s", "encode_s"):
         busy += np.asarray(columns[name], np.float64)
-    place: dict[tuple[int, int, Action], int] = {}
+    index_of: dict[tuple[int, int, Action], int] = {}
     for i, (step, replica, stage, op, microbatch) in enumerate(zip(*arrays, strict=True)):
-        place[int(step), int(replica), Action(int(stage), str(op), int(microbatch))] = i
-    runs = sorted({(step, replica) for step, replica, _ in place})
+        index_of[int(step), int(replica), Action(int(stage), str(op), int(microbatch))] = i
+    runs = sorted({(step, replica) for step, replica, _ in index_of})
 
     within, late, sizes = [], [], []
     follows: list[
@@ -60,12 +59,12 @@ def read_overheads(
         for before, action in (
             (before, action) for row in rows for before, action in zip([None, *row], row, strict=False)
         ):
-            here, source = place[step, replica, action], dependency(action, num_stages)
+            here, source = index_of[step, replica, action], dependency(action, num_stages)
             if sends(action, num_stages):
                 within.append(end[here] - start[here] - busy[here])
-            ready = end[place[step, replica, source]] if source else -np.inf
-            done = end[place[step, replica, before]] if before else -np.inf
-            size = wire[place[step, replica, source]] if source else 0.0
+            ready = end[index_of[step, replica, source]] if source else -np.inf
+            done = end[index_of[step, replica, before]] if before else -np.inf
+            size = wire[index_of[step, replica, source]] if source else 0.0
             if before and done > ready:
                 if sends(before, num_stages):
                     follows.append((start[here] - done, done - ready, size))
@@ -88,7 +87,7 @@ def read_overheads(
 def _line(sizes: Floats, delays: Floats) -> tuple[float, float]:
     """Return the intercept and slope, neither negative, through the means of the smaller and of the larger packets.
 
-    Packets of one size say nothing of a slope: then the whole delay is the intercept.
+    If all packets have one size, the whole delay is the intercept.
     """
     middle = np.median(sizes)
     small, large = sizes <= middle, sizes > middle

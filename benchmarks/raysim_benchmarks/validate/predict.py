@@ -1,4 +1,4 @@
-"""Predicted step times of a run over shaped links, from its unshaped steps alone, as `raysim replay` prices a run."""
+"""Predict step times over shaped links from unshaped steps alone, as `raysim replay` prices a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from raysim_benchmarks.validate.overheads import read_overheads
 
 Floats = NDArray[np.float64]
 
-SLOPE = 0.02  # of a pace, over which the change of a step is taken
-FIT_ROUNDS = 24  # of halving: far finer than a measurement
+SLOPE = 0.02  # relative change of pace for the derivative of a step
+FIT_ROUNDS = 24  # of bisection: far finer than a measurement
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """Return the mean of the middle half: nearly as steady as a mean, and strays of a shared machine do not move it.
+    """Return the mean of the middle half: nearly as steady as a mean, but robust to outliers of a shared machine.
 
     >>> typical([1.0, 2.0, 3.0, 100.0])
     2.5
@@ -41,8 +41,8 @@ def typical(seconds: Sequence[float]) -> float:
 class Prediction:
     """Predicts steps over other links from the `steps` of a run between unshaped links, with a worker on each host.
 
-    If more workers compute at once than the machine has cores, all hosts share the cores. The number of cores that Ray and the
-    links leave to the workers is then fitted to the unshaped steps too.
+    If more workers compute at once than the machine has cores, all hosts share the cores. The number of cores left to the workers
+    by Ray and the links is then also fitted to the unshaped steps.
     """
 
     def __init__(self, run: Run, steps: Sequence[int]) -> None:
@@ -69,29 +69,29 @@ class Prediction:
             self._fit_cores(typical(seconds.tolist()), float(cores))
 
     def step_s(self, network: Network, pace: float = 1.0) -> float:
-        """Return the seconds that the unshaped steps would have taken on `network`, see `typical`.
+        """Return the `typical` seconds that the unshaped steps would have taken on `network`.
 
-        `pace` stretches the work of the machine itself, compute, codecs and Ray, but not the time of wires.
+        `pace` stretches the machine's own work (compute, codecs and Ray), but not the time of wires.
         """
         return typical(self._steps_s(network, pace))
 
     def interval_s(self, network: Network, unshaped_s: Sequence[float], num_steps: int) -> tuple[float, float]:
-        """Return the 90 % interval of `typical` of `num_steps` steps on `network`, by the spread of steps as they were recorded.
+        """Return the 90 % interval of `typical` of `num_steps` steps on `network`, from the spread of recorded steps.
 
-        `unshaped_s` are seconds of unshaped steps of the predicted run. Their spread gives the uncertainty of the run's pace, and
-        how far a few steps stray from it; the spread of the calibrating steps gives the uncertainty of the costs. The network
-        model has an error of its own.
+        `unshaped_s` are seconds of unshaped steps of the predicted run. Their spread gives the uncertainty of the run's pace and
+        the deviation of a few steps from it; the spread of the calibration steps gives the uncertainty of the costs. The error of
+        the network model is added.
         """
         random = np.random.default_rng(0)
 
         def strays(seconds: Sequence[float], size: int) -> Floats:
-            """Return `typical` of `size` steps drawn from these, as a share of `typical` of all."""
+            """Return `typical` of `size` drawn steps, divided by `typical` of all."""
             wider = spread_as_of_many(np.array(seconds) / typical(seconds))
             return np.array([typical(random.choice(wider, size).tolist()) for _ in range(DRAWS)])
 
         pace = self.pace(typical(unshaped_s))
         center = self.step_s(network, pace)
-        stretched = (self.step_s(network, pace * (1 + SLOPE)) - center) / SLOPE  # seconds by which a pace of twice adds
+        stretched = (self.step_s(network, pace * (1 + SLOPE)) - center) / SLOPE  # seconds added by twice the pace
         moved = strays(unshaped_s, len(unshaped_s)) * strays(unshaped_s, num_steps) - 1
         costs = np.array(self._steps_s(network, pace)) / np.array(self._steps_s(FREE, pace))
         drawn = (center + stretched * moved) * strays(costs.tolist(), len(costs))
@@ -105,11 +105,11 @@ class Prediction:
         return seconds
 
     def pace(self, step_s: float) -> float:
-        """Return the pace at which an unshaped step takes `step_s`: the machine's pace during another run."""
+        """Return the pace at which an unshaped step takes `step_s`, such as the machine's during another run."""
         return step_s / self.step_s(FREE)
 
     def _fit_cores(self, step_s: float, most: float) -> None:
-        """Share between the hosts as many cores, at most as there are, as unshaped steps of `step_s` leave them."""
+        """Let the hosts share the number of cores, at most `most`, for which unshaped steps take `step_s`."""
         low, high = 0.0, most
         for _ in range(FIT_ROUNDS):
             middle = (low + high) / 2
@@ -118,6 +118,6 @@ class Prediction:
 
 
 def _with_collectives(profile: Profile, run: Run, step: int) -> Profile:
-    """Return a step's profile with its replicas' transfers; the work of their codecs is in the seconds beside actions."""
+    """Return a step's profile with its replicas' transfers; their codec work is in the seconds outside actions."""
     rows = run.collectives[run.collectives["step"] == step]
     return replace(profile, transfers=transfers_from_columns({str(name): rows[name].to_numpy() for name in rows}))

@@ -1,4 +1,4 @@
-"""The table of cases: for a person, as Markdown, and as Parquet."""
+"""The table of cases, as lines of text, Markdown and Parquet."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ GROUPS: dict[str, Callable[[Case], bool]] = {
 
 
 class Summary(NamedTuple):
-    """The errors of a group of cases: of the prediction, and of the unshaped step in its place (the baseline)."""
+    """Errors of a group of cases: of the prediction, and of the unshaped step in its place (the baseline)."""
 
     group: str
     cases: int
     median: float
-    """Of the error without its sign, as the next."""
+    """Median of the absolute error."""
     high: float
-    """The 95th percentile."""
+    """95th percentile of the absolute error."""
     mean: float
-    """Of the error with its sign: above 0 if predictions are too slow."""
+    """Mean of the signed error: above 0 if predictions are too slow."""
     inside: float
     """The share of cases whose measured step lies in the 90 % interval of the prediction."""
     baseline_median: float
     baseline_high: float
     unpaced_median: float
-    """Of the error of predictions that know nothing of the test run, not even the machine's pace."""
+    """Median absolute error of predictions that use nothing of the test run, not even the machine's pace."""
 
 
 def summaries(cases: Sequence[Case]) -> list[Summary]:
@@ -152,7 +152,7 @@ def write(cases: Sequence[Case], folder: Path) -> None:
 
 
 def _schedule(case: Case) -> str:
-    """Return the schedule, and the recipe if it is not the campaign's."""
+    """Return the schedule, and the recipe unless it is the campaign's."""
     return f"{case.schedule} of {case.recipe}" if case.recipe else case.schedule
 
 

@@ -1,11 +1,11 @@
-"""Latency as Ray pays for it: the one-way trips that a packet takes from worker to worker.
+"""Latency under Ray: the one-way trips of a packet from worker to worker.
 
-Three distant hosts have a stage each, the driver beside the first stage, as raysim places it. A step has one microbatch, so every
+Three distant hosts have a stage each, with the driver on the first, as raysim places it. A step has one microbatch, so every
 worker waits for every packet. The time from the end of the sending action to the start of the receiving one grows by the trips
 times the latency of the cables, which changes between the steps of one run.
 
-Measured on 2026-11-25 with Ray 2.60, on cables without a limit of their own (`raysim validate --trips --rounds 8`), at 20 and 80 ms,
-between the driver's host and others and between two others alike; medians:
+Measured on 2026-11-25 with Ray 2.60, on cables of unlimited bandwidth (`raysim validate --trips --rounds 8`), at 20 and 80 ms, for
+pairs of hosts with and without the driver's host; medians:
 
 | packet | trips |
 |---|---|
@@ -16,12 +16,12 @@ between the driver's host and others and between two others alike; medians:
 | 2 MB | 1.05 to 3.02 |
 | 4 MB | 1.04 to 3.07, six of eight at 3 |
 
-All packets travel in the call of their receiver. A large one fills the window of gRPC or TCP: a part goes first, and the rest when it
-is acknowledged, which is a round trip more. Windows grow with the traffic of a connection, so that the same packet makes one trip or
-three. The end of a step takes two trips, a call to update and its reply.
+All packets travel in the call of their receiver. A large one exceeds the window of gRPC or TCP: a part is sent first, and the rest
+once it is acknowledged, one round trip later. Windows grow with a connection's traffic, so the same packet takes one trip or three.
+The end of a step takes two trips, a call to update and its reply.
 
-Connections of a training step are idle between packets. Linux then forgets how much a connection may send at once, and begins
-again with 14 kB, unless `net.ipv4.tcp_slow_start_after_idle` is 0, as it is on these hosts.
+Connections are idle between packets of a training step. Linux then resets the congestion window to 14 kB, unless
+`net.ipv4.tcp_slow_start_after_idle` is 0, as on these hosts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from raysim_benchmarks.workload import WARMUP_STEPS, bench_config
 
 HOSTS = 3
 LATENCIES = ("free+20ms", "free+80ms")
-PATH = ((0, "F"), (1, "F"), (2, "F"), (2, "B"), (1, "B"), (0, "B"))  # (stage, op), each waits for the one before
+PATH = ((0, "F"), (1, "F"), (2, "F"), (2, "B"), (1, "B"), (0, "B"))  # (stage, op), each waiting for the previous one
 PACKETS = (("Quantize(4)", 1), *(("Identity", samples) for samples in (1, 4, 8, 16, 31)))
 """Codec, and samples of 128 kB each uncompressed."""
 
@@ -51,7 +51,7 @@ class Trips(NamedTuple):
     source: int
     """Host of the sending worker."""
     target: int
-    """Host of the receiving worker; both are 0, the driver's, for the end of a step."""
+    """Host of the receiving worker; source and target are 0, the driver's, for the end of a step."""
     wire_bytes: int
     latency_s: float
     low: float
@@ -60,9 +60,9 @@ class Trips(NamedTuple):
 
 
 def measure_trips(out: Path, rounds: int) -> Iterator[Trips]:
-    """Yield the trips of packets of each size on each way, at each latency, of `rounds` steps each; `out` holds the runs.
+    """Yield the trips of packets by size, path and latency, from `rounds` steps each; `out` keeps the runs.
 
-    Raises ConfigError if this machine cannot make hosts, FailedError if a run breaks off.
+    Raises ConfigError if this machine cannot make hosts, FailedError if a run fails.
     """
     turns = [turn for latency in LATENCIES for turn in (None, latency)]
     rates = dict(enumerate(islice(cycle(turns), rounds * len(turns)), start=WARMUP_STEPS))
@@ -80,7 +80,7 @@ def _config(codec: str, batch: int) -> dict[str, Any]:
 
 
 def trips_of(run: Run, rates: dict[int, str | None]) -> Iterator[Trips]:
-    """Yield the trips of a run whose steps had these latencies, by the steps without one."""
+    """Yield the trips of a run whose steps had these latencies, relative to steps without latency."""
     starts, ends, sizes = _by_action(run, "start_s", "end_s", "wire_bytes")
     seconds = dict(zip(run.steps["step"].tolist(), run.steps["seconds"].tolist(), strict=True))
     steps = {rate: [step for step, at in rates.items() if at == rate] for rate in set(rates.values())}
