@@ -96,12 +96,12 @@ class Advice:
         return sorted((row for row in own if row.way.known != HARMFUL), key=_hunger)
 
     def fastest(self) -> Row | None:
-        """Return the fitting way with most samples a second on the first network, of those not known to be harmful."""
+        """Return the fastest fitting way on the first network, except those known to be harmful."""
         able = [row for row in self.rows if row.fits and row.way.known != HARMFUL]
         return max(able, key=lambda row: row.networks[0].samples_per_s, default=None)
 
     def paying(self) -> list[Row]:
-        """Return compressed ways that fit and beat dense by a factor `PAYS` or more on the first network, fastest first."""
+        """Return fitting compressed ways at least `PAYS` times as fast as dense on the first network, fastest first."""
         limits = {row.way.layout: row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
         compressed = [row for row in self.rows if row.fits and not row.way.dense]
         paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]

@@ -143,7 +143,7 @@ class Job:
         return Sharded(sharding, tuple(stages), coded, sums_groups=way.method == SAME)
 
     def _scattered(self, method: str, num_parameters: int, shards: int) -> tuple[float, float]:
-        """Return the bytes of a unit's coded gradients over all shards, and the codec work on packets for other owners."""
+        """Return a unit's coded gradient bytes over all shards, and the codec work on packets for other owners."""
         rows = num_parameters // shards // ROW_VALUES or 1
         packet, _ = link_messages(method, SAME, (1, rows, ROW_VALUES), "float32")
         share = num_parameters / shards / (rows * ROW_VALUES)
@@ -156,12 +156,12 @@ class Job:
         return 4 if self.dtype == "float32" else 2
 
     def on_networks(self, way: Way, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
-        """Return the costs of a step of `count` microbatches on each network, with shards' gathers and scatters in the actions."""
+        """Return the costs of a step of `count` microbatches on each network, including shards' gathers and scatters."""
         return TimedStep(profile, self.schedule, count, way.layout.replicas, self.sharded(way)).profiles(networks)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def mixture(self, way: Way) -> list[tuple[float, Profile]]:
-        """Return the kinds of step of a way by their exchange of replicas, if any, each with its share of all steps."""
+        """Return a way's kinds of step by exchange of replicas, each with its share of all steps."""
         profile, replicas = self.profile(way), way.layout.groups
         shards = way.layout.replicas // replicas
         if replicas == 1 or (shards > 1 and way.method == SAME):

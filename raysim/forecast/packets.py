@@ -166,7 +166,7 @@ def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures:
 def _counted(
     method: str, shapes: tuple[tuple[int, ...], ...], num_replicas: int
 ) -> tuple[tuple[float, tuple[tuple[float, ...], ...]], ...]:
-    """Return the share of each kind of step and, for each shape, the work and the bytes of a pair in each round."""
+    """Return the share of each kind of step and, by shape, its work and its pair bytes in each round."""
     config = read_config(
         "topics-gpt",
         [
