@@ -1,4 +1,4 @@
-"""Resources of a sweep: the engine of its trials, the share of each, how many run at once, and the wait until the first one fits."""
+"""Resources of a sweep: engine and share of its trials, how many run at once, and the wait until the first fits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from raysim.sweeps.study import Study, workers
 
 DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
 PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch, and the data of small models
-LOOK_S = 5.0  # between two looks at the cluster
-ANSWER_S = 60.0  # for a node to look for a file
+LOOK_S = 5.0  # between two checks of the cluster
+ANSWER_S = 60.0  # limit for a node to check for a file
 TRY_S = 0.5  # between two attempts to get resources
-FREED_S = 10.0  # that a sweep waits for the resources of a run that has just ended
+FREED_S = 10.0  # wait for the resources of a run that has just ended
 
 Node = Mapping[str, float]  # a node's resources by kind, as Ray names them
 
@@ -40,7 +40,7 @@ class Share(NamedTuple):
     jobs: int
 
     def bundles(self, config: RunConfig, engine: str) -> list[dict[str, float]]:
-        """Return a trial's reservation: one process with the inline engine; on Ray its own, and one for each stage actor."""
+        """Return a trial's bundles: one process with the inline engine; on Ray the trial actor and one per stage actor."""
         stage = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
         if engine == "inline":
             return [stage]
@@ -55,9 +55,9 @@ class Need(NamedTuple):
 
 
 def choose_engine(config: RunConfig, nodes: Sequence[Node], given: str = "auto") -> Need:
-    """Return the `given` engine of a study; for "auto" that which suits its base.
+    """Return the `given` engine, or for "auto" the one that suits the study's base.
 
-    Both engines give the same bits. One process per trial avoids calls and copies between processes, so it is chosen
+    Both engines give bit-identical results. One process per trial avoids calls and copies between processes, so it is chosen
     unless stages use GPUs, or no node has enough memory for all stages together.
     """
     if given != "auto":
@@ -67,7 +67,7 @@ def choose_engine(config: RunConfig, nodes: Sequence[Node], given: str = "auto")
         return Need("ray")
     try:
         plan = prepare(config).plan
-    except ConfigError:  # such as data that only the nodes have: the trials will report it
+    except ConfigError:  # for instance only the nodes have the data: the trials will report it
         return Need("ray")
     stages_bytes = sum(plan.memories[stage].total_bytes for _, stage in plan.places)
     need = Need("inline", stages_bytes + PROCESS_BYTES)
@@ -87,7 +87,7 @@ def fit(
 ) -> Share:
     """Return a share of the free resources of `nodes` for trials of up to `stages` worker processes.
 
-    The configuration's resources of a stage are kept. By default a stage gets one CPU, or an equal part if there are
+    Resources configured for a stage are kept. By default a stage gets one CPU, or an equal share if there are
     fewer. `growing`: the cluster may grow for more `jobs`. `elastic`: an autoscaler adds nodes, so a stage gets a whole CPU.
     `memory_bytes`: the memory of a trial in one process, which bounds the number of trials at once. Raises ConfigError if fewer
     than `jobs` trials fit, or none.
@@ -120,18 +120,18 @@ def fit(
 
 
 def _gpu_share(config: RunConfig, gpus_free: float, count: int) -> float:
-    """Return the GPUs of each of `count` processes: as configured, or an equal part of at most one."""
+    """Return the GPUs of each of `count` processes: as configured, or an equal share of at most one."""
     gpus = config.gpus_per_stage
     if gpus is None:
         gpus = min(1.0, gpus_free / count) if config.device != "cpu" else 0.0
         if config.device == "cuda" and not gpus:
             raise ConfigError("`device` = 'cuda' needs a GPU, and Ray has none free. Set `device` to 'auto' or 'cpu'.")
-        gpus = 1 / -(-1 // gpus) if 0 < gpus < 1 else gpus  # a part that divides a GPU, so that none is cut
+        gpus = 1 / -(-1 // gpus) if 0 < gpus < 1 else gpus  # 1/n of a GPU, so that no share spans two
     return _grains(gpus) / GRAINS
 
 
 def _cpu_shares(given: float | None, nodes: Sequence[Node], count: int) -> list[float]:
-    """Return the CPUs that each of `count` processes may have, largest first: as configured, or parts of a node's CPUs."""
+    """Return the CPUs available to each of `count` processes, largest first: as configured, or shares of a node's CPUs."""
     if given is not None:
         return [given]
     first = min(1.0, sum(node.get("CPU", 0.0) for node in nodes) / count)
@@ -144,15 +144,15 @@ def _by_memory(nodes: Iterable[Node], memory_bytes: int) -> int:
 
 
 def _grains(amount: float) -> int:
-    """Return how many ten-thousandths a resource is, rounded down: parts must not add up to more than there is."""
+    """Return a resource in ten-thousandths, rounded down so that shares never add up to more than the total."""
     return int(amount * GRAINS + 1e-6)
 
 
 def fair_limit(running: int, free: int, capacity: int, waiting: bool, others: int) -> int:
-    """Return how many trials may run at once, if `running` do and `free` more have resources now.
+    """Return how many trials may run at once, with `running` trials and resources for `free` more.
 
-    While another driver waits, a sweep starts no trial beyond its equal share of the cluster, whose `capacity` is counted in
-    trials; it always keeps one.
+    While another driver waits, a sweep starts no trials beyond its equal share of the cluster's `capacity`, in trials;
+    it always keeps one.
 
     >>> fair_limit(running=6, free=0, capacity=6, waiting=False, others=1)
     6
@@ -167,9 +167,9 @@ def fair_limit(running: int, free: int, capacity: int, waiting: bool, others: in
 class Allocation:
     """The engine of a sweep's trials, their share of the machines, and how many may run at once.
 
-    `processes`: of each trial. `shared`: on a cluster with other drivers, that grows and shrinks, the number of trials at once changes;
-    `jobs` limits it, if given. `memory_bytes`: the memory of a trial in one process. `elastic`: an autoscaler starts nodes for trials
-    that wait, so all `jobs` begin unless another driver waits.
+    `processes`: per trial. `shared`: the cluster has other drivers and may grow or shrink, so the number of trials at once changes;
+    `jobs` limits it, if given. `memory_bytes`: the memory of a trial in one process. `elastic`: an autoscaler starts nodes for waiting
+    trials, so all `jobs` begin unless another driver waits.
     """
 
     engine: str
@@ -187,7 +187,7 @@ class Allocation:
 
     @property
     def starting(self) -> int | None:
-        """Trials whose actors may start side by side; None to start one after another, so that others see which trials wait."""
+        """Number of trials that may start at once; None to start one by one, so that others see which trials wait."""
         return self.share.jobs if not self.shared or (self.elastic and self.jobs is not None) else None
 
     def trials(self, running: int) -> int:
@@ -217,7 +217,7 @@ class Allocation:
 
 
 def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, check: Callable[[], None]) -> Allocation:
-    """Return the share of the machines for the study's trials, once one trial fits.
+    """Wait until one trial fits, and return the allocation of the study's trials.
 
     `out`: the study's folder, visible to all nodes, or its URI. `shared`: the cluster has other users; trials wait at
     most `wait_s` seconds for free resources, by default the base's `timeout_s` while an autoscaler starts nodes. `check` is called
@@ -237,7 +237,7 @@ def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, chec
             limit_s = growing_s if elastic else (FREED_S if wait_s is None else wait_s)
             try:
                 allocation = _fit(study, shared=shared, elastic=elastic)
-            except ConfigError as error:  # the nodes of a cluster may be on their way
+            except ConfigError as error:  # nodes of the cluster may still be starting
                 if waiting.seconds >= (growing_s if elastic else wait_s or 0.0):
                     raise ConfigError(f"{str(error).rstrip('.')}{demand.words}.") from None
                 lacks = str(error).rstrip(".")
@@ -264,7 +264,7 @@ def _fit(study: Study, *, shared: bool, elastic: bool) -> Allocation:
 
 
 def _first_bundles(study: Study) -> list[dict[str, float]]:
-    """Return what one trial reserves, for an autoscaler to start nodes that can hold it."""
+    """Return the bundles of one trial, so that an autoscaler starts large enough nodes."""
     base = study.config({})
     nodes = [node for node in total_resources().values() if node.get("CPU")] or [{"memory": math.inf}]
     gpus = base.gpus_per_stage if base.gpus_per_stage is not None else float(base.device == "cuda")
@@ -272,7 +272,7 @@ def _first_bundles(study: Study) -> list[dict[str, float]]:
 
 
 def _check_seen(out: str, by: Iterable[str]) -> None:
-    """Raise ConfigError if one of these nodes does not see the study's folder, or does not reach its bucket."""
+    """Raise ConfigError if one of these nodes cannot see the study's folder or reach its bucket."""
     mark = None if in_bucket(out) else Path(out) / ".seen-by-all"
     if mark is not None:
         mark.touch()

@@ -22,7 +22,7 @@ _EXAMPLES = "a time such as 90min or 3h, GPU hours such as '2 GPU hours', or mon
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit of a race: seconds of the sweep from its start, or of its GPUs."""
+    """The limit of a race, in seconds of the sweep from its start or of its GPUs."""
 
     text: str
     """As given."""
@@ -31,9 +31,9 @@ class Budget:
 
     @classmethod
     def parse(cls, given: str | float, price_per_hour: float | None = None) -> Budget:
-        """Return the budget of a text or of a number of seconds; raises ConfigError.
+        """Parse a budget given as text or as a number of seconds; raises ConfigError.
 
-        `price_per_hour` is what all machines of the sweep cost together in an hour: it turns money into seconds.
+        `price_per_hour`: the hourly cost of all machines of the sweep together, which converts money to seconds.
 
         >>> Budget.parse("90min").seconds, Budget.parse("2 GPU hours").of_gpus, Budget.parse("40 EUR", 20.0).seconds
         (5400.0, True, 7200.0)
@@ -59,7 +59,7 @@ class Budget:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people who wait: in seconds, minutes or hours, to about two digits.
+    """Format a duration in seconds, minutes or hours, to about two digits.
 
     >>> duration(42.4), duration(129), duration(600), duration(9000)
     ('42 s', '2.1 min', '10 min', '2.5 h')
@@ -72,7 +72,7 @@ def duration(seconds: float) -> str:
 
 
 class Spending:
-    """The spent part of a budget, in seconds of runs: of those that train at once, each counts.
+    """The spent part of a budget in run-seconds: runs that train at once all count.
 
     `jobs` runs train at once, on `gpus` GPUs each. `before_s`: seconds of earlier sessions. Raises ConfigError for GPU hours without
     GPUs.
@@ -94,13 +94,13 @@ class Spending:
 
     @property
     def total_s(self) -> float:
-        """The budget in seconds of runs."""
+        """The budget in run-seconds."""
         return self.budget.seconds / self.gpus if self.budget.of_gpus else self.budget.seconds * self._jobs
 
     def remaining_s(self, trained_s: float) -> float:
-        """Return the seconds of runs that are left, of which `trained_s` have been trained."""
+        """Return the remaining run-seconds after `trained_s` seconds of training."""
         return self.total_s - (trained_s if self.budget.of_gpus else self.elapsed_s * self._jobs)
 
     def elapsing_s(self, runs_s: float) -> float:
-        """Return the seconds of the sweep that seconds of runs take."""
+        """Convert run-seconds to seconds of the sweep."""
         return runs_s / self._jobs

@@ -19,10 +19,10 @@ MOST = 5  # settings to confirm: each more costs power, and as many runs as ther
 
 
 def confirming(sweep: Sweep) -> Sweep | None:
-    """Return the sweep that confirms another sweep's choice, to be run next; None if no trial is worth confirming.
+    """Return the sweep that confirms a sweep's choice, or None if no trial is worth confirming.
 
     The choice is made once: an existing confirmation is resumed, even after further trials. Raises ConfigError if it
-    began with other seeds.
+    was begun with other seeds.
     """
     out = f"{sweep.store.out.rstrip('/')}/{CONFIRMATION}"
     sweep.store.fetch_file(f"{CONFIRMATION}/space.py")
@@ -43,7 +43,7 @@ def fresh_seeds(study: Study) -> list[int]:
 
 
 def chosen(study: Study, rows: Rows) -> list[TrialRow]:
-    """Return the trials to confirm: those of the frontier with a mean quality within the margin of dense.
+    """Return the trials to confirm: frontier trials with a mean quality within the margin of dense.
 
     At most `MOST`, the best ones by the first objective that is not a quality. Empty if no trial is within the margin.
     """

@@ -29,13 +29,13 @@ from raysim.sweeps.trial_rows import Rows, TrialRow
 if TYPE_CHECKING:
     from raysim.analysis import Replay, Results
 
-MOST_REPEATS = 25  # suggestions in a row without a new configuration, after which the space counts as searched
+MOST_REPEATS = 25  # repeated suggestions in a row, after which the space counts as exhausted
 
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
 
 def _is_whole(database: Path) -> bool:
-    """Return whether a file of sqlite is undamaged; raises sqlite3.OperationalError if it cannot be used now."""
+    """Return whether an sqlite file is intact; raises sqlite3.OperationalError if it is unavailable."""
     try:
         with closing(sqlite3.connect(database, timeout=60)) as connection:
             return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
@@ -130,14 +130,14 @@ class Ledger:
         return True
 
     def _rebuild(self) -> None:
-        """Rebuild the study in sqlite from the rows: it was lost, or is older or newer than they are."""
+        """Rebuild a lost, older or newer sqlite study from the rows."""
         optuna.delete_study(study_name=self.study.name, storage=self._storage)
         self.optuna = self._open()
         last = max((row.trial for row in self.rows), default=-1)
         for number in range(last + 1):
             row = self.rows.get(number)
             attributes = self._attributes(row) if row is not None else {}
-            if row is None or not row.ended:  # no row: suggested, and never begun
+            if row is None or not row.ended:  # no row: suggested but never begun
                 self.optuna.enqueue_trial(row.params if row is not None else {}, user_attrs=attributes)
                 continue
             drawn, state = FixedTrial(row.params), self._state(row)
@@ -161,7 +161,7 @@ class Ledger:
 
     @staticmethod
     def _facts(row: TrialRow) -> dict[str, Any]:
-        """Return the attributes of a trial in the dashboard."""
+        """Return a trial's attributes for the dashboard."""
         facts = {"notation": row.notation, "status": row.status, "same_as": row.same_as, "error": row.error}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
@@ -201,7 +201,7 @@ class Ledger:
         return None
 
     def _share(self, row: TrialRow, same: TrialRow) -> None:
-        """Give a row the results of the trial of the same configuration, now or when that trial ends."""
+        """Copy the results of the trial with the same configuration, now or when that trial ends."""
         row.same_as, row.runs, row.engine = same.trial, same.runs, same.engine
         if same.ended:
             self.end(row, Outcome(same.status, 0.0, same.error, same.figures))
@@ -230,7 +230,7 @@ class Ledger:
         self._on_change()
 
     def settle(self, results: Results) -> None:
-        """Price all finished trials again with the compute of all runs; earlier prices used the runs that had ended by then.
+        """Reprice all finished trials with the compute of all runs; earlier prices used only the runs ended by then.
 
         Optuna keeps the figures on which its choices were based; the rows get the final figures.
         """
@@ -241,7 +241,7 @@ class Ledger:
         partners = dense_partners(results)
         for row in self.rows:
             if row.status == "finished" and row.same_as is None:
-                with suppress(AnalysisError, RecordsError):  # the trial of a missing run keeps its figures
+                with suppress(AnalysisError, RecordsError):  # a trial with a missing run keeps its figures
                     self._price(row, results, partners)
         for row in self.rows:
             if row.same_as is not None and row.status == "finished":
@@ -285,14 +285,14 @@ class Ledger:
         return None
 
     def awaits_baseline(self) -> bool:
-        """Return whether constraints need a baseline that has not ended."""
+        """Return whether constraints need an unfinished baseline."""
         needed = {constraint.of for constraint in self.study.constraints} - {None}
         ended = {row.name for row in self.rows if row.ended}
         begun = {row.name for row in self.rows}
         return bool((needed - ended) & begun)
 
     def _constraints(self, row: TrialRow) -> dict[str, float]:
-        """Return by how much a trial breaks each constraint with known figures."""
+        """Return a trial's violation of each constraint with known figures."""
         objectives = {objective.name: objective for objective in self.study.objectives}
         broken = {}
         for constraint in self.study.constraints:
@@ -310,7 +310,7 @@ class Ledger:
         return self.optuna.get_trials(deepcopy=False)[number]
 
     def _state(self, row: TrialRow) -> TrialState:
-        """Return Optuna's state of a trial; without a value, as if a target is not reached, the trial failed for the sampler."""
+        """Return Optuna's state of a trial; without a value, as for an unreached target, it counts as failed for the sampler."""
         state = STATES.get(row.status, TrialState.FAIL)
         return TrialState.FAIL if state == TrialState.COMPLETE and self._values(row) is None else state
 
@@ -321,7 +321,7 @@ class Ledger:
 
     def _tell(self, row: TrialRow) -> None:
         trial = self._frozen(row.trial)
-        if trial.state == TrialState.WAITING:  # of an earlier session, which did not report it
+        if trial.state == TrialState.WAITING:  # from an earlier session that did not report it
             self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         for name, value in row.constraints.items():
             self._storage.set_trial_system_attr(trial._trial_id, f"constraints:{name}", value)

@@ -116,7 +116,7 @@ class Objective:
             return None
         network = network_and_transport(self.name)[0]
         where, _, transport = network.rpartition("/")
-        if where and "." not in transport:  # no file
+        if where and "." not in transport:  # not a file
             parse_transport(transport)
         return parse_network(network)
 
@@ -255,6 +255,6 @@ class Constraint:
 
 
 def as_mapping(part: Any) -> dict[str, Any]:
-    """Return the fields of an objective, a constraint or a baseline that are set, as a study's file writes them."""
+    """Return the fields set on an objective, constraint or baseline, as in a study's file."""
     values = {field.name: getattr(part, field.name) for field in fields(part)}
     return {name: value for name, value in values.items() if value is not None and (name, value) != ("mode", "on")}

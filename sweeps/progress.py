@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.study import Study
 
-SHOWN = 12  # trials in the live table: the last ones
-STATUS_S = (10.0, 60.0)  # between two lines on the progress in a pipe: if a trial has ended, and if none has
+SHOWN = 12  # latest trials in the live table
+STATUS_S = (10.0, 60.0)  # between two progress lines in a pipe: if a trial has ended, and if none has
 
 
 def show_sweep(sweep: Sweep) -> None:
@@ -61,7 +61,7 @@ def show_sweep(sweep: Sweep) -> None:
 
 
 def _plan(sweep: Sweep) -> list[str]:
-    """Return what a sweep is about to do, one line each: trials, resources, folder, and what to know beforehand."""
+    """Return the plan of a sweep, one line each: trials, resources, folder, and notes on the study."""
     allocation, study = sweep.allocation, sweep.study
     share, budget, seeds = allocation.share, study.most_trials, len(study.seeds)
     now, most = (min(jobs, budget) for jobs in (allocation.now, share.jobs))
@@ -78,7 +78,7 @@ def _plan(sweep: Sweep) -> list[str]:
 
 
 def beforehand(study: Study) -> list[str]:
-    """Return what to know about a study before its first run, one sentence each."""
+    """Return notes to show before a study's first run, one sentence each."""
     sentences = []
     drawn = study.most_trials - len(study.baselines)
     if drawn < len(study.grid):

@@ -1,9 +1,9 @@
-"""A race within its budget: the seconds of its parts, the parts that fit, its plan, made again as the race goes, and all in words.
+"""A race within its budget: the cost of its parts, the parts that fit, the plan and its revisions, and a summary.
 
 The number of seeds may change as long as no verdict depends on the change. Before any setting has a final evaluation, the rest of the
-race is simulated from its standing, and the number with the best chance of an answer is taken. Before any setting has been trained on
-all planned seeds, a plan that the leading setting cannot end is shortened, by costs alone. After the planned seeds, what is left of
-the budget goes to a later look of the rule, which has its own share of the error (`analysis.comparison.rule`).
+race is simulated from its standing to find the number with the best chance of an answer. Until a setting has been trained on all
+planned seeds, a plan that the leading setting cannot finish is shortened, by cost alone. After the planned seeds, the rest of the
+budget goes to a later interim analysis, which has its own share of the error (`analysis.comparison.rule`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from raysim.analysis.report.words import plural
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_rounds import Entry, RaceRounds
 
-GAIN = 0.1  # of the chance of an answer, for which a plan is changed: above the error of a simulation
+GAIN = 0.1  # least gain in the chance of an answer that changes a plan: above the error of a simulation
 WORDS = {"harmful": "harmful", "hopeless": "given up", "slower": "slower than a safe one"}  # for exits
 
 
 class RaceBudget:
-    """Plans the rest of a race by the seconds that its runs have taken.
+    """Plan the rest of a race by the seconds its runs have taken.
 
-    `spread`: standard deviation over seeds of a harmless setting's harm, in the unit of the measure. `notations`: settings by
+    `spread`: standard deviation over seeds of a harmless setting's harm, in units of the measure. `notations`: settings by
     trial. `say` prints a line; `on_plan` is called with the number of planned seeds.
     """
 
@@ -55,12 +55,12 @@ class RaceBudget:
 
     @property
     def spent(self) -> str:
-        """The spent time of the sweep, or of its GPUs, in words."""
+        """The time spent by the sweep, or by its GPUs, in words."""
         of_gpus = self.spending.budget.of_gpus
         return duration(self.trained_s * self.spending.gpus if of_gpus else self.spending.elapsed_s)
 
     def plan(self) -> str | None:
-        """Choose the number of seeds before the race, by the cost of a run; return why the budget is too small, if it is."""
+        """Choose the number of seeds from the cost of a run, or return why the budget is too small."""
         rounds, budget = self.rounds, self.spending.budget.text
         run_s, count = self.run_s(rounds.dense), len(rounds.running)
         if 2 * run_s > self.left_s:
@@ -84,7 +84,7 @@ class RaceBudget:
         return None
 
     def next_entries(self) -> list[Entry]:
-        """Return the parts of the next round within the budget, after the plan has been made again where it may be."""
+        """Return the parts of the next round within the budget, after revising the plan if that is still allowed."""
         self._plan_again()
         while True:
             entries = self.rounds.next_entries(self.aside)
@@ -102,7 +102,7 @@ class RaceBudget:
         self._on_plan(seeds)
 
     def _plan_again(self) -> None:
-        """Take another number of seeds if it has a clearly better chance of an answer, before any final evaluation is known."""
+        """Change the number of seeds for a clearly better chance of an answer, before any final evaluation is known."""
         rounds, evidence = self.rounds, self.rounds.evidence
         running = [trial for trial in rounds.running if trial not in self.aside]
         if not running or any(each.final for each in evidence.values()) or not evidence.keys() >= set(running):
@@ -122,10 +122,10 @@ class RaceBudget:
             self._take(after.seeds)
 
     def _within(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that the budget allows, and put the trials of the others aside.
+        """Return the entries within the budget, and set the trials of the others aside.
 
-        The first one comes first: others must leave enough to train it on all seeds. If these do not fit, the plan is shortened
-        as long as no verdict has been given on it, and no entry is returned.
+        The first entry has priority: the others must leave enough to train it on all seeds. If these do not fit, the plan is
+        shortened as long as no verdict has been given on it, and no entry is returned.
         """
         rounds, left_s, leader = self.rounds, self.left_s, entries[0].trial
         reserve_s = self.finish_s(leader) if rounds.evidence else 0.0
@@ -147,7 +147,7 @@ class RaceBudget:
         return kept
 
     def _shorter(self, leader: int, left_s: float) -> int:
-        """Return the greatest smaller number of seeds on which a trial can end; 0 if there is none, or a verdict has been given."""
+        """Return the largest smaller number of seeds that a trial can finish; 0 if there is none, or a verdict has been given."""
         rounds = self.rounds
         if any(len(each.final) >= rounds.race.plan for each in rounds.evidence.values()):
             return 0
@@ -157,7 +157,7 @@ class RaceBudget:
         return next((count for count in counts if self.finish_s(leader, count) <= left_s), 0)
 
     def _go_further(self) -> bool:
-        """Give more seeds to the fastest trial that the planned ones could not decide, if these may call it safe."""
+        """Give more seeds to the fastest trial left undecided by the planned ones, if these may call it safe."""
         rounds, race = self.rounds, self.rounds.race
         candidates = [*rounds.undecided, *filter(rounds.may_return, rounds.left)]
         costs = {trial: rounds.evidence[trial].step_s for trial in (*candidates, *rounds.safe)}
@@ -188,15 +188,15 @@ class RaceBudget:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training of all parts that have ended."""
+        """Training seconds of all ended parts."""
         return sum(self._part_s(entry) for entry in self.rounds.parts if entry.ended)
 
     def run_s(self, trial: int) -> float:
-        """Return the seconds of a whole run of a trial, by its first seed: dense's before it has begun."""
+        """Return the seconds of a trial's whole run, by its first seed; dense's before the trial has begun."""
         return sum(self._start_and_steps_s(trial))
 
     def finish_s(self, trial: int, count: int | None = None) -> float:
-        """Return the seconds of runs, dense ones among them, that train a trial to its end on `count` seeds, by default all."""
+        """Return the run-seconds, dense runs included, to train a trial to its end on `count` seeds, by default all."""
         rounds = self.rounds
         start_s, steps_s = self._start_and_steps_s(trial)
         seeds = rounds.seeds if count is None else rounds.all_seeds[:count]
@@ -206,13 +206,13 @@ class RaceBudget:
         return starts * start_s + sum(1.0 - share for share in shares) * steps_s + len(dense) * self.run_s(rounds.dense)
 
     def _part_s(self, entry: Entry) -> float:
-        """Return the seconds of an entry's runs, without those of the parts before it."""
+        """Return the seconds of an entry's runs, without those of earlier parts."""
         start_s, steps_s = self._start_and_steps_s(entry.trial)
         shares = (entry.share - self._share(entry.trial, seed, before=entry) for seed in entry.seeds)
         return len(entry.seeds) * start_s + sum(shares) * steps_s
 
     def _start_and_steps_s(self, trial: int) -> tuple[float, float]:
-        """Return the seconds before the first step of a part, and those of all steps of a run, by a trial's first seed."""
+        """Return the seconds to start a part and those of all steps of a run, by a trial's first seed."""
         rounds = self.rounds
         begun = rounds.trained(trial) if trial == rounds.dense or trial in rounds.evidence else []
         if not begun:
@@ -227,7 +227,7 @@ class RaceBudget:
         return self._seconds[key]
 
     def _share(self, trial: int, seed: int, before: Entry | None = None) -> float:
-        """Return the share of the steps up to which a run has been trained, or was `before` an entry."""
+        """Return the share of its steps that a run has been trained for, so far or `before` an entry."""
         shares = [0.0]
         for entry in self.rounds.trained(trial):
             if entry is before:
@@ -237,7 +237,7 @@ class RaceBudget:
         return max(shares)
 
     def summary(self) -> list[str]:
-        """Return what is decided when a race ends, what is open, and what would decide it, a line each."""
+        """Return lines on what an ended race has decided, what is open, and what would decide it."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
         counts["safe"], counts["failed"] = len(rounds.safe), len(rounds.failed)
@@ -257,7 +257,7 @@ class RaceBudget:
         ]
 
     def _undecided_line(self, trial: int) -> str:
-        """Return the harm of a trial that its seeds left undecided, and the seeds that would decide with their cost."""
+        """Return the harm of an undecided trial, and the seeds that would decide, with their cost."""
         rounds, race = self.rounds, self.rounds.race
         harms = rounds.harms(trial)
         lead = f"Undecided: {self._named(trial)}: harm {fmean(harms):+.2g} {rounds.measure.unit} on {len(harms)} seeds"
@@ -271,5 +271,5 @@ class RaceBudget:
         return f"trial {trial}, {self._notations[trial]}"
 
     def _takes(self, runs_s: float) -> str:
-        """Return how long seconds of runs take, in words."""
+        """Return the duration of run-seconds in words."""
         return duration(self.spending.elapsing_s(runs_s))

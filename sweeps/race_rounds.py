@@ -1,8 +1,8 @@
-"""The rounds of a race: the parts to train, the evidence that they leave, and the decisions, kept in `race.parquet`.
+"""Rounds of a race: the parts to train, their evidence and the decisions, kept in `race.parquet`.
 
-A round is written before it begins and again when all of its parts have ended, with the exits that followed. A killed race trains
-the parts of its last round that have not ended, and goes on to the same decisions. Decisions depend on the records alone, not on
-the order in which parts end, and within a budget on what runs take too: see `sweeps.race_budget`.
+A round is written before it begins, and again with its exits when all of its parts have ended. A killed race trains the unfinished
+parts of its last round, and reaches the same decisions. These depend on the records alone, not on the order in which parts end, and
+within a budget also on the duration of runs: see `sweeps.race_budget`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ COLUMNS = pa.schema(
         # "train"; why the trial left: "harmful", "hopeless", "slower", "failed"; "plan" of a budget; "further" than the plan
         ("decision", pa.string()),
         ("seeds", pa.list_(pa.int64())),  # trained in this round, behind the exit, or planned from here on
-        ("share", pa.float64()),  # of the steps, after which the part ends
-        ("cost", pa.float64()),  # of a step, by which trials are ordered: seconds or bytes
-        ("harm", pa.float64()),  # mean over the seeds, in the unit of the measure: only of an exit
-        ("bound", pa.float64()),  # lower bound of the final harm, or the chance of a verdict of safe: only of an exit
+        ("share", pa.float64()),  # of the steps at which the part ends
+        ("cost", pa.float64()),  # of a step, in seconds or bytes: orders the trials
+        ("harm", pa.float64()),  # mean over the seeds, in the unit of the measure: only for an exit
+        ("bound", pa.float64()),  # lower bound of the final harm, or the chance of a safe verdict: only for an exit
         ("ended", pa.bool_()),  # whether the round has ended
         ("elapsed_s", pa.float64()),  # of the race at the end of the round, over all sessions: only within a budget
     ]
@@ -61,7 +61,7 @@ class Entry:
 
     @property
     def is_whole(self) -> bool:
-        """True if all values that its decision needs are there."""
+        """True if no value needed by its decision is missing."""
         needed = (self.round, self.trial, self.decision, self.seeds, self.share, self.cost)
         exit_needs = not self.is_exit or (self.harm is not None and self.share in RUNGS)
         return None not in needed and None not in self.seeds and exit_needs
@@ -90,8 +90,8 @@ class Task(NamedTuple):
 class RaceRounds:
     """The rounds of a study's race, on disk.
 
-    `entrants` are the trials in it, without `dense`, all by number. `run_of` returns a trial's run with a seed; `cost_of` the
-    costs of a step of trials whose first parts have ended, by number. Raises ConfigError if the file of an earlier session is damaged.
+    `entrants` are the numbers of its trials, without `dense`. `run_of` returns a trial's run with a seed; `cost_of` the step
+    costs, by number, of trials whose first parts have ended. Raises ConfigError if the file of an earlier session is damaged.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RaceRounds:
         """Numbers of seeds of trials that went on after the planned ones."""
         self.evidence: dict[int, Evidence] = {}
         self._entrants = list(entrants)
-        self._dense_traces: dict[int, Trace] = {}  # by seed: they are at their end
+        self._dense_traces: dict[int, Trace] = {}  # of ended runs, by seed
         self._entries = read_entries(file)
         for entry in self._entries:
             self._follow(entry)
@@ -127,7 +127,7 @@ class RaceRounds:
             self._take_in([entry for entry in self._entries if entry.round == number])
 
     def next_round(self) -> list[Task]:
-        """Return the parts of the next round, or of the one that a killed race has not ended; none if the race is over."""
+        """Return the parts of the next round, or of a killed race's unfinished one; none if the race is over."""
         begun = [entry for entry in self._entries if not entry.ended and entry.decision == "train"]
         if not begun:
             begun = self.with_dense(self.next_entries() if self.budget is None else self.budget.next_entries())
@@ -136,7 +136,7 @@ class RaceRounds:
         return [Task(entry.trial, seed, entry.share) for entry in begun for seed in entry.seeds]
 
     def begin_pilot(self) -> list[Task]:
-        """Return the first part of dense alone, which shows what a run costs; none if it has ended."""
+        """Return the first part of dense alone, to learn the cost of a run; none if it has ended."""
         if not self._entries:
             self._entries.append(Entry(0, self.dense, "train", self.seeds[:1], RUNGS[0], 0.0))
             self._write()
@@ -144,7 +144,7 @@ class RaceRounds:
         return [] if first.ended or others else [Task(first.trial, first.seeds[0], first.share)]
 
     def next_entries(self, aside: Container[int] = ()) -> list[Entry]:
-        """Return the parts of the next round, without those of dense and of the trials put `aside`."""
+        """Return the parts of the next round, without dense and the trials set `aside`."""
         evidence = {trial: self.evidence.get(trial, Evidence(0.0)) for trial in self._entrants}
         running = [trial for trial in self.running if trial not in aside]
         number = self._entries[-1].round + 1 if self._entries else 0
@@ -154,7 +154,7 @@ class RaceRounds:
         ]
 
     def with_dense(self, planned: list[Entry]) -> list[Entry]:
-        """Return entries after those of dense that they need."""
+        """Return entries, preceded by the dense entries they need."""
         known = self.trained_seeds(self.dense, least=1.0)
         needed = {seed for entry in planned for seed in entry.seeds} - set(known)
         if not needed:
@@ -163,17 +163,17 @@ class RaceRounds:
         return [Entry(planned[0].round, self.dense, "train", seeds, 1.0, 0.0), *planned]
 
     def plan_seeds(self, count: int) -> None:
-        """Race on the first `count` seeds from now on; trials that have that many leave by the decisions on them."""
+        """Race on the first `count` seeds from now on; trials that already have as many leave by the decisions on these."""
         self._note("plan", self.dense, count)
         self._leave(self._entries[-1].round)
         self._write()
 
     def go_further(self, trial: int, count: int) -> None:
-        """Train a trial, which the planned seeds could not decide, on the first `count` seeds."""
+        """Train a trial left undecided by the planned seeds on the first `count` seeds."""
         self._note("further", trial, count)
 
     def end_round(self, failed: Sequence[int]) -> dict[int, Exit]:
-        """Take in the records of a round whose parts have ended; return the trials that leave, and keep them in `left`.
+        """Evaluate an ended round; return the trials that leave, and keep them in `left`.
 
         `failed` are the trials with a part that failed or diverged.
         """
@@ -211,27 +211,27 @@ class RaceRounds:
 
     @property
     def running(self) -> list[int]:
-        """The trials that are still in the race."""
+        """The trials still in the race."""
         out = {*self.left, *self.failed}
         return [trial for trial in self._entrants if trial not in out and not self.is_complete(trial)]
 
     @property
     def undecided(self) -> list[int]:
-        """The trials that all seeds have left undecided."""
+        """The trials still undecided after all seeds."""
         decided = {*self.safe, *self.left, *self.failed}
         return [trial for trial in self._entrants if trial not in decided and self.is_complete(trial)]
 
     def may_return(self, trial: int) -> bool:
-        """Return whether more seeds may decide on a trial that left: only the planned ones would hardly have done so."""
+        """Return whether more seeds may decide about a trial given up because the planned ones hardly could."""
         reason = self.left.get(trial)
         return reason is not None and reason.kind == "hopeless" and bool(self.harms(trial))
 
     def harms(self, trial: int) -> tuple[float, ...]:
-        """Return a trial's harms by its final evaluations, one a seed."""
+        """Return a trial's harms by its final evaluations, one per seed."""
         return self.evidence[trial].final
 
     def is_complete(self, trial: int) -> bool:
-        """Return whether a trial has been trained on all seeds that it was given."""
+        """Return whether a trial has been trained on all of its seeds."""
         evidence = self.evidence.get(trial)
         return evidence is not None and len(evidence.final) >= self.further.get(trial, self.race.plan)
 
@@ -244,7 +244,7 @@ class RaceRounds:
         return [entry for entry in self.parts if entry.trial == trial]
 
     def trained_seeds(self, trial: int, *, least: float = 0.0) -> list[int]:
-        """Return the seeds of a trial that have begun, with parts up to a share of the steps of at least `least`."""
+        """Return the begun seeds of a trial that have a part up to at least the share `least` of the steps."""
         seeds = {seed for entry in self.trained(trial) if entry.share >= least for seed in entry.seeds}
         return [seed for seed in self.all_seeds if seed in seeds]
 
@@ -254,7 +254,7 @@ class RaceRounds:
         self._follow(entry)
 
     def _follow(self, entry: Entry) -> None:
-        """Take over what an entry decides."""
+        """Apply the decision of an entry."""
         count = len(entry.seeds)
         if entry.decision == "plan":
             self.race = replace(self.race, seeds=count, planned=None)
@@ -266,7 +266,7 @@ class RaceRounds:
             self.left[entry.trial] = entry.exit
 
     def _leave(self, number: int) -> dict[int, Exit]:
-        """Let trials leave by the evidence so far, and return their exits."""
+        """Remove trials by the evidence so far, and return their exits."""
         exits = self.race.exits(self.evidence, [trial for trial in self.running if trial in self.evidence])
         self.left |= exits
         for trial, (kind, rung, seeds, harm, bound) in sorted(exits.items()):
@@ -290,7 +290,7 @@ class RaceRounds:
             self.evidence[entry.trial] = self._observed(entry, self.evidence[entry.trial])
 
     def _observed(self, entry: Entry, before: Evidence) -> Evidence:
-        """Return a trial's evidence with that of one more part."""
+        """Return a trial's evidence extended by one part."""
         if entry.share == 1.0:
             name = f"final_{self.measure.name}_on"
             pairs = [
@@ -315,7 +315,7 @@ class RaceRounds:
         evals = run.evals
         shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
         steps = run.steps.sort_values("step")
-        done = (shown["step"] - steps["step"].min()).tolist()  # a branch goes on from its parent's step
+        done = (shown["step"] - steps["step"].min()).tolist()  # a branch continues from its parent's step
         return Trace(steps["loss"].to_numpy(float), dict(zip(done, shown[self.measure.name].tolist(), strict=True)))
 
     def _write(self) -> None:
@@ -323,13 +323,13 @@ class RaceRounds:
 
 
 def write_entries(file: Path, entries: Sequence[Entry]) -> None:
-    """Write entries whole, or not at all."""
+    """Write entries atomically."""
     columns = {name: [getattr(entry, name) for entry in entries] for name in COLUMNS.names}
     write_table(pa.table(columns, schema=COLUMNS), file)
 
 
 def read_entries(file: Path) -> list[Entry]:
-    """Return the entries of a file, none without one; raises ConfigError if it is damaged."""
+    """Return the entries of a file, none if it is missing; raises ConfigError if it is damaged."""
     if not file.is_file():
         return []
     try:

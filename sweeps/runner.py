@@ -45,15 +45,15 @@ from raysim.sweeps.tuning import (
 from raysim.training.events import Phases
 
 PATIENCE_S = 3.0  # seconds in which the main thread must end a watch on lost servers: it does if Ray does not start
-SEND_S = 10.0  # at least between two copies of sqlite to a bucket
+SEND_S = 10.0  # least interval between two copies of sqlite to a bucket
 
 
 class SweepError(Exception):
-    """A sweep cannot go on: one sentence."""
+    """A sweep cannot continue; the message is one sentence."""
 
 
 class Sweep:
-    """A study and its folder: checked when made, run by `run`.
+    """A study and its folder, checked on construction and run by `run`.
 
     `out` is the study's folder, or the URI of one in a bucket; by default `results/<name>/<time>`. `wait_s`: how long to wait for
     resources on a cluster with other users; by default a cluster without free resources is refused. Raises ConfigError, by field
@@ -97,7 +97,7 @@ class Sweep:
         """Called with a sentence when Ray's servers are lost: it ends the process, as Ray would without explanation."""
         self.results: analysis.Results | None = None
         """The records of its runs, once they are settled."""
-        self.began_with = 0  # configurations that an earlier session has ended
+        self.began_with = 0  # configurations ended in earlier sessions
         self.resumed = resume
         self._check_folder()  # before Ray starts, and again under the lock
         if not self.address:
@@ -124,15 +124,15 @@ class Sweep:
         return self.ledger.rows
 
     def run(self, on_begin: Callable[[], None] = lambda: None) -> None:
-        """Run trials until the budget is spent, or until a signal; `on_begin` is called when Ray and its resources are there.
+        """Run trials until the budget is spent, or until a signal; `on_begin` is called when Ray and its resources are ready.
 
-        Raises ConfigError if no trial gets resources, SweepError if the study cannot go on; ended trials are kept.
+        Raises ConfigError if no trial gets resources, SweepError if the study cannot continue; ended trials are kept.
         """
         with self._locked(), tune_settings(SETTINGS), on_signals(self.halt), self.phases:
             try:
                 self._run(on_begin)
             except KeyboardInterrupt:
-                if self.halt.signal is None:  # of a caller; a start that a signal interrupted has the signal's number
+                if self.halt.signal is None:  # raised by a caller; a start interrupted by a signal has its number
                     raise
             except Exception as error:
                 self.halt.reason = (
@@ -179,7 +179,7 @@ class Sweep:
                 self._send(always=True)
 
     def _train_parent(self) -> None:
-        """Train the dense run from which trials branch, unless it is there; raises SweepError if it fails."""
+        """Train the dense run from which trials branch, unless it exists; raises SweepError if it fails."""
         if self.study.branches is None:
             return
         out = self.folder.absolute() / PARENT
@@ -199,7 +199,7 @@ class Sweep:
             with (
                 suppress(analysis.AnalysisError),
                 trusting(*self.study.modules),
-            ):  # of a bucket that does not answer now: the rows say that they are not settled
+            ):  # the bucket does not answer now: the rows are marked as not settled
                 self.results = analysis.load(self.store.out if self.store.remote else self.folder)
                 self.ledger.settle(self.results)
 
@@ -234,7 +234,7 @@ class Sweep:
             raise ConfigError(self.search.refused)
 
     def _planned(self, study: Study) -> None:
-        """Go on with the number of seeds that the plan of a budget chose."""
+        """Continue with the number of seeds chosen by the plan of a budget."""
         self.study = self.ledger.study = study
         self.study.write(self.folder)
 
@@ -261,7 +261,7 @@ class Sweep:
 
     @property
     def _out(self) -> str:
-        """The study's folder, as every node finds it."""
+        """The study's folder as seen by every node."""
         return self.store.out if self.store.remote else str(self.folder.absolute())
 
     @contextmanager
@@ -291,22 +291,22 @@ class Sweep:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the study's folder, and check it again: until now another process may have swept there."""
+        """Lock the study's folder, and check it again: another process may have used it until now."""
         with self.store.locked():
             self._check_folder()
             if self.store.remote and not self.resumed:
-                self.store.clear()  # of files that another study with this URI left on this machine
+                self.store.clear()  # files left on this machine by another study with this URI
             yield
 
     def _abandon(self, watch: RayWatch) -> None:
-        """Leave the rows as a resume needs them, without the main thread, which waits in Ray for lost servers."""
+        """Leave the rows ready for a resume while the main thread waits in Ray for lost servers."""
         self._release_trials()
         with suppress(OSError):
             self._send(always=True)
         self.on_lost(watch.sentence)
 
     def _release_trials(self) -> None:
-        """Let running trials wait for a resume."""
+        """Mark running trials as waiting for a resume."""
         for row in self.ledger.running:
             row.status = "waiting"
         self.rows.write()

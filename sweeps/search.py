@@ -1,6 +1,6 @@
-"""Choosing and stopping trials in Tune: searchers of whole trials, and of the parts of a race, backed by the ledger.
+"""Searchers for Tune, backed by the ledger: of whole trials, and of the parts of a race.
 
-Tune's own OptunaSearch works alike (ask, run, tell), but reports trials stopped early as complete, leaves diverged
+Tune's own OptunaSearch works similarly (ask, run, tell), but reports trials stopped early as complete, leaves diverged
 trials running forever, supports neither constraints nor names, hides Optuna's trial numbers, and is pickled as a whole.
 """
 
@@ -33,11 +33,11 @@ from raysim.sweeps.study import Study
 from raysim.sweeps.trial import Outcome, TrialSpec, part_steps, run_figures
 from raysim.sweeps.trial_rows import TrialRow
 
-LOST_PROCESSES = 3  # times that a trial starts again from its checkpoint after losing its processes
+LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
 
 
 class LedgerSearch(Searcher):
-    """Tune's searcher: it suggests trials of the ledger, and records their results there."""
+    """A Tune searcher that suggests trials from the ledger and records their results there."""
 
     refused: str | None = None
     """Why the study cannot be had within its budget."""
@@ -47,13 +47,13 @@ class LedgerSearch(Searcher):
     ) -> None:
         super().__init__()
         self.ledger = ledger
-        self._limit = limit  # by the number of running trials, the number that may run
+        self._limit = limit  # maps the number of running trials to the number that may run
         self._spec = spec
         self._rows: dict[str, TrialRow] = {}  # by Tune's name of a trial
         self.progress: dict[int, float] = {}  # by Optuna's number
         self.stopping = False
-        self.lost: TrialRow | None = None  # the last trial that was given up
-        self.problem: str | None = None  # for which the sweep cannot go on: its trials wait for a resume
+        self.lost: TrialRow | None = None  # the last abandoned trial
+        self.problem: str | None = None  # why the sweep cannot continue: its trials wait for a resume
 
     def suggest(self, trial_id: str) -> Any:
         running = len(self._rows)
@@ -71,11 +71,11 @@ class LedgerSearch(Searcher):
         return {"trial": spec}
 
     def row(self, trial_id: str) -> TrialRow | None:
-        """Return the row of one of Tune's trials."""
+        """Return the row of a Tune trial."""
         return self._rows.get(trial_id)
 
     def summary(self) -> list[str]:
-        """Return what a race has decided within its budget, and what is open, a line each; none without a budget."""
+        """Return lines on what a race has decided within its budget and what is open; none without a budget."""
         return []
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -102,11 +102,11 @@ class LedgerSearch(Searcher):
         return (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
 
     def _end(self, row: TrialRow, outcome: Outcome) -> None:
-        """Record what became of one of Tune's trials."""
+        """Record the outcome of a Tune trial."""
         self.ledger.end(row, outcome)
 
     def _stop(self, row: TrialRow, result: Mapping[str, Any]) -> None:
-        """Record that one of Tune's trials was stopped."""
+        """Record that a Tune trial was stopped."""
         if "evaluated_step" in result:
             self.ledger.report(row, result["evaluated_step"], result)
         self.ledger.end(row, Outcome("pruned", self._elapsed_s(row), None, {}))
@@ -118,13 +118,13 @@ class LedgerSearch(Searcher):
         """Restore nothing."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Searcher, ()  # Tune pickles the searcher into its scratch folder: an empty one
+        return Searcher, ()  # Tune pickles the searcher into its scratch folder: give it an empty one
 
 
 class RaceSearch(LedgerSearch):
-    """Tune's searcher of a race: each of Tune's trials is a part of a run, and rounds of them end with decisions in the ledger.
+    """A Tune searcher of a race: each Tune trial is a part of a run, and each round ends with decisions in the ledger.
 
-    `gpus`: of a run. `on_plan` is called with the study on the seeds that the plan of its budget chose; `say` prints a line.
+    `gpus`: per run. `on_plan` is called with the study on the seeds chosen by the plan of its budget; `say` prints a line.
     """
 
     def __init__(
@@ -196,14 +196,14 @@ class RaceSearch(LedgerSearch):
         return 0.0  # all trials of a race start together
 
     def _stop(self, row: TrialRow, result: Mapping[str, Any]) -> None:
-        """Let the part wait for a resume: the sweep is ending."""
+        """Leave the part for a resume, since the sweep is ending."""
 
     def summary(self) -> list[str]:
         rounds = self._rounds
         return [] if rounds is None or rounds.budget is None else rounds.budget.summary()
 
     def _begin(self) -> RaceRounds:
-        """Take all trials of the study into the race; return its rounds, those of an earlier session among them."""
+        """Enter all trials of the study; return the rounds of the race, including those of earlier sessions."""
         study = self.ledger.study
         while (suggestion := self.ledger.next()) is not None:
             row = suggestion[0]
@@ -233,7 +233,7 @@ class RaceSearch(LedgerSearch):
         return Run(self._store.place() / f"trials/{trial}-s{seed}")
 
     def _cost_of(self, trials: Sequence[int]) -> Mapping[int, float]:
-        """Return what the study's first objective that is no quality costs in a step of trials: all 0 without one."""
+        """Return each trial's cost per step by the study's first objective that is not a quality; 0 without one."""
         study = self.ledger.study
         cost = next((each for each in study.objectives if not each.evaluates), None)
         if cost is None:
@@ -247,7 +247,7 @@ class RaceSearch(LedgerSearch):
         return {trial: float(run.steps["wire_bytes"].mean()) for trial, run in zip(trials, runs, strict=True)}
 
     def _next_tasks(self) -> list[Task]:
-        """Return the parts of the next round, after a plan if there is a budget."""
+        """Return the parts of the next round, planning first if there is a budget."""
         rounds = self.rounds
         if self.ledger.study.budget is not None and rounds.budget is None:
             if pilot := rounds.begin_pilot():
@@ -277,7 +277,7 @@ class RaceSearch(LedgerSearch):
         )
 
     def _end_round(self) -> None:
-        """Decide on the round that has ended, and end the trials that leave the race, or are at their end."""
+        """Decide about the ended round, and end the trials that leave the race or are complete."""
         if (why := self._failed.get(self.rounds.dense)) is not None:
             self.problem = f"Dense, with which a race pairs all trials, {why.status}: {why.error}"
             self.stopping = True
@@ -315,7 +315,7 @@ class RaceSearch(LedgerSearch):
         return f"given up {where}: {harm}, so a chance of {reason.bound:.0%} to be called safe"
 
     def _finish(self, row: TrialRow) -> None:
-        """End a row that trained on all of its seeds."""
+        """End the row of a trial trained on all of its seeds."""
         study, seconds = self.ledger.study, self._seconds(row)
         runs = [self._run_of(row.trial, seed) for seed in row.seeds]
         try:

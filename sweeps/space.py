@@ -28,15 +28,15 @@ SpaceFunction = Callable[[BaseTrial], Mapping[str, Any]]
 PLACEHOLDER = re.compile(r"\{(\.?)(\w+)\}")
 RANGE = {"low", "high", "log", "step"}
 VARIANTS = "variants"
-DIGITS = 3  # of a number drawn from a range, as written into a notation
+DIGITS = 3  # of a drawn number in a notation
 FIRST = ("num_stages", "cuts")  # drawn first: they decide how many boundaries there are
 MOST_POINTS = 10_000  # of a grid
-NEVER = 5  # invalid draws of a value, without a valid one, after which it counts as never valid
+NEVER = 5  # invalid draws after which a value without a valid one counts as never valid
 
 
 @dataclass(frozen=True)
 class Space:
-    """Keys and symbols, read as `sweeps/studies/*.toml` write them; call it with a trial to draw overrides.
+    """Keys and symbols in the format of `sweeps/studies/*.toml`; call it with a trial to draw overrides.
 
     Parameters are named after their key, or `<key>.<symbol>`, or `<symbol>` for a placeholder with a dot. A table `each` draws
     for every boundary separately: `<key>.<boundary>.<symbol>`. `variants` are sets of keys, one of which is chosen. Raises
@@ -64,7 +64,7 @@ class Space:
                     self._check(f"space.{key}", spec, ())
 
     def __call__(self, trial: BaseTrial) -> dict[str, Any]:
-        """Return the overrides that `trial` draws, by key."""
+        """Return the overrides drawn by `trial`, by key."""
         keys = {key: spec for key, spec in self.keys.items() if key != VARIANTS}
         if VARIANTS in self.keys:
             variants = self.keys[VARIANTS]
@@ -83,7 +83,7 @@ class Space:
         return {key: drawn[key] for key in keys}
 
     def _draw(self, trial: BaseTrial, name: str, spec: Any, prefix: str) -> Any:
-        """Return a value of `spec`, whose parameter is `name`; parameters of its placeholders begin with `prefix`."""
+        """Draw the parameter `name` from `spec`; the parameters of its placeholders begin with `prefix`."""
         if isinstance(spec, str):
             return PLACEHOLDER.sub(lambda match: self._text(trial, match[2], "" if match[1] else prefix), spec)
         if isinstance(spec, Mapping) and spec.keys() <= RANGE:
@@ -222,7 +222,7 @@ def draws(space: SpaceFunction, count: int) -> Iterator[tuple[dict[str, Choice],
 
     Some points are repeated, `NEVER` times each, with a number set to either end of its range.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it made a study
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # silences the message about a new study
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     tried: Counter[str] = Counter()
     for _ in range(count):

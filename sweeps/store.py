@@ -19,21 +19,21 @@ from raysim.storage.files import LOCK, FolderLock, os_sentence
 from raysim.storage.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
 from raysim.training.checkpoint import checkpoints
 
-MAKES_FOLDERS = ("hdfs",)  # file systems with folders of their own; buckets have keys alone
+MAKES_FOLDERS = ("hdfs",)  # file systems with real folders; buckets have only keys
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 
 
 class Store:
     """A study's folder by path or URI (`s3://`, `gs://`, `abfs://`), written under `local`.
 
-    For a URI, `local` is a scratch folder of this machine, whose files are sent to the bucket.
+    For a URI, `local` is a scratch folder on this machine, copied to the bucket.
     """
 
     def __init__(self, out: str | Path) -> None:
         self.remote = in_bucket(out)
         self.out = str(out) if self.remote else str(local_path(out))
         self._sent: dict[str, list[int]] = {}  # the step of the last checkpoint in the bucket, by run
-        self._files_sent: dict[str, tuple[int, int]] = {}  # times of writing and bytes of sent files
+        self._files_sent: dict[str, tuple[int, int]] = {}  # modification times and sizes of sent files
         if not self.remote:
             self.local = Path(self.out)
             return
@@ -44,7 +44,7 @@ class Store:
 
     @classmethod
     def checked(cls, out: str | Path) -> Store:
-        """Return the store of a bucket that answers; raises ConfigError, within seconds, if it does not."""
+        """Return the store; raises ConfigError within seconds if its bucket does not answer."""
         if in_bucket(out):
             try:
                 open_system(str(out))
@@ -74,7 +74,7 @@ class Store:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 fs.copy_files(f"{self._root}/{key}", str(file), source_filesystem=self._system)
             for step in folder.glob("checkpoints/step-*"):
-                if not (step / "manifest.json").is_file():  # sent last: the copy is incomplete
+                if not (step / "manifest.json").is_file():  # sent last: without it the copy is incomplete
                     shutil.rmtree(step)
         return folder
 
@@ -94,7 +94,7 @@ class Store:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_name(f".{file.name}.{os.getpid()}")
         fs.copy_files(f"{self._root}/{name}", str(draft), source_filesystem=self._system)
-        draft.replace(file)  # whole: another process may read it
+        draft.replace(file)  # atomic: another process may read it
         return True
 
     def send(self, name: str) -> None:
@@ -118,7 +118,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the local folder, since one sweep at a time writes it; remove it at the end if it is empty.
+        """Lock the local folder for one sweep at a time; remove it at the end if it is empty.
 
         Raises ConfigError if another process holds it, or it cannot be written.
         """
@@ -139,7 +139,7 @@ class Store:
                 self.local.rmdir()
 
     def clear(self) -> None:
-        """Remove everything in the local folder but its lock."""
+        """Remove everything in the local folder except its lock."""
         for path in self.local.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A study: its space, sampler, objectives and budget, and the file that keeps it beside its trials."""
+"""A study: its space, sampler, objectives and budget, and the file stored beside its trials."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
 from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
 
-DRAWS = 200  # points of the space, to find values that are never valid
-CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour", "planned_seeds"}  # of a study that is resumed
+DRAWS = 200  # points of the space drawn to find values that are never valid
+CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour", "planned_seeds"}  # when a study is resumed
 PARENT = "parent"  # folder of the dense run from which trials branch
 COMPRESSORS = ("forward", "backward", "replica_gradient")
 MOST_SEEDS = 10_000
@@ -133,7 +133,7 @@ class Study:
 
     @property
     def starts(self) -> list[str]:
-        """The values of `start` of trials; the dense run's folder stands for `PARENT` once it is known."""
+        """The `start` values of trials; the dense run's folder replaces `PARENT` once it is known."""
         return [f"{PARENT}@{step}" for step in self.branch_steps]
 
     def make_sampler(self, number: int) -> BaseSampler:
@@ -205,7 +205,7 @@ class Study:
         return whole if self.trials is None else min(whole, self.trials)
 
     def over(self, transport: str) -> Study:
-        """Return the study with all prices that name no transport over this one; raises ConfigError if it has no price."""
+        """Return the study with this transport for all prices that name none; raises ConfigError if it has no price."""
         if not priced(self.objectives):
             raise ConfigError("`transport` is for prices such as step_s@1gbps, but `objectives` have none.")
         objectives = tuple(objective.over(transport) for objective in self.objectives)
@@ -231,7 +231,7 @@ class Study:
         )
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the study as its file would write it, base and overrides resolved."""
+        """Return the study in the format of its file, with base and overrides resolved."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         del values["source"]
         if self.sampler != "tpe":
@@ -252,7 +252,7 @@ class Study:
         return {key: value for key, value in plain(values).items() if value not in (None, [], {})}
 
     def write(self, folder: Path) -> None:
-        """Write `study.toml` into its folder, whole or not at all, and the Python source beside it."""
+        """Write `study.toml` atomically into its folder, and the Python source beside it."""
         if self.source is not None:
             write_whole(folder / "space.py", self.source.encode())
         write_whole(folder / "study.toml", tomli_w.dumps(self.as_mapping()).encode())
@@ -287,7 +287,7 @@ def workers(config: RunConfig) -> int:
 
 
 def override(values: dict[str, Any], key: str, value: Any) -> None:
-    """Change nested values by a key and a value, as `key=value` on a command line would; a table changes each of its keys."""
+    """Set a nested key, as `key=value` on a command line does; a table sets each of its keys."""
     if isinstance(value, Mapping):
         for inner, inner_value in value.items():
             override(values, f"{key}.{inner}", inner_value)
@@ -303,7 +303,7 @@ def plain(value: Any) -> Any:
 
 
 def _canonical(config: RunConfig) -> dict[str, Any]:
-    """Return the flat configuration, one compressor for all boundaries if they are alike."""
+    """Return the flat configuration, with one compressor for all boundaries if they are equal."""
     flat = config.flat()
     for key in COMPRESSORS:
         if isinstance(flat[key], tuple):

@@ -72,7 +72,7 @@ def _check_baseline(study: Study, baseline: Baseline) -> None:
 
 
 def _check_draws(study: Study) -> None:
-    """Raise ConfigError if drawing fails, or if no valid configuration contains some choice or some end of a range."""
+    """Raise ConfigError if drawing fails, or if a choice or an end of a range occurs in no valid configuration."""
     good: set[tuple[str, str]] = set()
     bad: dict[tuple[str, str], list[str]] = {}
     try:
@@ -82,7 +82,7 @@ def _check_draws(study: Study) -> None:
     except Exception as error:
         raise ConfigError(f"The space cannot be drawn from: {type(error).__name__}: {error}.") from None
     for params, overrides in drawn:
-        choices = {(name.rpartition(".")[2], repr(value)) for name, value in params.items()}  # wherever they stand
+        choices = {(name.rpartition(".")[2], repr(value)) for name, value in params.items()}  # regardless of their key
         choices |= {("", "")}
         try:
             _check_priced(study, study.config(overrides))
@@ -109,7 +109,7 @@ def _check_priced(study: Study, config: RunConfig) -> None:
 
 
 def check_trials(study: Study) -> None:
-    """Raise ConfigError if the trials of a study cannot be drawn, confirmed or raced, or a baseline is no trial."""
+    """Raise ConfigError if the trials of a study cannot be drawn, confirmed or raced, or a baseline is invalid."""
     _check_draws(study)
     for baseline in study.baselines:
         _check_baseline(study, baseline)

@@ -23,7 +23,7 @@ from raysim.sweeps.space import Space, SpaceFunction
 from raysim.sweeps.study import MOST_SEEDS, PARENT, Baseline, Branches, RaceTerms, Study, override, plain
 from raysim.sweeps.study_checks import check_branches, check_fields, check_trials
 
-MOST_PLANNED = 21  # by a budget: the last look of the rule, as in `analysis.comparison.rule`
+MOST_PLANNED = 21  # by a budget: the last interim analysis of `analysis.comparison.rule`
 PARTS: Mapping[str, type] = {"objectives": Objective, "constraints": Constraint, "baselines": Baseline}
 
 
@@ -90,18 +90,18 @@ class StudyKeys(BaseModel):
     @classmethod
     def _made(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, list):
-            return value  # refused by the type of the field
+            return value  # rejected by the field's type
         return [_part(str(info.field_name), each) for each in value]
 
 
 def study_names() -> list[str]:
-    """Return the names of the studies that come with raysim."""
+    """Return the names of the built-in studies."""
     entries = resources.files("raysim.sweeps").joinpath("studies").iterdir()
     return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
 
 
 def study_text(name: str) -> str:
-    """Return the file of a study that comes with raysim."""
+    """Return the text of a built-in study's file."""
     return resources.files("raysim.sweeps").joinpath("studies", f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -124,11 +124,11 @@ def read_study(
     budget: str | None = None,
     price_per_hour: float | None = None,
 ) -> Study:
-    """Return the study of a built-in name, a .toml file or a .py file.
+    """Read a built-in study, a .toml file or a .py file.
 
     `overrides` are `key=value` texts that change its base. `trials`, `jobs`, `confirm`, `budget` and `price_per_hour` replace the
-    file's; `seeds` is a number of seeds from 0 on, in place of the file's. `race` makes a race of the study, and so does a budget.
-    `transport` is for the prices among its objectives that name none. Raises ConfigError by field and rule.
+    file's; `seeds` is a number of seeds from 0 on, instead of the file's. `race`, or a budget, turns the study into a race.
+    `transport` is for priced objectives that name none. Raises ConfigError by field and rule.
 
     >>> read_study("quickstart").most_trials
     9
@@ -266,7 +266,7 @@ def _at_points(study: Study) -> Iterator[Baseline]:
 
 
 def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the values of the base as a run's file would hold them; its own name is the study's."""
+    """Return the values of the base as in a run's file, without a name."""
     if isinstance(base, dict):
         values: dict[str, Any] = plain(base)
         find_data(values, folder)
@@ -277,7 +277,7 @@ def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _part(field: str, values: Any) -> Any:
-    """Return an objective, a constraint or a baseline of its table; raises ConfigError by key."""
+    """Build an objective, constraint or baseline from its table; raises ConfigError by key."""
     known = list(PARTS[field].__dataclass_fields__)  # type: ignore[attr-defined]
     first = known[0]
     if field == "objectives" and isinstance(values, str):

@@ -26,10 +26,10 @@ from raysim.config import ConfigError
 from raysim.engine.connection import token_words, user_here
 from raysim.storage.places import in_bucket
 
-AGENT_S = 60.0  # for the agent that starts jobs, which comes up after the dashboard
-LEFT_OUT = [".git", ".venv", "**/__pycache__", "results"]  # of the sent folder, besides what its .gitignore names
-PORT = 8265  # of the dashboard, which takes jobs
-ANSWER_S = 3.0  # for the dashboard to take a connection
+AGENT_S = 60.0  # for the agent that starts jobs, ready after the dashboard
+LEFT_OUT = [".git", ".venv", "**/__pycache__", "results"]  # of the sent folder, besides the entries of its .gitignore
+PORT = 8265  # of the dashboard, which accepts jobs
+ANSWER_S = 3.0  # for the dashboard to accept a connection
 TUNNEL_S = 12.0  # for a tunnel to reach it
 
 OPTIONS = (  # of ssh
@@ -69,7 +69,7 @@ class Head(NamedTuple):
         return cls(f"{user}@{provider['head_ip']}" if user else str(provider["head_ip"]), options)
 
     def tunnel(self, here: int, there: int) -> list[str]:
-        """Return the command that forwards a port of this machine to one of the head's loopback."""
+        """Return the command that forwards a port of this machine to a loopback port of the head."""
         return ["ssh", *self.options, *TUNNEL, "-N", "-L", f"127.0.0.1:{here}:127.0.0.1:{there}", self.target]
 
     def shell(self, command: str) -> str:
@@ -82,7 +82,7 @@ class Head(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """The cluster that a job is sent to: by the file of `ray up`, or by the URL of its dashboard."""
+    """The target cluster of a job, given by the file of `ray up` or the URL of its dashboard."""
 
     file: Path | None = None
     url: str | None = None
@@ -136,7 +136,7 @@ class Cluster(NamedTuple):
             tunnel.wait()
 
     def job_command(self, command: str, job: str) -> str:
-        """Return the shell's command that applies a command of `ray job` to a job."""
+        """Return the shell command that applies a `ray job` subcommand to a job."""
         if self.url is not None:
             token = "RAY_AUTH_MODE=token " if os.environ.get("RAY_AUTH_MODE") == "token" else ""
             return token + shlex.join(["ray", "job", *command.split(), "--address", self.url, job])
@@ -179,7 +179,7 @@ class Cluster(NamedTuple):
 
 
 class JobError(Exception):
-    """A job that failed or that cannot be followed: one sentence."""
+    """A job failed or cannot be followed; the message is one sentence."""
 
 
 def submit(
@@ -187,7 +187,7 @@ def submit(
 ) -> int:
     """Run `raysim` with `words` as a job of a cluster and print its output; return its exit code.
 
-    `files`: a folder, of which the job starts in a copy. `fetch`: the folder to which the results in `out` are copied
+    `files`: a folder; the job starts in a copy of it. `fetch`: the folder to which the results in `out` are copied
     after success. Raises ConfigError if nothing was submitted, JobError if the job cannot be followed, and
     KeyboardInterrupt, with a note on how to continue, if the user leaves the job.
     """
@@ -271,7 +271,7 @@ def _client(url: str) -> Any:
 
     try:
         return JobSubmissionClient(url)
-    except Exception as error:  # of requests, of the connection, of the token
+    except Exception as error:  # from requests, the connection or the token
         text = str(error)
         if "401" in text or "403" in text or "token" in text.lower():
             raise ConfigError(f"The cluster at {url} asks for its token, {token_words()}") from None
@@ -279,7 +279,7 @@ def _client(url: str) -> Any:
 
 
 def _send(client: Any, entrypoint: str, environment: dict[str, Any]) -> str:
-    """Submit a job and return its id; a cluster that has just started has no agent for it yet."""
+    """Submit a job and return its id; a newly started cluster has no agent for it yet."""
     deadline, reported = time.monotonic() + AGENT_S, False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One trial: a configuration and its seeds one after the other, each an ordinary run in a folder of its own.
+"""One trial: a configuration and its seeds one after the other, each an ordinary run in its own folder.
 
 Tune calls `step`, which trains until there is something to report. The actor is reused for trials with equal resources
 (`reuse_actors`), including its warm stage actors and its data.
@@ -39,7 +39,7 @@ from raysim.workloads.data import Data, load_data
 if TYPE_CHECKING:
     from raysim.analysis import Replay
 
-HEARTBEAT_S = 1.0  # at most between two reports of a trial: Ctrl-C waits for the next one
+HEARTBEAT_S = 1.0  # longest time between two reports of a trial; Ctrl-C waits for the next one
 POOLED_RUNS = 24  # other runs whose compute is pooled with a trial's for its price while the sweep runs
 FLUSH_S = 5.0  # between two flushes of curves to disk while values arrive
 UNLOCK_S = 30.0  # seconds for which processes of a killed sweep may still lock a run's folder
@@ -47,7 +47,7 @@ UNLOCK_S = 30.0  # seconds for which processes of a killed sweep may still lock 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """A trial's settings, as Ray Tune hands them to its process."""
+    """A trial's settings, as passed by Ray Tune to its process."""
 
     number: int
     config: RunConfig = field(repr=False)
@@ -155,7 +155,7 @@ class SweepTrial(tune.Trainable):
 
     def _begin(self, spec: TrialSpec) -> None:
         self._spec = spec
-        if spec.folder and Path(spec.folder).is_dir():  # Tune has changed to a folder of its own
+        if spec.folder and Path(spec.folder).is_dir():  # Tune has changed the working directory
             os.chdir(spec.folder)
         self._store = Store(spec.out)
         self._reports = self._run()
@@ -172,7 +172,7 @@ class SweepTrial(tune.Trainable):
                 folder = yield from self._train(seed, name, i)
             except ResourcesLostError:
                 raise  # to Tune, which reserves resources for the trial again
-            except Exception as failure:  # models and codecs of the user's own raise anything: the sweep goes on
+            except Exception as failure:  # user models and codecs may raise anything: the sweep continues
                 disk_error = find_disk_error(failure, self._store.local)
                 if disk_error is not None:
                     yield {"done": True, "disk_error": disk_error}
@@ -225,7 +225,7 @@ class SweepTrial(tune.Trainable):
         with Curves(self._store.local / curves_name) as curves:
             reported, step = time.monotonic(), first
             evaluated: dict[str, float] = {}
-            with suppress(KeyboardInterrupt) if until < end else nullcontext():  # how a run ends that is asked to
+            with suppress(KeyboardInterrupt) if until < end else nullcontext():  # raised by a run that is asked to end
                 for event in training.events():
                     curves.add(event)
                     if event.kind == "step":
@@ -234,7 +234,7 @@ class SweepTrial(tune.Trainable):
                     elif event.kind == "eval" and event.row["batchnorm"] == "running":
                         evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
                     progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
-                    if "loss_off" in evaluated and step < end:  # the mode that is evaluated last
+                    if "loss_off" in evaluated and step < end:  # the last evaluated mode
                         self._store.send_run(name)
                         # Early stopping is decided on the first seed: the others would start the curve again.
                         yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
@@ -252,7 +252,7 @@ class SweepTrial(tune.Trainable):
         return folder
 
     def _load(self, config: RunConfig) -> Data:
-        """Return the data, loaded once for all trials that read the same; splits are the same for every seed."""
+        """Return the data, loaded once for all trials that share it; splits do not depend on the seed."""
         key = json.dumps([config.data.name, config.data.options], sort_keys=True, default=str)
         if key not in self._data:
             try:

@@ -1,4 +1,4 @@
-"""`trials.parquet`: one row per trial, rewritten whole at every change so that it can be read at any moment."""
+"""`trials.parquet`: one row per trial, replaced at every change so that it can be read at any moment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raysim.sweeps.objectives import PRICED, Figure, Objective
 ENDED = ("finished", "diverged", "failed", "pruned")  # statuses; before them a trial is waiting or running
 NEEDED = ("trial", "seeds", "status")  # columns with a value in every row
 JSON = {"json": "1"}  # metadata of a column of JSON texts, for values of different types
-# The columns of a `Figure`, and the beginning of the names of objectives that have them.
+# Columns of a `Figure`, and the prefixes of the objectives that have them.
 FIGURE: Mapping[str, str | tuple[str, ...]] = {
     "objective": "",
     "spread": "",
@@ -40,7 +40,7 @@ COLUMNS = pa.schema(
         ("name", pa.string()),  # of a baseline
         ("baseline", pa.bool_()),
         ("status", pa.string()),
-        ("same_as", pa.int64()),  # the trial of the same configuration that these results are from
+        ("same_as", pa.int64()),  # the trial with the same configuration whose results these are
         ("engine", pa.string()),  # "inline", all stages in one process, or "ray"
         ("started_at", pa.timestamp("us", tz="UTC")),
         ("seconds", pa.float64()),  # of training and evaluating, over all seeds and sessions
@@ -51,7 +51,7 @@ COLUMNS = pa.schema(
         (
             "settled",
             pa.bool_(),
-        ),  # whether prices use the compute of all runs, not of the first ones; null without prices
+        ),  # whether prices use the compute of all runs, not only of the first ones; null without prices
         ("compute", pa.string()),  # source of the seconds of compute in settled prices
     ]
 )
@@ -128,7 +128,7 @@ class Rows:
         self.write()
 
     def drop(self, number: int) -> None:
-        """Forget the row of a trial that has not begun."""
+        """Forget the row of an unstarted trial."""
         del self._rows[number]
 
     def write(self) -> None:

@@ -36,11 +36,11 @@ from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.sweeps.trial_rows import Rows
 from raysim.training.events import ECHO_S, SIGNALS, Phases, to_stderr
 
-LOOK_S = 1.0  # between two looks whether a trial's process is starting, and between two updates of the display
-NODES_S = 5.0  # between two looks at the cluster's nodes
-START_S = 600.0  # beyond the wait for resources, within which a process must have started
+LOOK_S = 1.0  # between two checks for starting trial processes, and between two updates of the display
+NODES_S = 5.0  # between two checks of the cluster's nodes
+START_S = 600.0  # limit for a process to start, beyond the wait for resources
 
-# Settings of Tune: no output, no files of its own beside our rows, and no snapshots.
+# Settings of Tune: no output, no files besides our rows, and no snapshots.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -66,7 +66,7 @@ def tune_settings(settings: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass
 class Halt:
-    """Cause of a sweep that ends before its budget is spent: a signal, or a reason in words."""
+    """Cause of a sweep's early end: a signal, or a reason in words."""
 
     signal: int | None = None
     reason: str | None = None
@@ -83,7 +83,7 @@ class Halt:
 
 @contextmanager
 def on_signals(halt: Halt) -> Iterator[None]:
-    """Let the first Ctrl-C, SIGTERM or SIGHUP end the sweep in order, and the second, after `ECHO_S`, at once."""
+    """End the sweep cleanly on the first Ctrl-C, SIGTERM or SIGHUP, and at once on a second, after `ECHO_S`."""
     asked: list[float] = []
 
     def handle(number: int, frame: Any) -> None:
@@ -105,7 +105,7 @@ def on_signals(halt: Halt) -> Iterator[None]:
 
 
 class Stop(tune.Stopper):
-    """Ends the experiment at a signal, or if the study cannot go on."""
+    """Stop the experiment on a signal, or if the study cannot continue."""
 
     def __init__(self, halt: Halt, search: LedgerSearch) -> None:
         self._halt, self._search = halt, search
@@ -126,7 +126,7 @@ class Stop(tune.Stopper):
 
 
 class Watch(tune.Callback):
-    """Callback of Tune that records why a trial was given up, and halts a sweep without running trials.
+    """Tune callback that records why a trial was abandoned, and halts a sweep without running trials.
 
     `needs`: a trial's resources in words. `limit_s`: how long trials may wait for them. `shared`: the cluster has other users, and
     nodes that join and leave.
@@ -169,7 +169,7 @@ class Watch(tune.Callback):
             return
         if looks and is_starting():
             self._waiting.restart()
-        if self._nodes is not None:  # a Ray of this process's own has resources, but takes a while to start
+        if self._nodes is not None:  # a local Ray has resources, but takes a while to start
             self._waiting.tell(partial(shortage, self._needs))
         if self._waiting.seconds > self._limit_s and self._halt.reason is None:
             self._halt.reason = f"No trial has had resources for {self._limit_s:g} s: {shortage(self._needs)}"
@@ -200,9 +200,9 @@ def _living_nodes() -> dict[str, str]:
 
 
 class NodeWatch:
-    """Reports nodes of the cluster that join or are lost.
+    """Report nodes that join the cluster or are lost.
 
-    `say` prints a line; `nodes` returns the addresses of the living nodes by their ids, `idle` the nodes that ended because nothing
+    `say` prints a line; `nodes` returns the addresses of the living nodes by their ids, `idle` those that ended because nothing
     ran on them.
     """
 
@@ -217,7 +217,7 @@ class NodeWatch:
         self._looked = time.monotonic()
 
     def look(self) -> None:
-        """Compare the nodes with the last check, if that is `NODES_S` ago."""
+        """Compare the nodes with the last check if that was at least `NODES_S` ago."""
         if time.monotonic() - self._looked >= NODES_S:
             self._looked = time.monotonic()
             self.compare()
@@ -271,9 +271,7 @@ def run_tune(
 ) -> None:
     """Run the trials of a search until it has no more, or `stop` ends them; `starting`: see `Allocation.starting`."""
     session = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-    scratch = (
-        search.ledger.folder / "tune"
-    )  # Tune's own files, pickles among them, which nobody reads after the session
+    scratch = search.ledger.folder / "tune"  # Tune's own files, including pickles, unused after the session
     shutil.rmtree(scratch, ignore_errors=True)  # of a killed session
     tuner = tune.Tuner(
         tune.with_resources(SweepTrial, _placement),
@@ -305,7 +303,7 @@ def run_tune(
 
 
 def _as_loss(error: Exception) -> Exception:
-    """Return an error of Ray itself as the loss of a trial's process, after which Tune tries the trial again.
+    """Convert an error of Ray itself to the loss of a trial's process, so that Tune retries the trial.
 
     For instance Ray kills a process whose node runs out of memory, and raises `OutOfMemoryError`.
     """

@@ -78,7 +78,7 @@ def show_result(sweep: Sweep) -> None:
 
 
 def show_branches(sweep: Sweep) -> None:
-    """Print the harm of each setting by the part of training that it compresses, and the steps from which on it is safe."""
+    """Print each setting's harm by the compressed part of training, and the steps from which on it is safe."""
     console = _console()
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     harms = branch_harms(sweep.results) if sweep.results is not None else None
@@ -138,7 +138,7 @@ def _mark(row: TrialRow, failed: Sequence[TrialRow], objectives: Sequence[Object
 
 
 def _learned_nothing(failed: Sequence[TrialRow], sweep: Sweep) -> str:
-    """Return the trials that are near chance in a sentence."""
+    """Return a sentence on the trials near chance."""
     count = sum(row.same_as is None and row.status == "finished" for row in sweep.rows)
     name = sweep.study.dense.name if sweep.study.dense is not None else None
     dense = ""
@@ -195,7 +195,7 @@ def show_confirmation(sweep: Sweep | None) -> None:
     if sweep is None:
         say("Nothing to confirm: no trial on the frontier comes within the margin of dense on the seeds that chose.")
         return
-    out = sweep.store.out.rsplit("/", 1)[0]  # the folder of the study whose choice this is
+    out = sweep.store.out.rsplit("/", 1)[0]  # the folder of the confirmed study
     results = analysis.load(out)
     judged = analysis.safe_set(results)
     table = Table("setting", title=f"The choice, judged on held-out seeds {listed(sweep.study.seeds)}")

@@ -20,8 +20,8 @@ from raysim.pipeline.averaging import warm
 from raysim.pipeline.prepare import Workload
 from raysim.workloads.data import Data
 
-LOOK_S = 1.0  # between two looks at the placement group of starting actors
-REPLACE_S = 10.0  # that a trial keeps its other bundles while a lost one is not replaced
+LOOK_S = 1.0  # between two checks of the placement group of starting actors
+REPLACE_S = 10.0  # for which a trial keeps its other bundles while waiting for a lost one
 
 
 class ResourcesLostError(Exception):
@@ -33,7 +33,7 @@ class WarmActors:
 
     def __init__(self) -> None:
         self.actors: list[Any] = []
-        self.made = 0  # times that actors were made
+        self.made = 0  # how often actors were created
         self._data: tuple[Data, Any] | None = None
 
     def gather(self, count: int) -> list[Any]:
