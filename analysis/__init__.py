@@ -1,6 +1,6 @@
 """Analysis of runs in pandas: their records, their prices on other networks, and the evidence on the papers' claims.
 
-Names are imported on first use, so that `from raysim import analysis` brings in neither pandas nor numba.
+Names are imported on first use, so that `from raysim import analysis` imports neither pandas nor numba.
 
 >>> from raysim.analysis import replay
 >>> replay("results/none", ["100mbps", "worldwide"])

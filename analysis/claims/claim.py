@@ -36,11 +36,11 @@ class Measure:
         return self.units if isinstance(self.units, str) else self.units(context)
 
     def step(self) -> float | None:
-        """Return the least effect that can be shown; None for the resolution of an evaluation."""
+        """Return the smallest effect that can be shown; None for the resolution of an evaluation."""
         return 0.0 if self.trains is None else None
 
     def trained(self, one: Setting, other: Setting) -> Trained:
-        """Return the models without whose skill the effect means nothing."""
+        """Return the models that must have learned for the effect to mean anything."""
         return () if self.trains is None else self.trains(one, other)
 
 
@@ -57,7 +57,7 @@ def _freed(context: Context, one: Run, other: Run) -> float:
 
 
 def _spared_by_statistics(context: Context, one: Run, other: Run) -> float:
-    """Return not a number for a model without BatchNorm: its evaluations with estimated statistics equal the others."""
+    """Return NaN for a model without BatchNorm: its evaluations with estimated statistics equal the others."""
     name = context.quality.name
     if all(one[f"{name}_{mode}"] == one[f"{name}_{mode}_estimated"] for mode in ("on", "off")):
         return math.nan
@@ -119,7 +119,7 @@ The price's interval is part of the bounds: it is common to all seeds, so that m
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two settings compared seed by seed: the claim says on which side of the threshold the effect lies."""
+    """Two settings compared seed by seed, and the side of the threshold on which the claim puts the effect."""
 
     part: str
     """Of the claim: each of its parts must hold."""

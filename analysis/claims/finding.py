@@ -76,7 +76,7 @@ class Finding:
     """A sentence."""
     comparisons: tuple[Comparison, ...]
     decisive: Comparison | None
-    """The deciding comparison: one against the claim, an undecided one, or the closest; of a pooled claim the mean."""
+    """The deciding comparison: one against the claim, an undecided one, or the closest; the mean for a pooled claim."""
     confidence: float
     commands: tuple[str, ...]
     """Shell commands that would decide the claim; none if it is decided, or would take too many seeds."""
@@ -90,7 +90,7 @@ class Finding:
 
     @property
     def rule(self) -> str:
-        """The rule of the verdict, in words: that of settings with the comparisons as family, which borrow no spread."""
+        """The rule of the verdict, in words: as for settings, but the comparisons are the family and borrow no spread."""
         looks = ", ".join(map(str, LOOKS))
         return (
             f"A comparison decides if its one-sided bound over paired seeds lies beyond the threshold, at {self.confidence:.4g} over "

@@ -18,9 +18,9 @@ Match: TypeAlias = Callable[[Setting], "Roles | None"]
 FEEDBACK = ("ErrorFeedback", "MixedErrorFeedback", "EF21")
 NOISE = "NoiseFeedback"  # the control: noise in place of the residual
 WARMUP = ("ramp", "warmup")
-STATIC = "ErrorFeedback(TopK(0.1))"  # the 10x to which GraVAC's speed-ups are relative
-LEAST_FLOOR = 0.7  # epsilon: the paper has 0.7 and 0.9; a gradient that keeps less is no longer its claim
-FAR_FEWER = 100.0  # times fewer bytes that count as DiLoCo's; the abstract has 500, of 500 steps between exchanges
+STATIC = "ErrorFeedback(TopK(0.1))"  # the 10x baseline of GraVAC's speed-ups
+LEAST_FLOOR = 0.7  # epsilon: the paper uses 0.7 and 0.9; its claim does not cover lower floors
+FAR_FEWER = 100.0  # times fewer bytes that count as DiLoCo's; the abstract has 500, from 500 steps between exchanges
 
 
 def both_ways(text: str) -> Setting:
@@ -86,13 +86,13 @@ def with_memory(*names: str, inference: bool = False) -> Match:
 
 
 def residual_by_sample(setting: Setting) -> Roles | None:
-    """Match activations with a residual for each sample; "slot" keeps it for each slot, "without" keeps none."""
+    """Match activations with a residual per sample; "slot" keeps one per slot, "without" keeps none."""
     matched = with_memory(*FEEDBACK)(setting)
     forward = setting.method("forward")
     if matched is None or forward is None or ("key", "sample") not in forward.options:
         return None
     by_slot = forward._replace(options=tuple(option for option in forward.options if option[0] != "key"))
-    without = setting._replace(forward=matched["plain"].forward)  # gradients may keep a feedback of their own
+    without = setting._replace(forward=matched["plain"].forward)  # gradients may keep their own feedback
     return {"slot": setting._replace(forward=str(by_slot)), "without": without}
 
 
@@ -130,7 +130,7 @@ def _bits_around_zero(method: Method | None) -> float | None:
 
 
 def _density_both_ways(setting: Setting) -> float | None:
-    """Return the density of TopK of one density both ways, with indices of its own or shared ones; None for other settings."""
+    """Return the density of TopK of one density both ways, with separate or shared indices; None for other settings."""
     forward = strength_of(setting.method("forward"), "TopK")
     backward = DENSE if setting.shared_indices else setting.forward
     return forward if setting[1:3] == (backward, DENSE) else None
@@ -146,7 +146,7 @@ def _without_memory(method: Method | None, names: tuple[str, ...]) -> str | None
     return str(inner)
 
 
-# --- one part of a run, all others dense: the harm of other compression would be taken for this one's -------------------------
+# --- one part of a run, all others dense: the harm of other compression would be counted as this part's -----------------------
 
 
 def wrapped_gradients(name: str) -> Match:
@@ -206,13 +206,13 @@ def warm_up(setting: Setting) -> Roles | None:
     if method is None or not any(name in WARMUP for name, _ in method.options):
         return None
     bare = method._replace(options=tuple(option for option in method.options if option[0] not in WARMUP))
-    if bare.name == "Gathered" and not bare.options and bare.inner is not None:  # which the notation leaves out
+    if bare.name == "Gathered" and not bare.options and bare.inner is not None:  # left out of the notation
         bare = bare.inner
     return {"without": setting._replace(replica_gradient=str(bare))}
 
 
 def far_fewer_local_steps(setting: Setting) -> Roles | None:
-    """Match DiLoCo whose notation promises `FAR_FEWER` times fewer bytes."""
+    """Match DiLoCo with at least `FAR_FEWER` times fewer bytes by its notation."""
     method = _alone(setting, "replica_gradient", "DiLoCo")
     if method is None:
         return None

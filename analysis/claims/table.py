@@ -1,8 +1,8 @@
 """The claims of papers tested on runs, as one table: the compared settings, the measure, the side and the threshold.
 
-Another claim is one entry. Harm is how much worse the final quality is: in points of accuracy, or per cent of the loss. "Does no
-harm" means surely below the margin: a difference that was not found is not enough. Models at chance bear on no claim about
-quality. The quotations are from the abstracts; of Optimus-CC the abstract and the authors' code were read. GraVAC's claim on
+A new claim is one more entry. Harm is how much worse the final quality is: in points of accuracy, or per cent of the loss. "Does no
+harm" means surely below the margin: failing to find a difference is not enough. Models at chance are no evidence for claims about
+quality. The quotations are from the abstracts; for Optimus-CC, the abstract and the authors' code were read. GraVAC's claim on
 multi-level compression is left out: it saves compression time against a variant that raysim does not have.
 """
 
@@ -19,9 +19,9 @@ RUDAKOV = "Rudakov, Beznosikov, Kholodov, Gasnikov 2023 (2401.07788)"
 GRAVAC = "Tyagi, Swany 2023, GraVAC (2305.12201)"
 OPTIMUS_CC = "Song et al. 2023, Optimus-CC (2301.09830)"
 
-SEVERE = 10.0  # margins that are severe harm: 5 points of accuracy, or 10 % of the loss
-LEAST_FACTOR = 13.5  # of values, GraVAC on VGG16 at epsilon 0.9; the paper's others are 19 to 289
-SAME_SPEED = 5.0  # per cent of a step within which compressing a part is said to cost no speed against compressing all
+SEVERE = 10.0  # margins that count as severe harm: 5 points of accuracy, or 10 % of the loss
+LEAST_FACTOR = 13.5  # in values, GraVAC on VGG16 at epsilon 0.9; the paper's others are 19 to 289
+SAME_SPEED = 5.0  # per cent of a step within which compressing a part counts as no slower than compressing all
 TWO_REPLICAS = ("digits-cnn", "num_stages=1", "num_replicas=2", "num_microbatches=1")
 ReplicaClaim = partial(Claim, num_replicas=2, recipe=TWO_REPLICAS)
 OPTIMUS_CC_DENSE = ("optimus-cc", "backward=Identity", "replica_gradient=Identity", "fused_embedding=false")

@@ -29,7 +29,7 @@ class Cost(NamedTuple):
     """Seconds of all commands in turn, by the seconds of similar recorded runs; None if there is no similar run."""
 
     def __str__(self) -> str:
-        """Return it in words.
+        """Return the cost in words.
 
         >>> str(Cost(6, 200.0)), str(Cost(1, None))
         ('6 runs, about 4 minutes one after another', '1 run, of unknown duration')
@@ -81,7 +81,7 @@ def train_commands(
 
 
 def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Return a recipe and the changes to it that give a recorded configuration, compression and seed apart."""
+    """Return a recipe and the changes to it that give a recorded configuration, except for compression and seed."""
     if like is None:
         return recipe[0], list(recipe[1:])
     from raysim.config import ConfigError, read_config, recipe_names
@@ -91,7 +91,7 @@ def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, .
         changes = [
             f"{key}={_toml(value)}"
             for key, value in _differing(like, keys, read_config(base).flat()).items()
-            if value is not None  # a key without a value disappears with the choice that it belonged to
+            if value is not None  # a key without a value disappears together with its choice
         ]
         try:
             with from_record():
@@ -100,11 +100,11 @@ def _base(like: pd.Series[Any] | None, keys: Iterable[str], recipe: tuple[str, .
             continue
         if not _differing(like, keys, flat):
             return base, changes
-    return f"{name}.toml", []  # a file of the user's own, by the name that its runs have
+    return f"{name}.toml", []  # the user's own file, by the name of its runs
 
 
 def _differing(like: pd.Series[Any], keys: Iterable[str], flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys in which a recorded configuration differs from this one, with their recorded values."""
+    """Return the keys in which a recorded configuration differs from this one, with its recorded values."""
     compared = {*keys, *(key for key in flat if "." in key)} - {*COMPRESSION, *NO_SETTING, "seed", "num_stages", "cuts"}
     recorded = {key: plain(like.get(key)) for key in sorted(compared)}
     changes = {key: value for key, value in recorded.items() if value != plain(flat.get(key))}

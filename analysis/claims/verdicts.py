@@ -1,10 +1,10 @@
 """Tests of the papers' claims on recorded runs: supported, contradicted or undecided, and the runs that would decide.
 
 Differences are paired by seed, between runs equal in all but compression, and judged by `raysim.analysis.comparison.rule`. A
-comparison decides if the one-sided bound next to its threshold lies beyond it. A claim is supported if all comparisons with enough
-seeds support it, in each of its parts: each at the stated confidence, which then holds for the whole too. It is contradicted if one
-contradicts it, with the comparisons of the claim as a family. Comparisons of models at chance do not count. Anything else is
-undecided.
+comparison decides if the one-sided bound next to its threshold lies beyond it. A claim is supported if, in each of its parts, all
+comparisons with enough seeds support it, each at the stated confidence, which then also holds for the whole. It is contradicted if
+one comparison contradicts it, with the comparisons of the claim as a family. Comparisons of models at chance do not count. Anything
+else is undecided.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def findings(
 ) -> list[Finding]:
     """Return one finding for each claim and context: the runs equal in all but compression and seed.
 
-    `quality` is a measure of the runs, or "auto" for the measure that each is judged by. `margin` is the harm that counts as none:
-    by default half a point, or one per cent. `network` and `transport` are where step times are compared: by default those
+    `quality` is a measure of the runs, or "auto" for the measure that each is judged by. `margin` is the tolerated harm: by
+    default half a point, or one per cent. Step times are compared on `network` over `transport`, by default those
     of the runs' study, see `Results.network_of`. Raises AnalysisError if one of these is invalid.
     """
     if not 0.5 <= confidence < 1:
@@ -63,7 +63,7 @@ def findings(
 
 
 def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -> Finding:
-    """Return the finding of the runs of one context on a claim; commands are left out."""
+    """Return the finding on a claim by the runs of one context, without commands."""
     contrasts = list(claim.contrasts(context, context.settings))
     with_examples = claim.contrasts(context, [*context.settings, *claim.examples])
     parts = {contrast.part for contrast in contrasts}
@@ -92,16 +92,16 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
 
 def _compare(contrast: Contrast, context: Context, confidence: float) -> Comparison:
     no_runs = pd.DataFrame({"run": []})
-    one, other = (context.settings.get(setting, no_runs) for setting in (contrast.one, contrast.other))
+    first, second = (context.settings.get(setting, no_runs) for setting in (contrast.one, contrast.other))
     effects: dict[int, float] = {}
     reaches, runs = [], []
-    for seed in (seed for seed in one.index if seed in other.index):
-        measured = contrast.measure.effect(context, one.loc[seed], other.loc[seed])
+    for seed in (seed for seed in first.index if seed in second.index):
+        measured = contrast.measure.effect(context, first.loc[seed], second.loc[seed])
         effect, low, high = measured if isinstance(measured, Estimate) else (measured, measured, measured)
         if not math.isnan(effect):
             effects[int(seed)] = effect
             reaches.append((low - effect, high - effect))
-            runs += [str(one.loc[seed, "run"]), str(other.loc[seed, "run"])]
+            runs += [str(first.loc[seed, "run"]), str(second.loc[seed, "run"])]
     settings = tuple(dict.fromkeys((contrast.one, contrast.other)))
     sample = context.sample(effects, *settings, step=contrast.measure.step())
     for group in contrast.measure.trained(contrast.one, contrast.other):
@@ -131,7 +131,7 @@ def _compare(contrast: Contrast, context: Context, confidence: float) -> Compari
 def _as_family(comparisons: Sequence[Comparison], confidence: float) -> list[Comparison]:
     """Return comparisons with their bounds and verdicts, judged as one family.
 
-    An effect lies above its threshold if it does at the lower end of its price, and below likewise.
+    An effect lies above its threshold if the lower end of its price does; likewise below.
     """
     if not comparisons:
         return []
@@ -158,7 +158,7 @@ def _moved(sample: Sample, by: float) -> Sample:
 
 
 def _mean_reach(reaches: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the mean reach below and above; zero of nothing."""
+    """Return the mean reach below and above; zero for none."""
     low, high = (sum(ends) / len(reaches) for ends in zip(*reaches, strict=True)) if reaches else (0.0, 0.0)
     return low, high
 

@@ -1,4 +1,4 @@
-"""Harm by the part of training that is compressed, from branches of one dense run; and bounds for the rest of training.
+"""Harm by compressed part of training, from branches of one dense run, and bounds for the rest of training.
 
 A branch from step n with m steps measures the harm of compressing these steps alone. `branch_harms` judges each, and bounds the harm of
 compressing from n to the end by the sum of the parts, which `parts_and_whole` tests on runs that have both.
@@ -70,7 +70,7 @@ class Family:
         return sorted(named, key=str)
 
     def sums(self, setting: Setting, first: int, end: int) -> dict[int, float]:
-        """Return by seed the harm of compressing from step `first` to `end`, by the sum of the parts; see `ASSUMPTION`.
+        """Return by seed the harm of compressing steps `first` to `end`, as the sum of the parts; see `ASSUMPTION`.
 
         Empty if no part begins at `first`, or a later one lacks the setting.
         """
@@ -116,11 +116,11 @@ def families(results: Results, *, quality: str = "auto", margin: float | None = 
 def branch_harms(
     results: Results, *, quality: str = "auto", margin: float | None = None, confidence: float = CONFIDENCE
 ) -> pd.DataFrame:
-    """Return one row for each compressed setting and point of branching: the harm of its part of training, and of all steps from there.
+    """Return the harm of each compressed setting by branch point: in its part of training, and in all steps from there.
 
     `harm` is that of compressing steps `first_step` to `end_step` alone, by the rule of `safe_set`: all settings and points of a dense
     run are one family. `rest_harm` bounds that of compressing from `first_step` to the end of training, see `ASSUMPTION`; its
-    verdicts are a family too. As harm may pass, the sum of several parts can show that the rest is safe, not that it is harmful.
+    verdicts are a family too. As harm may fade, the sum of several parts can show that the rest is safe, not that it is harmful.
     `safe_from` is the first point from which on the rest is safe, missing if there is none.
     """
     rows = []
@@ -162,7 +162,7 @@ def parts_and_whole(results: Results, *, quality: str = "auto") -> pd.DataFrame:
     """Return one row for each setting and whole run: its harm, and the sum of the parts that it spans.
 
     Tests the assumption behind the bounds of `branch_harms`: `difference` is the mean over seeds of the sum minus the whole, between
-    `low` and `high` with 95 % confidence each. Runs from scratch count as wholes too, whose first weights are others.
+    `low` and `high` with 95 % confidence each. Runs from scratch count as whole runs too, with other initial weights.
     """
     rows = []
     for family in families(results, quality=quality):
@@ -195,7 +195,7 @@ def parts_and_whole(results: Results, *, quality: str = "auto") -> pd.DataFrame:
 
 
 def _bounded(columns: dict[str, Any], alone: bool) -> dict[str, Any]:
-    """Return the verdict of a sum: of several parts, harm is bounded from above alone."""
+    """Return the verdict of a sum; for several parts, harm is bounded from above only."""
     if alone or columns["verdict"] != "harmful":
         return columns
     return columns | {"verdict": VERDICTS["undecided"], "lacking": "harm of early parts may pass"}

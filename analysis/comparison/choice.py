@@ -31,8 +31,8 @@ def safe_set(
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
     the loss (`unit`); `within` is by default half a point or one per cent.
-    `verdict` follows `raysim.analysis.comparison.rule.RULE`: "safe" if `harm_high` lies below `within`, "harmful" if `harm_low`
-    lies above, else "undecided", and then `lacking` may say why. The family is all settings of a job that have begun,
+    `verdict` follows `raysim.analysis.comparison.rule.RULE`: "safe" if `harm_high` is below `within`, "harmful" if `harm_low`
+    is above it, else "undecided", and then `lacking` may say why. The family is all settings of a job that have begun,
     including those that left a race, except finished ones without a seed in common with dense. If some runs confirm a choice,
     only the settings that they confirm can be safe, by those runs alone. The seeds that chose can show other settings to be
     harmful; the error of calling a setting harmful is then halved between the two families. `chose_on` and `confirmed_on` are
@@ -160,7 +160,7 @@ def outcome_columns(sample: Sample, judged: Judged | None) -> dict[str, Any]:
 
 
 def _spread(sample: Sample, prior: Prior, margin: float) -> dict[str, float]:
-    """Return the spread of a sample, and the chance that its mean lies below the margin: not a number for fewer than two seeds."""
+    """Return the spread of a sample, and the chance that its mean lies below the margin; NaN for fewer than two seeds."""
     if len(sample.values) < 2:
         return {"deviation": math.nan, "borrowed": math.nan, "chance": math.nan}
     studentised = studentise(sample.values, sample.known_step, prior)

@@ -41,8 +41,8 @@ class Context:
     """Comparable runs: equal in all but compression and seed.
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
-    predictions (of an evaluation), study, confirms (whether it confirms a choice that other runs made), and diverged.
-    `quantities` are worked out only if a claim asks for them.
+    predictions (of an evaluation), study, confirms (whether it confirms the choice of other runs), and diverged.
+    `quantities` are computed only if a claim needs them.
     """
 
     label: str
@@ -60,7 +60,7 @@ class Context:
 
     @cached_property
     def settings(self) -> dict[Setting, pd.DataFrame]:
-        """The runs of each setting, one row for each seed; the first of several runs with one seed counts."""
+        """The runs of each setting, one row per seed; of several runs with one seed, the first counts."""
         groups = self.rows.groupby(self.rows["setting"].map(tuple), sort=True)
         return {
             Setting(*setting): rows.drop_duplicates("seed").set_index("seed").sort_index() for setting, rows in groups
@@ -68,7 +68,7 @@ class Context:
 
     @cached_property
     def confirmations(self) -> Context | None:
-        """The confirming runs by themselves; None if there are none."""
+        """The confirming runs only; None if there are none."""
         rows = self.rows[self.rows["confirms"].astype(bool)]
         return replace(self, rows=rows, begun=frozenset()) if len(rows) else None
 
@@ -80,8 +80,8 @@ class Context:
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
         """Return the differences by seed on which a verdict is based: all planned seeds, or those of the last interim analysis.
 
-        Of runs of several studies the longest plan counts as judged before, and so does that of a race that trained more seeds
-        of a setting than it had planned. `step` is the least difference that can be shown;
+        With runs of several studies the longest plan counts as already judged, as does that of a race that trained more seeds
+        of a setting than planned. `step` is the smallest difference that can be shown;
         by default the resolution of an evaluation.
         """
         runs = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
@@ -96,7 +96,7 @@ class Context:
     def harm_sample(
         self, setting: Setting, harms: Mapping[int, float], alpha: float, end: Context | None = None
     ) -> Sample:
-        """Return the harms by seed on which a verdict is based; none is given if the dense runs may have learned nothing.
+        """Return the harms by seed behind a verdict; there is none if the dense runs may have learned nothing.
 
         `end`: the context of the dense runs in question, if it is another.
         """
@@ -106,7 +106,7 @@ class Context:
         return chosen._replace(lacking="the dense runs are not surely above chance")
 
     def harms(self, setting: Setting) -> dict[int, float]:
-        """Return how much worse a setting is than dense at each seed that both have, with compression on."""
+        """Return how much worse a setting is than dense at each shared seed, with compression on."""
         runs, dense = self.settings[setting], self.settings.get(Setting())
         if dense is None:
             return {}
@@ -123,7 +123,7 @@ class Context:
 
     @cached_property
     def step(self) -> float:
-        """The least difference in quality that an evaluation can show, in `unit`; not a number if it was not recorded."""
+        """The smallest difference in quality that an evaluation can show, in `unit`; NaN if it was not recorded."""
         if not self.quality.counted:
             return LOSS_STEP
         predictions = self.rows["predictions"].min()
@@ -170,10 +170,10 @@ def contexts(
 ) -> list[Context]:
     """Return the finished runs, in groups equal in all but compression and seed.
 
-    A diverged run counts as untrained: the loss of its first step, and of other measures the value by chance, 0 of an
+    A diverged run counts as untrained: it gets the loss of its first step, and chance for other measures, 0 for an
     accuracy. `quality` is a measure of the runs, or "auto" for the measure that each is judged by, see
-    `Results.measure_of`. `margin` is the harm that counts as none: by default half a point or one per cent. `network` and
-    `transport` are where step times are compared: by default those of the runs' study, see `Results.network_of`. Runs without a
+    `Results.measure_of`. `margin` is the tolerated harm: by default half a point or one per cent. Step times are compared on
+    `network` over `transport`, by default those of the runs' study, see `Results.network_of`. Runs without a
     final evaluation, or without the measure, are named in the problems of `results`.
     """
     begun = results.runs

@@ -1,7 +1,7 @@
-"""The harm of a setting before its training ends: paired with dense by seed and step, and carried forward to the last step.
+"""Forecasts of a setting's final harm during training, paired with dense by seed and step.
 
-Final harm is forecast in three ways: by training losses, as if the present harm stayed; as a delay, as if the setting were at an
-earlier step of dense; and by an evaluation, if there is one. The least counts, since harm passes.
+Final harm is forecast in three ways: from training losses, as if the present harm persisted; as a delay, as if the setting were at
+an earlier step of dense; and from an evaluation, if there is one. The smallest counts, since harm fades.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Observation(NamedTuple):
 
     @property
     def forecast(self) -> float:
-        """The least of the forecasts of final harm."""
+        """The smallest forecast of final harm."""
         return min(fmean(self.harms), self.delayed, self.evaluated)
 
 
@@ -46,9 +46,9 @@ class Trace(NamedTuple):
 def observe(
     measure: Measure, runs: Sequence[Trace], dense: Sequence[Trace], steps: int, chances: Mapping[str, float]
 ) -> Observation:
-    """Return the harm of a setting after `steps` steps of each seed, beside dense runs of the same seeds to their end.
+    """Return the harm of a setting after `steps` steps of each seed, against complete dense runs of the same seeds.
 
-    `chances` are the measures of a model that has learned nothing, by name.
+    `chances` are the measures at chance, by name.
     """
     begin = steps // 2
     latter = [(run.losses[begin:steps], other.losses[begin:steps]) for run, other in zip(runs, dense, strict=True)]
@@ -73,9 +73,9 @@ def _evaluated_harm(measure: Measure, runs: Sequence[Trace], dense: Sequence[Tra
 def training_harm(measure: Measure, losses: ArrayLike, dense: ArrayLike, chances: Mapping[str, float]) -> float:
     """Return how much worse a run trains than dense at the same steps, in the unit of harm of `measure`.
 
-    `losses` and `dense` are training losses of the same steps and batches. A measure in points is taken to fall from perfection
-    to chance as the loss rises from 0 to that by chance (`chances`, by measure): one straight line for all classifiers. A
-    perplexity is the exponential of the loss; every other measure is compared as the loss is, in per cent.
+    `losses` and `dense` are training losses of the same steps and batches. A measure in points is assumed to fall linearly from
+    perfection to chance as the loss rises from 0 to that by chance (`chances`, by measure), for all classifiers. A
+    perplexity is the exponential of the loss; every other measure is compared like the loss, in per cent.
     """
     own, reference = float(np.mean(np.asarray(losses))), float(np.mean(np.asarray(dense)))
     if measure.points and chances.get("loss", 0.0) > 0:

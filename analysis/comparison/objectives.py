@@ -89,7 +89,7 @@ def _holds(frame: pd.DataFrame, constraint: str) -> pd.Series[bool]:
 
 
 def _unbeaten(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether each row is dominated by no other, if less of everything is better."""
+    """Return a mask of the rows dominated by no other, if less is better in every column."""
     keep = np.ones(len(values), bool)
     for i, row in enumerate(values):
         if keep[i]:  # the rows below a dominated row are dominated by its dominator too
@@ -97,7 +97,7 @@ def _unbeaten(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     return keep
 
 
-MIN_TRIALS = 4  # of fewer, trees learn nothing
+MIN_TRIALS = 4  # with fewer, trees learn nothing
 
 
 def importance(
@@ -194,7 +194,7 @@ def _rows(
 
 
 def _new_study() -> optuna.Study:
-    """Return an empty study in memory, without the line that Optuna would write about it."""
+    """Return an empty study in memory, without Optuna's log line about it."""
     import optuna
 
     before = optuna.logging.get_verbosity()

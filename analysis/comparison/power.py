@@ -52,10 +52,10 @@ def paired_spread(results: Results, runs: Collection[str]) -> Spread:
 
 
 def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0.0) -> float:
-    """Return the chance that a setting of a true `harm` is called safe on planned seeds, as one of `settings` judged ones.
+    """Return the chance that a setting with the true `harm` is called safe on planned seeds, as one of `settings`.
 
     It is the power of the rule's one-sided test, from the non-central t distribution, at the level of Holm's method for the
-    first of the settings: the others can only be tested at a milder one. Not a number if the spread is unknown.
+    first of the settings: the others can only be tested at a milder one. NaN if the spread is unknown.
     """
     if seeds < MIN_SEEDS:
         return 0.0
@@ -69,7 +69,7 @@ def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0
 
 
 def seeds_needed(spread: Spread, *, settings: int, harm: float) -> int | None:
-    """Return the least number of planned seeds to decide about a setting of a true `harm` in four of five cases.
+    """Return the fewest planned seeds that decide about a setting with the true `harm` in four of five cases.
 
     It is called safe or harmful by its side of the margin, as one of `settings`. None if the spread is unknown, or if it needs
     more than `MOST_SEEDS`.
@@ -88,7 +88,7 @@ def seeds_to_decide(
     step: float = 0.0,
     looks: dict[int, float] = LOOKS,
 ) -> int | None:
-    """Return the first look with a verdict in four of five cases, by the mean and the spread of these differences.
+    """Return the seeds of the first interim analysis that decides in four of five cases, given these differences.
 
     None if all would need more seeds. `looks`: the numbers of seeds at which verdicts can still be given, with their shares of
     the error.

@@ -1,12 +1,12 @@
-"""A race: settings are trained on beside dense only while they may be the answer.
+"""A race: settings are trained beside dense only while they may be the answer.
 
 A race trains in parts. A part ends at a rung, a share of a run's steps. There the final harm of each setting is forecast
-(`harm_forecast`), and the setting goes on, or leaves: because it surely does harm, because its seeds would hardly show that it is
-safe, or because a faster setting is safe. How far forecasts are off is known from earlier studies (`DEVIATION`), and better from
-the settings of the same job that have finished. Parts are those of successive halving (Jamieson and Talwalkar 2016), but settings
-leave by bounds, not by ranks: no harmless setting must go. The error of leaving is spent over all rungs (Lan and DeMets 1983).
+(`harm_forecast`), and the setting continues, or leaves: because it is surely harmful, because its seeds would hardly show that it is
+safe, or because a faster setting is safe. The error of forecasts is known from earlier studies (`DEVIATION`), and better from the
+finished settings of the same job. The parts are those of successive halving (Jamieson and Talwalkar 2016), but settings leave by
+bounds, not by ranks, so that no harmless setting has to go. The error of leaving is spent over all rungs (Lan and DeMets 1983).
 
-All functions are pure: the same evidence gives the same decision, so that a killed race goes on as if it had not been killed.
+All functions are pure: the same evidence gives the same decision, so that a killed race resumes as if it had not been killed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ RUNGS = (0.1, 0.2, 0.4, 0.7, 1.0)
 DEVIATION = Deviation(mean=0.3, between=0.68, within=0.68)
 """Before a setting of the job has finished: by docs/findings/data/finetune-links, gravac-text, pictures-causes and
 equal-bandwidth-pictures, on forecasts beyond the margin and twice their error (2026-11-25). Other studies had no part in it."""
-PRIOR_FREEDOM = 3.0  # degrees of freedom of the variance of a job's settings, as prior of each
-GROWTH = 1.5  # of the seeds that have finished, from part to part
+PRIOR_FREEDOM = 3.0  # degrees of freedom of the variance of a job's settings, as a prior for each
+GROWTH = 1.5  # factor by which the finished seeds grow from part to part
 PATIENCE = 1  # first rung at which a setting is given up as hopeless
-FLOOR = 0.05  # least ratio of final to forecast harm that counts, so that its logarithm exists
+FLOOR = 0.05  # lower limit of the ratio of final to forecast harm, so that its logarithm exists
 
 Name = TypeVar("Name", int, str)
 """The name of a setting: a number in a sweep, its notation in recorded runs."""
@@ -96,10 +96,10 @@ class Part(NamedTuple, Generic[Name]):
 class Race:
     """The terms of a race: how many seeds a setting trains at most and at first, and when it leaves.
 
-    `error`: the chance of calling a harmless setting harmful, over all rungs. `hopeless`: the chance of a verdict of safe below
-    which a setting is not trained on. `family`: the number of settings judged together, dense apart. `step`: the least
+    `error`: the chance of calling a harmless setting harmful, over all rungs. `hopeless`: the chance of a safe verdict below
+    which a setting is dropped. `family`: the number of settings judged together, without dense. `step`: the smallest
     difference that an evaluation can show. `planned`: the number of seeds of the first verdicts, by default `seeds`; more
-    seeds than that must be those of a later look.
+    seeds than that must be those of a later interim analysis.
     """
 
     seeds: int
@@ -122,7 +122,7 @@ class Race:
         return planned_share(self.plan) if self.seeds == self.plan else looks_after(self.plan)[self.seeds]
 
     def safe(self, evidence: Mapping[Name, Evidence]) -> list[Name]:
-        """Return the settings that the rule calls safe, on planned seeds or at a look. The family includes settings that have left."""
+        """Return the settings called safe on planned seeds or at an interim analysis. The family includes settings that have left."""
         samples = {name: self._sample(each.final) for name, each in evidence.items() if each.final}
         complete = [name for name, each in samples.items() if not each.lacking]
         if not complete:
@@ -138,7 +138,7 @@ class Race:
         return sample(dict(enumerate(values)), plan=range(self.plan), grown=grown, step=self.step)
 
     def exits(self, evidence: Mapping[Name, Evidence], running: Iterable[Name] | None = None) -> dict[Name, Exit]:
-        """Return the reasons of the settings that leave the race now, among all or those `running`; those that have not begun stay."""
+        """Return the exits due now among all settings, or those `running`; settings that have not begun stay."""
         safe = self.safe(evidence)
         fastest = min((evidence[name].step_s for name in safe), default=math.inf)
         exits: dict[Name, Exit] = {}
@@ -155,7 +155,7 @@ class Race:
         return exits
 
     def _reason(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> tuple[Kind, float] | None:
-        """Return why a setting leaves: its final harm surely lies above the margin, or its seeds would hardly show that it is safe."""
+        """Return why a setting leaves: its final harm is surely above the margin, or its seeds would hardly show it safe."""
         if len(each.final) >= self.seeds:
             return None
         bound = self.lower_bound(each, evidence) if len(each.harms) > 1 else -math.inf
@@ -199,7 +199,7 @@ class Race:
         return Part(name, tuple(range(self.first)), each.rung + 1)
 
     def _turn(self, name: Name, evidence: Mapping[Name, Evidence]) -> tuple[bool, float, float, Name]:
-        """Return the key by which settings are promoted: those more likely safe than not by their speed, then by their chance."""
+        """Return the sort key of promotion: settings more likely safe than not by speed, then the others by chance."""
         each = evidence[name]
         chance = self.chance_harmless(each, evidence)
         likely = chance >= 0.5
@@ -240,7 +240,7 @@ class Race:
         return float(special.stdtr(PRIOR_FREEDOM + len(each.final) - 1, room / unseen)) if unseen else float(room > 0)
 
     def _borrowed(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> float:
-        """Return the degrees of freedom that the rule will lend to a setting, as far as the finished settings tell."""
+        """Return the degrees of freedom that the rule will lend to a setting, estimated from the finished settings."""
         finals = [each.final, *(other.final for other in evidence.values() if other is not each and other.final)]
         return float(priors(finals, [self.step] * len(finals), self.margin)[0].freedom)
 
@@ -261,7 +261,7 @@ class Race:
 
 
 def deviation_of(rung: int, evidence: Mapping[Any, Evidence]) -> Deviation:
-    """Return how far forecasts at a rung are off, learned from the job's settings that have finished.
+    """Return the error of forecasts at a rung, learned from the job's finished settings.
 
     `within` is the standard deviation of a prediction for another setting of the job, and `between` that of the mean.
     """
@@ -281,5 +281,5 @@ def deviation_of(rung: int, evidence: Mapping[Any, Evidence]) -> Deviation:
 
 @lru_cache(maxsize=1024)
 def _variance(harms: tuple[float, ...]) -> float:
-    """Return the variance of harms; rounds ask for the same ones over and over."""
+    """Return the variance of harms, cached because rounds need the same ones again and again."""
     return variance(harms)

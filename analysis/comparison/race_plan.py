@@ -1,4 +1,4 @@
-"""The plan of a race: what it will cost, and the chance that it decides, by simulation before it begins and as it goes."""
+"""The plan of a race: its cost and its chance of deciding, simulated before and during the race."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from raysim.quality import Measure
 
 COUNT = 60  # simulated races of a plan: the standard error of a chance is 6 points at most
 HARMLESS = 1 / 3  # share of settings that are within half the margin, as in docs/findings/data (2026-11-25)
-HARMS = (1.5, 30.0)  # margins: the others lie between, evenly in the logarithm
+HARMS = (1.5, 30.0)  # margins: the others lie between, log-uniformly
 SEED = 42
-TIE = 0.05  # share of the best chance that fewer seeds are worth
-SEEDS = tuple(LOOKS)  # among which a plan chooses
+TIE = 0.05  # share of the best chance given up for fewer seeds
+SEEDS = tuple(LOOKS)  # numbers from which a plan chooses
 
 
 def usual_spread(measure: Measure, *, branched: bool) -> float:
     """Return the standard deviation over seeds of a harmless setting's harm in docs/findings/data, in the unit of the measure.
 
-    `branched`: runs go on from one checkpoint, as in fine-tuning.
+    `branched`: runs continue from one checkpoint, as in fine-tuning.
     """
     if measure.points:
         return 0.3 if branched else 1.1  # digits-cnn, branches at two thirds of the steps: 0.31 points (2026-11-25)
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Standing:
-    """A race as far as it has come: the evidence, the settings in it, and what their runs cost."""
+    """The current state of a race: the evidence, the settings in it, and the cost of their runs."""
 
     evidence: Mapping[Any, Evidence]
     running: Sequence[Any]
@@ -58,7 +58,7 @@ class Standing:
     """Seeds of dense that have been trained."""
 
     def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[Any, float], dict[Any, float]]:
-        """Return final harms of the settings in the race that agree with their forecasts, and the forecasts without noise."""
+        """Draw final harms of the settings in the race that agree with their forecasts, and noise-free forecasts."""
         harms, forecasts = {}, {}
         between, within = rng.standard_normal(), rng.standard_normal(len(self.running))
         for name, own in zip(self.running, within, strict=True):
@@ -94,11 +94,11 @@ class Start(Standing):
 def race_plan(
     settings: int, *, run_s: float, budget_s: float, spread: float, margin: float = 1.0, seeds: Sequence[int] = SEEDS
 ) -> pd.DataFrame:
-    """Return what a race of `settings` settings decides within half of a budget, the budget, and twice as much: a row each.
+    """Return what a race of `settings` settings decides within half a budget, the budget, and twice as much, a row each.
 
     `run_s`: seconds of a whole run. `budget_s`: seconds for all runs together. `spread` is the standard
     deviation over seeds of a harmless setting's harm, in the unit of `margin`. The number of seeds is the best of `seeds`. A third of
-    the settings are taken to be harmless, as in the kept studies; `chance` is that of calling one of them safe.
+    the settings are assumed harmless, as in the kept studies; `chance` is that of calling one of them safe.
     """
     races = simulate(Race(max(seeds), margin, settings), Start(settings), spread=spread, seeds=seeds)
     budgets_s = [share * budget_s for share in (0.5, 1, 2)]
@@ -106,7 +106,7 @@ def race_plan(
 
 
 class Simulated(NamedTuple):
-    """Simulated races on several numbers of seeds: dense runs' worth of training, for each race."""
+    """Simulated races by number of seeds: the training in each race, in units of a dense run."""
 
     answered: dict[int, list[float]]
     """Until a harmless setting was called safe: infinite if none was."""
@@ -124,7 +124,7 @@ class Simulated(NamedTuple):
 
 
 def best(plans: Mapping[int, Plan]) -> Plan:
-    """Return the plan with the fewest seeds among those whose chance of an answer is the best, or nearly."""
+    """Return the plan with the fewest seeds among those with (nearly) the best chance of an answer."""
     least = (1 - TIE) * max(plan.chance for plan in plans.values())
     return min((plan for plan in plans.values() if plan.chance >= least), key=lambda plan: plan.seeds)
 

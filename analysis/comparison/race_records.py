@@ -27,8 +27,8 @@ def race_on_records(results: Results, *, first: int = Race.first, within: float 
 
     `full` is the verdict by all seeds, and `harm` the mean behind it; `race` is "safe", "harmful", "undecided" or "slower" (than a
     safe setting), for `reason`. `runs` and `full_runs` are costs in whole runs, and `seeds` and `steps` those of the setting when it
-    left the race. Settings are taken by the price of their step on the network of their study. `first`: the seeds of the first
-    parts. Jobs without dense runs, or with fewer than three seeds, are left out.
+    left the race. Settings are ordered by the price of their step on the network of their study. `first`: the number of seeds of the
+    first parts. Jobs without dense runs, or with fewer than three seeds, are left out.
     """
     judged = safe_set(results, within=within)
     rows: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ class _Replay:
         name = self.context.quality.name
         steps = recorded.table("steps", ["step", "loss"]).sort_values(["run", "step"])
         evals = recorded.evals[(recorded.evals["mode"] == "on") & (recorded.evals["batchnorm"] == "running")]
-        first = steps.groupby("run", observed=True)["step"].min()  # a branch goes on from its parent's step
+        first = steps.groupby("run", observed=True)["step"].min()  # a branch continues from its parent's step
         evaluated = {
             str(run): dict(zip(rows["step"] - first[run], rows[name], strict=True))
             for run, rows in evals.groupby("run", observed=True)
@@ -80,7 +80,7 @@ class _Replay:
 
     @cached_property
     def chances(self) -> dict[str, float]:
-        """The measures of a model that has learned nothing."""
+        """The measures at chance."""
         row = self.results.runs.set_index("run").loc[self.context.rows["run"].iloc[0]]
         return {
             str(key).removeprefix("chance_"): float(row[key]) for key in row.index if str(key).startswith("chance_")

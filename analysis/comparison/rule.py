@@ -18,11 +18,11 @@ LOOKS = {3: 0.1, 5: 0.3, 8: 0.3, 13: 0.2, 21: 0.1}
 """Numbers of seeds of interim analyses, and the share of the error spent at each without a plan."""
 MIN_SEEDS = min(LOOKS)
 MOST_SEEDS = max(LOOKS)  # nothing is judged beyond: an effect that needs more seeds is too small to matter
-PLANNED = 0.5  # share of the error for planned seeds if looks can follow
+PLANNED = 0.5  # share of the error for planned seeds if interim analyses can follow
 
 
 def planned_share(planned: int) -> float:
-    """Return the share of the error spent on a plan's seeds: all of it if no look can follow.
+    """Return the share of the error spent on a plan's seeds: all of it if no interim analysis can follow.
 
     >>> planned_share(5), planned_share(40)
     (0.5, 1.0)
@@ -31,10 +31,10 @@ def planned_share(planned: int) -> float:
 
 
 def looks_after(planned: int) -> dict[int, float]:
-    """Return the looks that can happen after a plan, with their shares of the error; all of `LOOKS` without a plan (0).
+    """Return the possible interim analyses after a plan, with their shares of the error; all `LOOKS` without a plan (0).
 
-    A study that fixed its seeds is judged on all of them first: looks at fewer seeds can then no longer happen, and later looks
-    have their shares. The shares of a plan and of its looks sum to one (Lan and DeMets 1983; Bonferroni). A plan of fewer than
+    A study with fixed seeds is judged on all of them first: analyses of fewer seeds are then impossible, and later ones get
+    their shares. The shares of a plan and of its analyses sum to one (Lan and DeMets 1983; Bonferroni). A plan of fewer than
     `MIN_SEEDS` seeds is not judged, and spends nothing.
 
     >>> {count: round(share, 3) for count, share in looks_after(8).items()}
@@ -48,7 +48,7 @@ def looks_after(planned: int) -> dict[int, float]:
 
 
 def look_at(seeds: int, planned: int = 0) -> int:
-    """Return the number of seeds of the last look among `seeds` seeds, after a plan if there was one; 0 before the first.
+    """Return the number of seeds of the last interim analysis within `seeds` seeds, after any plan; 0 before the first.
 
     >>> look_at(2), look_at(7), look_at(100), look_at(7, planned=5)
     (0, 5, 21, 0)
@@ -99,11 +99,11 @@ class Judged(NamedTuple):
 
 
 def sample(effects: Mapping[int, float], *, plan: Sequence[int] = (), grown: bool = False, step: float = 0.0) -> Sample:
-    """Return the differences that count, of all by seed.
+    """Select the differences that count from those of all seeds.
 
-    `plan`: the seeds that a study fixed before it began; only they count, and none may be missing. `grown`: other runs were added
-    to those of a plan, which was judged before: the seeds of the last look after the plan count, or the plan's until there is
-    one. Without a plan the first seeds up to the last look count, so that an analysis after every seed gives no advantage.
+    `plan`: the seeds fixed by a study before it began; only they count, and none may be missing. `grown`: runs were added to an
+    already judged plan: the seeds of the last interim analysis after the plan count, or the plan's until there is one. Without
+    a plan the first seeds up to the last interim analysis count, so that analysing after every seed gives no advantage.
     """
     known = {seed: effects[seed] for seed in sorted(effects) if not math.isnan(effects[seed])}
     planned = len(plan) if len(plan) >= MIN_SEEDS else 0
@@ -136,8 +136,8 @@ def judge(
 
     `priors`: what each sample borrows from similar ones, see `raysim.analysis.comparison.statistics.priors`; nothing by default.
 
-    The chance of putting any mean of the family below its threshold in error is at most `alpha` over all interim analyses. The
-    chance of putting any above in error is at most `alpha_above`, by default `alpha` too.
+    The chance of wrongly putting any mean of the family below its threshold is at most `alpha` over all interim analyses; that
+    of wrongly putting any above is at most `alpha_above`, by default `alpha` too.
     """
     tests = list(zip(samples, thresholds, priors or [ALONE] * len(samples), strict=True))
     highs = _confidences(tests, "below", alpha)

@@ -1,6 +1,6 @@
-"""Harm sample by sample: how much of its spread is training's, how much the test set's, and which samples changed.
+"""Harm by test sample: the shares of training and of the test set in its spread, and the changed samples.
 
-Of each setting the differences from dense are a table of seeds by test samples. Their variance is parted by a two-way analysis of
+For each setting, the differences from dense form a table of seeds by test samples. Their variance is split by a two-way analysis of
 variance with random effects (Searle, Casella and McCulloch 1992, section 4.5).
 """
 
@@ -32,14 +32,14 @@ _COLUMNS = (
 
 
 def sample_harms(results: Results) -> pd.DataFrame:
-    """Return one row for each setting with per-sample scores, as dense has them, on two seeds or more.
+    """Return one row for each setting that, like dense, has per-sample scores on two seeds or more.
 
     `harm` is the mean of `safe_set` over these `seeds`, and `deviation` the standard deviation between seeds of their harm, in
-    `unit`. It is parted into `of_training`, which more seeds average out, and `of_samples`, the noise of so few `samples` in each
-    seed, which a larger test set would reduce: their squares add up to its own, unless an estimate is below 0 and counts as 0.
+    `unit`. It is split into `of_training`, which more seeds average out, and `of_samples`, the noise of so few `samples` in each
+    seed, which a larger test set would reduce: the squares of both add up to its square, unless an estimate is below 0 and counts as 0.
     `another_test` is the standard deviation of the mean harm over test sets of this size: bounds over seeds do not include it.
     `worse` and `better` count the samples with fewer and with more right predictions than dense, over all seeds; `p` is that of
-    their sign test, two-sided (McNemar 1947). They are missing for targets that are numbers. Only settings judged by a loss or an
+    their two-sided sign test (McNemar 1947). They are missing for numeric targets. Only settings judged by a loss or an
     accuracy have rows.
     """
     rows = []
@@ -56,7 +56,7 @@ def sample_harms(results: Results) -> pd.DataFrame:
 
 
 def sample_sentence(row: Mapping[Any, Any]) -> str:
-    """Return in one sentence what a row of `sample_harms` says.
+    """Summarise a row of `sample_harms` in one sentence.
 
     >>> row = dict(unit="points of accuracy", seeds=5, samples=360, deviation=0.5, of_training=0.4, of_samples=0.3, another_test=0.2)
     >>> sample_sentence(row | dict(worse=31, better=25, p=0.5))

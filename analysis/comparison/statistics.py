@@ -1,7 +1,7 @@
 """One-sided bounds of the mean of differences paired by seed, Holm's method, and the bound of a rate of divergence.
 
 The bounds are those of a moderated t (Smyth 2004): a setting's spread is shrunk to that of similar settings of its job
-(see `prior_of`), and upper bounds are raised by what skewness does to Student's t (Hall 1992).
+(see `prior_of`), and upper bounds are raised to correct Student's t for skewness (Hall 1992).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Studentised(NamedTuple):
 def studentise(differences: ArrayLike, step: ArrayLike = 0.0, prior: Prior = ALONE) -> Studentised:
     """Return the mean of two or more differences, on the last axis, with its error.
 
-    `step` is the least difference that the metric can show. Values a step apart have a variance of at most a quarter of its
+    `step` is the smallest difference that the metric can show. Values a step apart have a variance of at most a quarter of its
     square; that much is added to the sample's, so that differences equal by chance keep an interval. The variance is shrunk to
     that of the prior, but never below the sample's own (Smyth 2004).
     """
@@ -121,7 +121,7 @@ def skewness_of(values: Array, step: ArrayLike) -> Array:
 
 
 def bounds(differences: Sequence[float], confidence: float = 0.95, step: float = 0.0, prior: Prior = ALONE) -> Bounds:
-    """Return the mean of differences, one a seed, with the lower and the upper one-sided bound; see `studentise`.
+    """Return the mean of differences, one per seed, with the lower and the upper one-sided bound; see `studentise`.
 
     Infinite for fewer than two differences.
     """
@@ -151,7 +151,7 @@ def wider(seeds: int, freedom: float = 0.0) -> float:
 def holm(p_values: Sequence[float], alpha: float) -> list[float]:
     """Return the error level at which each hypothesis of a family is tested (Holm 1979): it is rejected if its p is less.
 
-    The chance of rejecting any true hypothesis of the family is at most `alpha`, however they depend on each other.
+    The chance of rejecting any true hypothesis of the family is at most `alpha`, whatever their dependence.
 
     >>> [round(level, 4) for level in holm([0.01, 0.6, 0.025], 0.06)]
     [0.02, 0.06, 0.03]
@@ -182,7 +182,7 @@ def highest_rate(events: int, trials: int, confidence: float = 0.95) -> float:
 
 @cache
 def quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t; a report asks for a few of them thousands of times."""
+    """Return a quantile of Student's t, cached since a report needs a few of them thousands of times."""
     return float(special.stdtrit(freedom, probability))
 
 
@@ -220,11 +220,11 @@ def prior_of(variances: Array, freedoms: Array, skewnesses: Array) -> Prior:
 
     `freedoms`: the degrees of freedom of each variance, at least one; broadcast like the others.
 
-    Three to five seeds know a setting's variance badly. If the variances of a job's settings are scaled inverse chi-squares, the
-    best guess of one is its own, shrunk to the typical one of the job as if that had been seen on `freedom` further differences
-    (Smyth 2004; limma's `fitFDist`, robust). Taken as it is, the method calls settings safe too often on three seeds: the typical
+    Three to five seeds estimate a setting's variance badly. If the variances of a job's settings are scaled inverse chi-squares,
+    the best estimate of one is its own, shrunk to the job's typical one as if that had been seen on `freedom` further differences
+    (Smyth 2004; limma's `fitFDist`, robust). Unmodified, the method calls settings safe too often on three seeds: the typical
     variance and its degrees of freedom are estimates, taken as known; and all differences of a seed share the noise of its dense
-    run, so that k settings know it by far fewer than k times their seeds. Therefore `freedom` is the harmonic sum of the
+    run, so that k settings are worth far less than k times their seeds. Therefore `freedom` is the harmonic sum of the
     estimate, at most `MOST`, and of the degrees of freedom of the typical variance, in which differences of one seed count as
     correlated by a half, as they are if dense runs are as noisy as others: the correlation of their sample variances is a quarter
     (`SHARED`).

@@ -18,13 +18,13 @@ from raysim.network.collectives import DIRECTIONS
 from raysim.records import FINISHED, SCHEMA_VERSION, table_files
 from raysim.storage.places import Place
 
-FILLED = {  # tables of every run that is over, and their columns that are never empty
+FILLED = {  # tables of every ended run, and their columns without missing values
     "steps": ("step", "loss", "seconds", "wire_bytes", "dense_bytes"),
     "evals": ("step", "mode", "loss"),
     "links": ("step", "direction", "codec", "wire_bytes", "dense_bytes"),
     "actions": ("step", "stage", "op", "start_s", "end_s"),
 }
-FILLED_OF_PROBES = {  # which train nothing by themselves
+FILLED_OF_PROBES = {  # probes train nothing themselves
     "steps": tuple(column for column in FILLED["steps"] if column != "loss"),
     "links": FILLED["links"],
     "actions": FILLED["actions"],
@@ -40,7 +40,7 @@ VERSION = b"raysim_schema_version"
 def file_problems(runs: pd.DataFrame, folders: Mapping[str, Place]) -> list[str]:
     """Return a sentence for each table that is missing, unreadable, empty, short, without values, or of another version.
 
-    `run.parquet` counts the steps that its tables must have. Of files in buckets only the presence is checked: their
+    `run.parquet` counts the steps that its tables must have. Files in buckets are only checked for presence: their
     metadata would take a request each.
     """
     if "steps_done" not in runs:

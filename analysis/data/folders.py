@@ -101,7 +101,7 @@ def _walk(root: Place, problems: list[str], around: Place | None = None) -> Iter
 
 
 def _name(folder: Place, root: Place, *, alone: bool) -> str:
-    """Return the name of a folder: its path from the root, or its own name if it is the root; of several roots, its whole path."""
+    """Return the name of a folder: its path from the root, or its own name if it is the root; with several roots, its whole path."""
     inside = str(folder.relative_to(str(root.resolve() if isinstance(folder, ListedPath) else root)))
     if inside in ("", "."):
         return root.resolve().name or str(root) if alone else str(root)
@@ -190,7 +190,7 @@ class StudyFile:
 
     @property
     def qualities(self) -> list[str]:
-        """Its objectives with compression on, without `_on`; by the first of them it chooses settings."""
+        """Its objectives with compression on, without `_on`; the first one chooses settings."""
         return [name.removesuffix("_on") for name in self._names if name.endswith("_on")]
 
 

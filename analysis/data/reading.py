@@ -160,7 +160,7 @@ def origin_of(file: Place) -> Place:
 
 
 def condition_of(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
-    """Return the wanted rows as an expression, tried on an empty table: a wrong condition is not a file's fault."""
+    """Return the condition on rows as an expression, tried on an empty table so that no file is blamed for its errors."""
     try:
         condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
         ds.dataset(schema.empty_table()).to_table(filter=condition)

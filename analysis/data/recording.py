@@ -87,7 +87,7 @@ class Recording:
             raise ReplayError(f"The run in {self.run.folder} cannot be priced: {reason}.") from error
 
     def _prepare(self, actions: pd.DataFrame, clock: str, max_steps: int) -> None:
-        """Work out the basis of prices; raises any error of arithmetic, types or values if the run contradicts itself."""
+        """Compute the basis of prices; raises any arithmetic, type or value error if the run contradicts itself."""
         check_actions(self.row, actions)
         self.num_stages, self.num_microbatches = int(self.row["num_stages"]), int(self.row["num_microbatches"])
         self.num_replicas = int(self.row.get("num_replicas") or 1)
@@ -204,7 +204,7 @@ class Recording:
 
     @cached_property
     def _averages(self) -> pd.DataFrame:
-        """One row for each priced step and stage: seconds of a replica's own work to average gradients, the slowest replica's."""
+        """One row for each priced step and stage: seconds of local work to average gradients on the slowest replica."""
         links = self.links
         averages = links[(links["direction"] == "replica_gradient") & links["step"].isin(self.priced_steps)]
         averages = averages[averages["rounds"] != 0]
@@ -292,8 +292,7 @@ class Recording:
         return rows.groupby("step")["wire_bytes"].sum()
 
     def transfers(self, step: int) -> Transfers:
-        """Return the transfers of the collectives at the end of a priced step: as recorded, else the slowest replica's
-        total, evenly divided."""
+        """Return the transfers of the collectives of a priced step: as recorded, else the slowest replica's total, evenly split."""
         if not self.knows_totals_alone:
             if self._transfers.empty:
                 return as_transfers([])

@@ -79,7 +79,7 @@ def _build(node: ast.expr, paths: Mapping[str, str]) -> Any:
 
 
 def strength_of(method: Method | None, name: str) -> float | None:
-    """Return the strength of a method that is this codec without options; None for any other method.
+    """Return the strength of a method if it is this codec without options, else None.
 
     >>> strength_of(read_method("TopK(0.1)"), "TopK"), strength_of(read_method("TopK(0.1, per='tensor')"), "TopK")
     (0.1, None)
@@ -132,7 +132,7 @@ def setting_of(row: Mapping[Any, Any] | pd.Series[Any]) -> Setting:
 
 
 def _one_notation(text: str) -> str:
-    """Return a notation; of a list that gives all boundaries the same one, that one."""
+    """Return a notation, or the common notation of a list that is the same for all boundaries."""
     if text.startswith("[") and read_method(text) is not None:
         return text[2 : text.index('"', 2)]
     return text
@@ -180,7 +180,7 @@ def plain(value: Any) -> Any:
 
 
 def as_text(value: object) -> str:
-    """Return a value of a key as it is written on the command line; nothing if it is not given."""
+    """Return a key's value as written on the command line; empty if it is not given."""
     value = plain(value)
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -248,7 +248,7 @@ def titles(jobs: Iterable[Job]) -> dict[Job, str]:
         others = [other for other in by_job.values() if _subject(other) == _subject(values)]
         names = list(dict.fromkeys(name for other in others for name in other))
         differing = [name for name in names if len({other.get(name, "") for other in others}) > 1]
-        short = [name for name in differing if name != "cuts"]  # mostly they follow from the number of stages
+        short = [name for name in differing if name != "cuts"]  # usually these follow from the number of stages
         if len({tuple(other.get(name) for name in short) for other in others}) == len(others):
             differing = short
         parts = [f"{name}={values[name]}" for name in differing if name in values]
@@ -261,7 +261,7 @@ def _subject(values: Mapping[str, str]) -> str:
 
 
 def model_of(values: Mapping[Any, Any]) -> str:
-    """Return the name of a run's model, with its family if it is of transformers."""
+    """Return the name of a run's model, with its family if it is from transformers."""
     name = str(values.get("model", "a model"))
     if name != "hf":
         return name

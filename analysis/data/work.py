@@ -46,7 +46,7 @@ def work_codes(
 
     `split_backwards`: stages and microbatches with a separate backward for weights. `extra_work`: by step and stage,
     see `extra_work_of`. `compressors`: by replica, direction and boundary, see `compressors_of`. Messages of one
-    compressor and dense size are told apart by the power of two of their compression factor, which separates an
+    compressor and dense size are separated by the power of two of their compression factor, which separates an
     adaptive method's branches.
     """
     numbers: dict[Kind, int] = {}

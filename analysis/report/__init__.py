@@ -45,7 +45,7 @@ def compose(
 ) -> Page:
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
 
-    `networks` default to the presets of `NETWORKS`, and the network on which the studies compare steps. `first` is the name of the
+    `networks` default to the presets of `NETWORKS` and the network on which the studies compare steps. `first` is the name of the
     initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
     `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError if there is no
     such folder or no run in it, and ValueError for an unknown network.
@@ -58,7 +58,7 @@ def compose(
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
     parsed = [parse_network(network) if isinstance(network, str) else network for network in networks]
     material = gather(results, parsed, compute, profile, first=first or own, transport=transport)
-    sections = _sections(material)  # which adds problems as it reads tables
+    sections = _sections(material)  # adds problems as it reads tables
     jobs = (*material.jobs, *material.probes)
     settings = sum(len(job.settings) for job in jobs)
     return Page(

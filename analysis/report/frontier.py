@@ -143,7 +143,7 @@ def priced(column: str, setting: SettingRuns, write: Callable[[Estimate], str], 
 
 
 def below(row: Mapping[Any, Any]) -> str:
-    """Return a break-even bandwidth, of a row of `break_even`, in words.
+    """Format the break-even bandwidth of a row of `break_even`.
 
     >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
     '250 Mbit/s (240 to 260)'
@@ -286,7 +286,7 @@ def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[Setti
     alone = [setting for setting in strengths if getattr(setting, other) == "Identity"]
     mixed = [setting for setting in strengths if setting not in alone]
     series = []
-    for mode in reversed(MODES):  # on lies on top
+    for mode in reversed(MODES):  # `on` is drawn on top
         colour, symbol = LOOKS[mode]
         dash = "solid" if mode == "on" else "dash"
         for text, chosen, look, joins in (

@@ -56,7 +56,7 @@ def gather(
 
 
 def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return the row of `safe_set` that each run is among the evidence of, with a sentence on its samples."""
+    """Return, for each run, the row of `safe_set` that it is evidence for, with a sentence on its samples."""
     sentences = {
         (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
     }
@@ -69,7 +69,7 @@ def _judged(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _home(job: Job, material: Material) -> dict[str, dict[str, Mapping[str, Estimate]]]:
-    """Return the speed-ups of the settings to take home over the transports of torch's own training code."""
+    """Return the speed-ups of the settings to reuse, over the transports of torch's own training code."""
     home = {}
     for setting in job.on_some_network(job.taken_home):
         prices = {name: material.prices(setting.runs, material.networks, transport=name) for name in HOME_TRANSPORTS}

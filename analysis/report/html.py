@@ -39,7 +39,7 @@ from raysim.analysis.report.page import (
 from raysim.analysis.report.summary import BANDWIDTHS_BPS, LATENCIES_S
 
 FEW_ROWS = 12  # need no filter
-MOST_LINES = 32  # of code that is shown at once: a recipe is not as long
+MOST_LINES = 32  # of code shown at once: a recipe is shorter
 LONGEST_WORD = 32  # characters of a notation in a table that is not broken into lines
 
 
@@ -57,7 +57,7 @@ class _Writer:
         self.spans: list[list[str]] = []  # texts by network, in the order of its networks
         self.values: list[list[Any]] = []
         self.figures: dict[str, Any] = {}
-        self.prices: dict[int, Price] = {}  # that the page interpolates, by id
+        self.prices: dict[int, Price] = {}  # interpolated by the page, by id
 
     def write(self, plotly: str) -> str:
         page = self.page
@@ -268,7 +268,7 @@ class _Writer:
         return [self.strings.setdefault(label, len(self.strings)) for label in labels]
 
     def _by_network(self, value: Any, write: Callable[[Any], Any]) -> Any:
-        """Return a value for JSON; of one by network, a list in the order of the page's networks."""
+        """Return a value for JSON; a value by network becomes a list in the order of the page's networks."""
         if isinstance(value, ByNetwork):
             return {"by": [write(value.values[network]) for network in self.page.networks]}
         return write(value)
@@ -304,7 +304,7 @@ def _prose(text: str) -> str:
 
 
 def _figure_text(text: str) -> str:
-    """Return a figure as HTML whose lines break before its interval or spread, and after it, only.
+    """Return a figure as HTML that breaks lines only before and after its interval or spread.
 
     >>> _figure_text("1.01x (0.97 to 1.05), alike")
     '<span class="whole">1.01x</span> <span class="whole">(0.97 to 1.05),</span> <span class="whole">alike</span>'
@@ -313,7 +313,7 @@ def _figure_text(text: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """Return JSON that cannot end the element it stands in."""
+    """Return JSON that cannot close its HTML element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

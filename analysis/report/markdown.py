@@ -33,7 +33,7 @@ FIGURES = "figures"
 
 
 def write_markdown(page: Page, folder: Path) -> None:
-    """Write report.md, figures/NAME.png and figures/NAME.csv into a folder, which is made if it does not exist."""
+    """Write report.md, figures/NAME.png and figures/NAME.csv into a folder, created if missing."""
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     for section in page.sections:
         for block in section.blocks:
@@ -114,7 +114,7 @@ def _cell(cell: Cell, network: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return text of which Markdown sets nothing but `code`."""
+    """Escape all Markdown except `code`."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(
         part.replace("|", "\\|") if part.startswith("`") and len(part) > 2 else _plain(part) for part in parts
@@ -122,7 +122,7 @@ def _prose(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text of which Markdown sets nothing."""
+    """Escape all Markdown."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 
 

@@ -30,7 +30,7 @@ from raysim.records import FINISHED
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Presets of a report; `free` shows compute and codecs alone."""
 MODES = ("on", "off")
-WORTH = 1.05  # how many times as fast a setting must be to be worth a recommendation
+WORTH = 1.05  # least speed-up that is worth a recommendation
 MOST_NAMED = 6  # highlighted settings besides dense: more cannot be distinguished
 
 
@@ -140,7 +140,7 @@ class Job:
 
     @cached_property
     def dense(self) -> SettingRuns | None:
-        """The dense setting; of several, the one with most seeds."""
+        """The dense setting, or the one with most seeds of several."""
         return max(
             (setting for setting in self.settings if setting.dense), key=lambda setting: len(setting.runs), default=None
         )
@@ -158,7 +158,7 @@ class Job:
 
     @cached_property
     def fronts(self) -> Mapping[str, Mapping[str, list[SettingRuns]]]:
-        """By network and mode: the trained settings that no other one beats in time and quality, fastest first."""
+        """By network and mode: the frontier of the trained settings in time and quality, fastest first."""
         trained, direction = self.trained, "maximize" if self.measure.higher else "minimize"
         fronts: dict[str, dict[str, list[SettingRuns]]] = {}
         for network in self.networks:
@@ -180,7 +180,7 @@ class Job:
         return max(safe, key=lambda setting: setting.speedup[network].value, default=self.dense)
 
     def faster(self, network: str) -> list[SettingRuns]:
-        """Return the compressed settings that are faster than dense beyond their interval, and by `WORTH`, safe or not."""
+        """Return the compressed settings, safe or not, faster than dense beyond their interval and by `WORTH`."""
         others = [setting for setting in self.priced if not setting.dense and setting.speedup]
         return [
             setting
@@ -199,7 +199,7 @@ class Job:
         return recommended if recommended is not None and not recommended.dense else self.promising(network)
 
     def on_some_network(self, choose: Callable[[str], SettingRuns | None]) -> list[SettingRuns]:
-        """Return the settings that are chosen on some network, each once."""
+        """Return the settings chosen on some network, each once."""
         chosen = [setting for network in self.networks if (setting := choose(network)) is not None]
         return list(dict.fromkeys(chosen))
 

@@ -41,7 +41,7 @@ from raysim.schedules.arrays import OPS
 ARROWS = {"forward": "→", "backward": "←"}
 AMOUNTS = ("wire_bytes", "dense_bytes", "packets", "encode_s", "decode_s")
 
-MOST_ACTIONS = 600  # of one step: more are no picture; `raysim replay --trace` has them
+MOST_ACTIONS = 600  # in one figure; for longer steps there is `raysim replay --trace`
 KINDS = {
     "forward": Style(COLOURS[0]),
     "backward": Style(COLOURS[4]),
@@ -122,7 +122,7 @@ def _links_figure(job: Job, links: pd.DataFrame) -> Figure:
 
 
 def _links_table(job: Job, links: pd.DataFrame) -> Table:
-    """Return the links of the settings that are recommended on some network, or else of the first compressed setting."""
+    """Return the links of the settings recommended on some network, or else of the first compressed setting."""
     recommended = [setting for setting in job.on_some_network(job.recommended) if not setting.dense]
     compressed = [setting for setting in job.named if not setting.dense] or job.named
     shown = recommended or compressed[:1]

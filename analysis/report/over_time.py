@@ -38,7 +38,7 @@ from raysim.analysis.report.page import (
 )
 from raysim.analysis.runs.results import Results
 
-MOST_CURVE_POINTS = 120  # of a setting with a look of its own
+MOST_CURVE_POINTS = 120  # of a setting with its own style
 MOST_FAINT_POINTS = 30  # of a line for comparison
 MOST_RUNS = 4  # with figures of their decisions; the table has all runs
 MOST_LINES = 6  # places with lines of their own; the other layers share one
@@ -124,7 +124,7 @@ def _curve_panels(title: str, y: Axis, curves: Mapping[str, Curve], job: Job, ma
 def _curve_series(
     job: Job, curves: Mapping[str, Curve], values: Callable[[SettingRuns, Curve], Any], material: Material
 ) -> list[Series]:
-    """Return a line for each setting with a look, the first on top, and one series of all others."""
+    """Return a line for each setting with its own style, the first on top, and one series of all others."""
     chosen = looks(job)
     named, faint = [], []
     for setting in job.settings:
@@ -251,7 +251,7 @@ def _decisions_table(job: Job, rows: pd.DataFrame) -> Table:
 
 
 def has_branches(results: Results) -> bool:
-    """Return whether runs branch from another one at several of its steps; at a single step, the other tables have all of it."""
+    """Return whether runs branch from another one at several steps; the other tables cover a single step."""
     if "parent" not in results.runs:
         return False
     starts = results.runs[results.runs["parent"].notna()].groupby("parent")["first_step"].nunique()

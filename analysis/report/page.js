@@ -9,14 +9,14 @@
 
   // Plotly reads its texts as markup; ours are texts.
   const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const labelOf = (labels, place) => data.strings[labels.length > 1 ? labels[place] : labels[0]];
+  const labelOf = (labels, i) => data.strings[labels.length > 1 ? labels[i] : labels[0]];
 
-  /** What a list is on the chosen network: as it is, one of several, or scaled by a number of the network's. */
+  /** A list on the chosen network: unchanged, one of several, or scaled by a factor per network. */
   function on(values) {
     if (!values || !Array.isArray(values.by)) return values;
     if (!values.times) return values.by[network];
     const factor = values.by[network];
-    return values.times.map((one) => (one === null ? null : one * factor));
+    return values.times.map((value) => (value === null ? null : value * factor));
   }
 
   // --- figures ---------------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@
     if (unit === "%") return `${Number((100 * value).toPrecision(digits))} %`;
     const size = Math.abs(value);
     if (!unit || !size) return size && (size < 1e-3 || size >= 1e7) ? value.toExponential(3) : `${Number(value.toPrecision(digits + 1))}${unit && ` ${unit}`}`;
-    const [scale, prefix] = PREFIXES.find(([one]) => size >= one * 0.99995) || PREFIXES.at(-1);
+    const [scale, prefix] = PREFIXES.find(([least]) => size >= least * 0.99995) || PREFIXES.at(-1);
     return `${Number((value / scale).toPrecision(digits))} ${unit === "B" && scale < 1 ? "" : prefix}${unit}`;
   }
 
@@ -42,71 +42,71 @@
 
   function trace(series, panel, shown) {
     const [x, y, labels, widths] = [on(series.x), on(series.y), on(series.labels), on(series.widths)];
-    const text = x.map((one, place) => {
-      const parts = labels ? [plain(labelOf(labels, place))] : [plain(series.name)];
-      const spread = series.errors && series.errors[place] ? ` ± ${write(series.errors[place], panel.y.unit, 2)}` : "";
-      if (widths) parts.push(`${write(one, "s")} to ${write(one + widths[place], "s")}, ${write(widths[place], "s")} long`);
-      else if (!Object.keys(panel.y.ticks).length) parts.push(`${plain(panel.x.text)}: ${plain(write(one, panel.x.unit))}`, `${plain(panel.y.text)}: ${plain(write(y[place], panel.y.unit))}${spread}`);
+    const text = x.map((value, i) => {
+      const parts = labels ? [plain(labelOf(labels, i))] : [plain(series.name)];
+      const spread = series.errors && series.errors[i] ? ` ± ${write(series.errors[i], panel.y.unit, 2)}` : "";
+      if (widths) parts.push(`${write(value, "s")} to ${write(value + widths[i], "s")}, ${write(widths[i], "s")} long`);
+      else if (!Object.keys(panel.y.ticks).length) parts.push(`${plain(panel.x.text)}: ${plain(write(value, panel.x.unit))}`, `${plain(panel.y.text)}: ${plain(write(y[i], panel.y.unit))}${spread}`);
       return parts.join("<br>");
     });
-    const found = { name: plain(series.name), x, y, hovertext: text, hoverinfo: "text", visible: shown, showlegend: false };
+    const common = { name: plain(series.name), x, y, hovertext: text, hoverinfo: "text", visible: shown, showlegend: false };
     const line = { color: series.colour, dash: series.dash, width: series.faint ? 1 : 2 };
     const pattern = { shape: series.pattern, fgcolor: "#fff", bgcolor: series.colour, fillmode: "replace", size: 6, solidity: 0.2 };
-    if (series.kind === "bars") return { ...found, type: "bar", marker: { color: series.colour, pattern } };
+    if (series.kind === "bars") return { ...common, type: "bar", marker: { color: series.colour, pattern } };
     if (series.kind === "spans") {
       const marker = { color: series.colour, pattern, line: { color: "#fff", width: 0.5 } };
-      return { ...found, type: "bar", orientation: "h", base: x, x: widths, y, marker, width: 0.7 };
+      return { ...common, type: "bar", orientation: "h", base: x, x: widths, y, marker, width: 0.7 };
     }
     const marker = { color: series.colour, symbol: series.symbol, size: series.faint ? 6 : series.symbol === "star" ? 13 : 9 };
     marker.line = { color: "#fff", width: series.faint ? 0 : 0.8 };
-    found.cliponaxis = false;
-    if (series.errors) found.error_y = { type: "data", array: series.errors, color: series.colour, thickness: 1, width: 0 };
+    common.cliponaxis = false;
+    if (series.errors) common.error_y = { type: "data", array: series.errors, color: series.colour, thickness: 1, width: 0 };
     let mode = { points: "markers", marked: "lines+markers" }[series.kind] || "lines";
     if (series.texts) {
       mode += "+text";
-      found.text = series.texts.map((text) => ` ${plain(text)} `);
-      found.textfont = { size: 11, color: series.colour };
-      found.textposition = series.texts.map((text) => SIDES[Number(text) % SIDES.length]);
+      common.text = series.texts.map((text) => ` ${plain(text)} `);
+      common.textfont = { size: 11, color: series.colour };
+      common.textposition = series.texts.map((text) => SIDES[Number(text) % SIDES.length]);
     }
     if (series.kind === "steps") line.shape = "hv";
-    return { ...found, type: "scatter", mode, marker, line, opacity: series.faint ? 0.45 : 1, connectgaps: false };
+    return { ...common, type: "scatter", mode, marker, line, opacity: series.faint ? 0.45 : 1, connectgaps: false };
   }
 
   /** Digits after the point that tell five ticks over these shares apart: "96.2 %, 96.4 %", not "96 %, 96 %". */
   function percentDigits(values) {
-    const known = values.filter((one) => typeof one === "number");
+    const known = values.filter((value) => typeof value === "number");
     const step = (100 * (Math.max(...known) - Math.min(...known))) / 5;
     return step > 0 && Number.isFinite(step) ? Math.min(Math.max(Math.ceil(-Math.log10(step)), 0), 3) : 0;
   }
 
   function axis(of, values) {
-    const found = { title: { text: plain(of.text), standoff: 8 }, automargin: true, gridcolor: "#e8eaee", zeroline: false, linecolor: "#9aa1ab" };
+    const common = { title: { text: plain(of.text), standoff: 8 }, automargin: true, gridcolor: "#e8eaee", zeroline: false, linecolor: "#9aa1ab" };
     const ticks = on(of.ticks);
     const texts = Object.keys(ticks).map((text) => plain(text).replaceAll("\n", "<br>"));
-    if (texts.length) return { ...found, tickvals: Object.values(ticks), ticktext: texts };
-    if (of.order.length) return { ...found, type: "category", categoryorder: "array", categoryarray: of.order };
-    if (values.some((one) => typeof one === "string")) return { ...found, type: "category" };
-    if (of.high !== null) found.range = [0, on(of.high)];
-    if (of.unit === "%") found.tickformat = `.${percentDigits(values)}%`;
-    else if (of.unit) Object.assign(found, { tickformat: "~s", ticksuffix: of.unit });
-    if (!of.log) return { ...found, nticks: 6 };
-    const known = values.filter((one) => one > 0);
+    if (texts.length) return { ...common, tickvals: Object.values(ticks), ticktext: texts };
+    if (of.order.length) return { ...common, type: "category", categoryorder: "array", categoryarray: of.order };
+    if (values.some((value) => typeof value === "string")) return { ...common, type: "category" };
+    if (of.high !== null) common.range = [0, on(of.high)];
+    if (of.unit === "%") common.tickformat = `.${percentDigits(values)}%`;
+    else if (of.unit) Object.assign(common, { tickformat: "~s", ticksuffix: of.unit });
+    if (!of.log) return { ...common, nticks: 6 };
+    const known = values.filter((value) => value > 0);
     const [low, high] = [Math.min(...known), Math.max(...known)];
-    if (!(high > 2 * low)) return { ...found, nticks: 6 };
+    if (!(high > 2 * low)) return { ...common, nticks: 6 };
     const decades = Math.log10(high / low);
     const steps = decades < 0.9 ? [1, 1.5, 2, 3, 5, 7] : decades < 2.2 ? [1, 2, 5] : [1];
-    const places = [];
+    const positions = [];
     for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.ceil(Math.log10(high)); power += 1)
-      for (const one of steps) places.push(Number(`${one}e${power}`));
-    return { ...found, type: "log", tickvals: places, ticktext: places.map((one) => write(one, of.unit)) };
+      for (const step of steps) positions.push(Number(`${step}e${power}`));
+    return { ...common, type: "log", tickvals: positions, ticktext: positions.map((value) => write(value, of.unit)) };
   }
 
   function draw(figure) {
     const spec = data.figures[figure.id];
-    all(".plot", figure).forEach((element, place) => {
-      const panel = spec.panels[place];
-      const traces = panel.series.map((one) => trace(one, panel, !hidden.get(figure.id).has(one.name)));
-      const spread = (name) => panel.series.flatMap((one) => on(one[name]));
+    all(".plot", figure).forEach((element, i) => {
+      const panel = spec.panels[i];
+      const traces = panel.series.map((series) => trace(series, panel, !hidden.get(figure.id).has(series.name)));
+      const spread = (name) => panel.series.flatMap((series) => on(series[name]));
       const layout = {
         font: FONT, height: panel.height, margin: { l: 56, r: 12, t: 8, b: 44 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff",
         xaxis: axis(panel.x, spread("x")), yaxis: axis(panel.y, spread("y")), hovermode: "closest", barmode: "group",
@@ -116,7 +116,7 @@
         const line = { color: "#1b1f24", width: 1, dash: "dash" };
         layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: panel.level, y1: panel.level, line, layer: "below" }];
       }
-      if (panel.series.some((one) => one.kind === "spans")) {
+      if (panel.series.some((series) => series.kind === "spans")) {
         Object.assign(layout, { barmode: "overlay" });
         Object.assign(layout.yaxis, { autorange: "reversed", type: "category" });
       }
@@ -173,9 +173,9 @@
   }
 
   function legend(figure) {
-    const place = figure.querySelector(".legend");
-    const named = new Map(data.figures[figure.id].panels.flatMap((panel) => panel.series).map((one) => [one.name, one]));
-    if (!place || named.size < 2) return;
+    const list = figure.querySelector(".legend");
+    const named = new Map(data.figures[figure.id].panels.flatMap((panel) => panel.series).map((series) => [series.name, series]));
+    if (!list || named.size < 2) return;
     for (const [name, series] of named) {
       const button = document.createElement("button");
       button.type = "button";
@@ -187,7 +187,7 @@
         button.setAttribute("aria-pressed", String(!off.has(name)));
         draw(figure);
       });
-      place.append(button);
+      list.append(button);
     }
   }
 
@@ -199,15 +199,15 @@
     for (const panel of data.figures[figure.id].panels)
       for (const series of panel.series) {
         const [x, y, labels, widths] = [on(series.x), on(series.y), on(series.labels), on(series.widths)];
-        x.forEach((one, place) => {
-          if (one === null || y[place] === null) return;
+        x.forEach((value, i) => {
+          if (value === null || y[i] === null) return;
           const row = { panel: panel.title, series: series.name };
-          if (labels) row.label = labelOf(labels, place);
+          if (labels) row.label = labelOf(labels, i);
           if (depends(series)) row.network = data.networks[network];
-          row[panel.x.name] = one;
-          row[panel.y.name] = y[place];
-          if (widths) row.duration_s = widths[place];
-          if (series.errors) row[`${panel.y.name}_sd`] = series.errors[place];
+          row[panel.x.name] = value;
+          row[panel.y.name] = y[i];
+          if (widths) row.duration_s = widths[i];
+          if (series.errors) row[`${panel.y.name}_sd`] = series.errors[i];
           rows.push(row);
         });
       }

@@ -1,4 +1,4 @@
-"""A report as data: sections of text, tables and figures, of which a page, pictures and CSV files are made.
+"""A report as data: sections of text, tables and figures, from which a page, pictures and CSV files are made.
 
 `html` writes it for a browser, `markdown` for a paper. Values that depend on a network are held for every network.
 """
@@ -43,7 +43,7 @@ class ByNetwork(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Values that are multiplied by a factor of the network: steps by the seconds of one."""
+    """Values multiplied by a factor per network, such as steps by the seconds of one."""
 
     values: Sequence[float | None]
     factors: Mapping[str, float]
@@ -140,7 +140,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels side by side, which share their legend."""
+    """Panels side by side with a shared legend."""
 
     key: str
     """Its name on the page and in files."""
@@ -195,7 +195,7 @@ def finite(values: Iterable[Any]) -> list[float | None]:
 
 
 def joined(curves: Iterable[tuple[Sequence[Any], Sequence[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
-    """Return many lines (x, y, label) as one, with gaps between: hundreds of them draw as fast as one."""
+    """Join lines (x, y, label) into one with gaps, so that hundreds draw as fast as one."""
     x: list[Any] = []
     y: list[Any] = []
     labels: list[str] = []
@@ -238,7 +238,7 @@ class Typed(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell in the column of a heading, which has the unit."""
+    """A cell; the heading of its column has the unit."""
 
     column: str
     text: str | ByNetwork | Typed

@@ -1,4 +1,4 @@
-"""Settings of a run: all as lines through their quantities, and the importance of each parameter of a study."""
+"""Parallel coordinates of all settings, and the importance of each parameter of a study."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import COLOURS, Axis, ByNetwork, Figure, Panel, Section, Series, Style, finite, joined
 from raysim.analysis.report.words import bytes_of, measure_text, quality, seconds
 
-LEAST_SETTINGS = 4  # fewer are read in a table
+LEAST_SETTINGS = 4  # fewer are easy to read in a table
 
 
 # --- parallel coordinates: each setting as a line through its codecs, bytes, seconds and quality ------------------------------
 
 
 class Scale(NamedTuple):
-    """One upright axis: the value of each setting, as a position from 0 to 1 and in words."""
+    """One vertical axis: the value of each setting, as a position from 0 to 1 and in words."""
 
     text: str
     positions: Mapping[str, float]

@@ -21,7 +21,7 @@ LIMIT = (
     "A probe measures bytes, error and time, not whether training stays sound under a candidate: its errors are not fed into the "
     "training. For that, train the same candidates in raysim at a smaller size, over seeds:"
 )
-SMALLER = "topics-gpt"  # a recipe that needs no network, of four stages
+SMALLER = "topics-gpt"  # an offline recipe with four stages
 OF_TRANSFORMERS = re.compile(
     "LMHeadModel|For(CausalLM|SequenceClassification|ImageClassification)$"
 )  # names of classes

@@ -36,7 +36,7 @@ class Adoption(NamedTuple):
 
 
 def adoption(job: Job, network: str) -> Adoption:
-    """Return the setting of a job that is recommended on a network, or else the most promising one."""
+    """Return the recommended setting of a job on a network, or else the most promising one."""
     recommended, setting = job.recommended(network), job.taken_home(network)
     if setting is not None:
         row = job.runs[job.runs["run"] == setting.runs[0]].iloc[0].to_dict()
@@ -186,7 +186,7 @@ def _count(row: Mapping[Any, Any], key: str) -> int:
 
 
 ENVIRONMENT = ("raysim", "torch", "ray", "numpy", "python", "host", "cpu", "cpu_capability", "engine")
-TABLES = ("model", "data")  # keys whose options stand with them in one table
+TABLES = ("model", "data")  # keys written with their options in one table
 
 
 def reproduce_section(material: Material) -> Section:
@@ -198,10 +198,10 @@ def reproduce_section(material: Material) -> Section:
 def _blocks(job: Job, material: Material) -> Iterator[Block]:
     runs = job.runs
     given = [key for key in material.results.keys if key in runs and runs[key].map(_written).any()]
-    given = [key for key in given if key != "num_stages" or "cuts" not in given]  # the cuts say how many there are
+    given = [key for key in given if key != "num_stages" or "cuts" not in given]  # the cuts determine it
     varied = [key for key in given if runs[key].map(_written).nunique() > 1]
     shared = [key for key in given if key not in varied]
-    for table in TABLES:  # a recipe cannot have half of one
+    for table in TABLES:  # a recipe cannot contain half a table
         if any(key.startswith(f"{table}.") for key in varied):
             shared = [key for key in shared if key != table and not key.startswith(f"{table}.")]
             varied = [key for key in given if key not in shared]

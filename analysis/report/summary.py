@@ -56,7 +56,7 @@ GRID = {
     repr(network): network
     for network in (Network(bandwidth, latency) for bandwidth in BANDWIDTHS_BPS for latency in LATENCIES_S)
 }
-MOST_WARNINGS = 5  # different ones, of runs
+MOST_WARNINGS = 5  # distinct warnings of runs
 MOST_CURVES = 4  # settings
 
 

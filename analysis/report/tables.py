@@ -23,7 +23,7 @@ from raysim.analysis.report.words import bytes_of, measure_text, points, quality
 
 
 def runs_section(material: Material) -> Section:
-    """Return one table for each job, and one for the runs that are not over."""
+    """Return one table for each job, and one for unfinished runs."""
     tables = [_runs_table(job, material) for job in material.jobs]
     shown = {str(run) for job in (*material.jobs, *material.probes) for run in job.runs["run"]}
     rows = material.results.runs
@@ -46,7 +46,7 @@ def _runs_table(job: Job, material: Material) -> Table:
 
 
 def _run_row(job: Job, setting: SettingRuns, row: dict[Any, Any], material: Material) -> list[Cell]:
-    done = max(1.0, _number(row.get("steps_done")))  # in this order, 1 if it is missing
+    done = max(1.0, _number(row.get("steps_done")))  # a missing value (NaN) gives 1, in this order only
     wire, dense = _number(row.get("wire_bytes")), _number(row.get("dense_bytes"))
     on, off = (_number(row.get(f"final_{job.measure.name}_{mode}")) for mode in ("on", "off"))
     loss, took = _number(row.get("final_train_loss")), _number(row.get("seconds"))

@@ -9,10 +9,10 @@
   const NETWORK = /^(\d+(?:\.\d+)?)(kbps|mbps|gbps)(?:\+(\d+(?:\.\d+)?)(us|ms|s))?$/;
   const { bandwidths_bps: BANDWIDTHS, latencies_s: LATENCIES, worth: WORTH } = data.grid;
 
-  /** The place of a value between increasing nodes: the node below it, and the share of the way to the next. */
+  /** The position of a value between increasing nodes: the node below it, and the share of the way to the next. */
   function between(nodes, value) {
-    const place = Math.min(Math.max(nodes.findLastIndex((one) => one <= value), 0), nodes.length - 2);
-    return [place, (value - nodes[place]) / (nodes[place + 1] - nodes[place])];
+    const i = Math.min(Math.max(nodes.findLastIndex((node) => node <= value), 0), nodes.length - 2);
+    return [i, (value - nodes[i]) / (nodes[i + 1] - nodes[i])];
   }
 
   /** Weights of the four nodes around a network, linear in latency and in seconds a bit. */
@@ -27,7 +27,7 @@
     ]);
   }
 
-  const at = (around, values) => around.reduce((sum, [place, weight]) => sum + weight * values[place], 0);
+  const at = (around, values) => around.reduce((sum, [i, weight]) => sum + weight * values[i], 0);
 
   /** The step and the speed-up of a setting, each with the ends of its interval. */
   function price(nodes, around) {
@@ -51,18 +51,18 @@
       return `${value.toFixed(2)}x (${low.toFixed(2)} to ${high.toFixed(2)})${alike}`;
     }
     const [number, unit] = seconds(value);
-    const ends = [low, high].map((end) => seconds(end)).map(([one, its]) => (its === unit ? one : `${one} ${its}`));
+    const ends = [low, high].map((end) => seconds(end)).map(([text, its]) => (its === unit ? text : `${text} ${its}`));
     return `${number} ${unit} (${ends.join(" to ")})`;
   }
 
-  /** The sentence of a table: the fastest setting that is shown to be safe, dense where that is not worth it. */
+  /** The sentence of a table: the fastest setting shown to be safe, or dense if that is not worth it. */
   function lead(name, rows) {
-    const dense = rows.find((one) => one.baseline);
+    const dense = rows.find((row) => row.baseline);
     if (!dense) return `On ${name} ${data.over}, nothing is recommended: there is no dense run to compare with.`;
-    const safe = rows.filter((one) => one.safe && one.speedup[1] > 1 && one.speedup[0] >= WORTH);
+    const safe = rows.filter((row) => row.safe && row.speedup[1] > 1 && row.speedup[0] >= WORTH);
     if (!safe.length) return `On ${name} ${data.over}, stay dense: ${seconds(dense.step[0]).join(" ")} a step. No setting shown to be safe is at least ${Math.round(100 * (WORTH - 1))} % faster.`;
-    const best = safe.reduce((one, other) => (other.speedup[0] > one.speedup[0] ? other : one));
-    const [value, low, high] = best.speedup.map((one) => one.toFixed(2));
+    const best = safe.reduce((leader, row) => (row.speedup[0] > leader.speedup[0] ? row : leader));
+    const [value, low, high] = best.speedup.map((ratio) => ratio.toFixed(2));
     return `On ${name} ${data.over}, use ${best.name}: ${value} times as fast as dense (${low} to ${high}; dense takes ${seconds(best.dense).join(" ")}).`;
   }
 
@@ -70,13 +70,13 @@
     const around = weights(bps, latency);
     for (const table of tables) {
       const rows = [...table.tBodies[0].rows].map((row) => {
-        let found = {};
+        let priced = {};
         for (const span of all("[data-nodes]", row)) {
-          found = price(data.nodes[span.dataset.nodes], around);
-          span.textContent = write(span.dataset.part, found[span.dataset.part]);
+          priced = price(data.nodes[span.dataset.nodes], around);
+          span.textContent = write(span.dataset.part, priced[span.dataset.part]);
         }
         const verdict = row.querySelector("[data-head=verdict]").textContent;
-        return { name: row.cells[0].textContent, ...found, safe: verdict === "safe", baseline: verdict === "baseline" };
+        return { name: row.cells[0].textContent, ...priced, safe: verdict === "safe", baseline: verdict === "baseline" };
       });
       const sentence = document.getElementById(`${table.id}-lead`);
       sentence.textContent = lead(name, rows);

@@ -71,7 +71,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def points(value: float | None) -> str:
-    """Return a difference as it is written: two digits or so, and a true minus.
+    """Format a difference with about two digits and a true minus.
 
     >>> points(0.456), points(-4.56), points(45.6)
     ('0.46', '\N{MINUS SIGN}4.6', '46')
@@ -124,7 +124,7 @@ def against_dense(setting: SettingRuns, measure: Measure) -> str:
         unit = "points" if measure.points else "%"
         text = f"{name} {points(abs(harm))} {unit} {'higher' if harm > 0 else 'lower'} than dense"
     count = int(judged.get("seeds", 1))
-    if count < MIN_SEEDS:  # their interval is as wide as the world
+    if count < MIN_SEEDS:  # their interval is too wide to show
         return f"{text} on {plural(count, 'seed')}"
     return f"{text} ({signed(low)} to {signed(high)})"
 

@@ -32,7 +32,7 @@ from raysim.schedules.arrays import OPS
 QUANTILE = 0.1
 """Of the samples of a kind. In one process with the machine to itself the median of digits-cnn's compute varied by 26 %
 from run to run and the 10 % quantile by 16 %; beside three busy processes they rose by 33 % and by 8 %."""
-MOST_SAMPLES = 5_000  # of one kind: more, evenly left out, would not move a quantile
+MOST_SAMPLES = 5_000  # of one kind, evenly thinned: more would not move a quantile
 QUANTILES = np.concatenate([[QUANTILE], np.random.default_rng(2).uniform(0.02, 0.25, RESAMPLES)])
 """Quantile of the estimate, then of each resample: the share of disturbed samples is unknown, so the interval covers several."""
 SESSION = 0.05
@@ -146,7 +146,7 @@ class Costs:
         return random_weights((0,), len(self.recordings))
 
     def _step_weights(self, i: int, steps: NDArray[np.int64]) -> Floats:
-        """Return the weight of each sample of recording `i`: of its step, or of itself if there is but one step."""
+        """Return the weight of each sample of recording `i`: of its step, or of itself if there is only one step."""
         known = self.recordings[i].step_numbers
         if len(known) == 1:
             return random_weights((1, i), len(steps))

@@ -80,7 +80,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     for column in (*NEEDED, "wire_bytes", "dense_bytes"):
         if column not in frame:
             frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
-    if (frame["status"] == "interrupted").any():  # on purpose, if its sweep has stopped the trial
+    if (frame["status"] == "interrupted").any():  # intended if the sweep stopped the trial
         pruned = _pruned_trials(contents.studies)
         for i in frame.index[frame["status"] == "interrupted"]:
             if (frame.loc[i, "study"], frame.loc[i, "trial"]) in pruned:
@@ -110,7 +110,7 @@ def _trial(run: str) -> int | None:
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    over = runs["status"].isin({*FINISHED, "pruned"})  # to stop a run was its sweep's decision, not a problem
+    over = runs["status"].isin({*FINISHED, "pruned"})  # pruning is the sweep's decision, not a problem
     if over.all():
         return []
     counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(runs["status"][~over]).items()))

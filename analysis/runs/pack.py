@@ -53,7 +53,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
     files = {
         name: {table: table_files(folder_of_run, table) for table in SCHEMAS} for name, folder_of_run in folders.items()
     }
-    draft = home.with_name(f".{home.name}.{secrets.token_hex(8)}")  # of no other process, whenever it was killed
+    draft = home.with_name(f".{home.name}.{secrets.token_hex(8)}")  # unique, even beside drafts of killed processes
     try:
         make_folder(draft.parent)
         draft.mkdir()
@@ -77,7 +77,7 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
         try:
             draft.replace(home)
         except OSError:
-            _checked(target)  # which another process may have filled by now
+            _checked(target)  # another process may have filled it by now
             raise
         sync_folder(home.parent)
     finally:
@@ -119,7 +119,7 @@ def _read(files: list[Place]) -> list[pa.Table]:
 
 
 def _with_own(row: pa.Table, tables: list[str]) -> pa.Table:
-    """Return the row of a run with itself as it was written, and the names of the tables that the run has."""
+    """Add to a run's row a copy of it as written, and the names of the run's tables."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, row.schema) as stream:
         stream.write_table(row)
@@ -129,7 +129,7 @@ def _with_own(row: pa.Table, tables: list[str]) -> pa.Table:
 
 
 def _write_table(files: Mapping[str, list[Place]], target: Path) -> None:
-    """Write the rows of runs below each other, each with the name of its run; write no file without a run."""
+    """Concatenate the rows of runs into one file, each with the name of its run; write none without runs."""
     if not files:
         return
     runs = [run for run, parts in files.items() for _ in parts]
@@ -147,7 +147,7 @@ def _write_table(files: Mapping[str, list[Place]], target: Path) -> None:
 
 
 def _write(table: pa.Table, file: Path) -> None:
-    """Write a table, small: real numbers by their bytes, integers by their differences."""
+    """Write a table compactly: floats by byte-stream split, integers by delta encoding."""
     encoding = {}
     for field in table.schema:
         if pa.types.is_floating(field.type):

@@ -80,7 +80,7 @@ def replay(
 ) -> pd.DataFrame:
     """Price runs on networks: one row for each run and network, with the seconds and bytes of a mean step.
 
-    Runs of one job that are given together share their compute and the seconds of their codecs; `Results` share them with all
+    Runs of one job given together share their compute and the seconds of their codecs; `Results` share them with all
     runs of their folder. The column `compute` names the source of the compute times. `profile`, a file of `raysim profile`,
     replaces them. `step_low_s` and `step_high_s` are the ends of the 90 % interval of `step_s`. If replicas exchange in some
     steps only, the mean is over a whole period, `quiet_step_s` and `exchange_step_s` are the seconds of a step without and with
@@ -94,8 +94,8 @@ def replay(
     and off, and `time_to_target_on_s` and `_off_s`, these steps times `step_s`. They are missing if no evaluation reached
     the target. `split=False` leaves out the columns that split the seconds, for thousands of networks.
 
-    Of `Results`, all finished runs are priced, under their names there. A run that cannot be priced is left out and named
-    in its problems. `against="dense"` compares each run with a dense run that is equal in all but compression and has the same
+    With `Results`, all finished runs are priced, under their names there. A run that cannot be priced is left out and named
+    in its problems. `against="dense"` compares each run with a dense run equal in all but compression and with the same
     seed; if there is none, with a dense run of the same job and schedule.
 
     >>> replay("results/none", "100mbps")
@@ -161,7 +161,7 @@ def _all_rows(
 def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[str, str]:
     """Return the dense run to compare each finished run with; runs without one are left out.
 
-    It is of the same job, engine and schedule; of several, the most similar one: in all but compression, then in its seed.
+    It has the same job, engine and schedule; of several, the most similar one in all but compression, then in its seed.
     `without`: runs to leave out, such as those without a price.
     """
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
@@ -174,7 +174,7 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
             dense.setdefault(kind, []).append(i)
 
     def distance(i: int, j: int) -> tuple[int, bool]:
-        """Return in how many keys two runs differ, and whether in their seed."""
+        """Return the number of keys in which two runs differ, and whether their seeds differ."""
         return sum(a != b for a, b in zip(values[i], values[j], strict=True)), rows[i]["seed"] != rows[j]["seed"]
 
     return {
@@ -318,7 +318,7 @@ def _replays(
 
 
 def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
-    """Return the runs in a folder at any depth; without one, the runs beside a run, on this machine the last written first."""
+    """Return the runs at any depth of a folder, or by default those beside a run, the newest first if they are local."""
     if folder is not None:
         try:
             return list(find([open_folder(folder)]).runs.values())

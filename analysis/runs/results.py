@@ -36,7 +36,7 @@ class Results:
     """Runs and studies, one DataFrame per table; units are in the names of the columns.
 
     `runs` has one row for each run: its name (its folder relative to the loaded one, and the column `run` of all other tables),
-    `study` and `trial` if it belongs to one, `setting` (the keys in which the loaded runs differ, seed apart), then the columns
+    `study` and `trial` if it belongs to one, `setting` (the keys in which the loaded runs differ, except the seed), then the columns
     of `run.parquet`, and `compression_factor`. `problems` has a sentence for everything left out; it grows as tables
     are read.
     """
@@ -90,7 +90,7 @@ class Results:
     def select(self, runs: pd.Series[bool] | pd.DataFrame | Iterable[str]) -> Results:
         """Return results of some runs only: selected by a mask over `runs`, by a frame of runs, or by name.
 
-        The files of other runs are not opened, unless a pack holds them in one with these.
+        The files of other runs are not opened, unless a pack stores them in the same file.
         """
         if isinstance(runs, pd.DataFrame):
             chosen = self.runs["run"].isin(runs["run"])
@@ -221,7 +221,7 @@ class Results:
         return list(dict.fromkeys(str(origin_of(file)) for file in files))
 
     def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
-        """Return a table of all runs: only `columns` of it and the rows `where`, so that the rest is never read, but for packs.
+        """Return a table of all runs: only its `columns` and the rows `where`; the rest is not read, except in packs.
 
         `where` is pyarrow's: an expression, or tuples such as [("direction", "==", "forward")]. The first column names the
         run. Raises AnalysisError if there is no such table or column.
@@ -252,13 +252,13 @@ class Results:
         return frame
 
     def _check_steps(self, steps: pd.DataFrame) -> None:
-        """Complain of runs that count steps in `run.parquet` and have no rows of them."""
+        """Report runs that count steps in `run.parquet` but have no rows of them."""
         if "steps_done" in self.runs:
             counting = self.runs[(self.runs["steps_done"] > 0) & ~self.runs["run"].isin(steps["run"])]
             for run, count in zip(counting["run"], counting["steps_done"], strict=True):
                 folder = self.path(run)
                 known = (f"{folder}/", f"The run in {folder} ")
-                if not any(problem.startswith(known) for problem in self.problems):  # which says why
+                if not any(problem.startswith(known) for problem in self.problems):  # that problem says why
                     self.complain(f"The run in {folder} has done {count} steps, but its table of them is empty.")
 
     def _files(self, table: str) -> dict[str, list[Place]]:
@@ -275,7 +275,7 @@ class Results:
 class RunPool:
     """The finished runs of a folder, each read once, to be priced with the costs of its job.
 
-    `folders` and `rows`, those of `run.parquet`, are by the names of the runs. `problems` takes a sentence for each run that
+    `folders` and `rows` (of `run.parquet`) are keyed by run name. `problems` takes a sentence for each run that
     cannot be priced.
     """
 

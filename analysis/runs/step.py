@@ -40,7 +40,7 @@ from raysim.storage.places import Place
 if TYPE_CHECKING:
     from raysim.analysis.runs.prices import Target
 
-LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # between which a break-even is sought
+LOWEST_BPS, HIGHEST_BPS = 1e5, 1e12  # limits of the search for a break-even
 PARTS = WorkerTime._fields[2:]
 
 
@@ -101,7 +101,7 @@ class Replay:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers over all replicas, each of which has a host of its own if the network has as many."""
+        """Number of workers over all replicas, each on its own host if the network has as many."""
         return self.num_replicas * len(self.rows)
 
     @property
@@ -237,7 +237,7 @@ class Replay:
             yield simulate(self.schedule, profile, network, placement=self.placement(network), seed=seed)
 
     def shares(self, network: Network) -> StepShares:
-        """Return where the seconds of a step go on `network`, mean over the priced steps."""
+        """Return the breakdown of a step's seconds on `network`, mean over the priced steps."""
         parts = np.zeros((self.num_workers, len(PARTS)))
         pipeline_s = utilisation = 0.0
         critical: dict[str, float] = {}
