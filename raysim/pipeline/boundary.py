@@ -114,8 +114,8 @@ class Boundary:
         middle = self.clock.mark() if exact else start
         message = bundle(messages, exact)
         end = self.clock.mark()
-        beside = self._account(self.outgoing, message, messages, exact, CodedMessage(middle, end))
-        dense_bytes = beside + sum(link.messages[-1].dense_bytes for link in self.outgoing.values())
+        extra_bytes = self._account(self.outgoing, message, messages, exact, CodedMessage(middle, end))
+        dense_bytes = extra_bytes + sum(link.messages[-1].dense_bytes for link in self.outgoing.values())
         self.last_sent = CodedMessage(start, end, wire_bytes(message), dense_bytes)
         self._keep_supports(self.outgoing, step, microbatch, messages)
         return message

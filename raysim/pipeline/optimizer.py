@@ -71,13 +71,13 @@ def make_optimizer(
     if config.name != "muon":
         return _of_torch(config.name, list(owned.values()), config.learning_rate, config.options)
     options = {"adjust_lr_fn": "match_rms_adamw", **config.options}
-    beside: dict[str, Any] = {key: options.pop(key) for key in ("betas", "eps") if key in options}
-    beside["weight_decay"] = config.weight_decay
+    adamw_options: dict[str, Any] = {key: options.pop(key) for key in ("betas", "eps") if key in options}
+    adamw_options["weight_decay"] = config.weight_decay
     matrices = [parameter for name, parameter in owned.items() if name not in elementwise]
     others = [parameter for name, parameter in owned.items() if name in elementwise]
     rate = config.learning_rate
     parts = [_of_torch("muon", matrices, rate, options)] if matrices else []
-    return Together([*parts, *([_of_torch("adamw", others, rate, beside)] if others else [])])
+    return Together([*parts, *([_of_torch("adamw", others, rate, adamw_options)] if others else [])])
 
 
 def _of_torch(name: str, owned: list[nn.Parameter], rate: float, options: dict[str, Any]) -> torch.optim.Optimizer:

@@ -98,10 +98,10 @@ class Block(nn.Module):
         self.arguments = arguments
 
     def forward(self, value: Value) -> Value:
-        x, name, beside = split_one(value)
-        args, kwargs = self.arguments.of(self.index, x, beside.get("mask"))
+        x, name, others = split_one(value)
+        args, kwargs = self.arguments.of(self.index, x, others.get("mask"))
         y = self.block(x, *args, **kwargs)
-        return join({name: y[0] if isinstance(y, tuple) else y}, beside)
+        return join({name: y[0] if isinstance(y, tuple) else y}, others)
 
 
 class Head(nn.Module):
@@ -114,9 +114,9 @@ class Head(nn.Module):
         self._holes = holes(self.model)
 
     def forward(self, value: Value) -> Tensor:
-        x, _, beside = split_one(value)
+        x, _, others = split_one(value)
         with filled(self._holes, x), _no_layer_drop(self.model):
-            y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(beside.get("mask"))).logits
+            y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(others.get("mask"))).logits
         return y
 
 

@@ -147,9 +147,9 @@ class Entry(nn.Module):
             table.embedding_dim = columns
 
     def forward(self, tokens: Tensor) -> Value:
-        x, name, beside = split_one(self.embedding(tokens))
+        x, name, others = split_one(self.embedding(tokens))
         sent = shortened(tokens, len(self.subspace.tokens))
-        return {name or "hidden": self._coordinates(x), "tokens": sent, **beside}
+        return {name or "hidden": self._coordinates(x), "tokens": sent, **others}
 
     def make_ordinary(self) -> None:
         """Merge the constants into the tables, which then give the residual stream itself."""
@@ -192,9 +192,9 @@ class Exit(nn.Module):
         self.subspace = subspace
 
     def forward(self, value: Value) -> Value:
-        code, name, beside = split_one(value)
-        rest = {other: x for other, x in beside.items() if other != "tokens"}
-        x = self.subspace.decode(code, lengthened(beside["tokens"]))
+        code, name, others = split_one(value)
+        rest = {other: x for other, x in others.items() if other != "tokens"}
+        x = self.subspace.decode(code, lengthened(others["tokens"]))
         y: Value = self.block(join({name if rest else UNNAMED: x}, rest))
         return y
 
@@ -204,9 +204,9 @@ class Inner(Exit):
 
     def forward(self, value: Value) -> Value:
         """Return the next coordinates; the other tensors of the boundary are unchanged."""
-        _, name, beside = split_one(value)
+        _, name, others = split_one(value)
         x, _, _ = split_one(super().forward(value))
-        return {**beside, name: self.subspace.encode(x, lengthened(beside["tokens"]))}
+        return {**others, name: self.subspace.encode(x, lengthened(others["tokens"]))}
 
 
 class SubspaceLinear(nn.Module):
