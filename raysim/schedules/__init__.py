@@ -1,7 +1,7 @@
-"""Schedules as data: which worker runs which action in which order. Written once, executed by engines and simulated alike.
+"""Schedules as data: the order of actions on each worker, shared by the engines and the simulator.
 
-`actions` holds actions, the rules of a valid schedule and torch's file format, `families` the schedules that can be named, `arrays` a
-schedule as the flat arrays that the simulator reads, and schedules without a flush, and `weights` the policies by which stages update.
+`actions` has actions, the rules of a valid schedule and torch's file format; `families` the named schedules; `arrays` the flat arrays
+read by the simulator, and schedules without a flush; `weights` the policies by which stages update.
 """
 
 from raysim.schedules.actions import Action, Row

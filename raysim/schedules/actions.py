@@ -1,15 +1,15 @@
 """Schedules as data: the actions of each worker in order, executed by the engines and timed by the simulator.
 
 An action is one piece of work of one stage on one microbatch and prints as `2F0`: stage 2, forward, microbatch 0.
-Actions of one op run in the order of microbatches on every stage, in every schedule, so that schedules agree bit for bit.
+In every schedule, each stage runs the actions of one op in the order of microbatches, so all schedules give bitwise equal results.
 
-A backward (B) computes the gradients of the input and of the weights. Where a schedule holds a W of the microbatch, the two are
-apart: B computes the gradient of the input, which the stage before awaits, and W the gradients of the weights.
+A backward (B) computes the gradients of the input and of the weights. If the schedule also has a W for the microbatch, the backward
+is split: B computes the gradient of the input, which the previous stage waits for, and W the gradients of the weights.
 
-Files are in the CSV format of torch.distributed.pipelining ("compute_only"): one line a worker, one action a cell. Torch writes `2B0`
-for a whole backward, and `2I0` and `2W0` for a backward in two parts; raysim reads both `2B0` and `2I0` as B, and a W of the same
-microbatch tells them apart. Torch's overlapped pairs, such as `(0F4;3B1)OVERLAP_F_B`, are read as two actions. Empty cells, which
-stand for bubbles, and empty lines are ignored: an action runs as soon as it can.
+Files use the CSV format of torch.distributed.pipelining ("compute_only"): one line per worker, one action per cell. Torch writes
+`2B0` for a whole backward, and `2I0` and `2W0` for a split one; raysim reads both `2B0` and `2I0` as B, which is split if there is a
+W for the same microbatch. Torch's overlapped pairs, such as `(0F4;3B1)OVERLAP_F_B`, are read as two actions. Empty cells, which
+represent bubbles, and empty lines are ignored: an action runs as soon as it can.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 
 
 class Action(NamedTuple):
-    """One forward (F), backward (B) or backward for the weights alone (W) of one microbatch on one stage.
+    """A forward (F), backward (B) or weight-gradient backward (W) of one microbatch on one stage.
 
     >>> print(Action(2, "F", 0), Action.parse("0B13"))
     2F0 0B13
@@ -43,7 +43,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Return the action that `text` writes; raises ValueError."""
+        """Parse an action such as "2F0"; raises ValueError."""
         match = re.fullmatch(r"(\d+)([FBW])(\d+)", text)
         if match is None:
             raise ValueError(f"An action is written as '2F0' (stage, F, B or W, microbatch), but got {text!r}.")
@@ -54,7 +54,7 @@ Row = list[Action]  # the actions of one worker, in order
 
 
 def dependency(action: Action, num_stages: int) -> Action | None:
-    """Return the neighbour's action whose packet `action` consumes, or None if it depends on its own stage alone.
+    """Return the neighbour's action whose packet `action` consumes, or None if it depends only on its own stage.
 
     >>> print(dependency(Action(1, "B", 0), num_stages=3), dependency(Action(2, "B", 0), num_stages=3))
     2B0 None
@@ -67,15 +67,15 @@ def dependency(action: Action, num_stages: int) -> Action | None:
 
 
 def sends(action: Action, num_stages: int) -> bool:
-    """Return whether a packet leaves `action`: the last forward, the first backward and weights' backwards send none."""
+    """Return whether `action` sends a packet: the last stage's F, the first stage's B and all W send none."""
     if action.op == "F":
         return action.stage < num_stages - 1
     return action.op == "B" and action.stage > 0
 
 
 def phase(row: Row, index: int) -> str:
-    """Return "warmup" before the forward that the first backward follows, "cooldown" after the last forward, else
-    "steady".
+    """Return the phase of an action: "warmup" before the forward preceding the first backward, "cooldown" after the
+    last forward, else "steady".
 
     >>> from raysim.schedules import OneFOneB
     >>> row = OneFOneB().row(1, num_stages=4, num_microbatches=4)
@@ -89,14 +89,14 @@ def phase(row: Row, index: int) -> str:
 
 
 def split_backwards(actions: Iterable[Action]) -> set[Action]:
-    """Return the backwards of the input alone: those with a W of the same microbatch."""
+    """Return the split backwards: each B with a W for the same microbatch."""
     return {action._replace(op="B") for action in actions if action.op == "W"}
 
 
 def peak_in_flight(row: Row) -> int:
-    """Return the most microbatches that have gone forward and not yet backward, summed over the row's stages.
+    """Return the peak number of microbatches between forward and backward, summed over the row's stages.
 
-    The microbatch's last backward, W where there is one, releases the tensors that its forward saved.
+    The saved tensors of a microbatch are released by its last backward: W if there is one, else B.
     """
     apart = split_backwards(row)
     held = peak = 0
@@ -110,9 +110,9 @@ def peak_in_flight(row: Row) -> int:
 
 
 def topological_order(rows: Sequence[Row], num_stages: int) -> Row:
-    """Return all actions in one order that respects every row and every packet.
+    """Return all actions in an order consistent with every row and every packet.
 
-    Raises ValueError if no such order exists, with the action that blocks and the action that it waits for.
+    Raises ValueError naming the blocked action and the one it waits for if no such order exists.
     """
     done: set[Action] = set()
     merged: Row = []
@@ -151,11 +151,10 @@ def _blocked(rows: Sequence[Row], heads: Sequence[int], num_stages: int, done: s
 
 
 def check_rows(rows: Sequence[Row]) -> None:
-    """Raise ValueError with the action at fault unless `rows` are a whole schedule that runs to its end.
+    """Raise ValueError naming the faulty action if `rows` are not a complete schedule without deadlocks.
 
-    Each stage is on one worker; every microbatch goes forward and backward on every stage once, each op in the order of
-    microbatches, and so do the actions that give gradients of weights, W and whole backwards; W is there once or not at
-    all; and nothing deadlocks.
+    Each stage must be on one worker. Every microbatch must have one F, one B and at most one W on every stage, each op in
+    the order of microbatches, and so must the actions that produce weight gradients: W and whole backwards.
     """
     actions = [action for row in rows for action in row]
     if not actions:
@@ -195,7 +194,7 @@ def check_rows(rows: Sequence[Row]) -> None:
 
 
 def rows_to_csv(rows: Sequence[Row]) -> str:
-    """Return rows as text that torch's `_load_csv` reads.
+    """Return rows as text for torch's `_load_csv`.
 
     >>> from raysim.schedules import OneFOneB
     >>> print(rows_to_csv(OneFOneB().rows(num_stages=2, num_microbatches=2)), end="")
@@ -211,7 +210,7 @@ def rows_to_csv(rows: Sequence[Row]) -> str:
 
 
 def rows_from_csv(text: str) -> list[Row]:
-    """Return the rows that `text` writes; raises ValueError with the cell or the action at fault."""
+    """Parse rows from CSV text; raises ValueError naming the faulty cell or action."""
     rows: list[Row] = []
     backwards: dict[str, set[Action]] = {"B": set(), "I": set(), "W": set()}
     for line in filter(None, csv.reader(text.splitlines())):
@@ -240,7 +239,7 @@ def rows_from_csv(text: str) -> list[Row]:
 
 
 def read_csv(path: Path | str) -> list[Row]:
-    """Return the rows in a file; raises ValueError naming the file."""
+    """Read rows from a CSV file; raises ValueError naming the file."""
     try:
         text = read_text(path)
     except OSError as error:

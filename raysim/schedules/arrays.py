@@ -1,8 +1,8 @@
-"""A schedule as flat arrays, which the simulator's kernels read, and schedules whose steps follow each other without a flush.
+"""Schedules as flat arrays for the simulator's kernels, and schedules whose steps follow each other without a flush.
 
-Arrays take 9 bytes an action instead of an object. Without a flush, steps follow each other as one long step, or at every worker as
-soon as its row is done: the engines run the rows of one step after another, since numbers do not depend on when an action runs; the
-simulator runs several steps on end. The delay of a microbatch follows from the order of the actions.
+Arrays take 9 bytes per action instead of an object. Without a flush, steps follow each other as one long step, or on every worker as
+soon as its row is done. The engines run the rows of one step after another, since results do not depend on when an action runs; the
+simulator runs several steps in sequence. The delay of a microbatch follows from the order of the actions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from raysim.schedules.actions import Row, topological_order
 from raysim.schedules.families import Placed, Schedule
 
 OPS = "FBW"
-"""An op's number is its place here: forward, backward, and backward for the weights alone where it is apart."""
+"""Ops by number: forward, backward, and the weight-gradient part of a split backward."""
 
 FEWEST_STEPS, MOST_STEPS = 12, 96  # simulated without a flush
-MOST_IN_FLIGHT = 1 << 16  # microbatches within which a schedule has to reach its steady state
+MOST_IN_FLIGHT = 1 << 16  # limit on microbatches before a schedule reaches its steady state
 
 
 class ActionTable(NamedTuple):
@@ -37,24 +37,24 @@ class ActionTable(NamedTuple):
     """
 
     offsets: NDArray[np.int64]
-    """Row of worker w: actions offsets[w] to offsets[w + 1]."""
+    """The row of worker w is actions offsets[w] to offsets[w + 1]."""
     stage: NDArray[np.int32]
     op: NDArray[np.uint8]
     microbatch: NDArray[np.int32]
     owner: NDArray[np.int32]
     """The worker of each stage."""
     num_microbatches: int
-    """Of all steps."""
+    """Number of microbatches in all steps."""
     num_steps: int = 1
-    """Steps that follow each other without a flush."""
+    """Number of steps that follow each other without a flush."""
     priced_step: int = 0
-    """The step of these whose time counts."""
+    """Index of the step whose time is reported."""
     repeats: bool = False
-    """True if the rows hold the actions of one step again and again, with later microbatches."""
+    """True if the rows repeat the actions of one step, with later microbatches."""
 
     @property
     def per_step(self) -> int:
-        """Return the microbatches of one step."""
+        """Return the number of microbatches per step."""
         return self.num_microbatches // self.num_steps
 
     @property
@@ -67,11 +67,11 @@ class ActionTable(NamedTuple):
 
     @property
     def splits_backward(self) -> bool:
-        """Return whether backwards are in two parts, for inputs and for weights."""
+        """Return whether backwards are split into input and weight parts."""
         return int(self.op.max()) == OPS.index("W")
 
     def repeated(self, num_steps: int) -> ActionTable:
-        """Return the rows of several steps on end, whose microbatches are numbered consecutively.
+        """Return the rows of several consecutive steps, with microbatches numbered consecutively.
 
         >>> from raysim.schedules import GPipe
         >>> table = make_table(GPipe(), num_stages=1, num_microbatches=2).repeated(2)
@@ -94,9 +94,9 @@ class ActionTable(NamedTuple):
         )
 
     def windows(self) -> NDArray[np.int64]:
-        """Return the actions of the priced step of each worker, from the first to behind the last, by index.
+        """Return each worker's index range (start, stop) of the priced step's actions.
 
-        Without a flush these follow the worker's last backward of the step before. Its forwards are those of later microbatches.
+        Without a flush it starts after the worker's last backward of the previous step, and its forwards are of later microbatches.
         """
         whole = np.stack([self.offsets[:-1], self.offsets[1:]], axis=1)
         if self.num_steps == 1:
@@ -107,14 +107,14 @@ class ActionTable(NamedTuple):
             return np.stack([first, first + lengths], axis=1)
         for edge, step in ((0, self.priced_step - 1), (1, self.priced_step)):
             lasts = np.flatnonzero((self.op == OPS.index("B")) & (self.microbatch == (step + 1) * self.per_step - 1))
-            whole[:, edge] = lasts + 1  # of one stage a worker, in order
+            whole[:, edge] = lasts + 1  # one stage per worker, in order
         return whole
 
 
 def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
-    """Return the rows of a schedule as arrays; raises ValueError with the action that blocks where they deadlock."""
+    """Return the rows of a schedule as arrays; raises ValueError naming the blocked action if they deadlock."""
     owner = schedule.workers(num_stages)
-    if type(schedule).rows is Schedule.rows:  # one stage a worker, rows of letters: no objects are needed
+    if type(schedule).rows is Schedule.rows:  # one stage per worker: built from letters, without objects
         parts = [_row(schedule.ops(stage, num_stages, num_microbatches)) for stage in range(num_stages)]
         stages = [np.full(len(ops), stage, np.int32) for stage, (ops, _) in enumerate(parts)]
     else:
@@ -139,7 +139,7 @@ def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> Ac
 
 
 def _row(letters: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return the ops and microbatches of a row of letters: the n-th of a letter works on microbatch n."""
+    """Return ops and microbatches of a row of letters: the n-th occurrence of a letter is for microbatch n."""
     codes = np.frombuffer(letters.encode(), np.uint8)
     ops = np.empty(len(codes), np.uint8)
     microbatches = np.empty(len(codes), np.int32)
@@ -152,7 +152,7 @@ def _row(letters: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 
 @dataclass(frozen=True, repr=False)
 class StepsOnEnd(Placed):
-    """Base of schedules whose steps follow each other without a flush; the rows are those of one step."""
+    """Base of schedules whose steps follow each other without a flush; `rows` are those of one step."""
 
     schedule: Schedule
 
@@ -165,9 +165,9 @@ class StepsOnEnd(Placed):
 
 @dataclass(frozen=True, repr=False)
 class PostValidatedSteps(StepsOnEnd):
-    """Steps of which every worker begins the next as soon as its row is done (Qi et al. 2023, 2401.10241, section 4).
+    """A schedule in which every worker starts the next step as soon as its row is done (Qi et al. 2023, 2401.10241, section 4).
 
-    Unlike `Unflushed`, no forward of the next step comes before the row's end, so all passes read the newest weights.
+    Unlike in `Unflushed`, no forward of the next step precedes the end of the row, so all passes read the newest weights.
     """
 
     def __repr__(self) -> str:
@@ -176,8 +176,8 @@ class PostValidatedSteps(StepsOnEnd):
 
 @dataclass(frozen=True, repr=False)
 class Unflushed(StepsOnEnd):
-    """A schedule whose steps follow each other without a flush; its rows are those of one step. Raises ValueError if the
-    schedule has no such form.
+    """A schedule whose steps follow each other without a flush; `rows` are those of one step. Raises ValueError if the
+    schedule does not support this.
 
     >>> from raysim.schedules import OneFOneB
     >>> Unflushed(OneFOneB()).delays(num_stages=4, num_microbatches=2)
@@ -192,31 +192,31 @@ class Unflushed(StepsOnEnd):
             raise ValueError(f"{self.schedule!r} cannot run without a flush.")
 
     def in_flight(self, num_stages: int) -> list[int]:
-        """Return the most microbatches between forward and backward at every stage, in the steady state."""
+        """Return the peak number of microbatches in flight on every stage, in the steady state."""
         return [1 + max(of_stage) for of_stage in self.delays(num_stages, 1)]
 
     def delays(self, num_stages: int, num_microbatches: int, per: int = 1) -> list[list[int]]:
-        """Return the delay of every microbatch of a steady step at every stage, for an update after each `per` microbatches.
+        """Return the delay of every microbatch of a steady step on every stage, for an update after each `per` microbatches.
 
-        The delay is the number of updates between the forward of a microbatch and the update that its gradient is part of.
+        The delay is the number of updates between the forward of a microbatch and the update with its gradient.
 
         >>> from raysim.schedules import OneFOneB
         >>> Unflushed(OneFOneB()).delays(num_stages=3, num_microbatches=4, per=4)
         [[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
         """
         for steps in self._lengths(num_microbatches):
-            every = [
+            by_stage = [
                 _delays(self.schedule.ops(stage, num_stages, steps * num_microbatches), per).reshape(steps, -1)
                 for stage in range(num_stages)
             ]
-            if all((one[-1] == one[-2]).all() for one in every):
-                return [one[-1].tolist() for one in every]
+            if all((delays[-1] == delays[-2]).all() for delays in by_stage):
+                return [delays[-1].tolist() for delays in by_stage]
         raise ValueError(
             f"{self.schedule!r} must have at most {MOST_IN_FLIGHT} microbatches in flight without a flush."
         )
 
     def _lengths(self, num_microbatches: int) -> Iterator[int]:
-        """Yield numbers of steps, each twice the last, until their microbatches are too many."""
+        """Yield powers of two as numbers of steps, while their microbatches are within the limit."""
         for power in count(1):
             if power > 1 and num_microbatches << power > 2 * MOST_IN_FLIGHT:
                 return
@@ -224,7 +224,7 @@ class Unflushed(StepsOnEnd):
 
 
 def _delays(letters: str, per: int) -> NDArray[np.int64]:
-    """Return for each microbatch of a stage's row the updates from its forward on to its own."""
+    """Return the delay of each microbatch in a stage's row."""
     codes = np.frombuffer(letters.encode(), np.uint8)
     backwards = np.cumsum(codes == ord("B"))[codes == ord("F")]
     delays: NDArray[np.int64] = np.arange(len(backwards)) // per - backwards // per
@@ -232,10 +232,10 @@ def _delays(letters: str, per: int) -> NDArray[np.int64]:
 
 
 def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
-    """Return the rows that give the time of a step: its own, or those of several steps without a flush."""
+    """Return the rows to simulate for the time of a step: one step, or without a flush several."""
     if isinstance(schedule, PostValidatedSteps):
         table = make_table(schedule.schedule, num_stages, num_microbatches)
-        return table.repeated(FEWEST_STEPS + 1)._replace(priced_step=FEWEST_STEPS - 1)  # no worker is two steps ahead
+        return table.repeated(FEWEST_STEPS + 1)._replace(priced_step=FEWEST_STEPS - 1)  # no worker runs two steps ahead
     if not isinstance(schedule, Unflushed):
         return make_table(schedule, num_stages, num_microbatches)
     priced, ahead = _lengths(schedule, num_stages, num_microbatches)
@@ -245,10 +245,10 @@ def steps_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> A
 
 @lru_cache(maxsize=256)
 def _lengths(schedule: Unflushed, num_stages: int, num_microbatches: int) -> tuple[int, int]:
-    """Return the number of steps to the end of the priced one, and of those whose forwards come before that end.
+    """Return the number of steps up to the priced one, and the number of later steps whose forwards start before its end.
 
-    Steps repeat after at most as many as there are microbatches in flight. There are three times as many steps, the first third
-    of which may differ from the others.
+    The cycle of steps is at most as long as the number of microbatches in flight. Three times as many steps are simulated, and
+    the first third may differ from the rest.
     """
     in_flight = max(schedule.in_flight(num_stages))
     ahead = math.ceil((in_flight - 1) / num_microbatches)

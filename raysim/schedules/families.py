@@ -1,4 +1,4 @@
-"""Families of schedules: GPipe, 1F1B, interleaved, zero-bubble, and any that a CSV file lists."""
+"""Families of schedules: GPipe, 1F1B, interleaved, zero-bubble, and schedules from CSV files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from raysim.schedules.actions import Action, Row, read_csv
 
 
 class Schedule(Notation, ABC):
-    """A family of rows for any number of stages and microbatches: a frozen dataclass, written by its `repr`."""
+    """A schedule for any number of stages and microbatches: a frozen dataclass with its notation as `repr`."""
 
-    goes_on: ClassVar[bool] = False  # whether the microbatches of several steps make one row, without a flush between
+    goes_on: ClassVar[bool] = False  # whether it can run several steps as one row, without a flush
 
     @abstractmethod
     def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
-        """Return the letters of one stage's actions in order; the n-th of a letter works on microbatch n."""
+        """Return one stage's actions as letters; the n-th occurrence of a letter is for microbatch n."""
 
     def row(self, stage: int, num_stages: int, num_microbatches: int) -> Row:
         """Return the actions of one stage in order."""
@@ -28,7 +28,7 @@ class Schedule(Notation, ABC):
         return [Action(stage, op, next(counts[op])) for op in letters]
 
     def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
-        """Return one row a worker."""
+        """Return one row per worker."""
         return [self.row(stage, num_stages, num_microbatches) for stage in range(num_stages)]
 
     def workers(self, num_stages: int) -> list[int]:
@@ -37,7 +37,7 @@ class Schedule(Notation, ABC):
 
 
 class Placed(Schedule):
-    """Base of schedules with several stages a worker, defined by the rows of workers instead of those of stages."""
+    """Base of schedules with several stages per worker, defined by the rows of workers, not of stages."""
 
     @abstractmethod
     def workers(self, num_stages: int) -> list[int]:
@@ -45,7 +45,7 @@ class Placed(Schedule):
 
     @abstractmethod
     def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
-        """Return one row a worker."""
+        """Return one row per worker."""
 
     def row(self, stage: int, num_stages: int, num_microbatches: int) -> Row:
         row = self.rows(num_stages, num_microbatches)[self.workers(num_stages)[stage]]
@@ -69,11 +69,11 @@ class GPipe(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class OneFOneB(Schedule):
-    """One forward, one backward, after a warm-up of forwards (PipeDream-flush; Narayanan et al. 2021, 2104.04473).
+    """Alternates one forward and one backward after a warm-up of forwards (PipeDream-flush; Narayanan et al. 2021, 2104.04473).
 
-    More microbatches in flight hide the wire, and are paid for in memory. `ahead` is how many forwards each stage runs ahead
-    of the next before its first backward: 2 covers a hop and back that take as long as a microbatch's compute, 3 twice that.
-    `extra_warmup` adds forwards to the warm-up of every stage alike, so it covers bursts but not the hop.
+    More microbatches in flight hide communication, at the cost of memory. `ahead` is how many forwards each stage runs ahead of
+    the next before its first backward: 2 hides a round trip as long as the compute of a microbatch, 3 one twice as long.
+    `extra_warmup` adds the same number of forwards to the warm-up of every stage, which hides bursts but not the round trip.
 
     >>> print(*OneFOneB().row(0, num_stages=2, num_microbatches=3))
     0F0 0F1 0B0 0F2 0B1 0B2
@@ -98,9 +98,9 @@ class OneFOneB(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class Interleaved1F1B(Placed):
-    """1F1B with several stages a worker: worker w of p owns stages w, w + p, w + 2p, ... (Narayanan et al. 2021, 2104.04473).
+    """1F1B with several stages per worker: worker w of p owns stages w, w + p, w + 2p, ... (Narayanan et al. 2021, 2104.04473).
 
-    A worker with v stages has a bubble v times smaller, and sends v times as many packets.
+    With v stages per worker the bubble is v times smaller, and workers send v times as many packets.
 
     >>> print(*Interleaved1F1B(2).rows(num_stages=4, num_microbatches=2)[1])
     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
@@ -129,7 +129,7 @@ class Interleaved1F1B(Placed):
         return [self._row(worker, num_workers, num_microbatches) for worker in range(num_workers)]
 
     def _row(self, worker: int, num_workers: int, num_microbatches: int) -> Row:
-        """Return a worker's row: as many microbatches as there are workers go through one stage, then through the next."""
+        """Return a worker's row: groups of `num_workers` microbatches go through one stage, then through the next."""
         total = num_microbatches * self.stages_per_worker
         warmup = min(2 * (num_workers - 1 - worker) + (self.stages_per_worker - 1) * num_workers, total)
 
@@ -150,10 +150,10 @@ class Interleaved1F1B(Placed):
 
 @dataclass(frozen=True, repr=False)
 class ZBH1(Schedule):
-    """1F1B with split backwards in the memory of 1F1B (Qi et al. 2023, 2401.10241).
+    """1F1B with split backwards in the peak memory of 1F1B (Qi et al. 2023, 2401.10241).
 
-    Stage s puts off each W until s backwards later: so every stage holds as many microbatches as the first of 1F1B does, and the
-    bubble is p - 1 times forward + B - W.
+    Stage s delays each W by s backwards, so every stage holds as many microbatches as the first stage of 1F1B, and the bubble is
+    p - 1 times F + B - W.
 
     >>> print(*ZBH1().row(1, num_stages=2, num_microbatches=3))
     1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1W2
@@ -167,8 +167,8 @@ class ZBH1(Schedule):
 class ZBH2(Schedule):
     """ZBH1 with twice the warm-up, in almost twice the memory (Qi et al. 2023, 2401.10241).
 
-    Every stage holds up to 2p - 1 microbatches. If forward, B and W take equally long and there are at least 2p - 1 microbatches, no
-    stage waits between its first and its last action. Otherwise each waits p - 1 times F + B - 2W.
+    Every stage holds up to 2p - 1 microbatches. If F, B and W take equally long and there are at least 2p - 1 microbatches, no stage
+    waits between its first and its last action. Otherwise each waits p - 1 times F + B - 2W.
 
     >>> print(*ZBH2().row(0, num_stages=2, num_microbatches=4))
     0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3
@@ -179,9 +179,9 @@ class ZBH2(Schedule):
 
 
 class VShaped(Placed):
-    """Base of schedules with two stages a worker: worker w of p owns stages w and 2p - 1 - w.
+    """Base of schedules with two stages per worker: worker w of p owns stages w and 2p - 1 - w.
 
-    So the first and the last stage share a worker, and so do the two stages in the middle.
+    The first and the last stage share a worker, and so do the two middle stages.
     """
 
     def workers(self, num_stages: int) -> list[int]:
@@ -200,19 +200,19 @@ class VShaped(Placed):
 
 @dataclass(frozen=True, repr=False)
 class ZBV(VShaped):
-    """Two stages a worker along a V, with split backwards, in the memory of 1F1B (Qi et al. 2023, 2401.10241, section 6).
+    """Two stages per worker along a V, with split backwards, in the memory of 1F1B (Qi et al. 2023, 2401.10241, section 6).
 
-    The actions are those of torch's ScheduleZBVZeroBubble. If forward, B and W take equally long and there are at least 2p
-    microbatches, no worker waits between its first and its last action: with `weights=PostValidated` there is no bubble.
+    The actions are those of torch's ScheduleZBVZeroBubble. If F, B and W take equally long and there are at least 2p
+    microbatches, no worker waits between its first and its last action; with `weights=PostValidated` there is no bubble.
 
     >>> print(*ZBV().rows(num_stages=4, num_microbatches=2)[1])
     1F0 2F0 1F1 2F1 2B0 2W0 1B0 1W0 2B1 2W1 1B1 1W1
     """
 
     def _row(self, worker: int, num_workers: int, num_microbatches: int) -> Row:
-        """Return a row, for fewer microbatches than fill the pipeline that of as many, without the missing ones."""
+        """Return a worker's row; if too few microbatches fill the pipeline, the row of a full one without the missing ones."""
         p, w, n = num_workers, worker, max(2 * num_workers - 1, num_microbatches)
-        letters = "F" * (2 * (p - w) - 1) + "fF" * w + "fbw" * (p - w)  # large of stage w, small of stage 2p - 1 - w
+        letters = "F" * (2 * (p - w) - 1) + "fF" * w + "fbw" * (p - w)  # upper case: stage w, lower: 2p - 1 - w
         letters += "FBWfbw" * (n - 2 * p + w + 1) + "BWfbw" * (p - w - 1)
         letters += "Bb" * w + "BW" * (p - w) + "w" * w + "W" * w
         counts = {letter: count() for letter in "FBWfbw"}
@@ -224,10 +224,10 @@ class ZBV(VShaped):
 
 @dataclass(frozen=True, repr=False)
 class DualPipeV(VShaped):
-    """DualPipe cut in half: two stages a worker along a V, most backwards whole (DeepSeek-AI 2024, 2412.19437).
+    """DualPipe cut in half: two stages per worker along a V, most backwards whole (DeepSeek-AI 2024, 2412.19437).
 
-    The actions are those of torch's ScheduleDualPipeV, whose overlapped pairs run here one after the other, forward first. Needs as
-    many microbatches as stages, 2p. The bubble is at most p - 1 times F + 2B - 3W, where B is a whole backward.
+    The actions are those of torch's ScheduleDualPipeV, with overlapped pairs run sequentially, forward first. Needs at least as many
+    microbatches as stages, 2p. The bubble is at most p - 1 times F + 2B - 3W, where B is a whole backward.
 
     >>> print(*DualPipeV().rows(num_stages=4, num_microbatches=4)[1])
     1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2B3 1B3 2W3 1W3
@@ -242,10 +242,10 @@ class DualPipeV(VShaped):
         row: Row = []
         stages = {"0": w, "1": 2 * p - 1 - w}
         counts = {(stage, op): count() for stage in stages.values() for op in "FB"}
-        waiting: deque[Action] = deque()  # weight gradients of both stages, the oldest first
+        waiting: deque[Action] = deque()  # weight gradients of both stages, oldest first
 
         def add(*steps: str) -> None:
-            """Add actions: F and B whole, I a backward whose weight gradients wait, W the oldest weight gradients that wait."""
+            """Add actions: F, whole backward B, input-gradient backward I (queues its W), and W (the oldest queued)."""
             for step in steps:
                 if step != "W":
                     op, stage = step[0].replace("I", "B"), stages[step[1]]
@@ -260,7 +260,7 @@ class DualPipeV(VShaped):
         add(*["I1", "W", "F1"] * (p - w - 1))
         add(*["F0", "B1", "F1", "B0"] * (num_microbatches - 2 * p + w + 1))
         add(*["B1", "F1", "B0"] * (p - w - 1))
-        backwards = ["1", "0"] * (w + 1)  # after the middle their weight gradients wait
+        backwards = ["1", "0"] * (w + 1)  # after the middle their weight gradients are queued
         split = 2 * ((w + 1) // 2) + (1 if w % 2 == 0 else 0)
         add(*(("B" if i < split else "I") + stage for i, stage in enumerate(backwards)))
         add(*["W", "I0"] * (p - w - 1))
@@ -270,12 +270,12 @@ class DualPipeV(VShaped):
 
 @dataclass(frozen=True, repr=False)
 class Custom(Placed):
-    """The rows of a file in the CSV format of torch's pipelines, which fix the numbers of stages and microbatches.
+    """Rows from a CSV file in torch's pipeline format, which fixes the numbers of stages and microbatches.
 
-    The file is read once, when the schedule is made.
+    The file is read once, when the schedule is created.
     """
 
-    _rows: ClassVar[list[Row]]  # of each object, but no field: the notation has the path alone
+    _rows: ClassVar[list[Row]]  # set per object, but not a field: the notation has only the path
 
     path: str
 
@@ -284,7 +284,7 @@ class Custom(Placed):
 
     @classmethod
     def of_rows(cls, path: str, rows: list[Row]) -> Custom:
-        """Return the schedule as it was recorded, whatever the file holds now."""
+        """Return the schedule with recorded rows, without reading the file."""
         schedule = object.__new__(cls)
         object.__setattr__(schedule, "path", path)
         object.__setattr__(schedule, "_rows", rows)
@@ -310,11 +310,11 @@ class Custom(Placed):
 SCHEDULES: dict[str, type[Schedule]] = {
     cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, ZBH2, ZBV, DualPipeV, Custom)
 }
-"""All schedule families, by the name of their notation."""
+"""All schedule families, by name in the notation."""
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return the schedule that `text` writes: the inverse of `repr`. Raises ValueError, with the known names.
+    """Parse the notation of a schedule; the inverse of `repr`. Raises ValueError listing the known names.
 
     >>> parse_schedule("1F1B(extra_warmup=2)"), parse_schedule("Interleaved1F1B(2)")
     (1F1B(extra_warmup=2), Interleaved1F1B(2))
@@ -323,7 +323,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def _split_1f1b(warmup: int, delay: int, num_microbatches: int) -> str:
-    """Return the letters of a row of 1F1B whose W follow `delay` backwards later."""
+    """Return the letters of a 1F1B row with each W delayed by `delay` backwards."""
     warmup, delay = min(warmup, num_microbatches), min(delay, num_microbatches)
     letters = "F" * warmup
     for m in range(num_microbatches):

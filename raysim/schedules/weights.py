@@ -1,8 +1,8 @@
-"""Weight policies: the version of a stage's weights that each pass reads, and the time and the rate of its updates.
+"""Weight policies: the version of a stage's weights read by each pass, and the timing and learning rate of its updates.
 
-A delay counts the updates that a stage makes after the forward of a microbatch and before the update with its gradient. The schedule
-gives the delays, see `raysim.schedules.arrays`; a policy may only lengthen them. A policy computes on the weights of one stage and
-knows no other stage. Adding a policy is a class, and its place in `POLICIES`; the laws in the tests then ask for a variant of it.
+The delay of a microbatch is the number of updates a stage makes between its forward and the update with its gradient. Delays come
+from the schedule, see `raysim.schedules.arrays`; a policy can only increase them. A policy operates on the weights of one stage. To
+add a policy, write a class and add it to `POLICIES`; the property tests then require an example of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Weights: TypeAlias = "dict[str, Tensor]"  # of a stage, by parameter name
-Memory: TypeAlias = "dict[str, Tensor]"  # of a policy at one stage, by any names; checkpoints keep it
+Memory: TypeAlias = "dict[str, Tensor]"  # of a policy at one stage, with names of its choice; saved in checkpoints
 Delays: TypeAlias = Sequence[Sequence[int]]  # by stage and microbatch of a step
 
 MOVEMENT = "movement/"  # prefix of PipeMare's memory
@@ -28,18 +28,18 @@ ADAPTIVE = ("adam", "adamw")
 
 
 class WeightPolicy(Notation, ABC):
-    """Decides which weights the passes of a stage read, and when and at which rate the stage updates.
+    """Decides which weights a stage's passes read, and when and at which learning rate the stage updates.
 
     A frozen dataclass, equal and hashed by its settings.
     """
 
     flush: ClassVar[bool] = False  # whether the pipeline runs empty between steps
     validates: ClassVar[bool] = (
-        False  # whether stages update at once, and amend it if the norms of all stages ask for it
+        False  # whether stages update at once, and correct the update if all stages' norms require it
     )
-    rate_by_stage: ClassVar[bool] = False  # whether stages update at different rates
-    predicts: ClassVar[bool] = False  # whether forwards read weights moved on along the optimiser's directions
-    corrects: ClassVar[bool] = False  # whether backwards read other weights than their forwards
+    rate_by_stage: ClassVar[bool] = False  # whether stages have different learning rates
+    predicts: ClassVar[bool] = False  # whether forwards read weights extrapolated along the optimiser's updates
+    corrects: ClassVar[bool] = False  # whether backwards read different weights than their forwards
     remembers: ClassVar[bool] = False  # whether it has a memory
 
     @property
@@ -48,52 +48,52 @@ class WeightPolicy(Notation, ABC):
         return False
 
     def order(self, schedule: Schedule) -> Schedule:
-        """Return a schedule as it runs with these weights; raises ValueError if it needs a flush and they have none."""
+        """Return the schedule adapted to this policy; raises ValueError if it needs a flush and the policy has none."""
         return schedule if self.flush else Unflushed(schedule)
 
     @property
     def clips_by_stage(self) -> bool:
-        """True if each stage clips by its own norm, since it does not know those of the others."""
+        """True if each stage clips by its own norm, because the norms of the others are not known."""
         return not (self.flush or self.validates)
 
     def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
-        """Raise ValueError, by field and rule, if the policy does not fit the run.
+        """Raise ValueError, naming field and rule, if the policy does not fit the run.
 
-        `in_flight`: the most microbatches that a stage holds at once. `momentum`: the optimiser's, None if it has none.
+        `in_flight`: the peak number of microbatches on a stage. `momentum`: the optimiser's, or None if it has none.
         """
 
     def delays(self, scheduled: Delays) -> Delays:
-        """Return the delay of every microbatch of a steady step at every stage; `scheduled` are those of the schedule."""
+        """Return the delay of every microbatch of a steady step on every stage; `scheduled` are the schedule's delays."""
         return scheduled
 
     def rate(self, rate: float, delay: int, step: int) -> float:
-        """Return the learning rate of a stage whose longest delay is `delay`."""
+        """Return the learning rate of a stage with longest delay `delay`."""
         return rate
 
     def predicted(self, newest: Weights, directions: Weights, rate: float, delay: int) -> Weights:
-        """Return the weights read by forwards with a delay, of a policy that `predicts`; `newest` is the newest version.
+        """Return the weights read by forwards with a delay, for a policy that `predicts`; `newest` is the newest version.
 
-        `directions`: the optimiser's last update, divided by minus its learning rate; empty before the first. The tensors
-        must not share memory with `newest`.
+        `directions`: the optimiser's last update divided by minus its learning rate; empty before the first update. The
+        returned tensors must not share memory with `newest`.
         """
         return newest
 
     def corrected(self, newest: Weights, memory: Memory, delay: int) -> Weights:
-        """Return the weights read by a backward, of a policy that `corrects`; else it reads those of its forward."""
+        """Return the weights read by a backward, for a policy that `corrects`; otherwise they are its forward's."""
         return newest
 
     def remember(self, before: Weights, after: Weights, memory: Memory, delay: int) -> Memory:
-        """Return the memory after an update of a stage whose longest delay is `delay`."""
+        """Return the memory after an update of a stage with longest delay `delay`."""
         return {}
 
     def num_copies(self, delays: Sequence[int]) -> int:
-        """Return the most copies of the weights that a stage with these delays holds beside the newest version."""
+        """Return the most copies of the weights held by a stage with these delays, besides the newest version."""
         return max(delays)
 
 
 @dataclass(frozen=True, repr=False)
 class Continuous(WeightPolicy):
-    """Base of policies that keep the schedule's delays, and update after each microbatch or once a step."""
+    """Base of policies that keep the schedule's delays and update after each microbatch or once per step."""
 
     update: str = field(default="microbatch", kw_only=True)
 
@@ -107,7 +107,7 @@ class Continuous(WeightPolicy):
 
 @dataclass(frozen=True, repr=False)
 class Synchronous(WeightPolicy):
-    """Updates once a step, when the pipeline is empty: `W[t+1] = W[t] - rate grad f(W[t])`."""
+    """Updates once per step, when the pipeline is empty: `W[t+1] = W[t] - rate grad f(W[t])`."""
 
     flush: ClassVar[bool] = True
 
@@ -119,10 +119,10 @@ class PostValidated(WeightPolicy):
 
         W[t+1] = W[t] - rate grad f(W[t])
 
-    No stage waits for the others between steps. With `optimizer.clip_norm`, the norms of the stages travel from the first worker to
-    the last: a worker whose own and earlier norms ask for clipping, or are not finite, puts its update off. The norm of all then
-    travels back, and a worker that updated although the gradients have to be clipped, or are not finite, takes its update back
-    and makes it anew. The weights are those of `Synchronous`, bit for bit.
+    No stage waits for the others between steps. With `optimizer.clip_norm`, partial norms are passed from the first worker to the
+    last: a worker postpones its update if the norm so far requires clipping or is not finite. The total norm is then passed back,
+    and a worker that updated although the gradients must be clipped, or are not finite, rolls its update back and repeats it.
+    The weights equal those of `Synchronous` bit for bit.
     """
 
     validates: ClassVar[bool] = True
@@ -133,24 +133,24 @@ class PostValidated(WeightPolicy):
 
 @dataclass(frozen=True, repr=False)
 class Stashed(Continuous):
-    """Keeps, for each microbatch in flight, the version that its forward read, for its backward (PipeDream, Narayanan et al.
-    2019, 1806.03377)::
+    """Keeps the weights read by each microbatch's forward for its backward (weight stashing; PipeDream, Narayanan et al. 2019,
+    1806.03377)::
 
         W[t+1] = W[t] - rate grad f(W[t - delay])
 
-    A forward reads the newest version. Each microbatch updates the weights, or each step with `update='step'`. 1F1B without a
-    flush delays stage s of P by P - 1 - s microbatches, for which a stage keeps as many versions beside the newest.
+    Forwards read the newest version. The weights are updated after each microbatch, or after each step with `update='step'`. 1F1B
+    without a flush delays stage s of P by P - 1 - s microbatches, and the stage keeps as many versions besides the newest.
     """
 
 
 @dataclass(frozen=True, repr=False)
 class DoubleBuffered(WeightPolicy):
-    """Updates once a step, and reads the version before the newest at all stages (PipeDream-2BW, Narayanan et al. 2021,
+    """Updates once per step, and reads the second newest version on all stages (PipeDream-2BW, Narayanan et al. 2021,
     2006.09503)::
 
         W[t+1] = W[t] - rate grad f(W[t-1])
 
-    Two versions are enough if a step has as many microbatches as are in flight at the first stage: one a stage, with 1F1B.
+    Two versions suffice if a step has at least as many microbatches as are in flight on the first stage: with 1F1B, one per stage.
     """
 
     def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
@@ -169,15 +169,15 @@ class DoubleBuffered(WeightPolicy):
 class PipeMare(Continuous):
     """Lowers the rate of delayed stages at the start, and corrects the weights of backwards (Yang et al. 2019, 1910.05124).
 
-    Forward and backward of a microbatch both read the newest version, which the stage has updated `delay` times in between.
-    The backward goes back along d, the moving average of updates, to about the version of its forward::
+    Forward and backward of a microbatch both read the newest version, which is updated `delay` times in between. The backward
+    subtracts `delay` times d, the moving average of updates, to approximate the weights of its forward::
 
         rate of step k:       rate / delay^p    with p = 1 - min(k / steps, 1)
         backward of W[t] at:  W[t] - delay d[t]
         d[t+1] = c d[t] + (1 - c) (W[t+1] - W[t])    with c = decay^(1 / delay)
 
-    The rate is that of the longest delay of the stage, or as given without a delay. `steps` counts those of the run, each
-    of which updates the weights once a microbatch, or once with `update='step'`.
+    `delay` in the rate is the stage's longest; stages without delay use the given rate. `steps` counts steps of the run, each
+    of which updates the weights once per microbatch, or once with `update='step'`.
     """
 
     rate_by_stage: ClassVar[bool] = True
@@ -209,18 +209,18 @@ class PipeMare(Continuous):
 
     def num_copies(self, delays: Sequence[int]) -> int:
         longest = max(delays)
-        return longest + 2 * bool(longest)  # the average, and the weights of one backward
+        return longest + 2 * bool(longest)  # the moving average, and the weights of one backward
 
 
 @dataclass(frozen=True, repr=False)
 class Predicted(Continuous):
-    """Reads, in a forward and its backward, the newest version moved on by `delay` steps of the optimiser::
+    """Reads the newest version extrapolated by `delay` optimiser steps, in a forward and its backward::
 
         forward and backward at:  V = W[t - delay] - delay rate u[t - delay]
         W[t+1] = W[t] - rate grad f(V)
 
     With sgd, u is the momentum (SpecTrain, Chen et al. 2018, 1809.02839). With adam and adamw it is their step, m / (sqrt(v) +
-    epsilon) with both means corrected for the start (XPipe, Guan et al. 2019, 1911.04610).
+    epsilon) with bias correction of both means (XPipe, Guan et al. 2019, 1911.04610).
     """
 
     predicts: ClassVar[bool] = True
@@ -253,7 +253,7 @@ POLICIES: dict[str, type[WeightPolicy]] = {
 
 
 def parse_weights(text: str) -> WeightPolicy:
-    """Return the weight policy that `text` writes: the inverse of `repr`. Raises ValueError, with the known names.
+    """Parse the notation of a weight policy; the inverse of `repr`. Raises ValueError listing the known names.
 
     >>> parse_weights("Stashed"), parse_weights("PipeMare(steps=100)")
     (Stashed, PipeMare(100))
