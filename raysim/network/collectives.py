@@ -1,14 +1,14 @@
 """Collectives that end a step: the replicas of a stage average its gradients, the owners of a tied parameter sum theirs.
 
-A collective is data: rounds of transfers between members. A round lasts until its slowest host is through, and then the next one
-begins. All that a host sends in a round leaves by one port and all that it receives comes in by another, whatever the network's
-`sharing` is for packets between stages: a machine has one network card. Each ordered pair of hosts is bounded by its own wire too.
-Transfers within a host are free. Jitter and bursts are left out.
+A collective is data: rounds of transfers between members. A round ends when its slowest host is done, and then the next one starts.
+Each host sends through one port and receives through another, regardless of the network's `sharing` for packets between stages, since
+a machine has one network card. Each ordered pair of hosts is also limited by its own wire. Transfers within a host are free. Jitter
+and bursts are not modelled.
 
 >>> from raysim.network.presets import parse_network
 >>> transfers = all_reduce("replica_gradient", 0, [(replica, 0) for replica in range(4)], [250_000.0] * 4)
->>> (one,) = collectives(transfers, np.zeros(1), np.arange(4)[:, None], np.zeros(1, int))
->>> [float(round_seconds(each, [parse_network("8mbps+10ms")])[0]) for each in one.rounds]
+>>> (collective,) = collectives(transfers, np.zeros(1), np.arange(4)[:, None], np.zeros(1, int))
+>>> [float(round_seconds(each, [parse_network("8mbps+10ms")])[0]) for each in collective.rounds]
 [0.76, 0.76]
 """
 
@@ -33,16 +33,16 @@ Transfers = NDArray[np.void]
 """An array of `TRANSFER`, whose fields are those of `Transfer`."""
 
 DIRECTIONS = ("replica_gradient", "tied")
-"""Phases of a step's end, in their order: replicas average, then owners of tied parameters sum."""
+"""Phases of a step's end, in order: replicas average, then owners of tied parameters sum."""
 
 
 class Transfer(NamedTuple):
-    """Bytes that one member of a group sends to another in one round."""
+    """Bytes sent by one member of a group to another in one round."""
 
     direction: str
     """One of `DIRECTIONS`."""
     stage: int
-    """Names the group: the stage whose replicas average, or the first owner of a tied parameter."""
+    """Identifies the group: the stage whose replicas average, or the first owner of a tied parameter."""
     round: int
     source_replica: int
     source_stage: int
@@ -69,7 +69,7 @@ def transfers_from_columns(columns: Mapping[str, ArrayLike]) -> Transfers:
 
 
 def mean_transfers(steps: Sequence[Transfers]) -> Transfers:
-    """Return the mean of several steps: a transfer that only some of them sent keeps its share of the bytes, and its round."""
+    """Return the mean of several steps; a transfer missing in some of them counts as zero bytes there, in the same round."""
     together = np.concatenate([np.empty(0, TRANSFER), *steps])
     keys, index = np.unique(together[list(KEY)], return_inverse=True)
     mean = np.empty(len(keys), TRANSFER)
@@ -82,7 +82,7 @@ def mean_transfers(steps: Sequence[Transfers]) -> Transfers:
 def all_reduce(direction: str, stage: int, members: Sequence[tuple[int, int]], chunks: Sequence[float]) -> Transfers:
     """Return the transfers of a sum over `members` (replica, stage): a direct reduce-scatter, then a direct all-gather.
 
-    Member i sums the chunk of `chunks[i]` bytes that all others send to it, and returns the sum to them. Each member sends
+    Member i receives its chunk of `chunks[i]` bytes from all others, sums it, and returns the sum. Each member sends
     2 (D - 1) / D of the bytes, as in a ring, but in two rounds.
     """
     return as_transfers(
@@ -95,14 +95,14 @@ def all_reduce(direction: str, stage: int, members: Sequence[tuple[int, int]], c
 
 
 def whole_bytes(ring_bytes: float, num_members: int) -> float:
-    """Return the bytes that members sum, given the bytes that each sends in a ring: 2 (D - 1) / D of them."""
+    """Return the summed bytes, given the bytes sent by each member in a ring: 2 (D - 1) / D of them."""
     return ring_bytes * num_members / (2 * (num_members - 1)) if num_members > 1 else 0.0
 
 
 def spread_evenly(
     direction: str, stage: int, members: Sequence[tuple[int, int]], sent_bytes: float, num_rounds: int
 ) -> Transfers:
-    """Return transfers of which only the total is known: `sent_bytes` of each member, spread evenly over rounds and peers."""
+    """Spread each member's total `sent_bytes` evenly over rounds and peers, and return the transfers."""
     each = sent_bytes / max(num_rounds * (len(members) - 1), 1)
     return as_transfers(
         (direction, stage, turn, *source, *target, each)
@@ -114,19 +114,19 @@ def spread_evenly(
 
 
 class Round(NamedTuple):
-    """One round's traffic by ordered pair of hosts: number of transfers, one-way trips of the slowest, and bytes."""
+    """The traffic of a round by ordered pair of hosts: number of transfers, one-way trips of the slowest, and bytes."""
 
     source: NDArray[np.int64]
     target: NDArray[np.int64]
     transfers: NDArray[np.int64]
     trips: Floats
     wire_bytes: Floats
-    """Of the transfers, and of the bytes that the transport adds to each."""
+    """Bytes of the transfers, including those added by the transport."""
 
 
 @dataclass(frozen=True, eq=False)
 class Collective:
-    """Groups that go through their rounds side by side, since they share hosts; or one group whose gradients leave in buckets."""
+    """Groups that run their rounds in lockstep because they share hosts, or one group that sends gradients in buckets."""
 
     direction: str
     stages: tuple[int, ...]
@@ -137,7 +137,7 @@ class Collective:
     rounds: tuple[Round, ...]
     """Rounds of one bucket."""
     num_buckets: int = 0
-    """Buckets that overlap the last backward of the stage; 0 if all gradients are averaged once all pipelines are done."""
+    """Buckets that overlap the stage's last backward; 0 if gradients are averaged after all pipelines are done."""
 
     @property
     def repeats(self) -> int:
@@ -155,9 +155,9 @@ def collectives(
 ) -> list[Collective]:
     """Return the collectives of a step's end, in order of direction and stage.
 
-    `method_s` has the codec seconds of each stage's average, which add up over the stages of a worker; `owner` the worker of each
-    stage; `hosts` the host of each (replica, stage); `num_buckets` the buckets of each stage's average that overlap backward, by
-    default none. Other groups of one direction that share hosts are joined: their n-th rounds are one.
+    `method_s`: codec seconds of each stage's average, which add up over the stages of a worker; `owner`: worker of each stage;
+    `hosts`: host of each (replica, stage); `num_buckets`: buckets of each stage's average that overlap backward, by default none.
+    Other groups of one direction that share hosts are joined: their n-th rounds become one.
     """
     joined = []
     for direction in DIRECTIONS:
@@ -185,7 +185,7 @@ def collectives(
 
 
 def round_of(source: NDArray[np.int64], target: NDArray[np.int64], wire_bytes: Floats, transport: Transport) -> Round:
-    """Return one round of transfers between hosts; those within a host are left out."""
+    """Return one round of transfers between hosts, without those within a host."""
     across = source != target
     width = int(max(source.max(initial=0), target.max(initial=0))) + 1
     pairs, index = np.unique(source[across] * width + target[across], return_inverse=True)
@@ -202,7 +202,7 @@ def round_of(source: NDArray[np.int64], target: NDArray[np.int64], wire_bytes: F
 
 
 def round_seconds(traffic: Round, networks: Sequence[Network]) -> Floats:
-    """Return the seconds of a round on each of `networks`, which all name the same number of hosts, or none."""
+    """Return the seconds of a round on each of `networks`, which must all have the same number of hosts, or any number."""
     if not len(traffic.source):
         return np.zeros(len(networks))
     num_hosts = int(max(traffic.source.max(), traffic.target.max())) + 1
@@ -224,14 +224,14 @@ def round_seconds(traffic: Round, networks: Sequence[Network]) -> Floats:
 
 
 def _incidence(ends: NDArray[np.int64], num_hosts: int) -> csr_array:
-    """Return the matrix by which values of pairs are summed over the pairs of each host: (host, pair)."""
+    """Return the matrix (host, pair) that sums values of pairs over each host."""
     from scipy.sparse import csr_array
 
     return csr_array((np.ones(len(ends)), (ends, np.arange(len(ends)))), shape=(num_hosts, len(ends)))
 
 
 def _most(ends: NDArray[np.int64], values: Floats, num_hosts: int) -> Floats:
-    """Return the greatest values, 0 or more, over the pairs of each host: (host, network)."""
+    """Return the largest value over each host's pairs, at least 0: (host, network)."""
     order = np.argsort(ends, kind="stable")
     hosts, starts = np.unique(ends[order], return_index=True)
     greatest = np.zeros((num_hosts, values.shape[1]))
@@ -240,8 +240,8 @@ def _most(ends: NDArray[np.int64], values: Floats, num_hosts: int) -> Floats:
 
 
 def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) -> Floats:
-    """Return the seconds of each collective on each network, codec and all rounds: shape (collective, network)."""
-    priced: dict[bytes, Floats] = {}  # rounds of a ring are alike, and many stages average the same bytes
+    """Return the seconds of codec and all rounds, shape (collective, network)."""
+    priced: dict[bytes, Floats] = {}  # rounds of a ring are equal, and many stages average the same bytes
 
     def seconds(traffic: Round) -> Floats:
         key = b"".join(column.tobytes() for column in traffic)
@@ -259,7 +259,7 @@ def _hosts_of(transfers: Transfers, hosts: NDArray[np.int64]) -> set[int]:
 
 
 def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int], set[int]]]:
-    """Return the groups, merged where they share hosts directly or by way of other groups."""
+    """Merge groups that share hosts, directly or through other groups."""
     joined: list[tuple[list[int], set[int]]] = []
     for members, used in groups:
         apart = [each for each in joined if not each[1] & used]
@@ -270,7 +270,7 @@ def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int],
 
 
 def _round(transfers: Transfers, num_buckets: int, hosts: NDArray[np.int64], transport: Transport) -> Round:
-    """Return the transfers of one round, of one bucket of so many."""
+    """Return the traffic of one round for one of `num_buckets` buckets."""
     source = hosts[transfers["source_replica"], transfers["source_stage"]]
     target = hosts[transfers["target_replica"], transfers["target_stage"]]
     return round_of(source, target, transfers["wire_bytes"] / num_buckets, transport)

@@ -1,10 +1,10 @@
-"""The general kernel: events in order of time, for wires and cores that several workers share.
+"""The general kernel: a discrete-event loop for wires and cores shared by several workers.
 
-Wires are fluid: active messages divide ports max-min fairly, as long TCP flows do. Between two hosts, messages go one after
-another. A packet may take several messages: the receiver asks for it, and its questions wait behind packets that go the other
-way. Cores are fluid too: the threads at work on a machine get equal parts of its cores. An event of a worker looks at all
-workers, and an event on a wire at all channels, so the kernel is meant for hundreds of workers, not thousands. Where nothing is
-shared, its results equal those of `fast_path.py`.
+Wires are fluid: active messages share ports max-min fairly, like long TCP flows. Messages between two hosts are sent one at a time.
+A packet may take several messages: the receiver requests it, and requests queue behind packets in the other direction. Cores are
+also fluid: the active threads of a machine get equal shares of its cores. A worker event scans all workers, and a wire event all
+channels, so the kernel is meant for hundreds of workers, not thousands. If nothing is shared, its results equal those of
+`fast_path.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ helper = njit(cache=True, forceinline=True)
 
 @njit(cache=True, inline="always")
 def uniform(seed: int, slot: int) -> float:
-    """Return a number in [-1, 1) that depends on its arguments alone (SplitMix64), so that networks see the same draws."""
-    # `fast_path.py` inlines this function, unseen by numba's cache: clear `__pycache__` after a change.
+    """Return a SplitMix64 number in [-1, 1) that depends only on the arguments, so that all networks get the same draws."""
+    # `fast_path.py` inlines this function and numba's cache does not notice changes: clear `__pycache__` after one.
     z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(slot + 1) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -37,24 +37,24 @@ def uniform(seed: int, slot: int) -> float:
 
 
 class State(NamedTuple):
-    """A step of the event loop: `wiring.py` explains the elements of the records."""
+    """The state of the event loop; `wiring.py` documents the fields of the records."""
 
-    rows: I64  # the actions of each worker in their order
+    rows: I64  # the actions of each worker, in order
     actions: Records
     costs: Records
     progress: Records
     workers: Records
     machines: Records
-    posted: Records  # queues of packets on their way to the wire
+    posted: Records  # queues of packets waiting for the wire
     channels: Records
     buckets: Records
-    ports: Records  # none where ports are not shared
+    ports: Records  # empty if ports are not shared
     done_s: F64  # (replica * stage * step,)
 
 
 @njit(cache=True, nogil=True)
 def run_shared(state: State, message_s: float, byte_s: float, seed: int) -> int:
-    """Bring `progress`, `workers` and `done_s` to the end of the step; return how many actions ran, fewer if the rows deadlock."""
+    """Simulate the step in `progress`, `workers` and `done_s`; return the number of executed actions, fewer on a deadlock."""
     rows, actions, costs, progress, workers, machines, posted, channels, buckets, ports, done_s = state
     active = np.empty(len(channels), np.int64)
     next_phase = np.inf
@@ -82,7 +82,7 @@ def run_shared(state: State, message_s: float, byte_s: float, seed: int) -> int:
 def _start_actions(
     rows: I64, actions: Records, costs: Records, progress: Records, workers: Records, now: float
 ) -> None:
-    """Let workers begin the next action of their rows where its packet is there."""
+    """Start the next action of each waiting worker if its packet has arrived."""
     for a in range(workers.shape[0]):
         worker = workers[a]
         if worker.phase != WAITING:
@@ -101,7 +101,7 @@ def _start_actions(
 
 @helper
 def _begin_phase(worker: Record, phase: int, seconds: float, now: float) -> None:
-    """Put a worker into a phase that takes `seconds` at full speed."""
+    """Start a worker's phase that takes `seconds` at full speed."""
     worker.phase = phase
     worker.left = seconds
     worker.speed = 0.0
@@ -111,7 +111,7 @@ def _begin_phase(worker: Record, phase: int, seconds: float, now: float) -> None
 
 @helper
 def _share_cores(workers: Records, machines: Records, now: float) -> float:
-    """Give the threads at work on each machine equal parts of its cores; return when the first phase will end."""
+    """Share each machine's cores equally among its active threads; return when the first phase will end."""
     for i in range(machines.shape[0]):
         machines[i].threads = 0.0
     for a in range(workers.shape[0]):
@@ -144,7 +144,7 @@ def _finish_phases(
     byte_s: float,
     now: float,
 ) -> int:
-    """Move workers whose phase is over to their next one, and post packets of actions that end; return how many end."""
+    """Advance workers whose phase is over, and post the packets of finished actions; return the number of finished actions."""
     finished = 0
     for a in range(workers.shape[0]):
         worker = workers[a]
@@ -167,7 +167,7 @@ def _finish_phases(
             if actions[action].queue >= 0:
                 queue = posted[actions[action].queue]
                 due = now + message_s + byte_s * cost.wire_bytes
-                if queue.first >= 0:  # packets of a queue come to the wire in their order
+                if queue.first >= 0:  # packets of a queue reach the wire in order
                     due = max(due, progress[queue.last].due)
                 progress[action].due = due
                 progress[action].to_come = cost.messages
@@ -177,7 +177,7 @@ def _finish_phases(
 
 @helper
 def _next_packet(progress: Records, posted: Records, channels: Records) -> float:
-    """Return when the next packet comes to a wire, leaves one or arrives; infinite where none does."""
+    """Return when the next packet reaches a wire, leaves one or arrives; infinity if none does."""
     first = np.inf
     for q in range(posted.shape[0]):
         if posted[q].first >= 0:
@@ -201,7 +201,7 @@ def _move_packets(
     seed: int,
     now: float,
 ) -> tuple[bool, bool]:
-    """Move packets to their wire, off it and to their host; return whether any was delivered, and whether flows changed."""
+    """Move packets to wires, off them and to hosts; return whether any was delivered, and whether flows changed."""
     delivered = flows_changed = False
     for q in range(posted.shape[0]):
         queue = posted[q]
@@ -227,7 +227,7 @@ def _move_packets(
 
 @helper
 def _forward_packet(actions: Records, progress: Records, channels: Records, packet: int, now: float) -> bool:
-    """Deliver a packet that is at its host, or put its next message on a wire; return whether it was delivered."""
+    """Deliver a packet that has arrived, or put its next message on a wire; return whether it was delivered."""
     there = actions[packet].there
     if progress[packet].to_come == 0 or there < 0:
         progress[packet].delivered = True
@@ -247,7 +247,7 @@ def _forward_packet(actions: Records, progress: Records, channels: Records, pack
 def _end_flow(
     actions: Records, costs: Records, progress: Records, channel: Record, bucket: Record, seed: int, now: float
 ) -> None:
-    """Take the message that is through off its channel; it arrives after the latency."""
+    """Remove a fully sent message from its channel; it arrives after the latency."""
     packet = _pop(progress, channel.wired)
     channel.fresh = channel.wired.first >= 0
     channel.finish = np.inf
@@ -265,7 +265,7 @@ def _end_flow(
 def _share_wires(
     costs: Records, progress: Records, channels: Records, buckets: Records, ports: Records, active: I64, now: float
 ) -> None:
-    """Begin the flows of messages that have come to the head of their channel, and give all flows their rates."""
+    """Start the flows of messages at the head of their channel, and set the rates of all flows."""
     number = 0
     for c in range(channels.shape[0]):
         channel = channels[c]
@@ -288,7 +288,7 @@ def _share_wires(
 
 @helper
 def _begin_flow(costs: Records, progress: Records, channel: Record, bucket: Record, now: float) -> None:
-    """Begin the transfer of the first message of a channel, of which the tokens of its bucket let bytes through at once."""
+    """Start the transfer of a channel's first message; the bucket's tokens pass part of its bytes at once."""
     packet = channel.wired.first
     size = 0.0
     if progress[packet].to_come == 1:  # the packet itself
@@ -305,13 +305,13 @@ def _begin_flow(costs: Records, progress: Records, channel: Record, bucket: Reco
 
 @helper
 def _share_ports(active: I64, number: int, channels: Records, ports: Records) -> None:
-    """Give the active channels their share, max-min fair: the tightest goes first and leaves the rest to the others."""
+    """Set max-min fair shares of the active channels: the most constrained port first, the rest for the others."""
     for p in range(ports.shape[0]):
         ports[p].left = ports[p].rate
         ports[p].users = 0
     for j in range(number):
         channel = channels[active[j]]
-        channel.share = -1.0  # not known
+        channel.share = -1.0  # unknown
         ports[channel.out].users += 1
         ports[channel.into].users += 1
     for _ in range(number):

@@ -1,8 +1,8 @@
-"""Collectives by their algorithm: the rounds of an all-reduce or an all-gather, and their seconds on a network.
+"""All-reduce and all-gather algorithms: their rounds, and their seconds on a network.
 
-`direct`: each member sums one chunk, which all others send to it, and sends the sum to them: two rounds. `ring`: the same bytes in
-2 (D - 1) rounds between neighbours. `tree`: whole messages up a binomial tree and down again. `sites`: a reduce-scatter within
-each site, a ring over the sites for each shard, and an all-gather within each site.
+`direct`: each member receives one chunk from all others, sums it and returns the sum: two rounds. `ring`: the same bytes in
+2 (D - 1) rounds between neighbours. `tree`: whole messages up and down a binomial tree. `sites`: a reduce-scatter within each
+site, a ring over the sites for each shard, and an all-gather within each site.
 
 >>> from raysim.network.presets import parse_network
 >>> network = parse_network("8mbps+10ms")
@@ -27,17 +27,17 @@ from raysim.notation import check_choice
 Pair = tuple[int, int]
 
 HEADERS = 1.01
-"""Bytes of uncompressed messages, headers included, for each byte of payload, at most: above it a method sends more."""
+"""Most bytes of uncompressed messages, headers included, per byte of payload; a method above it sends more than dense."""
 
 
 class Rounds(NamedTuple):
-    """Equal rounds of a collective: which member sends to which, and the bytes of each message."""
+    """Equal rounds of a collective: pairs of sender and receiver, and the bytes of each message."""
 
     times: int
     pairs: Sequence[Pair]
     """Sender and receiver, as positions in the group."""
     wire_bytes: float
-    """Of one message."""
+    """Bytes of one message."""
 
 
 def _direct(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
@@ -78,9 +78,9 @@ _ROUNDS: dict[str, Callable[[int, float, Sequence[str]], list[Rounds]]] = dict(
 def all_reduce_rounds(
     num_members: int, wire_bytes: float, algorithm: str = "ring", sites: Sequence[str] | None = None
 ) -> list[Rounds]:
-    """Return the rounds that sum `wire_bytes` over members, by one of `ALL_REDUCES`; none for a single member.
+    """Return the rounds that sum `wire_bytes` over members by one of `ALL_REDUCES`; none for a single member.
 
-    `sites`: the site of each member, for "sites"; by default one for all, which makes it a ring.
+    `sites`: the site of each member, for "sites"; by default a single site, which gives a ring.
     """
     check_choice("algorithm", algorithm, ALL_REDUCES)
     if num_members < 2:
@@ -99,7 +99,7 @@ def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str) -> li
 
 
 def more_than_dense(method: str, wire_bytes: float, dense_bytes: float, num_replicas: int) -> str | None:
-    """Return a sentence if a replica sends more by a method than in an uncompressed ring, else None.
+    """Return a warning if a replica sends more with a method than in an uncompressed ring, else None.
 
     >>> print(more_than_dense("Quantize(8)", 132e6, 75e6, 14))
     Quantize(8) on 14 replicas sends 1.76 times the bytes of an uncompressed all-reduce: a two-shot average would send less.
@@ -122,7 +122,7 @@ def sites_of(hosts: Sequence[int], network: Network) -> list[str] | None:
 def rounds_s(
     rounds: Sequence[Rounds], hosts: Sequence[int], networks: Sequence[Network], transport: Transport
 ) -> Floats:
-    """Return the seconds on each network of rounds one after another between members on `hosts`; messages within a host are free."""
+    """Return the seconds of consecutive rounds between members on `hosts`, by network; messages within a host are free."""
     host_of = np.asarray(hosts, np.int64)
     seconds = np.zeros(len(networks))
     for equal in rounds:
@@ -153,12 +153,12 @@ def all_gather_s(
 
 
 def reduce_scatter_s(wire_bytes: float, hosts: Sequence[int], network: Network, transport: Transport = BARE) -> float:
-    """Return the seconds to sum `wire_bytes` over members on `hosts`, each of which keeps one chunk: half of a ring all-reduce."""
+    """Return the seconds to sum `wire_bytes` over members on `hosts`, each keeping one chunk: half of a ring all-reduce."""
     return all_reduce_s(wire_bytes, hosts, network, "ring", transport) / 2
 
 
 def transfers_of(rounds: Sequence[Rounds], direction: str, stage: int, members: Sequence[tuple[int, int]]) -> Transfers:
-    """Return the transfers of rounds between `members`, each a (replica, stage)."""
+    """Return the transfers of rounds between `members`, given as (replica, stage)."""
     turns = (equal for equal in rounds for _ in range(equal.times))
     return as_transfers(
         (direction, stage, turn, *members[source], *members[target], equal.wire_bytes)

@@ -1,7 +1,7 @@
-"""The fast kernel and its inputs: the schedule fixes the order of messages on every wire, so one pass in topological order is exact.
+"""The fast kernel and its inputs: if the schedule fixes the order of messages on every wire, one pass in topological order is exact.
 
-It is exact where each worker has a host of its own. `event_loop.py` serves wires that several workers share, and hosts with too
-few cores. All times are seconds from the start of the step. Arrays end in a lane axis: one lane is one network.
+This is the case if each worker has its own host. `event_loop.py` handles wires shared by several workers, and hosts with too few
+cores. All times are seconds from the start of the step. The last axis of arrays is lanes, one per network.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
 
 Costs = tuple[F64, F64, F64, F64]
-"""Of networks: seconds a byte on the wire, latency, and seconds of sending that the token bucket forgives, each (stage, op, lane);
-and jitter (lane,)."""
+"""Costs of networks: seconds per byte on the wire, latency, and the token bucket's burst in seconds of sending, each (stage, op,
+lane); and jitter (lane,)."""
 
 LANES = 64  # networks per pass: enough to fill vector units, few enough to stay in cache
 
@@ -35,23 +35,23 @@ class Inputs(NamedTuple):
     busy_s: F64
     """By (profile, stage, op, microbatch or 1): decode + compute + encode."""
     wire_bytes: F64
-    """By the same."""
+    """Bytes moved, by the same axes."""
     trips: F64
-    """By the same: how often a packet pays the latency."""
+    """How often a packet pays the latency, by the same axes."""
     overheads: F64
-    """By (profile, 3): seconds to hand a packet over, for a message, and for a byte of it."""
+    """By (profile, 3): seconds to hand a packet over, per message, and per byte."""
     seeds: I64
     """By profile."""
     costs: Costs
     wires: NDArray[np.int32]
-    """By (stage, op): the wire that a packet takes, or -1 within a host."""
+    """By (stage, op): the packet's wire, or -1 within a host."""
     inbound: bool
-    """The receiver's order and latency on the wire, instead of the sender's order."""
+    """Whether wires serve the receiver's order and include the latency, instead of the sender's order."""
 
 
 @dataclass(frozen=True)
 class OrderedWiring:
-    """Inputs of the kernel about networks: for each replica its wires, and for each block of networks their costs."""
+    """Network inputs of the kernel: each replica's wires, and the costs of each block of networks."""
 
     table: ActionTable
     wires: list[NDArray[np.int32]]
@@ -62,7 +62,7 @@ class OrderedWiring:
 
     @classmethod
     def of(cls, table: ActionTable, networks: Sequence[Network], placement: Placement, ends: Ends) -> OrderedWiring:
-        """Return the inputs for networks that name their hosts alike, or of which none does."""
+        """Return the inputs for networks with the same hosts, or with any number of hosts."""
         inbound = networks[0].sharing == "inbound"
         blocks = [networks[low : low + LANES] for low in range(0, len(networks), LANES)]
         replicas = [Ends(*parts) for parts in zip(*ends, strict=True)]
@@ -73,7 +73,7 @@ class OrderedWiring:
     def run(
         self, schedule: Schedule, profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
     ) -> Iterator[tuple[Floats, Floats]]:
-        """Yield for each profile, all of one shape, what `SharedWiring.run` does; fill `keep` by the last profile and network."""
+        """Yield the results of `SharedWiring.run` for each profile, all of one shape; fill `keep` from the last profile and network."""
         table, count = self.table, len(profiles)
         free, done = [], []
         for replica, (wires, blocks) in enumerate(zip(self.wires, self.costs, strict=True)):
@@ -99,19 +99,19 @@ class OrderedWiring:
         yield from zip(self._joined(free), self._joined(done), strict=True)
 
     def _joined(self, parts: Sequence[Floats]) -> Floats:
-        """Return the results of the blocks of every replica: (profile, replica, ..., network)."""
+        """Join the results of every replica's blocks: (profile, replica, ..., network)."""
         each = len(parts) // len(self.wires)
         whole = [np.concatenate(parts[r * each : (r + 1) * each], axis=-1) for r in range(len(self.wires))]
         return np.stack(whole, axis=1)
 
 
 def _stack(parts: Sequence[Floats]) -> Floats:
-    """Return arrays with a first axis of profiles; a single one, which may be large, is not copied."""
+    """Stack arrays along a first axis of profiles; a single array, which may be large, is not copied."""
     return parts[0][None] if len(parts) == 1 else np.stack(parts)
 
 
 def _lane_costs(networks: Sequence[Network], ends: Ends) -> Costs:
-    """Return seconds a byte, latency and forgiven burst by (stage, op, network), and jitter by network."""
+    """Return seconds per byte, latency and burst seconds by (stage, op, network), and jitter by network."""
     framing = np.array([network.framing for network in networks])
     bursts = np.array([network.burst_bytes for network in networks])
     jitter = np.array([network.jitter_s for network in networks])
@@ -121,10 +121,10 @@ def _lane_costs(networks: Sequence[Network], ends: Ends) -> Costs:
 
 @njit(cache=True, nogil=True)
 def run_each(inputs: Inputs, kept: tuple[F64, ...], free_s: F64, done_s: F64) -> int:
-    """Fill the results of every profile, and return the fewest actions that ran: fewer than there are where the rows deadlock.
+    """Fill the results of every profile; return the least number of executed actions, below the total on a deadlock.
 
-    `kept`: start, end, begin and arrival by (slot, 1), filled unless they are empty. `free_s`: when each worker has done its row
-    (profile, worker, lane). `done_s`: when a stage has done its last action of a step (profile, step * stage, lane).
+    `kept`: start, end, begin and arrival by (slot, 1), filled unless empty. `free_s`: when each worker has finished its row
+    (profile, worker, lane). `done_s`: when each stage has finished its last action of a step (profile, step * stage, lane).
     """
     fewest: int = len(inputs.table.stage)
     for p in range(len(inputs.seeds)):
@@ -134,7 +134,7 @@ def run_each(inputs: Inputs, kept: tuple[F64, ...], free_s: F64, done_s: F64) ->
 
 @njit(cache=True, nogil=True)
 def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64) -> int:
-    """Fill the results of profile `p`, and return how many actions ran."""
+    """Fill the results of profile `p`; return the number of executed actions."""
     table, wire, inbound, seed = inputs.table, inputs.wires, inputs.inbound, inputs.seeds[p]
     busy_s, wire_bytes, trips = inputs.busy_s[p], inputs.wire_bytes[p], inputs.trips[p]
     call_s, message_s, byte_s = inputs.overheads[p, 0], inputs.overheads[p, 1], inputs.overheads[p, 2]
@@ -185,7 +185,7 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                 w = wire[from_stage, op]
                 if w >= 0:
                     for k in range(lanes):
-                        begin = max(wire_free[w, k], arrive_s[source, k])  # so far: when it was ready to go
+                        begin = max(wire_free[w, k], arrive_s[source, k])  # so far: when it was ready
                         latency = trips[from_stage, op, m if wide_wire else 0] * latency_s[from_stage, op, k]
                         if jittered:
                             latency += jitter_s[k] * uniform(seed, source)
@@ -218,7 +218,7 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                     if keep:
                         begin_s[slot, 0] = ready
                     continue
-                # A token bucket owes what a plain queue would still have to send, less the burst it forgives.
+                # A token bucket delays a packet by the backlog of a plain queue minus the burst.
                 queued = max(wire_free[w, k], ready)
                 owed = queued + size * byte_wire_s[stage, op, k]
                 wire_free[w, k] = owed

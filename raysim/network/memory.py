@@ -1,10 +1,9 @@
-"""Peak memory of each stage before anything starts: pure arithmetic on counts that the caller knows, and the verdict.
+"""Peak memory of each stage, computed from known counts before a run starts, and the check that it fits.
 
-All figures are bytes. At its worst moment a stage holds its weights, the versions of them that passes still read, their
-gradients, the optimiser's slots, the tensors that it keeps of every microbatch in flight, gradients kept for the weights'
-part of a backward, packets made and not yet consumed, residuals of error feedback, reference copies of delta feedback, and the
-workspace of one action: the temporary tensors that a forward, a backward or an update holds beside these at its peak. The
-interpreter, libraries and allocator slack are not counted: give a capacity that leaves room for them.
+All figures are bytes. At its peak a stage holds its weights and older versions still in use, their gradients, the optimiser's
+slots, the saved tensors of every microbatch in flight, gradients kept for the weight part of a split backward, packets not yet
+consumed, residuals of error feedback, reference copies of delta feedback, and the workspace of one action: the temporary tensors
+of a forward, a backward or an update. The interpreter, libraries and allocator slack are not counted: leave capacity for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -26,41 +25,41 @@ from raysim.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Memory that one stage of one replica holds at its peak.
+    """Peak memory of one stage of one replica.
 
-    Fields are bytes, or counts of items of `saved_bytes`, `kept_bytes` or `packet_bytes` each.
+    Fields are bytes, or counts of items of `saved_bytes`, `kept_bytes` or `packet_bytes`.
     """
 
     stage: int = dataclasses.field(kw_only=False)
     weights_bytes: int = 0
     """Parameters, buffers, and constants such as causal masks."""
     versions_bytes: int = 0
-    """Copies of the weights beside the newest version, that passes still read."""
+    """Older copies of the weights that are still read."""
     gradients_bytes: int = 0
     """Gradients of the parameters, accumulated over microbatches."""
     optimizer_bytes: int = 0
     """Slots of the optimiser: momentum is one copy of the weights, Adam two."""
     saved_bytes: int = 0
-    """Bytes that a stage keeps of one microbatch from forward to backward; with recomputation, the stage's input only."""
+    """Bytes kept per microbatch from forward to backward; with recomputation, the stage's input only."""
     in_flight: int = 0
-    """Microbatches gone forward and not yet backward, W included, when its worker holds most: from the schedule.
+    """Microbatches between forward and backward (including W) at the worker's peak, from the schedule.
 
-    A microbatch in the midst of its backward may count as workspace instead.
+    A microbatch in its backward may count as workspace instead.
     """
     kept_bytes: int = 0
-    """Bytes of one microbatch that wait for W from B on, beside `saved_bytes`: the gradients that arrived where weights are used."""
+    """Bytes kept per microbatch from B to W, besides `saved_bytes`: the gradients at the outputs of layers with weights."""
     waiting: int = 0
-    """Microbatches between B and W at that moment."""
+    """Microbatches between B and W at the worker's peak."""
     packet_bytes: int = 0
-    """One packet of the largest kind that the stage makes."""
+    """Bytes of the stage's largest packet."""
     packets: int = 0
-    """Packets made by the stage and not yet consumed by a neighbour, at most."""
+    """Most packets of the stage not yet consumed by a neighbour."""
     residuals_bytes: int = 0
-    """Residuals of error feedback, of both directions."""
+    """Residuals of error feedback, in both directions."""
     references_bytes: int = 0
-    """Reference copies of delta feedback (EF21, AQ-SGD) that this stage keeps: one end of each link."""
+    """Reference copies of delta feedback (EF21, AQ-SGD) at this stage's end of each link."""
     workspace_bytes: int = 0
-    """Bytes that one action needs while it runs, beside the other fields: temporary tensors, recomputed activations."""
+    """Bytes needed while an action runs, besides the other fields: temporary tensors, recomputed activations."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -97,7 +96,7 @@ class StageMemory:
         }
 
     def explain(self) -> str:
-        """Return the sum in one line, the parts that are zero left out."""
+        """Return the sum in one line, without zero parts."""
         counts = {
             "activations in flight": (self.in_flight, self.saved_bytes),
             "kept for W": (self.waiting, self.kept_bytes),
@@ -112,7 +111,7 @@ class StageMemory:
 
 
 def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> list[int]:
-    """Return the peak count of microbatches in flight of every stage.
+    """Return every stage's peak number of microbatches in flight.
 
     >>> from raysim.schedules import GPipe, OneFOneB
     >>> in_flight(OneFOneB(), num_stages=4, num_microbatches=8), in_flight(GPipe(), 4, 8)
@@ -122,28 +121,28 @@ def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> lis
 
 
 class Needs(NamedTuple):
-    """Bytes of one microbatch at a stage, beside weights and accumulated gradients."""
+    """Bytes of one microbatch at a stage, besides weights and accumulated gradients."""
 
     saved: int
     """Kept from forward to backward."""
     kept: int = 0
-    """Kept from B to W beside `saved`."""
+    """Kept from B to W, besides `saved`."""
     forward: int = 0
-    """All that a forward holds at its peak."""
+    """Peak of a forward."""
     backward: int = 0
-    """All that a backward, or a B, holds at its peak; it begins with `saved`."""
+    """Peak of a backward, or of B; it starts with `saved`."""
     weights: int = 0
-    """All that a W holds at its peak; it begins with `saved` and `kept`."""
+    """Peak of W; it starts with `saved` and `kept`."""
     first: int = 0
-    """The peak of a step's first backward, or of its first W, with the gradients of the weights that it makes."""
+    """Peak of a step's first backward, or first W, including the weight gradients it creates."""
     gradients: int = 0
-    """Gradients of the weights, which exist from the first backward, or W, to the end of the step."""
+    """Weight gradients, held from the first backward, or W, to the end of the step."""
     update: int = 0
-    """The peak of temporary tensors at the end of the step."""
+    """Peak of temporary tensors at the end of the step."""
 
 
 class Worst(NamedTuple):
-    """A stage when its worker holds most: microbatches in flight, those between B and W, and the workspace of its action."""
+    """A stage at its worker's peak: microbatches in flight, microbatches between B and W, and the action's workspace."""
 
     in_flight: int
     waiting: int
@@ -151,9 +150,9 @@ class Worst(NamedTuple):
 
 
 def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
-    """Return each stage's microbatches and workspace when its worker holds most bytes.
+    """Return each stage's microbatches and workspace at its worker's memory peak.
 
-    `needs` are by stage. A worker's stages seldom hold most at once, so this is less than the sum of their peaks. A step begins
+    `needs` are by stage. A worker's stages seldom peak at the same time, so this is less than the sum of their peaks. A step starts
     without gradients.
 
     >>> from raysim.schedules import ZBH1, Interleaved1F1B
@@ -168,11 +167,11 @@ def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
         apart = split_backwards(row)
         held = {action.stage: (0, 0) for action in row}
         missing = set(held)  # stages that have no gradients yet
-        most = (-1, 0)  # bytes, and microbatches where those are of no bytes
+        most = (-1, 0)  # bytes, and number of microbatches to break ties at zero bytes
         for action in row:
             stage, need, (flying, waiting) = action.stage, needs[action.stage], held[action.stage]
             ends = action.op == "W" or (action.op == "B" and action not in apart)
-            own = Needs(need.saved, need.kept if action.op == "W" else 0)  # its microbatch, in the midst of the action
+            own = Needs(need.saved, need.kept if action.op == "W" else 0)  # the microbatch of the running action
             makes = ends and stage in missing
             peak = need.first if makes else {"F": need.forward, "B": need.backward, "W": need.weights}[action.op]
             peak = max(peak, own.saved + own.kept)
@@ -202,11 +201,11 @@ def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
 
 
 def packets_in_flight(counts: Sequence[int]) -> list[int]:
-    """Return how many packets of each stage may wait for a neighbour at once, given how many microbatches are between their
-    forward and their B at every stage.
+    """Return the most packets of each stage waiting for a neighbour, given every stage's number of microbatches between forward
+    and B.
 
-    A packet forward waits only while its microbatch is in flight at the sender, one backward only while it is at the receiver, and
-    the same microbatch is never under way in both directions: so the bound is the larger of the two counts, and holds on any network.
+    A forward packet waits only while its microbatch is in flight at the sender, a backward packet only while it is at the receiver,
+    and a microbatch is never sent in both directions at once: so the bound is the larger of the two counts, on any network.
 
     >>> packets_in_flight([3, 2, 1])
     [3, 3, 2]
@@ -240,16 +239,16 @@ def check_memory(
     *,
     kind: str = "node",
 ) -> None:
-    """Raise ValueError with the arithmetic where the stages that share a node, or another `kind` of place, need more than its memory.
+    """Raise ValueError with the arithmetic if the stages on a node (or another `kind` of location) exceed its memory.
 
-    `memories[i]` lives on `nodes[i]` (by default all on one node); `capacity_bytes` is of every node, or a mapping from node to bytes.
-    Replicas are listed like further stages.
+    `memories[i]` is on `nodes[i]`, by default all on one node; `capacity_bytes` is for every node, or a mapping from node to bytes.
+    List replicas as additional stages.
     """
-    places = [0] * len(memories) if nodes is None else list(nodes)
-    if len(places) != len(memories):
-        raise ValueError(f"`nodes` must name one node for each of {len(memories)} stages, but got {len(places)}.")
-    for node in dict.fromkeys(places):
-        here = [memory for memory, place in zip(memories, places, strict=True) if place == node]
+    node_of = [0] * len(memories) if nodes is None else list(nodes)
+    if len(node_of) != len(memories):
+        raise ValueError(f"`nodes` must name one node for each of {len(memories)} stages, but got {len(node_of)}.")
+    for node in dict.fromkeys(node_of):
+        here = [memory for memory, other in zip(memories, node_of, strict=True) if other == node]
         limit = capacity_bytes[node] if isinstance(capacity_bytes, Mapping) else capacity_bytes
         total = sum(memory.total_bytes for memory in here)
         if total <= limit:

@@ -17,10 +17,10 @@ from raysim.notation import check_integer, shown
 from raysim.storage.files import read_text
 
 LEVELS = ("8mbps", "80mbps", "100mbps", "200mbps", "500mbps", "1gbps", "10gbps", "25gbps", "100gbps")
-"""Bandwidths that papers quote, without latency; add one as in `200mbps+50ms`."""
+"""Bandwidths quoted in papers, without latency; add one as in `200mbps+50ms`."""
 
 # DT-FM's five cases (Yuan et al. 2022, 2206.01288; `scheduler/generate_sim_com_matrices.py`, MIT), 64 GPUs each. Milliseconds are
-# read one way, as their cost model does, although they look like public round-trip times; kept so for comparability.
+# taken as one-way latencies, as in their cost model, although they look like public round-trip times; kept for comparability.
 FOUR_REGIONS = ("Virginia", "Oregon", "California", "Ohio")
 FOUR_REGIONS_LINKS = {  # (ms, Gbit/s)
     ("Virginia", "Oregon"): (67, 1.15),
@@ -50,7 +50,7 @@ WORLD_GBPS = (  # below the diagonal, row by row
     (0.482, 1.05, 1.14, 0.465, 0.335, 1.09, 1.08),
 )
 
-ONE_SLOW: dict[str, Any] = {  # two replicas of two stages, of which the second has a slow link between its stages
+ONE_SLOW: dict[str, Any] = {  # two replicas of two stages; the second replica has a slow link between its stages
     "sites": {"fast": {"hosts": 2, "bandwidth": "1gbps"}, "slow": {"hosts": 2, "bandwidth": "20mbps"}},
     "links": [{"between": ["fast", "slow"], "bandwidth": "100mbps", "latency": "20ms"}],
 }
@@ -65,7 +65,7 @@ def _regions(name: str, sizes: Sequence[int], inside: tuple[float, float], acros
 
 
 def _of_matrix(matrix: Sequence[Sequence[tuple[float, float]]], **rest: Any) -> Network:
-    """Return the network of a matrix of bandwidth and latency by source and target."""
+    """Return the network of a (latency, bandwidth) matrix by source and target."""
     bandwidth, latency = (tuple(tuple(link[i] for link in row) for row in matrix) for i in (0, 1))
     return Network(bandwidth, latency, **rest)
 
@@ -99,7 +99,7 @@ def presets() -> dict[str, Network]:
 
 
 def parse_network(text: str) -> Network:
-    """Return the network that `text` means: a preset, a notation such as "100mbps+20ms", or a .toml or .csv file.
+    """Parse a network: a preset, a notation such as "100mbps+20ms", or a .toml or .csv file.
 
     >>> parse_network("100mbps+20ms").latency_s, parse_network("1 Gbit/s + 20 ms")
     (0.02, 1gbps+20ms)
@@ -119,7 +119,7 @@ def parse_network(text: str) -> Network:
 
 
 def parse_bandwidths(text: str) -> list[Network]:
-    """Return networks from a lowest to a highest bandwidth, in steps of 1, 2, 5; all other properties are the highest's.
+    """Parse a range of bandwidths into networks in steps of 1, 2, 5; other properties are those of the highest.
 
     >>> parse_bandwidths("10mbps..100mbps+20ms")
     [10mbps+20ms, 20mbps+20ms, 50mbps+20ms, 100mbps+20ms]
@@ -137,10 +137,10 @@ def parse_bandwidths(text: str) -> list[Network]:
 
 
 def load_network(path: Path) -> Network:
-    """Return the network in a file; raises ValueError with the file and the error.
+    """Read a network from a file; raises ValueError naming the file and the error.
 
-    TOML holds sites and the links between them, see `raysim.network.presets`, or the fields of `Network` by name. CSV has one
-    line a link with columns source, target, bandwidth_bps and latency_s; a link given in one direction only holds for both.
+    TOML has sites and the links between them, see `raysim.network.presets`, or the fields of `Network` by name. CSV has one line
+    per link with columns source, target, bandwidth_bps and latency_s; a link given in one direction only applies to both.
     """
     try:
         text = read_text(path)
@@ -202,7 +202,7 @@ LINK_KEYS = ("between", "bandwidth", "latency")
 
 
 def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
-    """Return the network of a file with `sites`; raises ValueError naming the site or the link that is wrong."""
+    """Return the network of a file with `sites`; raises ValueError naming the invalid site or link."""
     unknown = sorted(set(content) - {"sites", "links", "sharing"})
     if unknown:
         raise ValueError(f"Unknown field `{unknown[0]}` in a file with sites. Known: sites, links, sharing.")
@@ -258,7 +258,7 @@ def _check_keys(where: str, values: Mapping[str, Any], known: tuple[str, ...]) -
 
 
 def _road(where: str, values: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the bandwidth and the latency that a table writes as texts such as "100mbps" and "20ms"."""
+    """Parse a table's bandwidth and latency, written as "100mbps" and "20ms"."""
     link = [math.inf, 0.0]
     for i, (key, prefix) in enumerate((("bandwidth", ""), ("latency", "free+"))):
         if key not in values:
@@ -284,9 +284,9 @@ class Device(NamedTuple):
 
     @property
     def codec_bytes_per_s(self) -> float:
-        """Dense bytes a second that codecs are taken to go over: memory is the limit, and a codec passes `CODEC_PASSES` times.
+        """Assumed dense bytes per second of codecs: limited by memory bandwidth, with `CODEC_PASSES` passes.
 
-        An assumption: starting kernels, which takes longer than the work on small tensors, is not in it.
+        Kernel launches, which dominate for small tensors, are not included.
         """
         return self.memory_bytes_per_s / CODEC_PASSES
 
@@ -295,8 +295,8 @@ CODEC_PASSES = 8
 """Reads and writes of a dense tensor in one encode or decode, such as a TopK's: find the range, select, move, write."""
 
 
-# From vendors' datasheets, none measured by us. Figures quoted with sparsity are halved. Consumer cards: 16 bits in, 32 bits
-# accumulated. "A100" and "V100" are the cards with more memory; H800 and A800 are H100 and A100 with slower links between cards.
+# From vendors' datasheets, none measured by us. Figures quoted with sparsity are halved. Consumer cards: 16-bit inputs, 32-bit
+# accumulation. "A100" and "V100" are the variants with more memory; H800 and A800 are H100 and A100 with slower links between cards.
 DEVICES: dict[str, Device] = {
     "T4": Device(65e12, 16 * 10**9, 300e9),
     "V100": Device(125e12, 32 * 10**9, 900e9),

@@ -1,6 +1,6 @@
-"""Prices beyond a simulated step: exchanges that go on under later steps, and the uncertainty of a price.
+"""Prices beyond a simulated step: exchanges that overlap later steps, and the uncertainty of a price.
 
-A price is uncertain by the pace of the machine, whose steps vary, and by the error of the network model.
+A price is uncertain because the machine's step times vary, and because of the network model's error.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from raysim.network.profile import Floats, Profile
 
 Seconds = TypeVar("Seconds", float, Floats)
 
-BOUNDS = (0.05, 0.95)  # of an interval that holds nine tenths
-NINE_TENTHS = 1.645  # standard deviations on either side of the mean that hold nine tenths of a normal distribution
+BOUNDS = (0.05, 0.95)  # quantiles of a 90 % interval
+NINE_TENTHS = 1.645  # standard deviations on either side of the mean that contain 90 % of a normal distribution
 DRAWS = 400
 MODEL_ERROR = 0.12
 """Standard deviation of the network model's error, as a share of the seconds that a network adds to a step.
 
-It is the smallest of 0.05, 0.06, 0.08, 0.1, 0.12, 0.15 with which the intervals hold nine tenths of every second case of pipelines of
-the campaign of 2026-11-22 (`raysim validate`); the other cases, which did not choose it, are its test (docs/validation.md).
+The smallest of 0.05, 0.06, 0.08, 0.1, 0.12, 0.15 for which the intervals contain 90 % of every second pipeline case of the campaign of
+2026-11-22 (`raysim validate`); the other cases are the held-out test (docs/validation.md).
 """
 
 
 def averaging_words(profile: Profile) -> str:
-    """Return how the replicas of a step average, for sentences."""
+    """Describe how the replicas of a step average, for use in sentences."""
     return profile.transport.averaging.words(
         dense=bool(profile.gradient_bytes.any()), in_buckets=bool(profile.bucketed_bytes.any())
     )
 
 
 def without_exchange(profile: Profile) -> Profile:
-    """Return a step's profile in which replicas exchange nothing."""
+    """Return the profile of a step without an exchange between replicas."""
     left = profile.transfers[profile.transfers["direction"] != DIRECTIONS[0]]
     nothing = np.zeros(profile.num_stages)
     return replace(profile, transfers=left, method_s=nothing, gradient_bytes=nothing, bucketed_bytes=nothing)
@@ -51,11 +51,11 @@ def hidden(
     busy_s: Seconds | float = 0.0,
     interval: float = 1.0,
 ) -> Seconds:
-    """Return the seconds of a step whose exchange goes on under the next `num_steps` steps, as far as they last.
+    """Return the seconds of a step with an exchange that overlaps the next `num_steps` steps, as far as it fits into them.
 
-    `step_s`: with the exchange waited for at once. `quiet_s`: without an exchange. `codec_s`: of its codecs, which compute and are
-    not hidden. `busy_s`: of its transfers without latency, for which the next exchange, `interval` steps later, waits.
-    The steps that hide the exchange are taken to last as long as the step that sends it.
+    `step_s`: the step if it waits for the exchange. `quiet_s`: the step without an exchange. `codec_s`: the exchange's codecs, which
+    compute and are not hidden. `busy_s`: its transfers without latency, which delay the next exchange `interval` steps later.
+    The steps that hide the exchange are assumed to last as long as the step that sends it.
 
     >>> hidden(10.0, 2.0, 1.0, 3), hidden(10.0, 2.0, 1.0, 4), hidden(10.0, 2.0, 1.0, 4, busy_s=5.0)
     (4.0, 3.0, 6.0)
@@ -67,20 +67,20 @@ def hidden(
 
 
 def overlapped(seconds: Callable[[bool, bool], Seconds], codec_s: Seconds, num_steps: int, interval: float) -> Seconds:
-    """Return the seconds of a step whose exchange may last `num_steps` steps more, see `hidden`.
+    """Return the seconds of a step with an exchange that may overlap the next `num_steps` steps; see `hidden`.
 
-    `seconds(exchanging, latent)` prices the step with or without its exchange, with or without the latencies of the network.
+    `seconds(exchanging, latent)` prices the step with or without its exchange, and with or without network latency.
     """
     step_s = seconds(True, True)
     if not num_steps:
         return step_s
-    queued = num_steps > interval  # an exchange may still be under way when the next one is sent
+    queued = num_steps > interval  # an exchange may still be in progress when the next one is sent
     busy_s = seconds(True, False) - seconds(False, False) - codec_s if queued else 0.0 * step_s
     return hidden(step_s, seconds(False, True), codec_s, num_steps, busy_s, interval)
 
 
 def spread_as_of_many(shares: ArrayLike) -> Floats:
-    """Return shares of their mean, moved away from 1: few steps spread less around their own mean than steps do in truth.
+    """Return shares of the mean, moved away from 1 to correct for the small sample's underestimated spread.
 
     >>> spread_as_of_many([0.9, 1.1]).round(3).tolist()
     [0.859, 1.141]
@@ -103,11 +103,11 @@ def mean_bounds(shares: ArrayLike) -> tuple[float, float]:
 
 
 def with_model_error(seconds: ArrayLike, free_s: ArrayLike) -> Floats:
-    """Return draws of a step on a network with the error of the network model added to each; `free_s` are the draws without a network.
+    """Add the network model's error to draws of a step's seconds; `free_s` are the draws without a network.
 
-    The last axis is that of the draws. The n-th draws of all steps have one error in common, since one model prices them all.
+    The last axis is the draws. The n-th draws of all steps share one error, since one model prices them all.
 
-    >>> with_model_error([[2.0, 2.0]], [[2.0, 2.0]]).tolist()  # where a network adds nothing, nor does its model
+    >>> with_model_error([[2.0, 2.0]], [[2.0, 2.0]]).tolist()  # no network time, so no model error
     [[2.0, 2.0]]
     """
     drawn = np.asarray(seconds, np.float64)
@@ -117,7 +117,7 @@ def with_model_error(seconds: ArrayLike, free_s: ArrayLike) -> Floats:
 
 
 def bounds_with_model_error(step_s: float, bounds_s: tuple[float, float], free_s: float) -> tuple[float, float]:
-    """Return the 90 % interval of a step whose interval by its costs alone is `bounds_s`; `free_s` is the step without a network.
+    """Widen a step's interval `bounds_s` to a 90 % interval with the model error; `free_s` is the step without a network.
 
     >>> bounds_with_model_error(2.0, (1.9, 2.2), free_s=2.0)
     (1.9, 2.2)

@@ -1,7 +1,7 @@
-"""A Profile holds the costs of one step's actions: seconds of compute and codec, bytes of every packet, overheads of the host.
+"""The costs of a step's actions: seconds of compute and codec, bytes of every packet, overheads of the host.
 
-It comes from a recorded run (the columns of `actions.parquet`), from a file, or from shapes and a device's datasheet. Seconds
-and bytes.
+A `Profile` comes from a recorded run (the columns of `actions.parquet`), from a file, or from shapes and a device's datasheet.
+All values are in seconds and bytes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ FORMAT = "raysim profile 2"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Profile:
-    """Costs by (replica, stage, op, microbatch); an axis of replicas or microbatches of size 1 means that all are alike.
+    """Costs by (replica, stage, op, microbatch); a replica or microbatch axis of size 1 means that all are equal.
 
-    Ops are numbered as in `OPS`: forward, backward and, where it is apart, backward for the weights.
+    Ops are numbered as in `OPS`: forward, backward and, if backward is split, its weight part.
 
     >>> profile = Profile.uniform(num_stages=4, forward_s=1.0, backward_s=2.0, wire_bytes=1_000_000)
     >>> profile.num_stages, profile.compute_s.shape
@@ -45,27 +45,27 @@ class Profile:
     """
 
     compute_s: Floats
-    """Wall seconds of the forward or backward itself, the host otherwise idle."""
+    """Wall seconds of the forward or backward itself, on an otherwise idle host."""
     decode_s: Floats = field(default_factory=lambda: np.zeros(1))
     """Seconds on the receiver's clock to unpack the packet."""
     encode_s: Floats = field(default_factory=lambda: np.zeros(1))
     """Seconds on the sender's clock to pack it."""
     cpu_s: Floats = field(default_factory=lambda: np.full(1, math.nan))
-    """CPU seconds of the compute, over all its threads: read where cores are shared. NaN if not known: the wall seconds count."""
+    """CPU seconds of the compute over all threads, used if cores are shared; NaN if unknown, which falls back to wall seconds."""
     shard_s: Floats = field(default_factory=lambda: np.zeros(1))
-    """Seconds of `compute_s` in which sharded replicas wait for parameters and gradients: `raysim.network.sharding` adds them."""
+    """Seconds of `compute_s` spent waiting for sharded parameters and gradients, added by `raysim.network.sharding`."""
     wire_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes of the packet that leaves the action."""
+    """Bytes of the packet sent by the action."""
     dense_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the tensor in that packet; reported, not simulated."""
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: seconds of the optimiser's update."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes that replicas average uncompressed, by the algorithm of the transport's averaging. If it is direct, and
-    `transfers` list messages of the stage, these are the average."""
+    """By stage: bytes averaged uncompressed over replicas, by the algorithm of the transport's averaging. If that is direct and
+    `transfers` has messages of the stage, these are used instead."""
     bucketed_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: bytes of gradients whose average may leave in buckets during the last backward, if the transport's averaging has
-    buckets; 0 if it waits until all pipelines are done."""
+    """By stage: bytes of gradients that may be averaged in buckets during the last backward, if the transport's averaging has
+    buckets; 0 if averaging waits until all pipelines are done."""
     transfers: Transfers = field(default_factory=lambda: np.empty(0, TRANSFER))
     """Transfers of the collectives that end the step, an array of `raysim.network.collectives.TRANSFER`."""
     method_s: Floats = field(default_factory=lambda: np.zeros(1))
@@ -73,21 +73,21 @@ class Profile:
     call_s: float = 0.0
     """Seconds on the sender's clock to hand a packet over."""
     message_s: float = 0.0
-    """Seconds that every packet needs beside its wire, on no worker's clock."""
+    """Seconds that every packet needs besides its wire, on no worker's clock."""
     byte_s: float = 0.0
-    """The same for every byte of it: 0.25e-9 is 4 GB/s through shared memory."""
+    """The same per byte: 0.25e-9 is 4 GB/s through shared memory."""
     step_s: float = 0.0
-    """Seconds of every step outside of its actions: submitting it, gathering statistics."""
+    """Seconds per step outside its actions: submission, gathering of statistics."""
     codec_bytes_per_s: float = 0.0
-    """Dense bytes that codecs go over in a second, where recorded; 0 if not known. Reported, not simulated."""
+    """Dense bytes per second processed by codecs, if recorded; 0 if unknown. Reported, not simulated."""
     paces: Floats = field(default_factory=lambda: np.ones(1))
-    """By recorded step: the seconds of its actions, as a share of the mean. Their spread is the uncertainty of the other figures."""
+    """By recorded step: the seconds of its actions relative to the mean. Their spread is the uncertainty of the other figures."""
     microbatch_samples: int = 0
-    """Samples of a microbatch, to which the seconds belong; 0 if not known."""
+    """Samples per microbatch for which the seconds hold; 0 if unknown."""
     transport: Transport = BARE
-    """The transport of packets, which adds bytes and trips to each."""
+    """The transport, which adds bytes and trips to each packet."""
     source: str = ""
-    """Where the figures come from, in words."""
+    """Origin of the figures, in words."""
 
     def __post_init__(self) -> None:
         costs = {name: _four_axes(name, getattr(self, name)) for name in COSTS}
@@ -115,7 +115,7 @@ class Profile:
 
     @property
     def num_replicas(self) -> int:
-        """Return the size of the axis of replicas; 1 also means any number, all alike."""
+        """Return the size of the replica axis; 1 also means any number of equal replicas."""
         return int(self.compute_s.shape[0])
 
     @property
@@ -124,7 +124,7 @@ class Profile:
 
     @property
     def num_microbatches(self) -> int | None:
-        """Return the number of microbatches; None if all are alike and any number is meant."""
+        """Return the number of microbatches; None means any number of equal ones."""
         size = int(self.compute_s.shape[3])
         return size if size > 1 else None
 
@@ -141,7 +141,7 @@ class Profile:
         weight_s: float | None = None,
         **rest: Any,
     ) -> Profile:
-        """Return equal stages and microbatches; `weight_s` gives the backward for the weights a cost of its own."""
+        """Return a profile of equal stages and microbatches; `weight_s` is the cost of a separate weight backward."""
         times = [forward_s, backward_s] + ([] if weight_s is None else [weight_s])
         takes, sends = _packets(num_stages, len(times))
         return cls(
@@ -165,11 +165,11 @@ class Profile:
         codec_bytes_per_s: float = math.inf,
         **rest: Any,
     ) -> Profile:
-        """Return a profile of a run that was never made, from shapes and a datasheet.
+        """Estimate a profile without a run, from shapes and a datasheet.
 
-        `forward_flops` of one microbatch, by stage. Sizes of messages: one for all, or by stage. A backward is `backward_factor`
-        forwards (3 with recomputation). `efficiency`: the assumed share of the datasheet's dense 16-bit peak that training reaches,
-        usually 0.3 to 0.5. `codec_bytes_per_s`: dense bytes packed, and again unpacked, in a second.
+        `forward_flops`: for one microbatch, by stage. Message sizes: one for all, or by stage. A backward costs `backward_factor`
+        forwards (3 with recomputation). `efficiency`: the share of the datasheet's dense 16-bit peak assumed for training, usually
+        0.3 to 0.5. `codec_bytes_per_s`: dense bytes packed per second; unpacking takes as long.
 
         >>> profile = Profile.analytic([3.12e13] * 4, device="A100", efficiency=0.4, wire_bytes=4_194_304)
         >>> profile.compute_s[0, 0, :, 0]
@@ -195,21 +195,21 @@ class Profile:
 
     @cached_property
     def moved_bytes(self) -> Floats:
-        """Bytes that cross the wire for every packet, the transport's included."""
+        """Bytes on the wire for every packet, including the transport's."""
         return self.wire_bytes + self.transport.beside(self.wire_bytes)
 
     @cached_property
     def messages(self) -> Floats:
-        """Messages of every packet, which go there and back in turn; the last one is the packet itself."""
+        """Number of messages per packet, alternating in direction; the last one is the packet itself."""
         return self.transport.messages(self.wire_bytes)
 
     @cached_property
     def trips(self) -> Floats:
-        """One-way trips of every packet, each of which pays the latency of the wire."""
+        """One-way trips per packet, each of which pays the wire's latency."""
         return self.transport.trips(self.wire_bytes)
 
     def check_microbatches(self, samples: int) -> None:
-        """Raise ValueError if the seconds are of microbatches of another number of samples."""
+        """Raise ValueError if the profile's microbatches have a different number of samples."""
         if self.microbatch_samples not in (0, samples):
             raise ValueError(
                 f"`profile` must be of microbatches of {samples} samples, but got {self.microbatch_samples}: "
@@ -222,18 +222,18 @@ class Profile:
         return replace(self, **{name: getattr(other, name) for name in taken})
 
     def over(self, transport: Transport, num_workers: int) -> Profile:
-        """Return these costs over a transport, with its seconds of hosts for a step of so many workers."""
+        """Return these costs over a transport, with its host overheads for a step of `num_workers` workers."""
         overheads: dict[str, Any] = transport.host.overheads(num_workers)
         return replace(self, transport=transport, **overheads)
 
     def at_pace(self, pace: float) -> Profile:
-        """Return the profile of a machine that takes `pace` times as long for its own work, the time of wires apart."""
+        """Return the profile of a machine `pace` times slower; the time on wires does not change."""
         return replace(self, **{name: getattr(self, name) * pace for name in SECONDS})
 
     def at_seconds(self, **stacked: Floats) -> list[Profile]:
-        """Return the profile once for each entry of the first axis of `stacked`, seconds that take the place of its own.
+        """Return a profile for each entry of the first axis of `stacked`, with those seconds in place of its own.
 
-        They are checked together, which takes less time than a profile each.
+        They are checked together, which is faster than checking each profile.
         """
         checked = {}
         for name, values in stacked.items():
@@ -251,14 +251,14 @@ class Profile:
         return profiles
 
     def mean_microbatch(self) -> Profile:
-        """Return the profile with the mean costs for every microbatch, to simulate another number of microbatches."""
+        """Return the profile with mean costs for every microbatch, to simulate a different number of microbatches."""
         return replace(self, **{name: np.mean(getattr(self, name), axis=3, keepdims=True) for name in COSTS})
 
     def split_backward(self, weight_share: ArrayLike, penalty: float = 1.0) -> Profile:
-        """Return the profile with backward cut into input and weight parts, for zero-bubble schedules.
+        """Return the profile with backward split into input and weight parts, for zero-bubble schedules.
 
-        Together they take `penalty` times the joint backward; `weight_share` of it, a number or one for each stage, is the
-        weights'. The first stage, whose input has no gradient, does all of its backward in the second part.
+        Together they take `penalty` times the whole backward; `weight_share`, a number or one per stage, is the weight part's
+        share. The first stage's input has no gradient, so all of its backward is in the weight part.
         """
         if self.compute_s.shape[2] != 2:
             raise ValueError(f"`compute_s` must have 2 ops to be split, but got {self.compute_s.shape[2]}.")
@@ -279,7 +279,7 @@ class Profile:
         return replace(self, **changed)
 
     def save(self, path: Path | str) -> None:
-        """Write the profile as JSON, without its transport; `load` restores the rest bit for bit."""
+        """Write the profile as JSON without its transport; `load` restores the rest exactly."""
         content: dict[str, Any] = {"format": FORMAT}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -289,7 +289,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path | str) -> Profile:
-        """Read a profile that `save` wrote; raises ValueError naming the file."""
+        """Read a profile written by `save`; raises ValueError naming the file."""
         try:
             content = json.loads(read_text(path))
         except OSError as error:
@@ -312,7 +312,7 @@ class Profile:
 
 
 def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:
-    """Return where a packet is taken and where one is sent, as ones and zeros of shape (1, stage, op, 1)."""
+    """Return masks of actions that receive and that send a packet, as ones and zeros of shape (1, stage, op, 1)."""
     takes, sends = np.zeros((2, 1, num_stages, num_ops, 1))
     takes[:, 1:, 0] = takes[:, :-1, 1] = 1.0
     sends[:, :-1, 0] = sends[:, 1:, 1] = 1.0

@@ -16,10 +16,10 @@ from raysim.schedules.arrays import OPS
 
 
 def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) -> dict[int, Profile]:
-    """Return one profile for each recorded step, by step, from the columns of `actions.parquet` as arrays.
+    """Return one profile per recorded step, keyed by step, from the columns of `actions.parquet` as arrays.
 
-    Read are step, replica, stage, op ("F", "B", "W"; rows of other ops are left out), microbatch, decode_s, compute_wall_s,
-    compute_cpu_s, encode_s, wire_bytes, dense_bytes. Every step must hold every action once, W at most once. `overheads`
+    Uses step, replica, stage, op ("F", "B", "W"; rows of other ops are ignored), microbatch, decode_s, compute_wall_s,
+    compute_cpu_s, encode_s, wire_bytes, dense_bytes. Every step must contain every action once, W at most once. `overheads`
     are further fields of `Profile`, such as `call_s` from a calibration.
     """
     taken = {
@@ -45,7 +45,7 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
     values = {name: _numbers(np.asarray(columns[column])[chosen]) for name, column in taken.items()}
     shape = (int(replica.max()) + 1, int(stage.max()) + 1, max(int(op.max()) + 1, 2), int(microbatch.max()) + 1)
     index = np.ravel_multi_index((replica, stage, op, microbatch), shape)
-    lacking = np.indices(shape)[2].reshape(-1) == OPS.index("W")  # which takes nothing where backward is in one part
+    lacking = np.indices(shape)[2].reshape(-1) == OPS.index("W")  # costs nothing if backward is not split
     profiles: dict[int, Profile] = {}
     for number in np.unique(step):
         here = step == number
@@ -68,7 +68,7 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
 
 
 def mean_profile(profiles: Sequence[Profile]) -> Profile:
-    """Return the mean of profiles of one shape, such as the profiles of a run's recorded steps without the first ones."""
+    """Return the mean of profiles of one shape, such as a run's recorded steps after warm-up."""
     if not profiles or len({profile.compute_s.shape for profile in profiles}) != 1:
         shapes = [profile.compute_s.shape for profile in profiles]
         raise ValueError(f"`profiles` must be one or more of the same shape, but got shapes {shapes}.")
@@ -82,7 +82,7 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
 
 
 def _numbers(column: NDArray[Any]) -> Floats:
-    """Return a column as numbers, null as zero: an action without a packet has no bytes."""
+    """Return a column as numbers with null as zero, since an action without a packet has no bytes."""
     if column.dtype == object:
         column = np.array([0.0 if value is None else float(value) for value in column])
     return np.nan_to_num(column.astype(np.float64))

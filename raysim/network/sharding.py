@@ -1,10 +1,10 @@
 """Sharded replicas (FSDP, ZeRO-3): parameters gathered and gradients scattered unit by unit, within the actions of a step.
 
-A forward gathers the parameters of its units one after another, ahead of their compute; a backward gathers them in reverse, and
-scatters each unit's gradients when they are made. Collectives of a worker follow one another on its wire, in the order in which they
-are issued: with one unit of prefetch, the gather of the next unit leaves when a unit starts to compute, and before its scatter. An
-action ends when its last unit has computed and its last scatter is over, as torch's FSDP2 waits for it. With fewer shards than
-replicas (HSDP) the owners of a shard then sum it in a ring. Packets between stages and collectives do not slow one another down.
+A forward gathers the parameters of its units in order, ahead of their compute; a backward gathers them in reverse, and scatters each
+unit's gradients once computed. A worker's collectives run on its wire one at a time, in the order issued: with one unit of prefetch,
+the gather of the next unit is issued when a unit starts to compute, before that unit's scatter. An action ends when its last unit
+has computed and its last scatter is done, since torch's FSDP2 waits for it. With fewer shards than replicas (HSDP), the owners of a
+shard then sum it in a ring. Packets between stages and collectives do not slow each other down.
 
 >>> from raysim.network.profile import Profile
 >>> from raysim.network.presets import parse_network
@@ -13,7 +13,7 @@ replicas (HSDP) the owners of a shard then sum it in a ring. Packets between sta
 >>> profile = Profile.uniform(num_stages=1, forward_s=4.0, backward_s=8.0)
 >>> sharded = Sharded(FSDP(2), (Units.even(4, gather_bytes=8e6, scatter_bytes=8e6),))
 >>> table, hosts = make_table(GPipe(), 1, 1), np.array([[0], [1]])
->>> (slow,) = sharded.profiles(profile, table, hosts, [parse_network("8mbps")])  # a unit's gather takes a second, and so its scatter
+>>> (slow,) = sharded.profiles(profile, table, hosts, [parse_network("8mbps")])  # a unit's gather takes 1 s, and so does its scatter
 >>> slow.compute_s[0, 0, :, 0]
 array([ 5., 10.])
 """
@@ -40,12 +40,12 @@ FORWARD, BACKWARD, WEIGHTS = range(len(OPS))
 
 @dataclass(frozen=True, repr=False)
 class FSDP(Notation):
-    """Parameters, gradients and optimiser of a replica divided among `shards` replicas (ZeRO-3; Rajbhandari et al. 2020, 1910.02054).
+    """Shards parameters, gradients and optimiser over `shards` replicas (ZeRO-3; Rajbhandari et al. 2020, 1910.02054).
 
-    With fewer shards than replicas, groups of `shards` replicas hold copies whose gradients are averaged (HSDP). `reshard_after`:
-    "forward" gathers parameters for every forward and again for its backward (ZeRO-3, `reshard_after_forward=True`); "backward" keeps
-    them from a forward to its backward; "step" gathers them once a step and scatters the accumulated gradients in the last backward,
-    as torch's pipelines do. `prefetch`: units gathered ahead of the computing one.
+    With fewer shards than replicas, each group of `shards` replicas holds a copy, and gradients are averaged over groups (HSDP).
+    `reshard_after`: "forward" gathers parameters for every forward and again for its backward (ZeRO-3,
+    `reshard_after_forward=True`); "backward" keeps them from a forward to its backward; "step" gathers them once per step and scatters
+    the accumulated gradients in the last backward, as torch's pipelines do. `prefetch`: units gathered ahead of the computing one.
 
     >>> FSDP(8), FSDP(4, reshard_after="step", prefetch=2)
     (FSDP(8), FSDP(4, reshard_after='step', prefetch=2))
@@ -69,7 +69,7 @@ class FSDP(Notation):
         return groups
 
     def counts(self, num_microbatches: int) -> tuple[int, int]:
-        """Return how often a step gathers all parameters, and how often it scatters all gradients.
+        """Return how often per step all parameters are gathered and all gradients are scattered.
 
         >>> [FSDP(8, each).counts(4) for each in RESHARDS]
         [(8, 4), (4, 4), (1, 1)]
@@ -82,25 +82,25 @@ SHARDINGS: dict[str, type[FSDP]] = {FSDP.name(): FSDP}
 
 
 def parse_sharding(text: str) -> FSDP:
-    """Return the sharding that `text` writes, the inverse of `repr`; raises ValueError."""
+    """Parse the notation of a sharding; the inverse of `repr`. Raises ValueError."""
     return parse(text, SHARDINGS, kind="sharding")
 
 
 class Units(NamedTuple):
-    """The units of a stage whose parameters are gathered together, in the order of the forward."""
+    """The units of a stage, each gathered as a whole, in forward order."""
 
     share: tuple[float, ...]
-    """Of the stage's seconds; they sum to 1."""
+    """Shares of the stage's seconds, which sum to 1."""
     gather_bytes: tuple[float, ...]
-    """Of a unit's parameters as they are gathered."""
+    """Bytes of a unit's gathered parameters."""
     scatter_bytes: tuple[float, ...]
-    """Of its gradients as they are scattered, over all shards."""
+    """Bytes of a unit's scattered gradients, over all shards."""
     codec_s: tuple[float, ...]
-    """Seconds to compress and decompress its gradients."""
+    """Seconds to compress and decompress a unit's gradients."""
 
     @classmethod
     def even(cls, count: int, gather_bytes: float, scatter_bytes: float) -> Units:
-        """Return equal units of a stage with so many bytes in all."""
+        """Return `count` equal units of a stage with these total bytes."""
         return cls(
             (1 / count,) * count, (gather_bytes / count,) * count, (scatter_bytes / count,) * count, (0.0,) * count
         )
@@ -113,12 +113,12 @@ class Sharded:
     sharding: FSDP
     stages: tuple[Units, ...]
     coded: bool = False
-    """Whether gradients are compressed for each owner and sent to it directly; otherwise they go round a ring."""
+    """Whether gradients are compressed for each owner and sent to it directly, instead of around a ring."""
     sums_groups: bool = True
-    """Whether groups sum their gradients after each scatter; without it they train apart, as in local steps."""
+    """Whether groups sum their gradients after each scatter; if not, they train separately, as in local steps."""
 
     def sent_bytes(self, num_replicas: int, num_microbatches: int) -> float:
-        """Return the bytes that the workers of one replica send in a step.
+        """Return the bytes sent per step by the workers of one replica.
 
         With n shards, P bytes of parameters and G of gradients, a gather sends P (n - 1) / n and a scatter G (n - 1) / n. HSDP's sum
         over R groups adds 2 (R - 1) / R G / n to each scatter.
@@ -133,9 +133,9 @@ class Sharded:
     def profiles(
         self, profile: Profile, table: ActionTable, hosts: NDArray[np.int64], networks: Sequence[Network]
     ) -> list[Profile]:
-        """Return the profile on each network: the seconds of its actions with those that gathers and scatters add.
+        """Return the profile on each network, with the seconds added to its actions by gathers and scatters.
 
-        `table`: the rows of a step. `hosts`: of each (replica, stage). Raises ValueError if replicas do not fill the groups.
+        `table`: the rows of a step. `hosts`: by (replica, stage). Raises ValueError if replicas do not fill the groups.
         """
         self.sharding.groups(len(hosts))
         once = self.sharding.reshard_after == "step"
@@ -172,7 +172,7 @@ class Sharded:
     def _seconds(
         self, units: Units, profile: Profile, hosts: NDArray[np.int64], networks: Sequence[Network]
     ) -> tuple[Floats, Floats]:
-        """Return the seconds of each unit's gather, and of its scatter with the sum over groups: (unit, network)."""
+        """Return the seconds of each unit's gather, and of its scatter including the sum over groups: (unit, network)."""
         shards, groups = self.sharding.shards, self.sharding.groups(len(hosts))
 
         @cache
@@ -180,7 +180,7 @@ class Sharded:
             if not size:
                 return np.zeros(len(networks))
             shard = size / shards
-            # A ring passes as many bytes whether it gathers or scatters.
+            # A ring sends the same bytes for a gather and a scatter.
             in_groups = all_gather_rounds(shards, shard, "direct" if scatters and self.coded else "ring")
             rounds = [
                 each._replace(pairs=[(g * shards + a, g * shards + b) for g in range(groups) for a, b in each.pairs])
@@ -202,9 +202,9 @@ class Sharded:
 def chain_s(
     compute_s: Floats, gather_s: Floats | None, scatter_s: Floats | None, codec_s: Floats, prefetch: int
 ) -> Floats:
-    """Return the seconds of an action: units compute in turn, each after its gather; collectives follow one another on a wire.
+    """Return the seconds of an action: units compute in order, each after its gather; collectives share one wire sequentially.
 
-    All by unit, in the order of their compute; further axes are lanes. The gather of unit i is issued when unit i - `prefetch` starts
+    Arguments are by unit, in compute order; further axes are lanes. The gather of unit i is issued when unit i - `prefetch` starts
     (without prefetch, when unit i - 1 is done), the scatter of a unit when it is done.
     """
     lanes = np.broadcast_shapes(

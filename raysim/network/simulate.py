@@ -1,7 +1,7 @@
 """Schedule x Profile x Network -> Timeline: one training step on any network.
 
-Channels are ordered and blocking, as Ray's are: a worker runs its row in order, and an action whose packet is not there holds up
-all actions after it. Codec time is on the clock of the worker that packs or unpacks.
+Channels are ordered and blocking, like Ray's: a worker runs its row in order, and an action whose packet has not arrived delays all
+later actions. Codec time is on the clock of the worker that packs or unpacks.
 
 >>> from raysim.network.presets import parse_network
 >>> from raysim.schedules import OneFOneB
@@ -46,15 +46,15 @@ def simulate(
 ) -> Timeline:
     """Return the timeline of one step.
 
-    `num_microbatches` and `num_replicas` default to the profile's. Without `placement` every worker has a host of its own, or
-    the workers are spread evenly over the hosts that the network names. Replicas average by `profile.transport.averaging`. Stages
-    update when all collectives are over. `seed` draws the jitter.
+    `num_microbatches` and `num_replicas` default to the profile's. Without `placement` every worker has its own host, or if the
+    network has a fixed number of hosts, workers are spread evenly over them. Replicas average by `profile.transport.averaging`.
+    Stages update when all collectives are done. `seed` is for the jitter.
 
-    A schedule without a flush is simulated over several steps. The timeline is of one in the steady state, which lasts from the end of
-    the step before to its own.
+    A schedule without a flush is simulated over several steps. The timeline is of one in the steady state, from the end of the
+    previous step to its own end.
 
-    A faster network never takes longer where the schedule alone orders every wire. Where workers share ports or cores it rarely
-    may: a packet that arrives sooner can delay another, as in any list scheduling (Graham's anomalies).
+    A faster network never takes longer if the schedule alone orders every wire. If workers share ports or cores, it may in rare
+    cases: a packet that arrives sooner can delay another, as in any list scheduling (Graham's anomalies).
     """
     setting = _set_up(schedule, profile, network, num_microbatches, num_replicas, placement)
     table = setting.table
@@ -99,9 +99,9 @@ def step_seconds(
     placement: Placement | None = None,
     seed: int = 0,
 ) -> Floats:
-    """Return `step_s` for every network and every profile: shape (networks, profiles). Arguments as of `simulate`.
+    """Return `step_s` for every network and every profile: shape (networks, profiles). Arguments as in `simulate`.
 
-    Where nothing is shared, thousands of networks take a fraction of a second. The k-th profile's jitter is of `seed` + k.
+    If nothing is shared, thousands of networks take a fraction of a second. The k-th profile's jitter uses `seed` + k.
     """
     steps = [profiles] if isinstance(profiles, Profile) else list(profiles)
     if len({profile.compute_s.shape for profile in steps}) != 1:
@@ -121,7 +121,7 @@ def step_seconds(
 
 
 Mixture = Sequence[tuple[float, Profile]]
-"""Kinds of step, each with its share of all steps."""
+"""Kinds of step, with their shares of all steps."""
 
 
 def break_even_bps(
@@ -136,11 +136,11 @@ def break_even_bps(
     placement: Placement | None = None,
     dense_schedule: Schedule | None = None,
 ) -> float:
-    """Return the bandwidth below which `profile` (compressed) takes less time a step than `dense`, all else of `network` kept.
+    """Return the bandwidth below which steps of `profile` (compressed) are faster than those of `dense`, else as in `network`.
 
-    Either may be a mixture of several kinds of step, of which the mean counts. `dense_schedule` is that of `dense`, `schedule` where
-    not given.
-    0.0 if it is never faster between the limits, infinity if it is still faster at the highest. Found to 1e-6 on nested grids.
+    Either may be a mixture of several kinds of step, compared by the mean. `dense_schedule`, the schedule of `dense`, defaults to
+    `schedule`. Returns 0.0 if it is never faster between the limits, and infinity if it is still faster at the highest. Accurate to
+    1e-6, by nested grids.
     """
     if network.num_hosts is not None and isinstance(network.bandwidth_bps, tuple):
         raise ValueError(f"`network` must have one bandwidth for a break-even, but got {network.notation()}.")
@@ -167,12 +167,12 @@ def break_even_bps(
 
 
 class _End(NamedTuple):
-    """The end of a step of one profile on several networks; arrays by network unless stated otherwise."""
+    """The end of one profile's step on several networks; arrays are by network unless stated otherwise."""
 
     profile: Profile
     """The costs of all steps of the table."""
     began_s: Floats
-    """Start of the priced step in the times of the table."""
+    """Start of the priced step, on the table's clock."""
     pipeline_s: Floats
     collectives: list[Collective]
     starts: Starts
@@ -180,7 +180,7 @@ class _End(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """A schedule for profiles of one shape, and networks that name their hosts alike."""
+    """A schedule for profiles of one shape, and networks with the same hosts."""
 
     schedule: Schedule
     table: ActionTable
@@ -190,11 +190,11 @@ class _Setting(NamedTuple):
     def ends(
         self, networks: Sequence[Network], profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
     ) -> Iterator[tuple[list[int], int, _End]]:
-        """Yield the end of the step of each profile, by index, on those of `networks` that one kernel serves, by index.
+        """Yield, by index, the end of each profile's step on the networks handled by one kernel, also by index.
 
-        Fill `keep` by the last profile and network.
+        `keep` is filled from the last profile and network.
         """
-        from raysim.network.fast_path import OrderedWiring  # loads kernels, which takes time: only on first use
+        from raysim.network.fast_path import OrderedWiring  # loads kernels, which is slow: only on first use
 
         table, placement = self.table, self.placement
         whole = [_joined(on_end(profile, table), table) for profile in profiles]
@@ -207,7 +207,7 @@ class _Setting(NamedTuple):
             chosen = [networks[lane] for lane in lanes]
             farthest_s = np.array(
                 [network.latencies_s(placement.hosts[0], placement.hosts).max() for network in chosen]
-            )  # from the driver, which is beside the first worker, to the farthest one
+            )  # from the driver, on the first worker's host, to the farthest worker
             moments = kernel.of(table, chosen, placement, ends).run(self.schedule, whole, seed, keep)
             for i, (profile, (free, done)) in enumerate(zip(whole, moments, strict=True)):
                 began_s, pipeline_s, ready_s = steady_end(table, free, done)
@@ -216,14 +216,14 @@ class _Setting(NamedTuple):
                 starts = start_times(collectives, seconds, ready_s, last_backwards(table, profile), pipeline_s)
                 after_s: Floats | float = (
                     profile.step_s
-                )  # without a flush stages have updated, and the driver waits for nobody
+                )  # without a flush stages have already updated, and the driver does not wait
                 if table.num_steps == 1:
                     trips_s = profile.transport.step_trips * farthest_s
                     after_s = float(profile.update_s.max()) + trips_s + profile.step_s
                 yield lanes, i, _End(profile, began_s, pipeline_s, collectives, starts, starts.over_s + after_s)
 
     def collectives(self, profile: Profile, network: Network) -> list[Collective]:
-        """Return the collectives that end the step: of the profile's transfers, and of gradients averaged uncompressed."""
+        """Return the collectives that end the step: the profile's transfers and the uncompressed averages."""
         replicas, placement, table = self.replicas, self.placement, self.table
         if replicas == 1 and not len(profile.transfers):
             return []
@@ -262,7 +262,7 @@ def _set_up(
     num_replicas: int | None,
     placement: Placement | None,
 ) -> _Setting:
-    """Return the setting, its parts checked against one another."""
+    """Return the setting after checking that its parts match."""
     count = num_microbatches if num_microbatches is not None else profile.num_microbatches or 1
     check_integer("num_microbatches", count, 1)
     if profile.num_microbatches not in (None, count):
@@ -290,7 +290,7 @@ def _set_up(
 
 
 def _joined(profile: Profile, table: ActionTable) -> Profile:
-    """Return the profile with the weights' part of backward in B wherever the schedule has no W for it."""
+    """Return the profile with the weight part of backward added to B for actions without a W in the schedule."""
     if profile.compute_s.shape[2] < 3:
         return profile
     apart = np.zeros((table.num_stages, table.num_microbatches), bool)
@@ -308,6 +308,6 @@ def _joined(profile: Profile, table: ActionTable) -> Profile:
 
 @lru_cache(maxsize=256)
 def _average(stage: int, replicas: int, size: float, algorithm: str, sites: tuple[str, ...]) -> Transfers:
-    """Return the transfers by which the replicas of a stage average gradients of `size` bytes uncompressed."""
+    """Return the transfers for an uncompressed average of `size` bytes over a stage's replicas."""
     rounds = all_reduce_rounds(replicas, size, algorithm, sites or None)
     return transfers_of(rounds, DIRECTIONS[0], stage, [(replica, stage) for replica in range(replicas)])

@@ -1,14 +1,14 @@
 """The end of a step: of its pipeline in the steady state, and of the collectives that follow or overlap it.
 
-Without a flush, several steps on end are simulated, of which the one in the middle is priced, once all of them take as long. The time
-of a step is the time between the ends of two steps that follow each other, not from its first action to its last. Stages update within
-their rows, in the seconds of their last action, and no stage waits for the driver. The messages of post-validation are left out,
-since no action waits for them: before its update, a worker needs the norms of the workers before it, which arrive no later than the
-activation that its next step needs from them.
+Without a flush, several consecutive steps are simulated, and one in the steady state is priced. The time of a step is the time
+between the ends of two consecutive steps, not from its first action to its last. Stages update within their rows, as part of their
+last action, and no stage waits for the driver. Post-validation messages are not simulated, since no action waits for them: before its
+update, a worker needs the norms of the preceding workers, which arrive no later than the activation it needs from them for its next
+step.
 
-Averages in buckets overlap the last backward of their stage: bucket k of n may leave once that backward has come k/n of its way, as
-its parameters are taken to be spread evenly over it. All buckets of a stage leave one after another. Packets between stages and
-collectives do not slow one another down.
+Bucketed averages overlap the last backward of their stage: bucket k of n may be sent once k/n of that backward is done, assuming that
+parameters are spread evenly over it. The buckets of a stage are sent one after another. Packets between stages and collectives do not
+slow each other down.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raysim.network.collectives import DIRECTIONS, Collective
 from raysim.network.profile import COSTS, Floats, Profile
 from raysim.schedules.arrays import OPS, ActionTable
 
-SAME = 1e-9  # of all time simulated: steps that differ by less take as long
+SAME = 1e-9  # share of the simulated time below which step times count as equal
 
 
 def on_end(profile: Profile, table: ActionTable) -> Profile:
@@ -44,15 +44,15 @@ def on_end(profile: Profile, table: ActionTable) -> Profile:
 
 
 def _last_ops(table: ActionTable) -> list[int]:
-    """Return the op of each stage's last action, which works on the last microbatch."""
+    """Return the op of each stage's last action, which is for the last microbatch."""
     return [int(table.op[np.flatnonzero(table.stage == stage)[-1]]) for stage in range(table.num_stages)]
 
 
 def steady_end(table: ActionTable, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return, for each network, the start and the seconds of the priced step, and the times at which stages end it (stage, network).
+    """Return, for each network, the start and the seconds of the priced step, and the end times of its stages (stage, network).
 
-    `free`: the times at which workers are done (replica, worker, network). `done`: the times at which stages end each step
-    (replica, step, stage, network).
+    `free`: end times of workers (replica, worker, network). `done`: end times of each step's stages (replica, step, stage,
+    network).
     """
     ends = done[:, table.priced_step].max(axis=0)
     if table.num_steps == 1:
@@ -65,11 +65,11 @@ def steady_end(table: ActionTable, free: Floats, done: Floats) -> tuple[Floats, 
 
 
 def _period_s(done: Floats) -> Floats:
-    """Return by network the seconds between the ends of steps, of their ends (step, stage of a replica, network).
+    """Return the seconds between consecutive step ends by network, from the end times (step, stage of a replica, network).
 
-    Exact where the steps repeat: in each cycle of steps every stage goes on by as much, wherever the cycle begins. Elsewhere, such as
-    with jitter or while a queue drains, it is the mean of the slowest stage, which is never less than that stage's work. The first
-    third of the steps, in which the pipeline fills, does not count.
+    Exact if the steps repeat in a cycle, over which every stage advances by the same time from any start. Otherwise, such as with
+    jitter or while a queue drains, it is the mean of the slowest stage, which is never less than that stage's work. The first third
+    of the steps, in which the pipeline fills, is ignored.
     """
     steady = done[len(done) // 3 :]
     last, wholes = len(steady) - 1, steady.max(axis=1)
@@ -84,7 +84,7 @@ def _period_s(done: Floats) -> Floats:
 
 
 class Starts(NamedTuple):
-    """Start and end of each collective, (collective, network), and the end of all, (network)."""
+    """Start and end of each collective (collective, network), and the end of all (network)."""
 
     start_s: Floats
     end_s: Floats
@@ -96,35 +96,35 @@ def start_times(
 ) -> Starts:
     """Return when collectives start and end.
 
-    `seconds`: duration of each, all its buckets together, (collective, network); `ready_s`: the end of each stage, (stage, network);
-    `last_s`: seconds of each stage's last backward; `pipeline_s`: the end of all stages. Averages in buckets start within the last
-    backward of their stage, others when all pipelines are done; those that share a host follow one another. Owners of tied
-    parameters start after all averages.
+    `seconds`: duration of each with all its buckets (collective, network); `ready_s`: end of each stage (stage, network); `last_s`:
+    seconds of each stage's last backward; `pipeline_s`: end of all stages. Bucketed averages start during the last backward of their
+    stage, others when all pipelines are done; averages that share a host run one after another. Owners of tied parameters start
+    after all averages.
     """
     starts = np.empty(seconds.shape)
     ends = np.empty(seconds.shape)
-    averages = [i for i, one in enumerate(collectives) if one.direction == DIRECTIONS[0]]
-    sums = [i for i, one in enumerate(collectives) if one.direction != DIRECTIONS[0]]
+    averages = [i for i, collective in enumerate(collectives) if collective.direction == DIRECTIONS[0]]
+    sums = [i for i, collective in enumerate(collectives) if collective.direction != DIRECTIONS[0]]
     first, last = np.empty(seconds.shape), np.empty(seconds.shape)  # when the first and the last bucket are ready
     for i in averages:
-        one = collectives[i]
-        last[i] = ready_s[list(one.stages)].max(axis=0) if one.num_buckets else pipeline_s
-        lasted = last_s[one.stages[0]] if one.num_buckets else 0.0
-        first[i] = last[i] - lasted * (1 - 1 / max(one.num_buckets, 1))
+        collective = collectives[i]
+        last[i] = ready_s[list(collective.stages)].max(axis=0) if collective.num_buckets else pipeline_s
+        lasted = last_s[collective.stages[0]] if collective.num_buckets else 0.0
+        first[i] = last[i] - lasted * (1 - 1 / max(collective.num_buckets, 1))
     hosts = [collectives[i].hosts for i in averages]
     alone = len(frozenset().union(*hosts)) == sum(len(each) for each in hosts)
     for lanes in [slice(None)] if alone else range(seconds.shape[1]):
         free: dict[int, Floats] = {}
         order = averages if alone else sorted(averages, key=lambda i: (first[i, lanes], i))
         for i in order:
-            one = collectives[i]
+            collective = collectives[i]
             begin = first[i, lanes]
-            for host in one.hosts & free.keys():
+            for host in collective.hosts & free.keys():
                 begin = np.maximum(begin, free[host])
-            whole, bucket = seconds[i, lanes], seconds[i, lanes] / max(one.num_buckets, 1)
+            whole, bucket = seconds[i, lanes], seconds[i, lanes] / max(collective.num_buckets, 1)
             starts[i, lanes] = begin
             ends[i, lanes] = np.maximum(begin + whole, last[i, lanes] + bucket)
-            free |= dict.fromkeys(one.hosts, ends[i, lanes])
+            free |= dict.fromkeys(collective.hosts, ends[i, lanes])
     averaged = np.max([pipeline_s, *ends[averages]], axis=0)
     starts[sums] = averaged
     ends[sums] = averaged + seconds[sums]
@@ -133,7 +133,7 @@ def start_times(
 
 
 def last_backwards(table: ActionTable, profile: Profile) -> Floats:
-    """Return the seconds of each stage's last backward in the priced step, or of its last W; the fastest replica's."""
+    """Return the seconds of each stage's last backward (or W) in the priced step, on the fastest replica."""
     of_step = (table.op != OPS.index("F")) & (table.microbatch // table.per_step == table.priced_step)
     seconds = np.zeros(table.num_stages)
     for stage in range(table.num_stages):

@@ -1,4 +1,4 @@
-"""The result of a simulated step: when everything happened, where workers' time went, which wires were busy, the critical path."""
+"""The result of a simulated step: times of all actions, workers' time by use, and the critical path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 class WorkerTime(NamedTuple):
-    """The seconds of one worker's step by use: they add up to `step_s`."""
+    """One worker's seconds by use, which add up to `step_s`."""
 
     replica: int
     worker: int
@@ -27,19 +27,19 @@ class WorkerTime(NamedTuple):
     codec_s: float
     overhead_s: float
     contention_s: float
-    """Work made longer by sharing cores."""
+    """Slow-down of work by shared cores."""
     wait_s: float
-    """Idle time in which the awaited packet was under way, or the parameters and gradients of sharded replicas."""
+    """Idle time while the awaited packet was in transfer, or parameters and gradients of sharded replicas."""
     bubble_s: float
-    """Idle time for any other reason: the packet was not made yet, or the row was done before the rows of other workers."""
+    """Other idle time: the packet was not sent yet, or the row was done before the rows of other workers."""
     collective_s: float
-    """From the end of the pipeline until the collectives are over: replicas average, owners of tied parameters sum."""
+    """From the end of the pipeline to the end of the collectives: averages over replicas, sums of tied parameters."""
     outside_s: float
     """The optimiser's update, and the driver."""
 
 
 class Segment(NamedTuple):
-    """One stretch of the critical path."""
+    """One segment of the critical path."""
 
     kind: str
     """compute, codec, overhead; of a packet: path (before its wire), queue (behind other packets), wire (bytes and latency);
@@ -47,9 +47,9 @@ class Segment(NamedTuple):
     start_s: float
     end_s: float
     replica: int | None
-    """None at the step's end, which belongs to all."""
+    """None at the step's end, which involves all."""
     action: Action | None
-    """The action at work, or the one that made the packet; None at the step's end."""
+    """The running action, or the sender of the packet; None at the step's end."""
 
 
 class Exchange(NamedTuple):
@@ -64,7 +64,7 @@ class Exchange(NamedTuple):
 
     @property
     def critical_s(self) -> float:
-        """Start of the stretch without waits that ends the collective: its own start, or that of its last bucket."""
+        """Start of the collective's last part without waits: its own start, or that of its last bucket."""
         seconds = self.collective.codec_s + sum(self.round_s)
         waited = self.end_s - self.start_s > seconds * (1 + 1e-9)
         return self.end_s - seconds / self.collective.repeats if waited else self.start_s
@@ -77,33 +77,33 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One simulated step. Arrays have axes (replica, stage, op, microbatch) and are NaN where there is nothing.
+    """One simulated step. Arrays have axes (replica, stage, op, microbatch), with NaN for missing values.
 
-    Without a flush the table and the arrays are of several steps, of which one is priced: it lasts from 0 to `pipeline_s`, and what
-    is before or after it has negative or later times.
+    Without a flush the table and the arrays cover several steps, one of which is priced: it lasts from 0 to `pipeline_s`; earlier
+    events have negative times and later ones larger times.
     """
 
     table: ActionTable
     window: NDArray[np.int64]
-    """By worker: the actions of the table that are the step's, from the first to behind the last."""
+    """By worker: the index range (start, stop) of the step's actions in the table."""
     profile: Profile
     network: Network
     placement: Placement
     start_s: Floats
-    """When the action began: its packet was there and its worker free."""
+    """Start of the action, when its packet had arrived and its worker was free."""
     end_s: Floats
     begin_s: Floats
-    """When the packet that leaves the action got on its wire."""
+    """When the action's packet reached its wire."""
     arrive_s: Floats
     """When that packet had arrived."""
     pipeline_s: float
-    """When the last action of any replica ended; without a flush, the seconds between the ends of two steps."""
+    """End of the last action of any replica; without a flush, the seconds between the ends of two steps."""
     step_s: float
     """The whole step: pipeline, collectives, update, and the driver's time around them."""
     collectives: tuple[Exchange, ...]
     """Averages over replicas, then sums of tied parameters."""
     collectives_end_s: float
-    """When the last of them was over; `pipeline_s` where there are none."""
+    """End of the last collective; `pipeline_s` if there are none."""
 
     @property
     def num_replicas(self) -> int:
@@ -120,7 +120,7 @@ class Timeline:
         return self.step_s - self.collectives_end_s
 
     def visible(self, replica: int, worker: int) -> range:
-        """Return the actions of a worker between 0 and `pipeline_s`, in the table's numbers; with a flush these are all."""
+        """Return the table indices of a worker's actions between 0 and `pipeline_s`; with a flush these are all."""
         low, high = self.table.offsets[worker : worker + 2].tolist()
         if self.table.num_steps == 1:
             return range(low, high)
@@ -129,7 +129,7 @@ class Timeline:
         return range(low + int(first), low + int(last))
 
     def workers(self) -> list[WorkerTime]:
-        """Return where every worker's time went; the parts of each add up to `step_s`."""
+        """Return every worker's time by use, which adds up to `step_s`."""
         times = []
         ending = (self.collective_s, self.outside_s)
         table, profile = self.table, self.profile
@@ -150,10 +150,10 @@ class Timeline:
                 compute_s, codec_s, overhead_s, contention_s, wait_s = (
                     float(part[row].sum()) for part in (compute, codec, overhead, stretched, wait)
                 )
-                # Without shared cores nothing is stretched: the remainder is rounding.
+                # Without shared cores nothing is slowed down: the remainder is rounding.
                 contention_s = max(contention_s, 0.0) if self.placement.cores is not None else 0.0
                 busy_s = compute_s + codec_s + overhead_s + contention_s
-                wait_s = min(wait_s, max(self.pipeline_s - busy_s, 0.0))  # of steps that are not alike, see `steady`
+                wait_s = min(wait_s, max(self.pipeline_s - busy_s, 0.0))  # if steps are not equal, see `steady_end`
                 bubble_s = max(self.pipeline_s - busy_s - wait_s, 0.0)
                 parts = (compute_s, codec_s, overhead_s, contention_s, wait_s, bubble_s)
                 times.append(WorkerTime(r, w, *parts, *ending))
@@ -161,15 +161,15 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Return the share of all workers' time that is idle by the schedule, waits for the wire not included."""
+        """Return the share of all workers' time idle because of the schedule, without waits for the wire."""
         workers = self.workers()
         return sum(worker.bubble_s for worker in workers) / (len(workers) * self.pipeline_s) if self.pipeline_s else 0.0
 
     def critical_path(self) -> list[Segment]:
-        """Return the chain of work, packets and collectives that the step's end hangs on, first to last, without gaps.
+        """Return the chain of work, packets and collectives that determines the step's end, first to last, without gaps.
 
-        Going back from the end: update and collectives, then the last action, its packet, where that came after its worker was free,
-        or else the action before it. Without a flush the chain goes on to the end of the step before.
+        Going back from the end: update and collectives, then the last action, then its packet if that arrived after its worker was
+        free, or else the previous action, and so on. Without a flush the chain goes back to the end of the previous step.
         """
         table, profile = self.table, self.profile
         backwards, r, i, until = self._ending()
@@ -206,7 +206,7 @@ class Timeline:
                 i -= 1
 
     def _ending(self) -> tuple[list[Segment], int, int, float]:
-        """Return the critical path behind the last action, last to first; that action's replica and index, and where its part ends."""
+        """Return the critical path after the last action, last to first; the action's replica and index, and the end of its part."""
         updated = self.step_s - self.profile.step_s
         spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
@@ -220,7 +220,7 @@ class Timeline:
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
         if last is None or not last.collective.num_buckets:
             nearest, until = np.nanargmin(np.abs(self.end_s - moment)), np.inf
-        else:  # the last backward of the bucket's stage, in the midst of which the bucket may leave
+        else:  # the last backward of the bucket's stage, during which the bucket may be sent
             of_stage = slice(None), last.collective.stages[0]
             ends = np.full_like(self.end_s, -np.inf)
             ends[of_stage] = np.where(self.start_s[of_stage] <= moment, self.end_s[of_stage], -np.inf)
@@ -231,7 +231,7 @@ class Timeline:
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
         """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.
 
-        Where cores are shared, all phases are stretched by the same factor: the kernel keeps the start and the end alone.
+        If cores are shared, all phases are scaled by the same factor, since the kernel keeps only start and end.
         """
         table, profile = self.table, self.profile
         key = table.stage[index], table.op[index], table.microbatch[index]
@@ -247,7 +247,7 @@ class Timeline:
         return list(zip(("codec", "wire", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
 
     def explain(self) -> dict[str, float]:
-        """Return the seconds of each kind on the critical path: the most that a speed-up of that kind could save."""
+        """Return the seconds of each kind on the critical path, the most that speeding up that kind could save."""
         totals: dict[str, float] = {}
         for segment in self.critical_path():
             totals[segment.kind] = totals.get(segment.kind, 0.0) + segment.end_s - segment.start_s
@@ -275,13 +275,13 @@ class Timeline:
 
     @cached_property
     def _sends(self) -> NDArray[np.bool_]:
-        """Return whether a packet leaves each action."""
+        """Return whether each action sends a packet."""
         table, last = self.table, self.table.num_stages - 1
         sends: NDArray[np.bool_] = ((table.op == 0) & (table.stage < last)) | ((table.op == 1) & (table.stage > 0))
         return sends
 
     def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
-        """Return costs of one replica with an axis of all microbatches."""
+        """Return costs of one replica with a full microbatch axis."""
         of_replica = costs[replica if costs.shape[0] > 1 else 0]
         return np.broadcast_to(of_replica, (*of_replica.shape[:2], self.table.num_microbatches))
 
@@ -296,9 +296,9 @@ class Timeline:
 
 
 def alone_s(profile: Profile, placement: Placement) -> Floats:
-    """Return the seconds of every action's compute with its cores to itself.
+    """Return the seconds of every action's compute with exclusive cores.
 
-    Where cores are shared, these are its CPU seconds over the threads it may use: wall seconds recorded on a busy host hold waiting.
+    If cores are shared, these are CPU seconds divided by the threads available, since wall seconds on a busy host include waiting.
     """
     if placement.cores is None:
         return profile.compute_s

@@ -1,7 +1,7 @@
 """Views of a simulated step: the use of its wires, a summary for JSON, and a Chrome trace.
 
-chrome://tracing and ui.perfetto.dev open the trace: workers are threads, packets arrows and bars. Times in the file are microseconds,
-as the format wants them.
+Open the trace in chrome://tracing or ui.perfetto.dev: workers are threads, packets are arrows and bars. The format's times are in
+microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from raysim.schedules.arrays import OPS
 
 Event = dict[str, Any]
 
-WIRES = 1_000_000  # process number of the network, beyond any replica's
+WIRES = 1_000_000  # process number of the network, above any replica's
 COLLECTIVES = WIRES + 1
 
 
@@ -31,9 +31,9 @@ class WireUse(NamedTuple):
     target: int
     messages: int
     wire_bytes: float
-    """Of packets, of bytes beside them, and of transfers."""
+    """Bytes of packets, of the transport's additions, and of transfers."""
     busy_s: float
-    """Seconds that these bytes take at full speed."""
+    """Seconds of these bytes at full speed."""
     utilisation: float
     """`busy_s` as a share of the step."""
 
@@ -94,7 +94,7 @@ def _share(seconds: float, timeline: Timeline) -> float:
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:
-    """Return the step in figures: seconds, collectives, the share of bubble, workers' time, wires' use, the critical path."""
+    """Return the step in figures: seconds, collectives, share of bubble, workers' time, use of wires, critical path."""
     return {
         "step_s": timeline.step_s,
         "pipeline_s": timeline.pipeline_s,
@@ -102,15 +102,15 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "outside_s": timeline.outside_s,
         "collectives": [
             {
-                "direction": one.collective.direction,
-                "stages": list(one.collective.stages),
-                "start_s": one.start_s,
-                "codec_s": one.collective.codec_s,
-                "round_s": list(one.round_s),
-                "end_s": one.end_s,
-                "num_buckets": one.collective.num_buckets,
+                "direction": exchange.collective.direction,
+                "stages": list(exchange.collective.stages),
+                "start_s": exchange.start_s,
+                "codec_s": exchange.collective.codec_s,
+                "round_s": list(exchange.round_s),
+                "end_s": exchange.end_s,
+                "num_buckets": exchange.collective.num_buckets,
             }
-            for one in timeline.collectives
+            for exchange in timeline.collectives
         ],
         "bubble": timeline.bubble,
         "workers": [worker._asdict() for worker in timeline.workers()],
@@ -177,14 +177,14 @@ def _packet_events(
 def _collective_events(timeline: Timeline, lanes: _Lanes, packets: Iterator[int]) -> Iterator[Event]:
     """Yield the events of the collectives that end a step: their codecs and rounds, and the transfers of each round by wire."""
     for lane, exchange in enumerate(timeline.collectives):
-        one = exchange.collective
+        collective = exchange.collective
         if lane == 0:
             yield _named("process_name", COLLECTIVES, 0, "collectives")
-        stages = f"{one.direction} of stage {', '.join(map(str, one.stages))}"
+        stages = f"{collective.direction} of stage {', '.join(map(str, collective.stages))}"
         yield _named("thread_name", COLLECTIVES, lane, stages)
-        if one.codec_s:
-            yield _slice("codec", "phase", COLLECTIVES, lane, exchange.start_s, exchange.start_s + one.codec_s)
-        for (turn, begin, end), sent in zip(exchange.spans(), one.rounds, strict=True):
+        if collective.codec_s:
+            yield _slice("codec", "phase", COLLECTIVES, lane, exchange.start_s, exchange.start_s + collective.codec_s)
+        for (turn, begin, end), sent in zip(exchange.spans(), collective.rounds, strict=True):
             yield _slice(f"round {turn}", "collective", COLLECTIVES, lane, begin, end)
             for source, target, transfers, _, size in zip(*(part.tolist() for part in sent), strict=True):
                 yield from lanes.named((source, target))
@@ -207,7 +207,7 @@ class _Lanes:
         self.number: dict[tuple[int, int], int] = {}
 
     def named(self, ends: tuple[int, int]) -> Iterator[Event]:
-        """Yield the events that name the lane between two hosts, where it is new."""
+        """Yield the events that name the lane between two hosts, if it is new."""
         if ends in self.number:
             return
         if not self.number:
@@ -217,7 +217,7 @@ class _Lanes:
 
 
 def write_trace(events: Iterator[Event], path: Path | str) -> int:
-    """Write events as one JSON file, as they come, and return how many there were."""
+    """Stream events to a JSON file and return their number."""
     written = 0
     with Path(path).open("w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
@@ -246,4 +246,4 @@ def _slice(name: str, category: str, process: int, thread: int, start_s: float, 
 
 
 def _us(seconds: float) -> float:
-    return max(seconds, 0.0) * 1e6  # without a flush, actions that began in the step before are shown from 0 on
+    return max(seconds, 0.0) * 1e6  # without a flush, actions that started in the previous step are shown from 0 on

@@ -1,6 +1,6 @@
 """Networks as data: bandwidth, latency and jitter between hosts, the sharing of wires, and the costs of messages and collectives.
 
-Bandwidth is in bit/s, decimal (1 Gbit/s is 10^9 bit/s), latency in seconds, one way, once a message (`a + 8 S / W`).
+Bandwidth is in decimal bit/s (1 Gbit/s is 10^9 bit/s); latency is in seconds, one way, once per message (`a + 8 S / W`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SHARING = ("pair", "port", "half", "inbound")
 class Network:
     """Wires between hosts; messages within a host cost nothing here.
 
-    `sharing` says which packets between stages wait for one another (for collectives see `raysim.network.collectives`):
+    `sharing` says which packets between stages wait for each other (for collectives see `raysim.network.collectives`):
 
-    - "pair": every ordered pair of hosts has a wire of its own, messages in the order sent (full duplex);
-    - "port": a host's outgoing messages share one port, its incoming ones another, each of `port_bps`, fairly (full duplex);
-    - "half": outgoing and incoming share one port;
-    - "inbound": one wire into each host, served in the order in which the receiver asks, and the next message starts
-      when the last has arrived, latency included (Protocol NanoGPT's simulated links).
+    - "pair": every ordered pair of hosts has its own wire, with messages in the order sent (full duplex);
+    - "port": a host's outgoing messages fairly share one port, and its incoming ones another, each of `port_bps` (full duplex);
+    - "half": outgoing and incoming messages share one port;
+    - "inbound": one wire into each host, in the order of the receiver's requests; the next message starts when the
+      previous one has arrived, latency included (Protocol NanoGPT's simulated links).
 
     >>> network = Network(bandwidth_bps=100e6, latency_s=0.02)
     >>> network, network.p2p_s(0, 1, 1_000_000)
@@ -42,33 +42,33 @@ class Network:
     bandwidth_bps: float | Matrix
     """Between two hosts, one direction: a number, or a matrix by source and target."""
     latency_s: float | Matrix = 0.0
-    """One way, once a message: a number, or a matrix by source and target."""
+    """One way, once per message: a number, or a matrix by source and target."""
     jitter_s: float = 0.0
-    """Latency varies evenly by up to this much up and down; messages keep their order."""
+    """Latency varies uniformly by up to this much up or down; messages keep their order."""
     sharing: str = "pair"
-    """Which messages wait for one another: see above."""
+    """Sharing of wires between messages, see above."""
     port_bps: float | None = None
-    """Of a host's port, with "port" and "half"; by default the fastest of the host's links."""
+    """Bandwidth of a host's port, for "port" and "half"; by default that of the host's fastest link."""
     burst_bytes: float = 0.0
-    """Bytes that a token bucket lets through at once after a pause (the burst of `tc tbf`)."""
+    """Bytes passed at once by a token bucket after a pause (the burst of `tc tbf`)."""
     framing: float = 1.0
-    """Bytes on the wire for each byte of payload: 1514/1448 for TCP over Ethernet, headers included."""
+    """Bytes on the wire per byte of payload, headers included: 1514/1448 for TCP over Ethernet."""
     host_names: tuple[str, ...] | None = field(default=None, compare=False)
-    """Of the hosts, where matrices are given and they have names."""
+    """Names of the hosts, if matrices are given and hosts have names."""
     host_sites: tuple[str, ...] | None = None
-    """The site of each host, where a file of sites made the matrices."""
+    """The site of each host, if the matrices come from a file of sites."""
     name: str = field(default="", compare=False)
-    """Name of the preset or file; it does not take part in comparisons."""
+    """Name of the preset or file, ignored in comparisons."""
 
     def __hash__(self) -> int:
-        """Return the hash of the fields that are compared, worked out once: matrices are large."""
+        """Return the hash of the compared fields, cached because matrices are large."""
         if "_hash" not in self.__dict__:
-            values = tuple(getattr(self, one.name) for one in fields(self) if one.compare)
+            values = tuple(getattr(self, attribute.name) for attribute in fields(self) if attribute.compare)
             self.__dict__["_hash"] = hash(values)
         return int(self.__dict__["_hash"])
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the fields: hashes of texts differ from process to process."""
+        """Return the fields without the hash, since hashes of strings differ between processes."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Network:
         return self.name or self.notation()
 
     def notation(self) -> str:
-        """Return the network as text that `parse_network` reads, or a summary where matrices keep it from being text."""
+        """Return the network as text for `parse_network`, or a summary if it has matrices."""
         if self.num_hosts is not None:
             return f"<{self.num_hosts} hosts, {_span(self.bandwidth_bps, _bandwidth)}, {_span(self.latency_s, _time)}>"
         assert isinstance(self.bandwidth_bps, float)
@@ -117,7 +117,7 @@ class Network:
 
     @property
     def num_hosts(self) -> int | None:
-        """Return how many hosts the matrices name; None if any number is meant."""
+        """Return the number of hosts in the matrices; None means any number."""
         for value in (self.bandwidth_bps, self.latency_s):
             if isinstance(value, tuple):
                 return len(value)
@@ -125,11 +125,11 @@ class Network:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites, in the order of their file; none for other networks."""
+        """The sites in file order; empty for networks without sites."""
         return tuple(dict.fromkeys(self.host_sites or ()))
 
     def between_sites(self, source: str, target: str) -> tuple[float, float]:
-        """Return the bandwidth in bit/s and the latency in seconds between two hosts of two sites, or of one."""
+        """Return bandwidth in bit/s and latency in seconds between hosts of two sites, or two hosts of one site."""
         hosts = self.host_sites or ()
         i = hosts.index(source)
         j = next((j for j, site in enumerate(hosts) if site == target and j != i), i)
@@ -145,11 +145,11 @@ class Network:
 
     @property
     def shares_ports(self) -> bool:
-        """True if packets between stages share the ports of their hosts, as messages of a collective always do."""
+        """True if packets between stages share their hosts' ports, as collectives always do."""
         return self.sharing in ("port", "half")
 
     def ports_bps(self, num_hosts: int) -> Floats:
-        """Return the capacity of every host's port: `port_bps`, or the fastest of its links."""
+        """Return the bandwidth of every host's port: `port_bps`, or that of its fastest link."""
         if self.port_bps is not None:
             return np.full(num_hosts, self.port_bps)
         if not isinstance(self.bandwidth_bps, tuple):
@@ -165,7 +165,7 @@ class Network:
         return replace(self, latency_s=0.0, jitter_s=0.0)
 
     def p2p_s(self, source: int, target: int, wire_bytes: float) -> float:
-        """Return the seconds of one message on an idle wire: latency and transfer, without burst and jitter."""
+        """Return the seconds of one message on an idle wire: latency and transfer, without burst or jitter."""
         bandwidth, latency = self.bandwidths_bps(source, target), self.latencies_s(source, target)
         return float(latency + 8 * self.framing * wire_bytes / bandwidth)
 
@@ -183,7 +183,7 @@ def links(networks: Sequence[Network], source: NDArray[Any], target: NDArray[Any
 
 
 def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
-    """Return a checked number or square matrix of numbers; the diagonal, which is never used, may hold anything."""
+    """Check a number or square matrix of numbers and return it; the unused diagonal may hold anything."""
     if isinstance(value, (int, float)):
         return check_real(item, value, 0, math.inf, open_low=open_low)
     try:
@@ -226,7 +226,7 @@ PATTERN = re.compile(rf"(?:{NUMBER}(kbps|mbps|gbps)|free)(?:\+{NUMBER}(us|ms|s))
 
 
 def read_notation(text: str) -> Network | None:
-    """Return the network that `text` writes, such as "100mbps+20ms~2ms/port" or "100 Mbit/s + 20 ms"; None if it writes none.
+    """Parse a network such as "100mbps+20ms~2ms/port" or "100 Mbit/s + 20 ms"; None if the text is not a network.
 
     >>> read_notation("1gbps+0.5ms"), read_notation("200 Mbit/s"), read_notation("fast")
     (1gbps+500us, 200mbps, None)
@@ -263,25 +263,25 @@ def _span(value: float | Matrix, write: Callable[[float], str]) -> str:
 
 
 FREE = Network(math.inf)
-"""Infinite bandwidth and no latency: the step is compute, codec and schedule alone."""
+"""Infinite bandwidth and no latency: only compute, codecs and the schedule take time."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The host of every worker, replica by replica, and the cores of the hosts.
+    """The host of every worker, by replica, and the cores of the hosts.
 
     >>> Placement.spread(num_workers=4, num_hosts=8)
     Placement(hosts=(0, 2, 4, 6), cores=None, machines=None, threads=1)
     """
 
     hosts: tuple[int, ...]
-    """Host of worker 0, 1, ... of replica 0, then of replica 1, and so on."""
+    """Hosts of workers 0, 1, ... of replica 0, then of replica 1, and so on."""
     cores: tuple[float, ...] | None = None
-    """Cores of every machine, shared by its workers; None if workers never slow one another down."""
+    """Cores of every machine, shared by its workers; None if workers never slow each other down."""
     machines: tuple[int, ...] | None = None
-    """Machine of every host, where namespaces or virtual machines share the cores of one; None: each host is a machine."""
+    """Machine of every host, if namespaces or virtual machines share its cores; None if each host is a machine."""
     threads: int = 1
-    """Cores that one worker's compute can use; read only where `cores` is given."""
+    """Cores usable by one worker's compute; only used if `cores` is given."""
 
     def __post_init__(self) -> None:
         hosts = tuple(check_integer("hosts", host, 0) for host in self.hosts)
@@ -298,12 +298,12 @@ class Placement:
             cores = tuple(check_real("cores", count, 0, math.inf, open_low=True) for count in self.cores)
             object.__setattr__(self, "cores", cores)
             if len(cores) <= highest:
-                what = "hosts" if self.machines is None else "machines"
-                raise ValueError(f"`cores` must be given for {highest + 1} {what}, but got {len(cores)} numbers.")
+                unit = "hosts" if self.machines is None else "machines"
+                raise ValueError(f"`cores` must be given for {highest + 1} {unit}, but got {len(cores)} numbers.")
 
     @classmethod
     def spread(cls, num_workers: int, num_hosts: int | None = None) -> Placement:
-        """Return workers spread evenly over the hosts in order; one host each where the number of hosts is open."""
+        """Spread workers evenly over the hosts in order, or one per host if `num_hosts` is None."""
         hosts = num_workers if num_hosts is None else num_hosts
         return cls(tuple(worker * hosts // num_workers for worker in range(num_workers)))
 
@@ -313,7 +313,7 @@ class Placement:
 
 
 def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:
-    """Return the hosts of each replica's workers; raises ValueError if they do not come out even."""
+    """Return the hosts of each replica's workers; raises ValueError if hosts do not divide evenly into replicas."""
     if not placement.hosts or len(placement.hosts) % num_workers:
         raise ValueError(
             f"`hosts` must name a host for each of {num_workers} workers of every replica, but got {len(placement.hosts)} hosts."

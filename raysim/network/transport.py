@@ -1,4 +1,4 @@
-"""Transports of messages between hosts: the bytes and trips that each adds to a message, and the seconds that it takes of a host."""
+"""Transports of messages between hosts: the bytes and trips added to messages, and the seconds of overhead on hosts."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Seconds that a transport takes of idle hosts: a property of the machine, whatever the run and the load of its recording."""
+    """Seconds of overhead of a transport on idle hosts: a property of the machine, independent of the recorded run."""
 
     call_s: float = 0.0
     """On the sender's clock, to hand a message over."""
     message_s: float = 0.0
-    """From there to the receiver, beside its wire."""
+    """From there to the receiver, besides the wire."""
     byte_s: float = 0.0
-    """The same for every byte of it."""
+    """The same per byte."""
     step_s: float = 0.0
-    """Of the driver, for every step."""
+    """On the driver, per step."""
     worker_s: float = 0.0
-    """Of the driver, for every worker in a step."""
+    """On the driver, per worker and step."""
     source: str = "no seconds of a host"
     """Origin of these figures, in words."""
 
     def overheads(self, num_workers: int) -> dict[str, float]:
-        """Return the overheads of a `Profile` of a step of so many workers."""
+        """Return the overheads of a `Profile` for a step of `num_workers` workers."""
         driver_s = self.step_s + num_workers * self.worker_s
         return {"call_s": self.call_s, "message_s": self.message_s, "byte_s": self.byte_s, "step_s": driver_s}
 
 
 class Band(NamedTuple):
-    """Costs of the messages of at least `from_bytes`."""
+    """Costs of messages of at least `from_bytes`."""
 
     from_bytes: float
     beside_bytes: float
-    """Bytes beside a message, in its direction."""
+    """Bytes added to a message, in its direction."""
     trips: float
-    """One-way trips from the moment at which a message is ready to its arrival, in the mean."""
+    """Mean number of one-way trips from when a message is ready to its arrival."""
     messages: int = 1
-    """The message and the short ones by which the receiver asks for it, there and back in turn. All wait for their wires."""
+    """The message and the short requests for it, alternating in direction. All wait for their wires."""
 
 
 ALL_REDUCES = ("direct", "ring", "tree", "sites")
@@ -68,8 +68,8 @@ class Averaging:
     algorithm: str = "direct"
     """One of `ALL_REDUCES`."""
     bucket_mib: float | None = None
-    """Size of the buckets that are averaged while the last backward of a step goes on (DDP's `bucket_cap_mb`); None: gradients
-    are averaged once all pipelines are done."""
+    """Size of the buckets averaged during the last backward of a step (DDP's `bucket_cap_mb`); if None, gradients are averaged
+    once all pipelines are done."""
 
     def __post_init__(self) -> None:
         check_choice("averaging", self.algorithm, ALL_REDUCES)
@@ -82,7 +82,7 @@ class Averaging:
         return self.algorithm if self.bucket_mib is None else f"{self.algorithm}/{self.bucket_mib:g}MiB"
 
     def words(self, *, dense: bool = True, in_buckets: bool = True) -> str:
-        """Return how gradients are averaged, for sentences: `dense` if uncompressed, `in_buckets` if the method allows it.
+        """Describe how gradients are averaged, for use in sentences: `dense` if uncompressed, `in_buckets` if the method allows it.
 
         >>> Averaging().words()
         'once all pipelines are done'
@@ -95,12 +95,12 @@ class Averaging:
         return f"by a {self.algorithm} all-reduce, {when}" if dense and self.algorithm != "direct" else when
 
     def num_buckets(self, size: float) -> int:
-        """Return the number of buckets of gradients of `size` bytes; 0 if they do not overlap backward."""
+        """Return the number of buckets for gradients of `size` bytes; 0 if they do not overlap backward."""
         return 0 if self.bucket_mib is None else math.ceil(size / (self.bucket_mib * 2**20))
 
 
 def parse_averaging(text: str) -> Averaging:
-    """Return the averaging that `text` writes: "ring", or with buckets "ring/25MiB".
+    """Parse an averaging: "ring", or with buckets "ring/25MiB".
 
     >>> parse_averaging("ring/25MiB"), parse_averaging("direct")
     (ring/25MiB, direct)
@@ -115,11 +115,11 @@ def parse_averaging(text: str) -> Averaging:
 
 @dataclass(frozen=True)
 class Transport:
-    """The costs of messages by their size, and of a step."""
+    """The costs of messages by size, and of a step."""
 
     name: str
     bands: tuple[Band, ...]
-    """From the smallest messages up; the first begins at 0."""
+    """In increasing order of message size; the first starts at 0."""
     step_trips: float = 0
     """One-way trips between the driver and the workers at a step's end."""
     host: HostCosts = HostCosts()
@@ -127,7 +127,7 @@ class Transport:
     """How replicas average gradients over this transport by default."""
 
     def __str__(self) -> str:
-        """Return the costs in words, as reports name them.
+        """Return the costs in words, for reports.
 
         >>> print(BARE)
         bare: 0 bytes beside a message, 1 one-way trip; no seconds of a host
@@ -143,7 +143,7 @@ class Transport:
         return f"{self.name}: {'; '.join(bands)}; {self.host.source}"
 
     def beside(self, wire_bytes: ArrayLike) -> Floats:
-        """Return the bytes that go beside messages of these sizes; 0 for size 0, which is not sent.
+        """Return the bytes added to messages of these sizes; 0 for size 0, which is not sent.
 
         >>> RAY.beside([0, 1_000])
         array([   0., 1000.])
@@ -159,7 +159,7 @@ class Transport:
         return self._of_band("trips", wire_bytes)
 
     def messages(self, wire_bytes: ArrayLike) -> Floats:
-        """Return how many messages go there and back in turn until one of each of these sizes has arrived.
+        """Return the number of messages, alternating in direction, needed to deliver one of each of these sizes.
 
         >>> RAY.messages([1_000, 10_000_000])
         array([1., 5.])
@@ -174,7 +174,7 @@ class Transport:
 
 
 BARE = Transport("bare", (Band(0, 0, 1),))
-"""Messages as they are: for closed forms, and for the time of wires and compute alone."""
+"""Messages without overhead, for closed forms and for the time of wires and compute only."""
 
 RAY = Transport(
     "ray",
@@ -189,14 +189,13 @@ RAY = Transport(
         source="seconds of Ray 2.60 between idle actors of a virtual machine with two cores, 2026-11-25",
     ),
 )
-"""Ray 2.60 between actors. A packet is an argument of a call that its sender makes to its receiver (`raysim.engine.delivery`), and
-makes one trip. From 384 KiB on it may wait for the windows of gRPC and TCP, which is a round trip more: medians are 1.00 to 1.03
-trips at 131 kB, 1.0 or 3.0 at 524 kB, 1 MB and 2 MB, about as often the one as the other, and 3.0 at 4 MB, at 20 and 80 ms, measured
-on 2026-11-25 (`raysim validate --trips`). From 4 MiB on a packet stays in the object store of its host: after the call come a
-question where it is, the answer, a request and the packet. Each of these five messages waits behind packets on its way. The end of a
-step takes two trips, the driver's call to update and its reply. Hosts are assumed to have `net.ipv4.tcp_slow_start_after_idle = 0`:
-with Linux's default of 1, packets take 3 to 20 trips. Headers of TCP, IP and Ethernet, and acknowledgements, are not in the bytes
-beside a packet: networks count them by `framing`.
+"""Ray 2.60 between actors. A packet is an argument of the sender's call to the receiver (`raysim.engine.delivery`), and takes one
+trip. From 384 KiB on it may wait for gRPC and TCP windows, which adds a round trip: medians are 1.00 to 1.03 trips at 131 kB, 1.0 or
+3.0 about equally often at 524 kB, 1 MB and 2 MB, and 3.0 at 4 MB, at 20 and 80 ms, measured on 2026-11-25 (`raysim validate
+--trips`). From 4 MiB on a packet stays in its host's object store: the call is followed by a query for its location, the answer, a
+request and the packet. Each of these five messages queues behind packets on its way. The end of a step takes two trips, the driver's
+update call and its reply. Hosts are assumed to have `net.ipv4.tcp_slow_start_after_idle = 0`: with Linux's default of 1, packets take
+3 to 20 trips. TCP, IP and Ethernet headers and acknowledgements are not in the added bytes: networks count them by `framing`.
 """
 
 DDP = Averaging("ring", bucket_mib=25)
@@ -214,7 +213,7 @@ GLOO = Transport(
     averaging=DDP,
 )
 """gloo over TCP. A notification and the preamble of the message itself take 48 bytes each (`gloo/transport/tcp/pair.h`, `Op`). The
-message leaves at once if its receive was posted before, which is assumed; otherwise it waits for the receiver's notification, and
+message is sent at once if its receive is already posted, which is assumed; otherwise it waits for the receiver's notification and
 takes three trips.
 """
 
@@ -227,28 +226,28 @@ NCCL = Transport(
     averaging=DDP,
 )
 """NCCL over sockets: four bytes of length before each piece of up to 512 KiB (`src/transport/net_socket.cc`), of which one is counted.
-Pieces leave at once while the receiver's 4 MiB of buffers are free; the wait for buffers on links of more delay times bandwidth than
-that is not modelled.
+Pieces are sent at once while the receiver's 4 MiB of buffers are free; the wait for buffers on links with a larger bandwidth-delay
+product is not modelled.
 """
 
 TRANSPORTS = {transport.name: transport for transport in (RAY, GLOO, NCCL, BARE)}
 
 
 def parse_transport(name: str) -> Transport:
-    """Return the transport of a name; raises ValueError with the known ones."""
+    """Return the transport with this name; raises ValueError listing the known ones."""
     return TRANSPORTS[check_choice("transport", name, TRANSPORTS)]
 
 
 def calibration_file() -> Path:
-    """Return the file of this machine's calibrations."""
+    """Return the path of this machine's calibration file."""
     return cache_folder() / "transports.json"
 
 
 def calibrated_transport(name: str, averaging: str | None = None) -> Transport:
-    """Return the transport of a name with the measured seconds of this machine (`raysim calibrate`), else with its default ones.
+    """Return a transport with this machine's measured seconds (`raysim calibrate`), or the defaults if there are none.
 
-    `averaging`: how replicas average over it, instead of its default. Raises ValueError if there is no such transport or
-    averaging, or if the file of calibrations is not what `save_calibration` writes.
+    `averaging` replaces the transport's default averaging. Raises ValueError for an unknown transport or averaging, or if the
+    calibration file is malformed.
     """
     transport = parse_transport(name)
     if averaging is not None:
@@ -258,7 +257,7 @@ def calibrated_transport(name: str, averaging: str | None = None) -> Transport:
 
 
 def save_calibration(name: str, costs: HostCosts) -> Path:
-    """Keep the seconds of a transport on this machine, in place of earlier ones, and return the file; raises OSError."""
+    """Save the seconds of a transport on this machine, replacing earlier ones, and return the file; raises OSError."""
     known = _read() | {parse_transport(name).name: costs}
     path = calibration_file()
     path.parent.mkdir(parents=True, exist_ok=True)

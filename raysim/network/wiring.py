@@ -1,4 +1,4 @@
-"""Choice of the kernel of a step, and the records of the event loop: a schedule, a placement, networks and a profile."""
+"""Choice of the kernel for a step, and the records of the event loop."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from raysim.schedules.families import Schedule
 
 Records = NDArray[Any]
 
-REPLICA_SEEDS = 65_536  # seeds of replicas are counted on from the step's
+REPLICA_SEEDS = 65_536  # distance between the seeds of steps; replicas count up from the step's seed
 
 
 class Ends(NamedTuple):
-    """The hosts between which each (replica, stage, op) sends; equal where nothing is sent."""
+    """Source and target hosts of each (replica, stage, op); equal if nothing is sent."""
 
     source: NDArray[np.int64]
     target: NDArray[np.int64]
     sender: NDArray[np.int64]
-    """The sending worker, counted over replicas."""
+    """Index of the sending worker over all replicas."""
     receiver: NDArray[np.int64]
 
     @classmethod
@@ -43,7 +43,7 @@ class Ends(NamedTuple):
         return cls(hosts[sender], hosts[receiver], sender, receiver)
 
     def wires(self, *, inbound: bool) -> NDArray[np.int32]:
-        """Return the wire of each packet, -1 within a host: one for each pair of hosts, or for each receiving host."""
+        """Return the wire of each packet, -1 within a host: one per pair of hosts, or per receiving host."""
         key = self.target if inbound else self.source * (self.target.max() + 1) + self.target
         across = self.source != self.target
         wires = np.full(key.shape, -1, np.int32)
@@ -52,10 +52,10 @@ class Ends(NamedTuple):
 
 
 def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *, asked: bool) -> NDArray[np.bool_]:
-    """Return for which of `networks`, all "inbound" or none, the schedule alone fixes the order of all messages.
+    """Return for which of `networks` (all "inbound" or none) the schedule alone fixes the order of all messages.
 
-    It does if each wire has one worker at the end that orders it, workers share no cores, and no questions of receivers, if any are
-    `asked`, wait behind packets.
+    It does if each wire has one worker at the end that orders it, workers share no cores, and no receivers' requests (sent if
+    `asked`) queue behind packets.
     """
     inbound = networks[0].sharing == "inbound"
     wires = ends.wires(inbound=inbound)
@@ -76,7 +76,7 @@ def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *
 
 
 def check_complete(schedule: Schedule, table: ActionTable, count: int, replicas: int = 1) -> None:
-    """Raise ValueError with the action that blocks unless all actions ran."""
+    """Raise ValueError naming the blocked action if not all actions ran."""
     if count < replicas * len(table.op):
         topological_order(schedule.rows(table.num_stages, table.num_microbatches), table.num_stages)
         raise AssertionError(f"{schedule!r} has an order, but {count} of {len(table.op)} actions ran.")
@@ -87,36 +87,36 @@ ACTION = np.dtype(
         ("replica", np.int64),
         ("number", np.int64),  # within its replica
         ("part", np.int64),  # (replica * stages + stage) * steps + step
-        ("needs", np.int64),  # the action whose packet it needs, -1 where it needs none
-        ("queue", np.int64),  # of `posted` for the packet that it sends, -1 where it sends none
+        ("needs", np.int64),  # the action whose packet it needs, or -1
+        ("queue", np.int64),  # index in `posted` for the packet it sends, or -1
         ("there", np.int64),  # channel to the receiver of its packet, -1 within a host
         ("back", np.int64),  # channel from that receiver
     ],
     align=True,
 )
-"""An action and its packet, numbered by (replica, stage, op, microbatch): fixed by schedule and placement."""
+"""An action and its packet, indexed by (replica, stage, op, microbatch); fixed by schedule and placement."""
 
 COST = np.dtype(
     [
         ("decode_s", np.float64),
-        ("compute_s", np.float64),  # alone on its cores
-        ("encode_s", np.float64),  # with handing the packet over
+        ("compute_s", np.float64),  # with exclusive cores
+        ("encode_s", np.float64),  # including the hand-over of the packet
         ("wire_bytes", np.float64),
-        ("messages", np.int64),  # there and back in turn; the last is the packet itself, the others are short
-        ("trips", np.float64),  # how often each of them pays the latency
+        ("messages", np.int64),  # alternating in direction; the last is the packet itself, the others are short
+        ("trips", np.float64),  # how often each message pays the latency
     ],
     align=True,
 )
-"""Seconds and bytes of an action: fixed by the profile."""
+"""Seconds and bytes of an action, fixed by the profile."""
 
 PROGRESS = np.dtype(
     [
-        ("start_s", np.float64),  # results, in seconds from the start of the step; NaN where there is no such time
+        ("start_s", np.float64),  # results, in seconds from the start of the step; NaN if missing
         ("end_s", np.float64),
         ("begin_s", np.float64),  # of the packet's transfer
         ("arrive_s", np.float64),
-        ("due", np.float64),  # when the packet's message comes to the wire, or off it to the host
-        ("to_come", np.int64),  # messages of the packet that have not arrived
+        ("due", np.float64),  # when the packet's current message reaches the wire, or arrives at the host
+        ("to_come", np.int64),  # number of the packet's messages yet to arrive
         ("after", np.int64),  # the next packet of the same queue
         ("delivered", np.bool_),
     ],
@@ -127,15 +127,15 @@ PROGRESS = np.dtype(
 WORKER = np.dtype(
     [
         ("machine", np.int64),
-        ("threads", np.int64),  # at work while it computes
+        ("threads", np.int64),  # active threads while it computes
         ("head", np.int64),  # index of its next action in `rows`
         ("stop", np.int64),  # end of its row there
         ("phase", np.int64),  # 0 while it waits
         ("action", np.int64),  # the action it works on
-        ("left", np.float64),  # seconds of the phase at full speed that were left at `since`
+        ("left", np.float64),  # seconds of the phase, at full speed, remaining at `since`
         ("speed", np.float64),
         ("since", np.float64),
-        ("finish", np.float64),  # when the phase will end, infinite while it waits
+        ("finish", np.float64),  # when the phase will end; infinity while it waits
         ("free_s", np.float64),  # the result: when its last action ended
     ],
     align=True,
@@ -143,28 +143,28 @@ WORKER = np.dtype(
 """A worker of a replica and its state."""
 
 MACHINE = np.dtype([("cores", np.float64), ("threads", np.float64)], align=True)
-"""The cores of a machine, infinite where workers never slow one another down, and the threads at work on them."""
+"""A machine's cores, infinite if workers never slow each other down, and its active threads."""
 
 QUEUE = np.dtype([("first", np.int64), ("last", np.int64)], align=True)
-"""First and last packet of a queue, -1 where it is empty; `PROGRESS` links them by `after`."""
+"""First and last packet of a queue, -1 if empty; packets are linked by `after` in `PROGRESS`."""
 
 CHANNEL = np.dtype(
     [
         ("rate", np.float64),  # payload bytes/s
         ("latency_s", np.float64),
         ("jitter_s", np.float64),
-        ("out", np.int64),  # the sending port, where ports are shared
+        ("out", np.int64),  # the sending port, if ports are shared
         ("into", np.int64),  # the receiving port
         ("bucket", np.int64),
-        ("wired", QUEUE),  # packets with a message at the wire, of which the first is on it: the flow
-        ("flying", QUEUE),  # packets with a message that arrives after the latency
-        ("share", np.float64),  # the rate that a flow would get now
-        ("fresh", np.bool_),  # the flow has not begun
-        ("left", np.float64),  # bytes of the flow that were left at `since`
+        ("wired", QUEUE),  # packets with a message at the wire; the first is being sent (the flow)
+        ("flying", QUEUE),  # packets with a sent message that arrives after the latency
+        ("share", np.float64),  # the rate available to a flow now
+        ("fresh", np.bool_),  # the flow has not started
+        ("left", np.float64),  # bytes of the flow remaining at `since`
         ("speed", np.float64),  # its rate
         ("since", np.float64),
-        ("finish", np.float64),  # when it will be through, infinite where there is none
-        ("last_due", np.float64),  # arrival of the latest message: none overtakes another
+        ("finish", np.float64),  # when the flow will be done; infinity without a flow
+        ("last_due", np.float64),  # arrival of the latest message, so that none overtakes another
     ],
     align=True,
 )
@@ -180,25 +180,25 @@ BUCKET = np.dtype(
     ],
     align=True,
 )
-"""A token bucket: one at every outgoing port, or at every channel where ports are not shared."""
+"""A token bucket: one per outgoing port, or per channel if ports are not shared."""
 
 PORT = np.dtype([("rate", np.float64), ("left", np.float64), ("users", np.int64)], align=True)
-"""A port of a host and its rate in payload bytes/s. While rates are shared out: the rate left, and the flows that wait for theirs."""
+"""A host's port and its rate in payload bytes/s. While rates are assigned: the remaining rate and the flows without one."""
 
 RESULTS = ("start_s", "end_s", "begin_s", "arrive_s")
 
 
 @dataclass(frozen=True)
 class SharedWiring:
-    """Inputs of the event loop that serve all profiles, with its state before the step.
+    """Inputs of the event loop shared by all profiles, with its initial state.
 
-    The kernel changes state in place, so every run takes copies. It resets `machines` and ports itself.
+    The kernel modifies state in place, so every run copies it. It resets `machines` and ports itself.
     """
 
     table: ActionTable
     placement: Placement
     rows: NDArray[np.int64]
-    """The actions of each worker of each replica in their order."""
+    """The actions of each replica's workers, in order."""
     actions: Records
     """By (replica, stage, op, microbatch)."""
     workers: Records
@@ -208,9 +208,9 @@ class SharedWiring:
 
     @classmethod
     def of(cls, table: ActionTable, networks: Sequence[Network], placement: Placement, ends: Ends) -> SharedWiring:
-        """Return the inputs for networks that name their hosts alike, or of which none does."""
+        """Return the inputs for networks with the same hosts, or with any number of hosts."""
         source, target, size = ends.source, ends.target, placement.num_hosts
-        ways = np.unique([source * size + target, target * size + source])  # both, for questions and answers
+        ways = np.unique([source * size + target, target * size + source])  # both directions, for requests and answers
         ways = ways[ways // size != ways % size]
         channel = np.full((size, size), -1)
         channel[ways // size, ways % size] = np.arange(len(ways))
@@ -229,12 +229,12 @@ class SharedWiring:
     def run(
         self, schedule: Schedule, profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
     ) -> Iterator[tuple[Floats, Floats]]:
-        """Yield for each profile when workers (replica, worker, network) are done, and stages with each step (replica, step, stage,
-        network).
+        """Yield for each profile the end times of workers (replica, worker, network), and of stages in each step (replica, step,
+        stage, network).
 
-        The k-th profile's jitter is of `seed` + k. Fill `keep`, the arrays of a `Timeline`, by the last profile and network.
+        The k-th profile's jitter uses `seed` + k. Fills `keep`, the arrays of a `Timeline`, from the last profile and network.
         """
-        from raysim.network.event_loop import State, run_shared  # loads kernels, which takes time: only on first use
+        from raysim.network.event_loop import State, run_shared  # loads kernels, which is slow: only on first use
 
         (replicas, stages), count, steps = self.actions.shape[:2], len(self.networks), self.table.num_steps
         for i, profile in enumerate(profiles):
@@ -251,7 +251,7 @@ class SharedWiring:
                     progress=progress,
                     workers=workers,
                     machines=self.machines,
-                    posted=np.full(2 * len(workers), -1, np.int64).repeat(2).view(QUEUE),  # one for each op that sends
+                    posted=np.full(2 * len(workers), -1, np.int64).repeat(2).view(QUEUE),  # one per op that sends
                     channels=channels.copy(),
                     buckets=buckets.copy(),
                     ports=ports,
@@ -299,7 +299,7 @@ def _actions(table: ActionTable, there: NDArray[np.int64], back: NDArray[np.int6
 
 
 def _workers(table: ActionTable, placement: Placement, replicas: int) -> tuple[Records, Records]:
-    """Return the workers of all replicas, which wait, and the machines that they are on."""
+    """Return the workers of all replicas, in the waiting phase, and their machines."""
     hosts = np.array(placement.hosts, np.int64)
     workers = np.zeros(len(hosts), WORKER)
     begin = np.arange(replicas)[:, None] * len(table.op)
@@ -316,7 +316,7 @@ def _workers(table: ActionTable, placement: Placement, replicas: int) -> tuple[R
 def _wires(
     network: Network, source: NDArray[np.int64], target: NDArray[np.int64], num_hosts: int
 ) -> tuple[Records, Records, Records]:
-    """Return channels from `source` to `target`, on which nothing is, with their buckets and their ports."""
+    """Return idle channels from `source` to `target`, with their buckets and ports."""
     payload = 8 * network.framing  # bits on the wire for each byte of payload
     channels = np.zeros(len(source), CHANNEL)
     channels["rate"] = channels["share"] = network.bandwidths_bps(source, target) / payload
