@@ -135,6 +135,7 @@ class ValidatedUpdates(Updates):
         norm = finite_norm(step, squared)
         if not self._snapshots:
             self.update(step, norm)
+        self._snapshots = {}  # they are as large as the stages and their gradients
         return norm
 
     def _send(self, row: int) -> Send:

@@ -69,7 +69,7 @@ class Snapshot:
             module.training = mode
         for optimizer, (slots, groups) in self._optimizers:
             optimizer.state.clear()
-            optimizer.state.update({parameter: copy.deepcopy(own) for parameter, own in slots.items()})
+            optimizer.state.update({parameter: _copy(own) for parameter, own in slots.items()})
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 group.update(copy.deepcopy(options))
         for other, entries in self._others:
@@ -156,4 +156,9 @@ def _linked(cuts: Sequence[nn.Module], candidate: str, num_microbatches: int, se
 def _slots(optimizer: torch.optim.Optimizer) -> tuple[dict[Tensor, dict[str, Any]], list[dict[str, Any]]]:
     """Return copies of an optimiser's state by parameter and of its groups' options."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {parameter: copy.deepcopy(own) for parameter, own in optimizer.state.items()}, copy.deepcopy(groups)
+    return {parameter: _copy(own) for parameter, own in optimizer.state.items()}, copy.deepcopy(groups)
+
+
+def _copy(slots: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's slots; a clone of a tensor leaves out the rest of its storage."""
+    return {name: x.clone() if isinstance(x, Tensor) else copy.deepcopy(x) for name, x in slots.items()}

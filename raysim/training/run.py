@@ -300,8 +300,9 @@ class Training:
         step, self._signals = self.plan.first_step, StepFeedback()
         if self._checkpoint:
             step, self._signals = self._checkpoint.step, self._checkpoint.signals()
-            self.engine.load(step, self._resumable.parts if self._resumable else self._checkpoint.parts())
-            self._resumable = None  # its parts are large
+            resumed, self._resumable = self._resumable, None  # its parts are large
+            own = resumed.parts if resumed and resumed.checkpoint is self._checkpoint else self._checkpoint.parts()
+            self.engine.load(step, own)
         elif self._parent:
             self.engine.load(step, self._parts or self._parent.parts(self.plan, self.workload.modules))
             self._signals = self._parent.signals(self.config)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from runs import same_records
 
+from raysim.engine.inline import InlineEngine
+from raysim.pipeline.errors import WorkerLostError
 from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
 from raysim.training import checkpoint
 from raysim.training.checkpoint import KEPT, Checkpoint, checkpoints, load_weights, write_checkpoint
+from raysim.training.train import train
 
 
 class Killed(BaseException):
@@ -211,3 +216,25 @@ def test_weights_have_the_names_of_the_uncut_model(tmp_path: Path) -> None:
     weights = load_weights(tmp_path)
     assert sorted(weights) == ["conv.weight", "inner.model.head.bias"]
     assert weights["conv.weight"].tolist() == [1.0, 1.0]
+
+
+def test_a_run_that_resumed_before_its_first_checkpoint_outlives_a_lost_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ["num_stages=2", "steps=8", "checkpoint_every_steps=3", "data.test_samples=50"]
+    whole = train("digits-cnn", *keys, engine="inline", out=tmp_path / "whole")
+    step = InlineEngine.step
+    errors = {1: RuntimeError("broken off"), 5: WorkerLostError("a worker is lost")}
+
+    def failing(engine: InlineEngine, index: int, *signals: Any) -> Any:
+        if index in errors:
+            raise errors.pop(index)
+        return step(engine, index, *signals)
+
+    monkeypatch.setattr(InlineEngine, "step", failing)
+    monkeypatch.setattr(InlineEngine, "can_restart", True)
+    with pytest.raises(RuntimeError, match="broken off"):
+        train("digits-cnn", *keys, engine="inline", out=tmp_path / "run")
+    run = train("digits-cnn", *keys, engine="inline", out=tmp_path / "run", resume=True)
+    assert (run.row["resumed"], run.row["restarts"]) == (1, 1)
+    same_records(run, whole)
