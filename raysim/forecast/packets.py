@@ -104,7 +104,14 @@ def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple
     """
     small = _small(shape)
     few = FEW if num_replicas > FEW[-1] else (num_replicas,)
-    counted = [_counted(method, small, replicas) for replicas in few]
+    try:
+        counted = [_counted(method, small, replicas) for replicas in few]
+    except InputError:
+        raise
+    except ValueError:
+        if len(shape) == 1:
+            raise
+        return exchange_of(method, (math.prod(shape),), num_replicas)  # narrower than a rank: sent as a vector is
     kinds = []
     for kind, (share, _) in enumerate(counted[0]):
         figures = np.stack([_bilinear(shape, small, np.array(each[kind][1])) for each in counted])

@@ -257,13 +257,15 @@ def coded_labels(
     with `from_zero` negative integers raise ValueError.
     """
     parts = [_labels_of(source, label) for source in sources]
-    known, codes = np.unique(np.concatenate(parts), return_inverse=True)
-    num_classes = len(known)
+    labels = np.concatenate(parts)
+    known = np.unique(labels)
     whole = known.dtype.kind in "iu"
     if from_zero and whole and known[0] < 0:
         raise ValueError(f"Column `{label}` of {sources[0].name} must hold classes from 0, but holds {known[0]}.")
     if whole and known[0] >= 0:
-        codes, num_classes = np.concatenate(parts).astype(np.int64), int(known[-1]) + 1
+        codes, num_classes = labels.astype(np.int64), int(known[-1]) + 1
+    else:
+        codes, num_classes = np.searchsorted(known, labels), len(known)
     return np.split(codes, np.cumsum([len(part) for part in parts[:-1]])), num_classes
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raysim.on_demand import torch
 from raysim.quality import MEASURES, Measure
-from raysim.workloads.losses import IGNORED, CrossEntropy, Loss, make_loss
+from raysim.workloads.losses import IGNORED, CrossEntropy, Loss, OwnLoss, make_loss
 from raysim.workloads.metrics import F1, Accuracy, ExactMatch, Metric, OwnMetric, Sums, count, make_metric
 from raysim.workloads.splits import Data, DataShape, Split
 
@@ -137,11 +137,13 @@ def chance(data: Data, task: Task) -> dict[str, float]:
     """
     known, constant = _of_classes(data, task) if data.shape.classifies else ({}, _mean_target(data))
     if "loss" not in known:
-        known["loss"] = _mean_metric(OwnMetric(MEASURES["loss"], task.loss.evaluate), data, constant)
+        loss = OwnMetric(MEASURES["loss"], task.loss.evaluate)
+        known["loss"] = _mean_metric(loss, data, constant, may_fail=isinstance(task.loss, OwnLoss))
     figures: dict[str, float] = {name: known[name] for name in ("loss", "perplexity") if name in known}
     for metric in task.metrics:
         name = metric.measure.name
-        figures[name] = known[name] if name in known else _mean_metric(metric, data, constant)
+        own = isinstance(metric, OwnMetric)
+        figures[name] = known[name] if name in known else _mean_metric(metric, data, constant, may_fail=own)
     return figures
 
 
@@ -180,14 +182,14 @@ def _mean_target(data: Data) -> Tensor:
     return torch.from_numpy(total / number).float()
 
 
-def _mean_metric(metric: Metric, data: Data, constant: Tensor) -> float:
-    """Return the metric of constant outputs; NaN if it is custom and fails."""
+def _mean_metric(metric: Metric, data: Data, constant: Tensor, *, may_fail: bool) -> float:
+    """Return the metric of constant outputs; NaN if it fails and may."""
     total: Sums = np.zeros(metric.size)
     try:
         for outputs, targets in _batches(data, constant):
             total = total + np.array(metric.sums(outputs, targets))
     except Exception:
-        if not isinstance(metric, OwnMetric):
+        if not may_fail:
             raise
         return math.nan
     return metric.value(total)

@@ -124,11 +124,12 @@ def make_tokenizer(name: str | None) -> Tokenizer:
     return Bytes() if name is None else HuggingFace(name)
 
 
-def _special_tokens(file: Path) -> dict[str, Any]:
+def _special_tokens(file: Path) -> dict[str, str]:
     """Return the special tokens named in a tokenizer_config.json."""
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     tokens = {name: entries.get(name) for name in ("eos_token", "pad_token")}
-    return {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -484,3 +485,8 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     assert done.exit_code == 2, done.output
     assert sentence in " ".join(done.output.split())
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("shape", [(4096, 4), (4, 4096)])
+def test_a_matrix_narrower_than_the_rank_is_sent_as_a_vector_is(shape):
+    assert exchange_of("PowerSGD(8)", shape, 4) == exchange_of("PowerSGD(8)", (math.prod(shape),), 4)
