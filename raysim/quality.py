@@ -69,7 +69,7 @@ class Measure(NamedTuple):
 
     @property
     def worst(self) -> float | None:
-        """The value of a diverged model that has learned nothing, or None if the measure has none."""
+        """The value assigned to a diverged model, or None if the measure has no worst value."""
         return 0.0 if self.points and self.higher else None
 
 

@@ -125,7 +125,7 @@ class Job:
     key: str
     title: str
     measure: Measure
-    """Of its quality."""
+    """The measure of quality."""
     settings: Sequence[SettingRuns]
     runs: pd.DataFrame
     networks: Sequence[str]

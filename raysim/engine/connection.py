@@ -63,7 +63,7 @@ def token_words() -> str:
     file = _token_file()
     if not file.is_file():
         return f"and there is none in {file}. Copy it {copied}."
-    return f"and the one in {file} is wrong. Copy it anew {copied}."
+    return f"and the one in {file} is wrong. Copy it again {copied}."
 
 
 def user_here() -> str:

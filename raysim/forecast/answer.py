@@ -73,9 +73,7 @@ def _fastest(advice: Advice) -> list[str]:
         return ["No setting that is tried here, and fits, is faster."]
     gain = best.networks[0].samples_per_s / advice.dense.networks[0].samples_per_s
     known = f" ({best.way.known})" if best.way.known else ""
-    return [
-        f"Fastest of those that fit: {best.way.layout}, {best.way}{known}, with {gain:.3g} times as many samples a second."
-    ]
+    return [f"Fastest that fits: {best.way.layout}, {best.way}{known}, with {gain:.3g} times as many samples a second."]
 
 
 def _too_large(advice: Advice) -> list[str]:

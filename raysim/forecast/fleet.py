@@ -27,7 +27,7 @@ class Fleet:
 
     hosts: int
     gpus: int
-    """Of each host."""
+    """Per host."""
     name: str
     """One of `DEVICES`."""
 
@@ -109,7 +109,7 @@ class Way:
     backward: str = SAME
     method: str = SAME
     overlap: bool = False
-    """Whether uncompressed gradients are averaged in buckets during the last backward, as DDP does."""
+    """Averages uncompressed gradients in buckets during the last backward, like DDP."""
 
     @property
     def setting(self) -> Setting:

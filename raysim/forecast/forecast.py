@@ -58,7 +58,7 @@ class Forecast:
     endings: tuple[Ending, ...]
     """Kinds of step by their exchange of replicas; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
-    """How many steps an exchange of replicas may lag before a step waits for it."""
+    """Steps by which an exchange of replicas may lag before a step waits for it."""
     cut_choices: tuple[CutChoice, ...]
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""

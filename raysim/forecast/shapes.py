@@ -220,7 +220,7 @@ class Family(NamedTuple):
     biases: tuple[str, ...] = ()
     """Parts with biases: qkv, out, ffn."""
     tied: bool = False
-    """Whether the head is tied by default."""
+    """The head shares the embedding's weights by default."""
     positions: int | None = None
     """Learned positions in addition to the config's; None if positions are not learned."""
 

@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
     wire_bytes: F64
     """Bytes moved, by the same axes."""
     trips: F64
-    """How often a packet pays the latency, by the same axes."""
+    """One-way latencies paid per packet, by the same axes."""
     overheads: F64
     """By (profile, 3): seconds to hand a packet over, per message, and per byte."""
     seeds: I64
@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
     wires: NDArray[np.int32]
     """By (stage, op): the packet's wire, or -1 within a host."""
     inbound: bool
-    """Whether wires serve the receiver's order and include the latency, instead of the sender's order."""
+    """Wires serve packets in the receiver's order and include the latency; otherwise in the sender's order."""
 
 
 @dataclass(frozen=True)

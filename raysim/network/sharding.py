@@ -113,9 +113,9 @@ class Sharded:
     sharding: FSDP
     stages: tuple[Units, ...]
     coded: bool = False
-    """Whether gradients are compressed for each owner and sent to it directly, instead of around a ring."""
+    """Gradients are compressed for each owner and sent to it directly, instead of around a ring."""
     sums_groups: bool = True
-    """Whether groups sum their gradients after each scatter; if not, they train separately, as in local steps."""
+    """Groups sum their gradients after each scatter; otherwise they train separately, as in local steps."""
 
     def sent_bytes(self, num_replicas: int, num_microbatches: int) -> float:
         """Return the bytes sent per step by the workers of one replica.

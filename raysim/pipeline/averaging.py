@@ -13,7 +13,7 @@ from raysim.codecs import NonFiniteError
 from raysim.codecs import warm as warm_codecs
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, takes_part
-from raysim.pipeline.local import LocalStages
+from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
 from raysim.pipeline.plan import Plan, averaged_shapes
 from raysim.pipeline.state import under

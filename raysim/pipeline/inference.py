@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message, bundle, unbundle
 from raysim.pipeline.errors import DivergedError, StageError
-from raysim.pipeline.local import LocalStages
+from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.reports import Evaluated, Failure
 from raysim.pipeline.state import mean_of, unpack_tensors

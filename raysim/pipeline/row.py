@@ -15,7 +15,7 @@ from raysim.pipeline.boundary import Boundary
 from raysim.pipeline.device import cpu_seconds
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.link import CodedMessage
-from raysim.pipeline.local import LocalStages
+from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.reports import ActionRecord, TimedAction
 from raysim.pipeline.updates import Updates

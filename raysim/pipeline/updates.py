@@ -13,7 +13,7 @@ from raysim.config import OptimizerConfig
 from raysim.pipeline.averaging import Averaging
 from raysim.pipeline.device import DeviceClock, Moment, cpu_seconds
 from raysim.pipeline.errors import DivergedError
-from raysim.pipeline.local import LocalStages
+from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.stage import Snapshot
 

@@ -15,7 +15,7 @@ from raysim.pipeline.averaging import Averaging, warm
 from raysim.pipeline.device import DeviceFacts, facts_of
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.inference import Inference
-from raysim.pipeline.local import LocalStages
+from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import Turns
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import Evaluated, Failure, StepFeedback, StepReport

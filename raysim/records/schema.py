@@ -31,7 +31,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         [
             _STEP,  # steps done before the evaluation
             ("mode", pa.string()),  # mode of the links: "on", "off", or "on_direct"
-            ("batchnorm", pa.string()),  # "running" statistics of training, or "estimated" anew in this mode
+            ("batchnorm", pa.string()),  # statistics: "running" from training, or "estimated" in this mode
             ("loss", pa.float64()),
             ("accuracy", pa.float64()),  # null if not measured, like further metrics
             ("perplexity", pa.float64()),

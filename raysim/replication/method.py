@@ -166,7 +166,7 @@ class ReplicaMethod(Notation, ABC):
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
         """Raise ValueError, naming field and rule, if the method cannot average gradients of these shapes.
 
-        `momentum`: the optimiser's momentum, or None if it has none.
+        `momentum`: the optimiser's, None without momentum.
         """
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -59,7 +59,7 @@ class WeightPolicy(Notation, ABC):
     def check(self, in_flight: int, num_microbatches: int, optimizer: str, momentum: float | None) -> None:
         """Raise ValueError, naming field and rule, if the policy does not fit the run.
 
-        `in_flight`: the peak number of microbatches on a stage. `momentum`: the optimiser's, or None if it has none.
+        `in_flight`: the peak number of microbatches on a stage. `momentum`: the optimiser's, None without momentum.
         """
 
     def delays(self, scheduled: Delays) -> Delays:

@@ -70,7 +70,7 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
     ("said", "mode", "sentence"),
     [
         ("AuthenticationError: no", "", "this process showed none, since RAY_AUTH_MODE is not `token`. Set RAY_AUTH_MODE=token,"),
-        ("RpcError: Invalid authentication token", "token", "/auth_token is wrong. Copy it anew from the machine that made"),
+        ("RpcError: Invalid authentication token", "token", "/auth_token is wrong. Copy it again from the machine that made"),
         ("RpcError: Deadline Exceeded", "", "does not say who its nodes are: RpcError: Deadline Exceeded."),
     ],
 )  # fmt: skip

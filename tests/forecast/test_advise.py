@@ -333,7 +333,7 @@ def test_the_answer_names_bandwidths_and_the_fastest_way_that_fits() -> None:
     dense = advice.dense
     assert first.startswith(f"On 100mbps this job runs at {percent(dense.networks[0].utilisation)} utilisation")
     assert "would give 90 %; with" in first
-    assert second.startswith("Fastest of those that fit: ")
+    assert second.startswith("Fastest that fits: ")
     best = advice.fastest()
     assert best is not None
     assert all(

@@ -138,7 +138,7 @@ class Event:
 def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr("raysim.pipeline.local.DeviceClock", lambda device: DeviceClock(torch.device("cuda")))
+    monkeypatch.setattr("raysim.pipeline.local_stages.DeviceClock", lambda device: DeviceClock(torch.device("cuda")))
     monkeypatch.setattr("raysim.pipeline.worker.synchronize", lambda device: setattr(Event, "come", Event.recorded))
     engine = start(small(**COMPRESSED, profile_every_steps=1))
     actions = [action for step in range(2) for report in engine.step(step) for action in report.actions]
