@@ -150,3 +150,9 @@ def test_a_run_goes_on_from_its_state(small):
         each.step(2, StepFeedback())
     first, second = tensors_of(engine), tensors_of(resumed)
     assert all(torch.equal(first[name], x) for name, x in second.items())
+
+
+def test_copies_of_early_updates_end_with_their_step(small):
+    engine = start(small(**with_clip({}, 1e9, OPTIMIZERS["sgd"]), weights="PostValidated"))
+    engine.step(0)
+    assert [worker.updates._snapshots for worker in engine.workers] == [{}] * len(engine.workers)

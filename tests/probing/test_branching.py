@@ -102,6 +102,16 @@ def test_gradients_and_modes_come_back():
     assert loop.optimizer.state == {}
 
 
+def test_a_slot_is_copied_without_the_rest_of_its_storage():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.bias] = {"flat": torch.arange(1000.0)[10:12]}
+    ((slots, _),) = [kept for _, kept in Snapshot(model, [optimizer])._optimizers]
+    copied = slots[model.bias]["flat"]
+    assert copied.tolist() == [10.0, 11.0]
+    assert copied.untyped_storage().nbytes() == copied.nbytes
+
+
 def test_the_state_comes_back_after_an_error():
     plain, loop = Loop().run(0, 4), Loop().run(0, 2)
 

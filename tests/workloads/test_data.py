@@ -1,7 +1,9 @@
 """Data: the order, augmentation as a function of seed, epoch and sample alone, what is read, and what is refused."""
 
 import io
+import json
 import pickle
+import shutil
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -240,6 +242,18 @@ def test_a_tokenizer_gives_its_own_tokens_from_either_kind_of_files(folder, toke
     assert data.train.tokens.tolist() == expected[: len(data.train) * 8 + 1]
     older = load_data("text", {"path": str(folder), "tokenizer": str(tokenizer / "older"), "length": 8}, seed=0)
     assert np.array_equal(older.train.tokens, data.train.tokens)
+
+
+def test_special_tokens_that_are_no_text_are_ignored(folder, tokenizer, tmp_path):
+    shutil.copytree(tokenizer, tmp_path / "odd")
+    (tmp_path / "odd" / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": ["<|endoftext|>"], "pad_token": 3})
+    )
+    odd, data = (
+        load_data("text", {"path": str(folder), "tokenizer": str(path), "length": 8}, seed=0)
+        for path in (tmp_path / "odd", tokenizer)
+    )
+    assert np.array_equal(odd.train.tokens, data.train.tokens)
 
 
 def test_wikitext2_takes_lines_by_themselves_from_files_as_from_the_hub(folder, tokenizer, monkeypatch):

@@ -143,6 +143,18 @@ def test_chance_is_what_constant_outputs_reach(kind):
         assert found["r2"] == pytest.approx(0, abs=0.05)
 
 
+def test_a_built_in_loss_that_fails_on_constant_outputs_is_an_error(monkeypatch):
+    def failing(self, outputs, targets):
+        raise RuntimeError("no such outputs")
+
+    shape, names = ALL["numbers"]
+    train, test = (Fixed(drawn(shape, count, seed)[1]) for count, seed in ((300, 1), (200, 2)))
+    task = make_task(None, {}, names, shape)
+    monkeypatch.setattr(type(task.loss), "evaluate", failing)
+    with pytest.raises(RuntimeError, match="no such outputs"):
+        chance(Data(train, test, shape), task)  # type: ignore[arg-type]
+
+
 # Measures
 
 
