@@ -242,8 +242,15 @@ def bench_codecs(
         list[str] | None,
         typer.Option(
             "--recipe",
-            help="Recipes whose activations and gradients are measured too (default: all that run offline).",
+            help="Recipes whose activations and gradients are measured too (default on the CPU: all that run offline).",
         ),
+    ] = None,
+    dtypes: Annotated[
+        list[str] | None,
+        typer.Option("--dtype", help="float32, bfloat16 or float16; may be repeated (default: float32)."),
+    ] = None,
+    kinds: Annotated[
+        list[str] | None, typer.Option("--kind", help="normal, relu or 'heavy tail'; may be repeated (default: all).")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     others: Annotated[bool, typer.Option(help="Measure plain torch and numcodecs too.")] = True,
@@ -256,7 +263,7 @@ def bench_codecs(
         from raysim.cli.terminal import console
         from raysim.codecs import CODECS
         from raysim.notation import parse
-        from raysim_benchmarks.bench.codecs import DEFAULTS, SIZES, table
+        from raysim_benchmarks.bench.codecs import DEFAULTS, KINDS, SIZES, table
         from raysim_benchmarks.bench.codecs import bench_codecs as measure
         from raysim_benchmarks.bench.recorded import RECIPES, record_tensors
 
@@ -264,15 +271,21 @@ def bench_codecs(
             chosen = [parse(text, CODECS) for text in codecs] if codecs else DEFAULTS
         except ValueError as error:
             fail(f"`codecs`: {error}", 2)
+        for option, given, allowed in (("kind", kinds, KINDS), ("dtype", dtypes, ("float32", "bfloat16", "float16"))):
+            for name in given or ():
+                if name not in allowed:
+                    fail(f"`--{option}` must be one of {', '.join(allowed)}, but got {name!r}.", 2)
         out = console()
         with out.status("") as status:
             recorded: dict[str, Tensor] = {}
-            for recipe in recipes or RECIPES:
+            for recipe in recipes or (RECIPES if device == "cpu" else ()):
                 status.update(f"training {recipe}")
                 recorded |= record_tensors(recipe)
             figures = measure(
                 tuple(sizes or SIZES),
-                codecs=chosen,
+                kinds or KINDS,
+                chosen,
+                dtypes=dtypes or ("float32",),
                 recorded=recorded,
                 others=others,
                 threads=threads,

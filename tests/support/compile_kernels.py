@@ -3,6 +3,7 @@
 Prints a line a kernel and device: the kernel, the device, and whether its code fuses products with sums or flushes denormals.
 """
 
+import itertools
 import sys
 
 import torch
@@ -83,3 +84,6 @@ for dtype in (torch.float32, torch.float16):
     packing.scatter(places, values.to(dtype), 5000)
 for tile in (2, 32, 4096):
     linear.turn(torch.zeros(10_000), tile, 1.0, 1.0, 10_000)
+for dtype, bits, block in itertools.product((torch.float32, torch.bfloat16), (3, 4, 8), (24, 64, 576)):
+    coding = Coding(layout_of((4, 6000), "block", block), Levels(bits, 3, 0, 2**bits - 1), lambda: ERROR)
+    uniform.dequantize(*uniform.quantize(torch.zeros(4, 6000, dtype=dtype), coding, None), coding, dtype, "cpu")

@@ -8,6 +8,7 @@ the same methods and, on the CPU, numcodecs.
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import time
@@ -89,6 +90,7 @@ def bench_codecs(
     kinds: Sequence[str] = KINDS,
     codecs: Iterable[str | Codec] = DEFAULTS,
     *,
+    dtypes: Sequence[str] = ("float32",),
     shapes: Sequence[tuple[int, ...]] | None = None,
     recorded: Mapping[str, Tensor] | None = None,
     others: bool = True,
@@ -101,17 +103,18 @@ def bench_codecs(
     """Return a JSON-able record of the costs of every codec on every tensor.
 
     A tensor of one of `sizes` has 8 samples of as many tokens of 64 values as fit. `shapes` gives shapes instead; `recorded`
-    adds named tensors of your own. `others` also measures plain torch and, on the CPU, numcodecs. Each contestant takes about
-    `seconds` for a tensor, within `rounds`. `device` is "cpu" or "cuda".
+    adds named tensors of your own. For float32, `others` also measures plain torch and, on the CPU, numcodecs. Each contestant
+    takes about `seconds` for a tensor, within `rounds`. `device` is "cpu" or "cuda".
 
     >>> result = bench_codecs([1 << 12], ["normal"], ["Quantize(4)"], others=False, rounds=(1, 1))
     >>> [row["wire_bytes"] for row in result["rows"]]
     [2065]
     """
     tensors = {
-        f"{kind} {'x'.join(map(str, shape))}": (kind, shape)
+        f"{kind} {'x'.join(map(str, shape))}{'' if dtype == 'float32' else f' {dtype}'}": (kind, shape, dtype)
         for shape in shapes or [(8, size // 512, 64) for size in sizes]
         for kind in kinds
+        for dtype in dtypes
     }
     rows = []
     with torch_threads(threads):
@@ -122,8 +125,8 @@ def bench_codecs(
             if progress is not None:
                 progress(name)
             x = (draw(*made) if made else (recorded or {})[name].contiguous()).to(device)
-            contestants = [*ours, *(_plain_torch(x) if others else [])]
-            if others and device == "cpu":
+            contestants = [*ours, *(_plain_torch(x) if others and x.dtype == torch.float32 else [])]
+            if others and device == "cpu" and x.dtype == torch.float32:
                 contestants += _numcodecs(x)
             rows += _measure(name, x, contestants, seconds, rounds)
     processor = platform.processor() or platform.machine() if device == "cpu" else torch.cuda.get_device_name()
@@ -131,20 +134,20 @@ def bench_codecs(
     return {"machine": machine, "rows": rows}
 
 
-def draw(kind: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+def draw(kind: str, shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Tensor:
     """Return a tensor like a gradient (`normal`), an activation (`relu`), or harder than both (`heavy tail`: Student's t, 3)."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator)
     if kind == "relu":
-        return x.relu_()
-    if kind == "heavy tail":
+        x.relu_()
+    elif kind == "heavy tail":
         chi = torch.zeros(shape)
         for _ in range(3):
             chi += torch.randn(shape, generator=generator).square_()
-        return x.div_((chi / 3).sqrt_())
-    if kind != "normal":
+        x.div_((chi / 3).sqrt_())
+    elif kind != "normal":
         raise ValueError(f"`kinds` must be of {', '.join(KINDS)}, but got {kind!r}.")
-    return x
+    return x.to(getattr(torch, dtype))
 
 
 def break_even_bps(dense_bytes: int, wire_bytes: int, codec_s: float) -> float:
@@ -157,11 +160,25 @@ def break_even_bps(dense_bytes: int, wire_bytes: int, codec_s: float) -> float:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Return the record as a table for the terminal."""
+    """Return the record as a table for the terminal.
+
+    GB/s count what encode reads and writes; the shares are of a copy's rate, for encode and decode.
+    """
     machine = result["machine"]
     where = f"{machine['threads']} thread(s)" if machine["device"] == "cpu" else machine["processor"]
     shown = Table(title=f"codecs, {where}; x = one copy of the tensor")
-    for title in ("tensor", "codec", "encode", "decode", "GB/s in", "wire bytes", "factor", "error", "saves below"):
+    for title in (
+        "tensor",
+        "codec",
+        "encode",
+        "decode",
+        "GB/s",
+        "of a copy",
+        "wire bytes",
+        "factor",
+        "error",
+        "saves below",
+    ):
         shown.add_column(title, justify="left" if title in ("tensor", "codec") else "right", overflow="fold")
     last = None
     for row in result["rows"]:
@@ -173,6 +190,7 @@ def table(result: Mapping[str, Any]) -> Table:
             f"{row['encode_memcpys']:.1f}x",
             f"{row['decode_memcpys']:.1f}x",
             f"{row['encode_bytes_per_s'] / 1e9:.1f}",
+            f"{row['encode_copy_share']:.0%}, {row['decode_copy_share']:.0%}",
             f"{row['wire_bytes']:,}",
             f"{row['factor']:.2f}",
             f"{row['relative_error']:.2g}",
@@ -216,7 +234,11 @@ def _measure(
                 "decode_s": decode,
                 "encode_memcpys": encode / memcpy,
                 "decode_memcpys": decode / memcpy,
-                "encode_bytes_per_s": dense_bytes / encode,
+                "encode_bytes_per_s": (dense_bytes + wire_bytes) / encode,
+                "encode_copy_share": (dense_bytes + wire_bytes) / encode * memcpy / (2 * dense_bytes),
+                "decode_copy_share": (dense_bytes + wire_bytes) / decode * memcpy / (2 * dense_bytes)
+                if decode
+                else math.inf,
                 "dense_bytes": dense_bytes,
                 "wire_bytes": wire_bytes,
                 "factor": dense_bytes / wire_bytes,
@@ -240,7 +262,7 @@ def _device_seconds(run: Callable[[], Any]) -> float:
 
 
 def _relative_error(x: Tensor, y: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x - y) / torch.linalg.vector_norm(x))
+    return float(torch.linalg.vector_norm(x.float() - y.float()) / torch.linalg.vector_norm(x.float()))
 
 
 def _codec(codec: Codec, device: str) -> Contestant:
