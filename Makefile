@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRA
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-cluster campaign test-gpu lint types dist image docs notation findings golden picture clean
+.PHONY: demo test test-slow test-cluster campaign gpu-bundle test-gpu lint types dist image docs notation findings golden picture clean
 
 demo: $(VENV)/installed
 	rm -rf results/demo results/demo-dense
@@ -33,11 +33,16 @@ RECORD ?= build/campaign.jsonl
 campaign: $(VENV)/installed-dev
 	$(BIN)/python tests/campaign --share $(SHARE) --record $(RECORD)
 
-test-gpu: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python -m pytest tests/codecs/test_gpu_kernels.py
-	$(BIN)/raysim bench codecs --device cuda --size 8388608
-	$(BIN)/raysim bench pipeline --device cuda
+BUNDLE ?= build/gpu-bundle
+GPU_PYTHON ?= 3.12
+DEVICE ?= cuda
+
+# What a GPU machine without a network lacks, in one folder; `make test-gpu` there (or `python3 check.py`) needs nothing else.
+gpu-bundle: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/offline/bundle.py $(BUNDLE) --python $(GPU_PYTHON)
+
+test-gpu:
+	$(PYTHON) $(BUNDLE)/check.py --out $(BUNDLE)/results --device $(DEVICE)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -296,6 +296,26 @@ def bench_codecs(
         write(figures)
 
 
+@bench.command("overlap")
+def bench_overlap(
+    codecs: Annotated[list[str] | None, typer.Argument(help="Codecs, such as TopK(0.1).")] = None,
+    size: Annotated[int, typer.Option(min=8192, help="Values of the tensor.")] = 1 << 22,
+    width: Annotated[int, typer.Option(min=16, help="Rows and columns of the matrices.")] = 4096,
+    device: Device = "cuda",
+    json_file: JsonFile = None,
+) -> None:
+    """Encode and decode beside matrix products on a GPU: the share of a codec's time that they hide."""
+    with measuring(json_file) as write:
+        _check_device(device)
+        from raysim.cli.terminal import console
+        from raysim_benchmarks.bench.overlap import DEFAULTS, table
+        from raysim_benchmarks.bench.overlap import bench_overlap as measure
+
+        figures = measure(tuple(codecs or DEFAULTS), numel=size, width=width, device=device)
+        console().print(table(figures))
+        write(figures)
+
+
 @validate.command("validate")
 def validate_prices(
     rate: Annotated[

@@ -189,7 +189,7 @@ def test_encoding_waits_once_and_decoding_never(codec: Codec, monkeypatch) -> No
         with torch.utils._python_dispatch._disable_current_modes():
             kernel[(programs,)](*arguments, **constants)
 
-    for module in ("linear", "packing", "select", "uniform"):
+    for module in ("linear", "packing", "rows", "select", "uniform"):
         monkeypatch.setattr(f"raysim.codecs.kernels.triton.{module}.launch", unwatched)
     assert triton.launch is not unwatched
     x, memory = normal(3, 50, 8), normal(3, 50, 8)

@@ -100,7 +100,7 @@ def test_kernels_are_compiled_before_a_step(small, late, monkeypatch):
         made.add((kernel.__name__, types, tuple(sorted(constants.items()))))
         kernel[(programs,)](*arguments, **constants)
 
-    for module in ("linear", "packing", "select", "uniform"):
+    for module in ("linear", "packing", "rows", "select", "uniform"):
         monkeypatch.setattr(f"raysim.codecs.kernels.triton.{module}.launch", noted)
     with late():
         engine = start(small(**COMPRESSED, num_stages=2, num_microbatches=1))

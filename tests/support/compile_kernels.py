@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from raysim.codecs.groups import layout_of
-from raysim.codecs.kernels.triton import linear, packing, select, uniform
+from raysim.codecs.kernels.triton import linear, packing, rows, select, uniform
 from raysim.codecs.quantize import Coding, Levels
 
 TYPES = {
@@ -47,7 +47,7 @@ def compile_only(kernel, programs, *arguments, **constants):
         print(kernel.__name__, capability, f"fused={fused} flushed={flushed} shared_bytes={built.metadata.shared}")
 
 
-for module in (linear, packing, select, uniform):
+for module in (linear, packing, rows, select, uniform):
     module.launch = compile_only  # type: ignore[attr-defined]
 
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -62,9 +62,9 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 coding = Coding(layout, levels, lambda: ERROR)
                 uniform.dequantize(*uniform.quantize(x, coding, key), coding, dtype, "cpu")
 x, memory = torch.zeros(4, 6000), torch.zeros(4, 6000)
-for rows in (x, x[:, :300].contiguous()):
+for short in (x, x[:, :300].contiguous()):
     for clear in (False, True):
-        select.add_and_select(rows, torch.zeros_like(rows), 10, clear, ERROR)
+        select.add_and_select(short, torch.zeros_like(short), 10, clear, ERROR)
 for per in ("tensor", "row", "channel"):
     layout = layout_of((40, 60, 10), per, 0)
     flat, held = torch.zeros(24_000), torch.zeros(24_000)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from raysim.codecs.codec import to_bytes, to_tensor
 from raysim.codecs.groups import Layout
-from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
+from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two, rows
+from raysim.codecs.kernels.triton.arithmetic import code_of, ends_of, in_order, scale_of, start_of, store
 from raysim.codecs.quantize import Coding, Ends, Levels
 from raysim.codecs.transfers import check
 
 _TILE = 4096  # values per program
 _ROWS = 512  # runs of eight values per program for packing and unpacking
-_FUSED = 2048  # values per program that quantises whole groups
 _LONG = 16  # runs of at least this length are reduced one by one
 
 
@@ -36,7 +36,7 @@ def _find_ranges(
     if ADD:
         values = tl.load(memory + index, mask=inside, other=0.0) + values
         tl.store(total + index, values, mask=inside)
-    ordered = _in_order(values)
+    ordered = in_order(values)
     if BY_ROW:
         least = tl.min(tl.where(inside, ordered, 0x7FFFFFFF), axis=1)
         greatest = tl.max(tl.where(inside, ordered, -0x80000000), axis=1)
@@ -47,39 +47,6 @@ def _find_ranges(
         group, held = column // inner, column < columns
     tl.atomic_min(low + group, least, mask=held)
     tl.atomic_max(high + group, greatest, mask=held)
-
-
-@triton.jit
-def _ends(least, greatest, ABSMAX: tl.constexpr, ORDERED: tl.constexpr):
-    """Return the maximum, minimum, center and span of each group, and whether its ends are valid; ends are float32 patterns."""
-    finite = ((greatest & 0x7FFFFFFF) < 0x7F800000) & ((least & 0x7FFFFFFF) < 0x7F800000)
-    top = tl.where(finite, greatest, 0).to(tl.float32, bitcast=True)
-    bottom = tl.where(finite, least, 0).to(tl.float32, bitcast=True)
-    if ABSMAX:
-        if ORDERED:
-            top = tl.maximum(tl.abs(bottom), tl.abs(top))
-        finite = finite & (top >= 0)
-        middle = tl.zeros_like(top).to(tl.float64)
-        span = top.to(tl.float64)
-    else:
-        finite = finite & (bottom <= top)
-        middle = tl.where(bottom == 0, 0.0, bottom).to(tl.float64)
-        span = top.to(tl.float64) - bottom.to(tl.float64)
-    return top, bottom, middle, span, finite
-
-
-@triton.jit
-def _scale(span, STEPS: tl.constexpr):
-    """Return the codes per unit; 0 for a group with one value."""
-    varied = span > 0
-    return tl.where(varied, tl.zeros_like(span) + STEPS, 0.0) / tl.where(varied, span, 1.0)
-
-
-@triton.jit
-def _in_order(values):
-    """Return float32 as int32 in the same order."""
-    bits = values.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -99,25 +66,14 @@ def _grid(
     if ORDERED:
         greatest = greatest ^ ((greatest >> 31) & 0x7FFFFFFF)
         least = least ^ ((least >> 31) & 0x7FFFFFFF)
-    top, bottom, middle, span, finite = _ends(least, greatest, ABSMAX, ORDERED)
+    top, bottom, middle, span, finite = ends_of(least, greatest, ABSMAX, ORDERED)
     if ORDERED:
         tl.store(high + group, tl.where(top == 0, 0.0, top).to(tl.int32, bitcast=True), mask=inside)
         tl.store(low + group, tl.where(bottom == 0, 0.0, bottom).to(tl.int32, bitcast=True), mask=inside)
     tl.store(center + group, middle, mask=inside)
-    tl.store(scale + group, _scale(span, STEPS), mask=inside)
+    tl.store(scale + group, scale_of(span, STEPS), mask=inside)
     tl.store(step + group, span / tl.full([BLOCK], STEPS, tl.float64), mask=inside)
     tl.store(bad + tl.zeros([BLOCK], tl.int32), 1, mask=inside & (finite == 0))
-
-
-@triton.jit
-def _uniform(key, index):
-    """Return the numbers in [0, 1) at `index` of the SplitMix64 stream of `key`, float64."""
-    state = key + (index.to(tl.int64) + 1) * -7046029254386353131
-    z = state.to(tl.uint64, bitcast=True)
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    z = z ^ (z >> 31)
-    return (z >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
 
 
 @triton.jit
@@ -126,17 +82,6 @@ def _levels(per_group, index, inside, groups, inner, ONE: tl.constexpr):
         return tl.load(per_group)
     else:
         return tl.load(per_group + (index // inner) % groups, mask=inside, other=0.0)
-
-
-@triton.jit
-def _code(level, key, index, middle, last, STOCHASTIC: tl.constexpr):
-    """Round levels to codes, int32."""
-    if STOCHASTIC:
-        level = tl.floor(level + _uniform(tl.load(key), index))
-    else:
-        level = (level + 6755399441055744.0) - 6755399441055744.0  # 1.5 * 2**52: round to nearest even
-    level = tl.where(level == level, level, 0.0)  # NaN has no code; the flag of its group is set
-    return tl.minimum(tl.maximum(level.to(tl.int32) + middle, 0), last)
 
 
 @triton.jit
@@ -152,7 +97,7 @@ def _quantize(
     values = tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
     at = _levels(center, index, inside, groups, inner, ONE)
     level = (values.to(tl.float64) - at) * _levels(scale, index, inside, groups, inner, ONE)
-    code = _code(level, key, index, middle, last, STOCHASTIC)
+    code = code_of(level, key, index, middle, last, STOCHASTIC)
     if LEFT:
         decoded = (code - middle).to(tl.float64) * _levels(step, index, inside, groups, inner, ONE) + at
         tl.store(left + index, values - decoded.to(tl.float32), mask=inside)
@@ -161,73 +106,6 @@ def _quantize(
     byte = (word[:, None] >> (8 * tl.maximum(BITS - 1 - column, 0))[None, :]) & 255
     target = row[:, None] * BITS + column[None, :]
     tl.store(packed + target, byte.to(tl.uint8), mask=(column < BITS)[None, :] & (target < num_bytes))
-
-
-@triton.jit
-def _quantize_rows(
-    x, memory, key, packed, low, high, left, bad, numel, groups, inner, middle, last,
-    BITS: tl.constexpr, STEPS: tl.constexpr, ABSMAX: tl.constexpr, STOCHASTIC: tl.constexpr, ADD: tl.constexpr,
-    LEFT: tl.constexpr, GROUPS: tl.constexpr, INNER: tl.constexpr,
-):  # fmt: skip
-    """`_find_ranges`, `_grid` and `_quantize` in one pass, for groups of consecutive values; `inner` is a multiple of 8."""
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    column = tl.arange(0, INNER)
-    index = group[:, None] * inner + column[None, :]
-    inside = (column < inner)[None, :] & (index < numel)
-    values = tl.load(x + index, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        values = tl.load(memory + index, mask=inside, other=0.0) + values
-    ordered = _in_order(values)
-    least = tl.min(tl.where(inside, ordered, 0x7FFFFFFF), axis=1)
-    greatest = tl.max(tl.where(inside, ordered, -0x80000000), axis=1)
-    top, bottom, center, span, finite = _ends(
-        least ^ ((least >> 31) & 0x7FFFFFFF), greatest ^ ((greatest >> 31) & 0x7FFFFFFF), ABSMAX, True
-    )
-    held = group < groups
-    tl.store(high + group, tl.where(top == 0, 0.0, top).to(tl.int32, bitcast=True), mask=held)
-    tl.store(low + group, tl.where(bottom == 0, 0.0, bottom).to(tl.int32, bitcast=True), mask=held)
-    tl.store(bad + tl.zeros([GROUPS], tl.int32), 1, mask=held & (finite == 0))
-    level = (values.to(tl.float64) - center[:, None]) * _scale(span, STEPS)[:, None]
-    code = _code(level, key, index, middle, last, STOCHASTIC)
-    if LEFT:
-        step = span / (tl.zeros([GROUPS], tl.float64) + STEPS)
-        decoded = (code - middle).to(tl.float64) * step[:, None] + center[:, None]
-        tl.store(left + index, values - decoded.to(tl.float32), mask=inside)
-    code = tl.where(inside, code, 0)
-    if 8 % BITS == 0:
-        place = tl.arange(0, 8 // BITS)
-        fields = (
-            tl.reshape(code, [GROUPS, INNER * BITS // 8, 8 // BITS]) << (BITS * (8 // BITS - 1 - place))[None, None, :]
-        )
-        offset = tl.arange(0, INNER * BITS // 8)
-        target = (group * (inner // 8) * BITS)[:, None] + offset[None, :]
-        first = group[:, None] * inner + (offset * (8 // BITS))[None, :]
-        kept = (offset * 8 < inner * BITS)[None, :] & (first < numel)
-        tl.store(packed + target, tl.sum(fields, axis=2).to(tl.uint8), mask=kept)
-    else:
-        place = tl.arange(0, 8)
-        fields = tl.reshape(code.to(tl.int64), [GROUPS, INNER // 8, 8]) << (BITS * (7 - place))[None, None, :]
-        word = tl.sum(fields, axis=2)
-        byte = (word[:, :, None] >> (8 * tl.maximum(BITS - 1 - place, 0))[None, None, :]) & 255
-        run = tl.arange(0, INNER // 8)
-        target = ((group * (inner // 8))[:, None] + run[None, :])[:, :, None] * BITS + place[None, None, :]
-        kept = (run * 8 < inner)[None, :, None] & (target * 8 < numel * BITS) & (place < BITS)[None, None, :]
-        tl.store(packed + target, byte.to(tl.uint8), mask=kept)
-
-
-@triton.jit
-def _store(out, index, value, inside, LIMIT: tl.constexpr):
-    """Write float32, or 16 bits clamped to +-LIMIT."""
-    if LIMIT == 0:
-        tl.store(out + index, value, mask=inside)
-    else:
-        value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT)
-        if out.dtype.element_ty == tl.float16:
-            tl.store(out + index, value.to(tl.float16), mask=inside)
-        else:  # bfloat16 patterns, rounded to nearest even; all values are finite
-            bits = value.to(tl.int32, bitcast=True)
-            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            tl.store(out + index, rounded.to(tl.int16), mask=inside)
 
 
 @triton.jit
@@ -248,36 +126,7 @@ def _dequantize(
     tl.store(bad + tl.zeros_like(index), 1, mask=inside & (code > last))
     level = (code - middle).to(tl.float64) * _levels(step, index, inside, groups, inner, ONE)
     value = (level + _levels(center, index, inside, groups, inner, ONE)).to(tl.float32)
-    _store(out, index, value, inside, LIMIT)
-
-
-@triton.jit
-def _dequantize_rows(
-    packed, low, high, out, bad, numel, num_bytes, groups, inner, middle, last,
-    BITS: tl.constexpr, STEPS: tl.constexpr, ABSMAX: tl.constexpr, LIMIT: tl.constexpr, GROUPS: tl.constexpr, INNER: tl.constexpr,
-):  # fmt: skip
-    """`_grid` and `_dequantize` in one pass, for groups of consecutive values; BITS divides 8, `inner` is a multiple of 8."""
-    group = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
-    held = group < groups
-    least, greatest = tl.load(low + group, mask=held, other=0), tl.load(high + group, mask=held, other=0)
-    _, _, center, span, finite = _ends(least, greatest, ABSMAX, False)
-    tl.store(bad + tl.zeros([GROUPS], tl.int32), 1, mask=held & (finite == 0))
-    offset = tl.arange(0, INNER * BITS // 8)
-    source = (group * (inner // 8) * BITS)[:, None] + offset[None, :]
-    byte = tl.load(packed + source, mask=(offset * 8 < inner * BITS)[None, :] & (source < num_bytes), other=0).to(
-        tl.int32
-    )
-    place = tl.arange(0, 8 // BITS)
-    code = tl.reshape(
-        (byte[:, :, None] >> (BITS * (8 // BITS - 1 - place))[None, None, :]) & ((1 << BITS) - 1), [GROUPS, INNER]
-    )
-    column = tl.arange(0, INNER)
-    index = group[:, None] * inner + column[None, :]
-    inside = (column < inner)[None, :] & (index < numel)
-    tl.store(bad + tl.zeros_like(index), 1, mask=inside & (code > last))
-    step = span / (tl.zeros([GROUPS], tl.float64) + STEPS)
-    value = ((code - middle).to(tl.float64) * step[:, None] + center[:, None]).to(tl.float32)
-    _store(out, index, value, inside, LIMIT)
+    store(out, index, value, inside, LIMIT)
 
 
 def quantize(
@@ -294,8 +143,8 @@ def quantize(
     when the open flight lands.
     """
     layout, levels, error = coding
-    if ends is None and _by_rows(layout):
-        return _quantized_rows(x, coding, key, memory, residual)
+    if ends is None and rows.serves(layout):
+        return rows.quantize(x, coding, key, memory, residual)
     if ends is None:
         low, high = _ranges(x, layout, None if memory is None else memory.contiguous(), residual)
     else:
@@ -306,42 +155,12 @@ def quantize(
     num_bytes = blocks(layout.numel * levels.bits, 8)
     packed = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
     launch(
-        _quantize, blocks(layout.numel, 8 * _ROWS), x, *grid, _start(key, x.device), packed, x if residual is None else residual,
+        _quantize, blocks(layout.numel, 8 * _ROWS), x, *grid, start_of(key, x.device), packed, x if residual is None else residual,
         layout.numel, num_bytes, layout.groups, layout.inner, levels.middle, levels.last,
         BITS=levels.bits, STOCHASTIC=key is not None, LEFT=residual is not None, ONE=layout.groups == 1, ROWS=_ROWS,
     )  # fmt: skip
     check(bad, error())
     return to_bytes(packed), to_bytes(low), to_bytes(high)
-
-
-def _by_rows(layout: Layout) -> bool:
-    """Return whether one program can hold whole groups: consecutive values, in whole runs of eight."""
-    return layout.groups * layout.inner >= layout.numel and layout.inner % 8 == 0 and layout.inner <= _TILE
-
-
-def _quantized_rows(
-    x: Tensor, coding: Coding, key: int | None, memory: Tensor | None, residual: Tensor | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    layout, levels, error = coding
-    low, high = (torch.empty(layout.groups, dtype=torch.int32, device=x.device) for _ in range(2))
-    packed = torch.empty(blocks(layout.numel * levels.bits, 8), dtype=torch.uint8, device=x.device)
-    bad, width = flag(x.device), power_of_two(layout.inner)
-    height = max(1, _FUSED // width)
-    memory = x if memory is None else memory.contiguous()
-    launch(
-        _quantize_rows, blocks(layout.groups, height), x, memory, _start(key, x.device), packed, low, high,
-        x if residual is None else residual, bad, layout.numel, layout.groups, layout.inner, levels.middle, levels.last,
-        BITS=levels.bits, STEPS=levels.steps, ABSMAX=levels.absmax, STOCHASTIC=key is not None, ADD=memory is not x,
-        LEFT=residual is not None, GROUPS=height, INNER=width,
-    )  # fmt: skip
-    check(bad, error())
-    return to_bytes(packed), to_bytes(low), to_bytes(high)
-
-
-def _start(key: int | None, device: torch.device) -> Tensor:
-    """Return the key of the random numbers as a signed integer on the device."""
-    signed = 0 if key is None else (key + 2**63) % 2**64 - 2**63
-    return torch.full((1,), signed, dtype=torch.int64, device=device)
 
 
 def dequantize(
@@ -355,14 +174,8 @@ def dequantize(
         out.view(torch.int16) if dtype == torch.bfloat16 else out,
         0 if dtype == torch.float32 else torch.finfo(dtype).max,
     )
-    if _by_rows(layout) and 8 % levels.bits == 0:
-        bad, width = flag(out.device), power_of_two(layout.inner)
-        height = max(1, _FUSED // width)
-        launch(
-            _dequantize_rows, blocks(layout.groups, height), packed, least, greatest, target, bad,
-            layout.numel, len(packed), layout.groups, layout.inner, levels.middle, levels.last,
-            BITS=levels.bits, STEPS=levels.steps, ABSMAX=levels.absmax, LIMIT=limit, GROUPS=height, INNER=width,
-        )  # fmt: skip
+    if rows.serves(layout) and 8 % levels.bits == 0:
+        bad = rows.dequantize(packed, least, greatest, target, coding, limit)
     else:
         (center, _, step), bad = _make_grid(least, greatest, levels, ordered=False)
         launch(
@@ -383,12 +196,13 @@ def _ranges(x: Tensor, layout: Layout, memory: Tensor | None, total: Tensor | No
     high = torch.full((layout.groups,), -0x80000000, dtype=torch.int32, device=x.device)
     by_row = layout.inner >= _LONG
     columns = layout.inner if by_row else layout.groups * layout.inner
-    rows = blocks(layout.numel, columns)
+    count = blocks(layout.numel, columns)
     width = min(_TILE, power_of_two(columns))
-    height = min(_TILE // width, power_of_two(rows))
+    height = min(_TILE // width, power_of_two(count))
     launch(
-        _find_ranges, blocks(rows, height) * blocks(columns, width), x, x if memory is None else memory, x if memory is None else total,
-        low, high, rows, columns, layout.numel, layout.groups, layout.inner,
+        _find_ranges, blocks(count, height) * blocks(columns, width),
+        x, x if memory is None else memory, x if memory is None else total,
+        low, high, count, columns, layout.numel, layout.groups, layout.inner,
         ADD=memory is not None, BY_ROW=by_row, ROWS=height, COLUMNS=width,
     )  # fmt: skip
     return low, high
