@@ -56,6 +56,11 @@ ENTRIES = {
             "He et al. 2025, arXiv:2506.01352",
             "3 to 4 bits for activations of language models with outliers.",
         ),
+        "Rotated": Entry(
+            "Rotated(4)",
+            "after Tseng et al. 2024 (QuIP#), arXiv:2402.04396, and Dettmers et al. 2022 (LLM.int8), arXiv:2208.07339",
+            "A first choice for trained transformers, whose tokens have massive activations: 3 or 4 bits.",
+        ),
         "MX": Entry(
             "MX('e2m1')", "OCP Microscaling formats", "Block floating point, as accelerators store it: 4 or 8 bits."
         ),

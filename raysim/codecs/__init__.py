@@ -12,6 +12,7 @@ from raysim.codecs.fitted import ErrorBounded, NonUniform
 from raysim.codecs.floats import MX, Cast, Identity, Natural
 from raysim.codecs.lowrank import LowRank
 from raysim.codecs.quantize import QSGD, FixedPoint, Quantize
+from raysim.codecs.rotated import Rotated
 from raysim.codecs.signs import Mean, OneBit, Sign, TernGrad
 from raysim.codecs.sparse import RandomK, TopK
 from raysim.codecs.threshold import EstimatedTopK, Nonzero, Threshold
@@ -23,7 +24,7 @@ CODECS: dict[str, type[Codec]] = {
     cls.name(): cls
     for cls in (
         *(Cast, Identity),
-        *(FixedPoint, Mean, MX, NonUniform, Quantize),
+        *(FixedPoint, Mean, MX, NonUniform, Quantize, Rotated),
         *(Natural, OneBit, QSGD, Sign, TernGrad),
         *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
         *(ErrorBounded, LowRank),
@@ -75,6 +76,7 @@ __all__ = [
     "Packet",
     "Quantize",
     "RandomK",
+    "Rotated",
     "Sign",
     "TernGrad",
     "Threshold",

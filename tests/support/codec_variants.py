@@ -90,6 +90,19 @@ def blocks(size: int) -> Callable[[Shape], int]:
     return lambda shape: math.ceil(numel(shape) / size)
 
 
+def rotated(bits: int, most: int) -> Callable[[Shape, int], int]:
+    """Codes and a scale for each row, kept values, and all their positions."""
+
+    def array_bytes(shape: Shape, itemsize: int) -> int:
+        if not numel(shape):
+            return 0
+        width = shape[-1] if shape else 1
+        count = rows(shape) * min(most, width // 8)
+        return rows(shape) * (packed(width, bits) + 2) + 2 * count + packed(count, (width - 1).bit_length())
+
+    return array_bytes
+
+
 def random_k(density: float) -> Callable[[Shape, int], int]:
     return lambda shape, itemsize: kept(density, shape) * itemsize + 8
 
@@ -177,6 +190,10 @@ VARIANTS = [
     Variant("NonUniform(3)", lambda s, v: packed(numel(s), 3) + 32 * bool(numel(s)), scales=True),
     Variant("NonUniform(8, fit='quantile')", lambda s, v: numel(s) + 1024 * bool(numel(s)), scales=True),
     Variant("NonUniform(4, fit='deviation')", lambda s, v: packed(numel(s), 4) + 64 * bool(numel(s)), scales=True),
+    Variant("Rotated(4)", rotated(4, 8), scales=True),
+    Variant("Rotated(2, kept=0)", rotated(2, 0), scales=True),
+    Variant("Rotated(3, kept=2)", rotated(3, 2), scales=True),
+    Variant("Rotated(5, kept=100)", rotated(5, 100), scales=True),
     Variant("LowRank(2)", lambda s, v: low_rank(2, *matrix_axes(s), 1, v)),
     Variant("LowRank(1, per='sample')", lambda s, v: low_rank(1, s[1:2], s[2:], s[0] if s else 1, v)),
     Variant("ErrorBounded(0.01)"),

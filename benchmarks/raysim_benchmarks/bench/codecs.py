@@ -59,6 +59,7 @@ DEFAULTS = (
     "MX('e2m1')",
     "MX('e4m3')",
     "Hadamard(Quantize(4))",
+    "Rotated(4)",
     "Entropy(Quantize(4))",
     "Entropy(Identity)",
     "Sign",
