@@ -30,6 +30,7 @@ CODECS = (
     "TopK(0.01)",
     "Hadamard(Quantize(4))",
     "LowRank(4)",
+    "Rotated(4)",
 )
 DTYPES = ("float32", "bfloat16")
 MEGABYTES = (2, 16, 128)  # of float32
@@ -86,7 +87,7 @@ class Check:
         self.environment = os.environ | {
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "150",
-            "PYTHONPATH": str(self.scratch / "site"),
+            "PYTHONPATH": os.pathsep.join([str(self.scratch / "site"), os.environ.get("PYTHONPATH", "")]),
         }
         if not self.gpu:
             self.environment["TRITON_INTERPRET"] = "1"
