@@ -120,7 +120,19 @@ class Check:
         bench = [*self._raysim("bench", "codecs"), "--device", self.device, "--kind", "normal", "--no-others", *kinds]
         small = [] if self.gpu else ["--size", "65536", "--width", "64"]
         tests = ["tests/codecs/test_gpu_kernels.py", "tests/codecs/test_transfers.py", "tests/pipeline/test_on_gpu.py"]
-        pytest = [sys.executable, "-m", "pytest", "-m", "not slow", "-o", "pythonpath=tests/support", *tests]
+        pytest = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "not slow",
+            "-v",
+            "-p",
+            "no:benchmark",
+            "-o",
+            "pythonpath=tests/support",
+            *tests,
+        ]
         return [
             ("machine", 60, [[sys.executable, "-c", _MACHINE]]),
             # kernels are compiled once and kept on disk: all at the same time, before anything is timed
@@ -205,6 +217,7 @@ class Check:
             f"device={self.device}",
             f"steps={steps}",
             "evaluate_samples=64",
+            "checkpoint_every_steps=0",
             f"profile_every_steps={10 if self.gpu else 1}",
             "optimizer.learning_rate=2e-5",
         ]

@@ -60,5 +60,5 @@ def test_seconds_of_actions_are_those_of_the_device(small):
 
 def test_memory_is_at_most_what_was_forecast_beside_the_libraries(small):
     engine, _, _ = trained(small(**COMPRESSED))
-    workspaces = 64 * 2**20
+    workspaces = (2 * 32 + 2) * 2**20  # on a Hopper cuBLAS takes 32 MiB for each thread's stream, and cuBLASLt 1 MiB
     assert 0 < engine.device_peak_bytes() <= engine.device_forecast_bytes() + workspaces
