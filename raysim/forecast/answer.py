@@ -116,7 +116,8 @@ def assumptions(advice: Advice) -> list[str]:
         f"{model.name}: {model.num_parameters:,} parameters; {job.batch} {model.samples_name} a step, {job.schedule!r}, "
         f"microbatches of {job.microbatch} ({counts}).",
         f"Compute: counted operations at {job.efficiency:g} of the {job.fleet.name}'s dense 16-bit peak by its datasheet{again}. "
-        "The share is an assumption: `--efficiency`. The host's time to launch kernels, which bounds small microbatches, is not counted.",
+        "The share is an assumption: `--efficiency`. "
+        "The host's time to launch kernels, which bounds small microbatches, is not counted.",
         f"Transport {job.transport}.",
         "Utilisation: the step without compression on a network without limits, as a share of the step. It charges the network "
         "and the codecs, not the schedule's bubble: compare layouts by samples a second.",

@@ -309,8 +309,8 @@ def _compute(
     if device is not None:
         notes.append(
             f"Compute: counted operations at {efficiency:g} of the {device}'s dense 16-bit peak by its datasheet, whatever `dtype` is. "
-            "The optimiser's update is not counted, nor the host's time to launch kernels, which bounds small microbatches: on an H100, "
-            "11 ms for nine blocks of width 576 at 256 tokens, 0.05 ms by their operations. `raysim profile` measures it."
+            "The optimiser's update is not counted, nor the host's time to launch kernels, which bounds small microbatches: "
+            "on an H100, 11 ms for nine blocks of width 576 at 256 tokens, 0.05 ms by their operations. `raysim profile` measures it."
         )
         return datasheet_profile(config, device, flops_forward, weight_shares, efficiency)
     assert recorded is not None
