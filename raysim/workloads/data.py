@@ -269,11 +269,12 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
         1 if of_classes else target_shape[-1],
         target_shape,
         "int64" if of_classes else "float32",
-        has_ignored=of_classes and bool(target_shape),
     )
     read_once = len(target_shape) <= (0 if of_classes else 1)
     known = [part.all_targets(shape) if read_once else None for part in parts]
     if of_classes:
+        ignores = any(targets is None or bool((targets == IGNORED).any()) for targets in known)
+        shape = shape._replace(has_ignored=ignores)
         classes = getattr(pair[0], "classes", None)
         counts = (part.num_classes(targets, shape) for part, targets in zip(parts, known, strict=True))
         shape = shape._replace(num_classes=max(counts) if classes is None else len(classes))

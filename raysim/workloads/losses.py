@@ -23,7 +23,10 @@ class Loss:
     """A training loss of outputs and targets."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
-        """Return the training loss of a microbatch: the mean, or with `divisor` the sum divided by it."""
+        """Return the training loss of a microbatch: the mean, or with `divisor` the sum divided by it.
+
+        Both are over the targets other than -100.
+        """
         raise NotImplementedError
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -95,13 +98,16 @@ class MeanSquaredError(Loss):
 
 @dataclass(frozen=True)
 class OwnLoss(Loss):
-    """A user's function from outputs and targets to their mean loss."""
+    """A user's function from outputs and targets to their mean loss; not called if all targets are ignored."""
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
-        return self.function(outputs, targets)
+        if divisor is None:
+            return self.function(outputs, targets)
+        counted = int((targets != IGNORED).sum())
+        return self.function(outputs, targets) * (counted / divisor) if counted else outputs.float().sum() * 0.0
 
 
 def make_loss(name: str | None, options: Mapping[str, object], shape: DataShape) -> Loss:

@@ -113,7 +113,7 @@ def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence
     for name in names:
         if names.count(name) > 1 or name in taken:
             raise ValueError(f"`metrics` must have names of their own, but {name!r} is there already.")
-    return Task(made_loss, made, judged_by, shape.has_ignored and isinstance(made_loss, CrossEntropy))
+    return Task(made_loss, made, judged_by, shape.has_ignored)
 
 
 def answer_span(split: Split, given: int) -> tuple[int, int]:

@@ -5,11 +5,15 @@ import copy
 import numpy as np
 import pytest
 import torch
-from engines import break_at, losses_of, mend, staged_gradients, start
+from configurations import SMALL
+from engines import break_at, losses_of, mend, staged_gradients, start, weights
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pipelines import ADAM, DROPOUT, GPT, RUNS, SUBSPACE, TIED, third, two_workers
+from torch.nn import functional as F
 
 from raysim.codecs.message import wire_bytes
-from raysim.config import ConfigError
+from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.limits import MemoryLimit
 from raysim.pipeline.errors import DivergedError, StageError
@@ -18,7 +22,9 @@ from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import unpack_tensors
 from raysim.training.rows import link_rows, step_row
+from raysim.workloads.data import load_data
 from raysim.workloads.losses import CrossEntropy
+from raysim.workloads.splits import Data, batch_ids
 
 MOST_HEADER_BYTES = 24
 
@@ -84,6 +90,49 @@ def test_microbatches_average_to_the_whole_batch(small):
     for name, gradient in staged_gradients(engine).items():
         torch.testing.assert_close(gradient, whole[name], rtol=1e-4, atol=1e-6)
         assert torch.equal(gradient, parts[name])
+
+
+class Masked:
+    """The samples of a split, the targets of some ignored."""
+
+    def __init__(self, split, ignored):
+        self.split, self.ignored = split, ignored
+
+    def __len__(self):
+        return len(self.split)
+
+    def inputs(self, *call):
+        return self.split.inputs(*call)
+
+    def targets(self, ids):
+        return self.split.targets(ids).masked_fill(torch.from_numpy(np.isin(ids, self.ignored)), -100)
+
+
+@given(st.lists(st.booleans(), min_size=16, max_size=16), st.sampled_from([None, "tasks:plain_entropy"]), st.booleans())
+@example([False] * 16, None, False)
+@example([True] * 2 + [False] * 14, None, True)
+@settings(max_examples=8)
+def test_a_step_learns_the_mean_over_what_counts_however_it_is_cut(counted, loss, replicas):
+    """A microbatch without any target that counts adds nothing, with a loss of one's own too."""
+    plain = {**SMALL, "model": {"name": "mlp", "width": 8}, "num_stages": 2, "loss": loss}
+    data = load_data("digits", {"train_samples": 64, "test_samples": 20}, 0)
+    _, ids = batch_ids(64, 16, 0, 0)
+    masked = Masked(data.train, ids[~np.array(counted)])
+    data = Data(masked, data.test, data.shape._replace(has_ignored=True))
+    for num_microbatches in (1, 2, 4, 8):
+        num_replicas = 2 if replicas and num_microbatches > 1 else 1
+        cut = {"num_microbatches": num_microbatches // num_replicas, "num_replicas": num_replicas}
+        workload = prepare(make_config({**plain, **cut}), data)
+        engine = InlineEngine(workload)
+        engine.start()
+        model = uncut(workload).train()
+        x, y = masked.inputs(ids, 0, 0, True), masked.targets(ids)
+        expected = F.cross_entropy(model(x), y) if any(counted) else 0.0 * model(x).sum()
+        expected.backward()
+        assert np.mean(losses_of(engine, 0)) == pytest.approx(expected.item(), rel=1e-5)
+        for name, parameter in weights(engine, num_replicas - 1).items():
+            before = model.get_parameter(name.partition(".")[2])
+            torch.testing.assert_close(parameter, before - 0.1 * before.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("run", third(0, [run for run in RUNS if "weights" not in RUNS[run]]))

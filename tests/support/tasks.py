@@ -16,6 +16,10 @@ def smooth(outputs, targets):
     return F.smooth_l1_loss(outputs.float(), targets)
 
 
+def plain_entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+
+
 def worst(outputs, targets):
     return (outputs - targets).abs().amax()
 

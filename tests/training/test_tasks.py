@@ -61,6 +61,10 @@ def data():
         kept = torch.arange(8) < torch.randint(1, 9, (count, 1), generator=generator)
         return [(row[:8], torch.where(keep, row[1:], -100)) for row, keep in zip(tokens, kept)]
     return rows(32), rows(12)
+def mostly_unlabelled():
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.where(torch.arange(64) % 8 == 0, (x[:, 0] > 0).long(), -100)
+    return list(zip(x, y)), list(zip(x, y))
 def worst(outputs, targets):
     return (outputs - targets).abs().amax()
 worst.higher_is_better = False
@@ -87,6 +91,20 @@ def test_padding_is_not_learned_however_a_batch_is_cut(mine, small, tmp_path):
     assert set(cut.evals["predictions"]) == {counted}
     assert counted < 12 * 8
     assert cut.evals["loss"].tolist() == pytest.approx(whole.evals["loss"].tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "tasks:plain_entropy"])
+def test_samples_without_a_class_are_not_learned_however_a_batch_is_cut(mine, small, tmp_path, loss):
+    """Of 16 samples two have a class, so most microbatches have none."""
+    changes = {"data": {"name": f"{mine}:mostly_unlabelled"}, "model": {"name": "mlp", "width": 8}, "loss": loss}
+    whole, cut = (
+        train(small(**changes, num_stages=2, num_microbatches=m), engine="inline", out=tmp_path / str(m))
+        for m in (1, 16)
+    )
+    assert cut.status == whole.status == "finished"
+    assert cut.steps["loss"].tolist() == pytest.approx(whole.steps["loss"].tolist(), rel=1e-4)
+    for name, x in weights(whole).items():
+        torch.testing.assert_close(weights(cut)[name], x, rtol=1e-3, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
