@@ -28,6 +28,7 @@ from raysim.distributed.frames import Frame, FrameError, frame_words, read_frame
 from raysim.nn.boundary import BoundaryModule, custom_gradient
 from raysim.nn.link import by_boundary, check_notations, parse_methods
 from raysim.pipeline.link import DIRECTIONS
+from raysim.random import derive_key
 
 _EVALUATION = 0xFFFFFFFF  # the message number in evaluations
 
@@ -69,6 +70,15 @@ class _PacketSide(BoundaryModule):
             message = link.send(x, context, measure=self.measures())
         return self.pack(message, self.number(context), x.device)
 
+    def send_evaluation(self, direction: str, key: int, x: Tensor) -> Tensor:
+        """Return the frame of an activation or gradient in evaluation mode."""
+        with self.links[direction, True].on(x.device) as link:
+            return self.pack(link.send_evaluation(x, "on", key), _EVALUATION, x.device)
+
+    def receive_evaluation(self, direction: str, message: Message, device: torch.device) -> Tensor:
+        with self.links[direction, False].on(device) as link:
+            return link.receive_evaluation(message)
+
     def pack(self, message: Message, number: int, device: torch.device) -> Tensor:
         return write_frame(Frame(message, self._setting, number), self.words, device)
 
@@ -106,10 +116,11 @@ class SendPacket(_PacketSide):
                 f"The activation at boundary {self.boundary} must have the stated shape {self.shape} and {self.dtype}, but has "
                 f"{tuple(x.shape)} and {x.dtype}."
             )
+        # required for frozen stages too: the graph tells real messages from rehearsals
+        trained = x if x.requires_grad or not torch.is_grad_enabled() else x.detach().requires_grad_()
         if not self.training or not torch.is_grad_enabled():
-            with self.links["forward", True].on(x.device) as link:
-                message = link.send_evaluation(x, "on", self.evaluation_key())
-            return self.pack(message, _EVALUATION, x.device)
+            send = partial(self.send_evaluation, "forward", self.evaluation_key())
+            return custom_gradient(trained, send, partial(self.receive, None))
         self._forget_rehearsal()
         self.settle()
         if self.microbatch == 0:
@@ -117,17 +128,17 @@ class SendPacket(_PacketSide):
         context = self.context(x.shape)
         receive = partial(self.receive, context)
         self._graph, self._answered, self._rehearsed = weakref.ref(receive), False, False
-        # required for frozen stages too: the graph tells real messages from rehearsals
-        trained = x if x.requires_grad else x.detach().requires_grad_()
         frame = custom_gradient(trained, partial(self.send, context), receive)
         self.microbatch += 1
         return frame
 
-    def receive(self, context: Context, frame: Tensor) -> Tensor:
-        """Return the gradient in a frame; zeros in a rehearsal, in which torch passes ones."""
+    def receive(self, context: Context | None, frame: Tensor) -> Tensor:
+        """Return the gradient in a frame, without a `context` of an evaluation; zeros in a rehearsal, in which torch passes ones."""
         if bool((frame == 1).all()):
             self._rehearsed = True
             return torch.zeros(self.shape, dtype=self.dtype, device=frame.device)
+        if context is None:
+            return self.receive_evaluation("backward", self.unpack(frame, _EVALUATION), frame.device)
         message = self.unpack(frame, self.number(context))
         self._answered = True
         with self.links["backward", False].on(frame.device) as link:
@@ -168,9 +179,10 @@ class ReceivePacket(_PacketSide):
                 lambda gradient: torch.ones(words, device=gradient.device),
             )
         self._rehearsed = False
+        if not trains:
+            send = partial(self.send_evaluation, "backward", derive_key(self.evaluation_key(), "backward"))
+            return custom_gradient(frame, lambda _: self.receive_evaluation("forward", message, device), send)
         with self.links["forward", False].on(device) as link:
-            if not trains:
-                return link.receive_evaluation(message)
             context = self.context(self.shape)
             activation = custom_gradient(
                 frame,

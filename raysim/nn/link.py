@@ -14,6 +14,7 @@ from raysim.codecs.codec import Support
 from raysim.compressors import Compressor, Context, parse, share_indices
 from raysim.nn.boundary import BoundaryModule, custom_gradient
 from raysim.pipeline.link import DIRECTIONS, EVALUATION_MODES
+from raysim.random import derive_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +32,8 @@ class CompressedLink(BoundaryModule):
     every `measure_every_steps` steps, 0 for never.
 
     In evaluation mode, and without gradients, memories are neither used nor changed. The attribute `evaluation` then selects the
-    message: "on" (the codec's packet), "off" (uncompressed) or "on_direct" (see `AQSGD`). Do not put a link inside an
-    activation-checkpointed block, which would send each message twice.
+    messages, of activations and of any gradients: "on" (the codec's packet), "off" (uncompressed) or "on_direct" (see `AQSGD`). Do
+    not put a link inside an activation-checkpointed block, which would send each message twice.
 
     Raises ValueError if a notation is invalid or cannot be used outside of a run.
 
@@ -100,9 +101,25 @@ class CompressedLink(BoundaryModule):
         if self.evaluation not in EVALUATION_MODES:
             raise ValueError(f"`evaluation` must be one of {', '.join(EVALUATION_MODES)}, but got {self.evaluation!r}.")
         self.settle()
-        with self.links["forward", True].on(x.device) as sender, self.links["forward", False].on(x.device) as receiver:
-            message = sender.send_evaluation(x, self.evaluation, self.evaluation_key())
-            return _own_memory(receiver.receive_evaluation(message), x)
+        key = self.evaluation_key()
+        kept: list[Support] = []
+        forward = partial(self._cross_evaluation, "forward", self.evaluation, key, kept)
+        backward = partial(self._cross_evaluation, "backward", self.evaluation, derive_key(key, "backward"), kept)
+        return custom_gradient(x, forward, backward)
+
+    def _cross_evaluation(self, direction: str, mode: str, key: int, kept: list[Support], x: Tensor) -> Tensor:
+        """Send a tensor in an evaluation mode; `kept` passes the activation's support on if its gradient shares it."""
+        ends = (self.links[direction, True], self.links[direction, False])
+        with ends[0].on(x.device) as sender, ends[1].on(x.device) as receiver:
+            values = x.reshape(-1)[kept[0].positions] if kept else x
+            message = sender.send_evaluation(values, mode, key)
+            y = receiver.receive_evaluation(message)
+        if kept:
+            full = torch.zeros(x.numel(), dtype=x.dtype, device=x.device)
+            return full.index_copy_(0, kept[0].positions.view(-1), y.view(-1)).view(x.shape)
+        if self.shared_indices and mode != "off":
+            kept.append(self.methods[0].codec.support(sender.unpack(message), x.device))
+        return _own_memory(y, x)
 
 
 def _own_memory(y: Tensor, x: Tensor) -> Tensor:

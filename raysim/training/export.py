@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from raysim.config import ConfigError
 from raysim.plugins import from_record
@@ -23,10 +25,11 @@ from raysim.workloads.subspace import out_of_subspace
 def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool = False) -> None:
     """Save a run's model like transformers' `save_pretrained`, with the weights of the newest checkpoint.
 
-    LoRA matrices are merged into the weights; with `adapter` only the matrices are written, as peft does. A model with
-    boundaries in a subspace becomes the equivalent ordinary model. The user's own data are loaded only
-    inside `raysim.plugins.trusting`. Raises ConfigError if the run's model is not `hf`, has a bottleneck, or has no
-    adapter, or if its data cannot be loaded; RecordsError or CheckpointError if its records or checkpoint cannot be read.
+    LoRA matrices are merged into the weights, and an adapted head or embedding is untied; with `adapter` only the matrices are
+    written, as peft does. A model with boundaries in a subspace becomes the equivalent ordinary model. The user's own data are
+    loaded only inside `raysim.plugins.trusting`. Raises ConfigError if the run's model is not `hf` or has a bottleneck, if an
+    adapter is not all that was trained, or if its data cannot be loaded; RecordsError or CheckpointError if its records or
+    checkpoint cannot be read.
     """
     run = run if isinstance(run, Run) else Run(run)
     row = run.row
@@ -42,6 +45,10 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
     lora = options.pop("lora", None)
     if adapter and lora is None:
         raise ConfigError(f"The run in {run.folder} has no `model.lora`, and so no adapter.")
+    if adapter and options.get("new_head"):
+        raise ConfigError(
+            f"The run in {run.folder} also trained a new head (`model.new_head`), which LoRA's adapter lacks. Export the whole model."
+        )
     weights = load_weights(str(run.folder))
     try:
         with from_record():
@@ -71,7 +78,19 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
             warnings.filterwarnings("ignore", "Could not find a config file in  -")
             adapted.save_pretrained(folder)
     else:
+        _untie(model)
         adapted.merge_and_unload().save_pretrained(folder)
+
+
+def _untie(model: Any) -> None:
+    """Give adapted layers that share their weights, such as a tied head, their own: a merge changes them in place."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    holders = Counter(parameter for _, parameter in named)
+    for name, parameter in named:
+        layer, _, field = name.rpartition(".")
+        if holders[parameter] > 1 and layer.endswith(".base_layer"):
+            setattr(model.get_submodule(layer), field, nn.Parameter(parameter.detach().clone(), requires_grad=False))
+            model.config.tie_word_embeddings = False
 
 
 def _options(row: dict[str, Any], section: str) -> dict[str, Any]:

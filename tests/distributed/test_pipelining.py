@@ -9,6 +9,7 @@ from torch import nn
 
 from raysim.distributed.frames import Frame, FrameError, read_frame, write_frame
 from raysim.distributed.pipelining import ReceivePacket, SendPacket, compress_stages
+from raysim.nn import CompressedLink
 
 CODECS = ("TopK(0.1)", "Quantize(8)")
 MEMORIES = ("ErrorFeedback(TopK(0.1))", "EF21(Quantize(4))")
@@ -91,6 +92,20 @@ def test_no_activation_is_kept_between_forward_and_backward():
         receive(frame.detach().requires_grad_())
     assert saved == []
     assert frame.nbytes < 4 * 1000 * 4 / 3
+
+
+def test_gradients_pass_in_evaluation_mode():
+    """As with frozen BatchNorm: the memories are left alone, and torch's rehearsal changes nothing."""
+    notations: dict[str, Any] = {"forward": "TopK(0.5)", "backward": "Quantize(4)"}
+    send, receive = (kind((4, 64), **notations).eval() for kind in (SendPacket, ReceivePacket))
+    link = CompressedLink(**notations).eval()
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    (expected,) = torch.autograd.grad(link(x).exp().sum(), x)
+    for _ in range(2):
+        torch.autograd.grad(send(x), x, torch.ones(send.words))  # the rehearsal's gradient
+        (gradient,) = torch.autograd.grad(receive(send(x)).exp().sum(), x)
+        assert torch.equal(gradient, expected)
+    assert send.microbatch == receive.microbatch == 0
 
 
 def test_a_lost_packet_is_noticed():

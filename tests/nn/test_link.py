@@ -10,6 +10,7 @@ from pipelines import GPT
 from torch import nn
 
 import raysim
+from raysim.compressors import parse
 from raysim.nn import CompressedLink, end_step, insert_links, report, samples
 from raysim.pipeline.optimizer import learning_rate, make_optimizer
 from raysim.pipeline.prepare import prepare
@@ -116,6 +117,40 @@ def test_evaluation_leaves_the_memories_and_counts():
     after = link.state_dict()["_extra_state"]
     assert torch.equal(before["memories"]["forward.sender"]["0.rows"], after["memories"]["forward.sender"]["0.rows"])
     assert link.report()["packets"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("evaluation", ["on", "off", "on_direct"])
+@pytest.mark.parametrize(
+    ("forward", "backward"), [("TopK(0.25)", "Quantize(4)"), ("ErrorFeedback(TopK(0.25))", "EF21(TopK(0.5))")]
+)
+def test_gradients_pass_in_evaluation_mode_as_without_the_link_but_compressed(forward, backward, evaluation):
+    """As with frozen BatchNorm, whose model trains in evaluation mode."""
+    torch.manual_seed(0)
+    before, link, after = nn.Linear(8, 16), CompressedLink(forward, backward), nn.Linear(16, 2)
+    x = torch.randn(4, 8)
+    nn.Sequential(before, link, after)(x).sum().backward()  # the memories are not empty
+    before.zero_grad()
+    link.evaluation, kept = evaluation, link.state_dict()["_extra_state"]
+    nn.Sequential(before, link, after).eval()(x).square().sum().backward()
+    sent, received = before(x), before(x).detach()
+    if evaluation != "off":
+        received = parse(forward).codec.encode(received).decode()
+    received.requires_grad_()
+    after(received).square().sum().backward()
+    gradient = received.grad if evaluation == "off" else parse(backward).codec.encode(received.grad).decode()
+    (expected,) = torch.autograd.grad(sent, before.weight, gradient)
+    assert expected.norm() > 0
+    assert torch.equal(before.weight.grad, expected)
+    assert str(link.state_dict()["_extra_state"]) == str(kept)
+
+
+def test_a_gradient_in_evaluation_mode_shares_the_positions_of_its_activation():
+    link = CompressedLink("TopK(0.25)", "Quantize(8)", shared_indices=True).eval()
+    x = torch.randn(4, 16, requires_grad=True)
+    y = link(x)
+    y.square().sum().backward()
+    assert torch.equal(x.grad != 0, y != 0)
+    torch.testing.assert_close(x.grad, 2 * y.detach(), rtol=0.05, atol=0.05)
 
 
 def test_a_step_of_fewer_microbatches_is_ended_by_hand():

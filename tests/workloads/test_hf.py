@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from torch import nn
 
 from raysim import load_weights, save_pretrained, train
-from raysim.config import make_config
+from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import prepare
@@ -184,6 +184,8 @@ def test_blocks_compute_their_arguments_once_for_each_shape_or_mask(family, name
 
 
 LORA = {"rank": 2, "targets": ["q_proj", "v_proj", "up_proj"]}
+LORA_OF_HEAD = {"rank": 2, "targets": ["q_proj", "lm_head"]}  # whose weights are the embedding's in a tied model
+LORA_OF_EMBEDDING = {"rank": 2, "targets": ["embed_tokens"]}
 
 
 def test_lora_trains_its_matrices_alone_and_nothing_else_costs_memory_or_traffic():
@@ -221,7 +223,9 @@ def test_gradients_under_lora_are_those_of_peft():
     assert all(torch.equal(gradient, model.get_parameter(names[name]).grad) for name, gradient in found.items())
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "lora", [None, LORA, LORA_OF_HEAD, LORA_OF_EMBEDDING], ids=["whole", "lora", "head", "embedding"]
+)
 def test_a_finished_run_is_saved_for_transformers_with_its_logits(lora, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -250,9 +254,18 @@ def test_a_finished_run_is_saved_for_transformers_with_its_logits(lora, tmp_path
         out=tmp_path / "again",
     )
     assert again.status == "finished"
-    if lora is not None:
+    if lora is LORA:
         save_pretrained(run, tmp_path / "adapter", adapter=True)
         assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+
+
+def test_an_adapter_without_the_head_that_was_trained_beside_it_is_refused(tmp_path):
+    data = {"name": "topics", "length": 12, "train_samples": 32, "test_samples": 8}
+    load_model(DataShape((12,), "int64", 256, target_shape=(12,)), config=CAUSAL["llama"]).save_pretrained(tmp_path)
+    model = {"name": "hf", "path": str(tmp_path), "lora": LORA, "new_head": True}
+    run = train(make_config(run_of({}, model=model, data=data)), engine="inline", out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"also trained a new head .* which LoRA's adapter lacks"):
+        save_pretrained(run, tmp_path / "adapter", adapter=True)
 
 
 def test_a_classifier_of_padded_texts_sends_its_mask_in_bits():
