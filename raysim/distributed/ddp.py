@@ -1,8 +1,10 @@
 """Replica methods in DistributedDataParallel, as a public communication hook, over gloo and NCCL."""
 
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +12,16 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from raysim.distributed.exchange import Channel, ReplicaError, build_alike, run_rounds
+from raysim.codecs import NonFiniteError
+from raysim.distributed.exchange import (
+    Channel,
+    ReplicaError,
+    Shapes,
+    build_alike,
+    check_parameters,
+    plain_names,
+    run_rounds,
+)
 from raysim.replication import parse_replica_method
 from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod
 
@@ -58,10 +69,13 @@ class Gradients:
         batch_size: int,
         seed: int,
     ) -> None:
-        named = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-        self._names = {id(parameter): name for name, parameter in named.items()}
-        self._order = {name: i for i, name in enumerate(named)}
-        self._channel = Channel(model.process_group, next(iter(named.values())).device)
+        every = dict(model.module.named_parameters())
+        plain = plain_names(every)
+        self._parameters = {plain[name]: p for name, p in every.items()}  # also frozen ones, which buckets may hold
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._order = {name: i for i, name in enumerate(self._parameters)}
+        trained = {name: tuple(p.shape) for name, p in self._parameters.items() if p.requires_grad}
+        self._channel = Channel(model.process_group, next(iter(every.values())).device)
         self._optimizer = optimizer
         self._momentum = momentum
         self._steps_per_epoch = steps_per_epoch
@@ -69,13 +83,13 @@ class Gradients:
         self._seed = seed
         settings: dict[str, Any] = {
             "the method": method,
-            "parameters": {name: tuple(parameter.shape) for name, parameter in named.items()},
+            "parameters": trained,
             "`momentum`": momentum,
             "`steps_per_epoch`": steps_per_epoch,
             "`seed`": seed,
         }
         self.method = build_alike(
-            self._channel.group, "average gradients", lambda: self._checked(method, settings["parameters"]), settings
+            self._channel.group, "average gradients", lambda: self._checked(method, trained), settings
         )
         self.step = 0
         self._step_s: float | None = None
@@ -85,15 +99,22 @@ class Gradients:
         self._velocities: dict[str, Tensor] = {}
         self._dense_bytes = 0
         self._seconds = 0.0
+        self._overflows = False  # whether gradients of this step are NaN on all ranks
+        self._before = (self._memory, self._of_bucket, self._velocities)  # at the start of a step, until its end
         self._broken: ReplicaError | None = None
         threads = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "gradients", initializer=lambda: torch.set_num_threads(threads))
+
+    @property
+    def _shapes(self) -> Shapes:
+        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of this rank, for a checkpoint; every rank keeps its own."""
         buckets = {"\n".join(names): dict(kept) for names, kept in self._of_bucket.items()}
         return {
             "method": repr(self.method),
+            "parameters": self._shapes,
             "step": self.step,
             "memory": dict(self._memory),
             "buckets": buckets,
@@ -101,12 +122,23 @@ class Gradients:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of the same rank; raises ValueError if its method differs."""
+        """Load the `state_dict` of the same rank; raises ValueError if its method or model differs.
+
+        Parameters are matched by name, whether or not the model was compiled or wrapped.
+        """
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
-        self.step, self._memory = state["step"], dict(state["memory"])
-        self._of_bucket = {tuple(names.split("\n")): dict(kept) for names, kept in state["buckets"].items()}
-        self._velocities = dict(state["velocities"])
+        buckets = {names: names.split("\n") for names in state["buckets"]}
+        held = [*map(_parameter, state["memory"]), *state["velocities"], *chain.from_iterable(buckets.values())]
+        plain, shapes = plain_names(held), state.get("parameters", self._shapes)
+        saved = {name: tuple(shapes[key]) for key, name in plain_names(shapes).items()}
+        check_parameters(saved | {name: () for name in plain.values() if name not in saved}, self._shapes)
+        self.step = state["step"]
+        self._memory = {f"{key.partition('/')[0]}/{plain[_parameter(key)]}": x for key, x in state["memory"].items()}
+        self._of_bucket = {
+            tuple(plain[name] for name in names): dict(state["buckets"][key]) for key, names in buckets.items()
+        }
+        self._velocities = {plain[name]: x for name, x in state["velocities"].items()}
 
     def report(self) -> "pd.DataFrame":
         """Return one row: steps, the bytes that this rank sent, the bytes of an uncompressed all-reduce, and seconds.
@@ -159,18 +191,36 @@ class Gradients:
         start = time.perf_counter()
         if index == 0:
             self._share_time(start)
+            self._overflows = False
+            self._before = dict(self._memory), dict(self._of_bucket), dict(self._velocities)
+        if not self._overflows:
+            self._exchange(index, held)
+        if self._overflows:
+            for gradient in held.values():
+                gradient.fill_(math.nan)
+        self._seconds += time.perf_counter() - start
+        if last:
+            self.step += 1
+            if self._overflows:
+                self._memory, self._of_bucket, self._velocities = self._before
+            self._before = ({}, {}, {})
+
+    def _exchange(self, index: int, held: dict[str, Tensor]) -> None:
+        """Average the gradients of a bucket, unless a rank's overflow."""
         gradients = {name: gradient.float() for name, gradient in held.items()}
         names = tuple(held)
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
         rounds = self.method.average(gradients, memory, self._context(index))
-        exchange = run_rounds(
-            rounds,
-            self._channel,
-            self.method.table(names),
-            names,
-            stage=index,
-            num_values=sum(gradient.numel() for gradient in gradients.values()),
-        )
+        num_values = sum(gradient.numel() for gradient in gradients.values())
+        try:
+            exchange = run_rounds(
+                rounds, self._channel, self.method.table(names), names, stage=index, num_values=num_values
+            )
+        except ReplicaError as error:
+            if not self._overflowed(error):
+                raise
+            self._overflows = True
+            return
         averaged: Averaged = exchange.result
         for name, gradient in averaged.gradients.items():
             if self._momentum is not None and name not in averaged.with_momentum:
@@ -181,9 +231,18 @@ class Gradients:
             (self._memory if _parameter(key) in held else self._of_bucket[names])[key] = x
         self._of_bucket = {each: kept for each, kept in self._of_bucket.items() if kept}
         self._dense_bytes += exchange.account.dense_bytes
-        self._seconds += time.perf_counter() - start
-        if last:
-            self.step += 1
+
+    def _overflowed(self, error: ReplicaError) -> bool:
+        """Return whether gradients alone hold NaN or infinity, on any rank, as before a GradScaler skips a step.
+
+        Called on every rank after an exchange has failed.
+        """
+        own = error.__context__  # None if another rank failed
+        excused = own is None or isinstance(own, NonFiniteError)
+        excused = excused and all(bool(parameter.isfinite().all()) for parameter in self._parameters.values())
+        failed = torch.tensor(float(not excused), device=self._channel.device)
+        dist.all_reduce(failed, dist.ReduceOp.MAX, self._channel.group)
+        return not failed.item()
 
     def _context(self, index: int) -> ReplicaContext:
         per_epoch = self._steps_per_epoch or max(1, self.step + 1)

@@ -8,7 +8,7 @@ from step to step, a round costs one message to each rank and no padding.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -130,6 +130,33 @@ def build_alike(group: dist.ProcessGroup | None, verb: str, build: Callable[[], 
                     f"All ranks must {verb} alike, but {field} on rank {rank} is {shown[0]}, and on rank 0 {shown[1]}."
                 )
     return built[0]
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of parameters by plain name, in the model's order."""
+_WRAPPERS = {"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Map parameter names to those without the modules that torch wraps around others, as in `torch.compile`.
+
+    >>> plain_names(["_orig_mod.layers.0.module.weight"])
+    {'_orig_mod.layers.0.module.weight': 'layers.0.weight'}
+    """
+    plain = {name: ".".join(part for part in name.split(".") if part not in _WRAPPERS) for name in names}
+    return plain if len(set(plain.values())) == len(plain) else {name: name for name in plain}
+
+
+def check_parameters(saved: Shapes, own: Shapes) -> None:
+    """Raise ValueError, naming a parameter, if a checkpoint is of another model."""
+    for name in {**own, **saved}:
+        if own.get(name) != saved.get(name):
+            here, there = (f"the shape {side[name]}" if name in side else "none" for side in (own, saved))
+            raise ValueError(
+                f"`model` must have the parameters of the checkpoint, but of `{name}` the model has {here}, and the checkpoint {there}."
+            )
+    if list(saved) != list(own):
+        raise ValueError("`model` must have its parameters in the order of the checkpoint.")
 
 
 def run_rounds(

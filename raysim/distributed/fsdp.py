@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from raysim.codecs.message import CodecTable
 from raysim.compressors import Compressor, Context, State
-from raysim.distributed.exchange import Channel, build_alike, run_rounds
+from raysim.distributed.exchange import Channel, Shapes, build_alike, check_parameters, plain_names, run_rounds
 from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
@@ -53,7 +53,15 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
         modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         if not modules:
             raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
-        reductions = [_ReduceScatter(parsed.compressor, i, seed) for i in range(len(modules))]
+        owners = {
+            parameter: i for i, module in enumerate(modules) for parameter in module.parameters()
+        }  # innermost last
+        plain = plain_names(name for name, _ in model.named_parameters())
+        shapes: list[dict[str, tuple[int, ...]]] = [{} for _ in modules]
+        for name, parameter in model.named_parameters():
+            if parameter in owners:
+                shapes[owners[parameter]][plain[name]] = tuple(parameter.shape)
+        reductions = [_ReduceScatter(parsed.compressor, i, seed, of_module) for i, of_module in enumerate(shapes)]
         for module, reduction in zip(modules, reductions, strict=True):
             module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # has the two methods called by FSDP
         return ShardedGradients(parsed, reductions)
@@ -75,7 +83,10 @@ class ShardedGradients:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of this rank, for a checkpoint; every rank keeps its own."""
-        states = [{"step": each.step, "memory": pack_state(each.state)} for each in self._reductions]
+        states = [
+            {"step": each.step, "memory": pack_state(each.state), "parameters": each.shapes}
+            for each in self._reductions
+        ]
         return {"method": repr(self.method), "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -87,14 +98,18 @@ class ShardedGradients:
                 f"`model` must have {len(state['states'])} modules of FSDP2, as in the checkpoint, but has {len(self._reductions)}."
             )
         for reduction, kept in zip(self._reductions, state["states"], strict=True):
+            shapes = kept.get("parameters", reduction.shapes)
+            check_parameters({name: tuple(shape) for name, shape in shapes.items()}, reduction.shapes)
+        for reduction, kept in zip(self._reductions, state["states"], strict=True):
             reduction.step, reduction.state = kept["step"], unpack_state(kept["memory"], torch.device("cpu"))
 
 
 class _ReduceScatter:
     """The reduce-scatter of one group of parameters, called by FSDP2."""
 
-    def __init__(self, compressor: Compressor, index: int, seed: int) -> None:
+    def __init__(self, compressor: Compressor, index: int, seed: int, shapes: Shapes) -> None:
         self.compressor = compressor
+        self.shapes = shapes
         self.index = index
         self.seed = seed
         self.step = 0

@@ -88,6 +88,31 @@ def test_a_method_of_single_tensors_gives_the_same_in_any_buckets(method, ranks)
     assert torch.equal(ranks[0]["buckets"][method][0], ranks[1]["buckets"][method][0])
 
 
+@pytest.mark.parametrize("method", [None, "Identity", *BUCKETS])
+def test_a_step_that_overflows_is_skipped_by_a_scaler_and_changes_no_memory(method, ranks):
+    for rank in ranks:
+        skipping, without = rank["overflows"][method]
+        assert skipping.isfinite().all()
+        assert torch.equal(skipping, without)
+
+
+def test_layers_frozen_after_wrapping_are_left_alone_as_in_plain_ddp(ranks):
+    for rank in ranks:
+        plain, dense, compressed = rank["freezes"]
+        torch.testing.assert_close(dense, plain)
+        width = 24 * 25
+        for layer in (0, 2):
+            own = slice(layer * width, (layer + 1) * width)
+            assert torch.equal(compressed[own], plain[own])
+        assert torch.equal(compressed, ranks[0]["freezes"][2])
+
+
+def test_a_checkpoint_goes_on_in_a_model_compiled_since(ranks):
+    for rank in ranks:
+        one, other = rank["renamed"]
+        assert torch.equal(one, other)
+
+
 SENTENCES = [
     "All ranks must average gradients alike, but the method on rank 1 is TopK(0.2), and on rank 0 TopK(0.1).",
     "TopKk",
@@ -100,6 +125,8 @@ SENTENCES = [
     "`method`: `rank` must be at most 32, the rank of the largest matrix of the stage (weight), but got 40.",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
     "`method` must be TopK(0.2), as in the checkpoint, but got TopK(0.1).",
+    "but of `weight` the model has the shape (16, 32), and the checkpoint the shape (32, 32).",
+    "`model` must have the parameters of the checkpoint, but of `0.weight` the model has the shape (32, 32), and the checkpoint none.",
 ]
 
 

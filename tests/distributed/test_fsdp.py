@@ -28,6 +28,7 @@ SENTENCES = [
     "`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got PowerSGD(2).",
     "`method` must be TopK(0.1), as in the checkpoint, but got TopK(0.2).",
     "`model` must have 3 modules of FSDP2, as in the checkpoint, but has 2.",
+    "`model` must have the parameters of the checkpoint, but of `2.weight` the model has the shape (16, 32), and the checkpoint none.",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
 ]
 

@@ -71,6 +71,89 @@ def of_buckets(rank, world_size, method):
     return ends
 
 
+def stack(*, wrap=lambda layer: layer, frozen=(), width=24):
+    """Return a small model, each layer wrapped, in many buckets; layers of `frozen` freeze after DDP has wrapped them."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(*[wrap(nn.Linear(width, width)) for _ in range(4)])
+    model = DistributedDataParallel(layers, bucket_cap_mb=0.001, find_unused_parameters=bool(frozen))
+    for index in frozen:
+        layers[index].requires_grad_(False)
+    return model
+
+
+def steps_of(model, rank, optimizer, steps, scaler=None, broken=()):
+    """Train, with infinite inputs at rank 1 in some steps; return the parameters."""
+    for step in steps:
+        x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + rank))
+        loss = model(x * (float("inf") if rank == 1 and step in broken else 1.0)).square().mean()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(scaler.get_scale())  # the same again, so that memories need no rescaling
+        optimizer.zero_grad()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def trained(rank, method, **changes):
+    model = stack()
+    if method is not None:
+        ddp.hook(model, method)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return steps_of(model, rank, optimizer, **changes)
+
+
+def overflows(rank, world_size, method):
+    """Return the parameters of a hooked job that skips two steps by its scaler, and of one without these steps."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    skipping = trained(rank, method, steps=range(6), scaler=scaler, broken=(2, 3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    return skipping, trained(rank, method, steps=(0, 1, 4, 5), scaler=scaler)
+
+
+def freezes(rank, world_size):
+    """Return the parameters of plain DDP and of a hooked job with layers frozen after wrapping, and the frozen ones before."""
+    ends = []
+    for method in (None, "Identity", "ErrorFeedback(TopK(0.5))"):
+        model = stack(frozen=(0, 2))
+        if method is not None:
+            ddp.hook(model, method)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        ends.append(steps_of(model, rank, optimizer, range(4)))
+    return ends
+
+
+def renamed(rank, world_size):
+    """Return the parameters of a job, and of one that goes on in a compiled model from a checkpoint."""
+    method, ends = "ErrorFeedback(TopK(0.1))", []
+    for wrap in (lambda layer: layer, _Compiled):
+        model = stack()
+        gradients = ddp.hook(model, method)
+        steps_of(model, rank, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
+        if wrap is _Compiled:
+            other = stack(wrap=wrap)
+            for one, kept in zip(other.parameters(), model.parameters(), strict=True):
+                one.data.copy_(kept.data)
+            state = gradients.state_dict()
+            model, gradients = other, ddp.hook(other, method)
+            gradients.load_state_dict(state)
+        ends.append(steps_of(model, rank, torch.optim.SGD(model.parameters(), lr=0.1), range(3, 6)))
+    return ends
+
+
+class _Compiled(nn.Module):
+    """A wrapper that names its module as `torch.compile` does."""
+
+    def __init__(self, module):
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, x):
+        return self._orig_mod(x)
+
+
 def refusals(rank, world_size):
     """Return the sentences that each rank is given."""
     said = []
@@ -101,6 +184,11 @@ def refusals(rank, world_size):
     x = torch.ones(2, 32) * (float("nan") if rank == 1 else 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        broken(x).sum().backward()
+        assert all(p.grad.isnan().all() for p in broken.parameters()), "all ranks learn of it"
+        broken.zero_grad()
+        if rank == 1:  # as after a step with them
+            broken.module.weight.data.fill_(float("nan"))
         try:
             broken(x).sum().backward()
             said.append(None)
@@ -111,6 +199,13 @@ def refusals(rank, world_size):
         kept.load_state_dict({"method": "TopK(0.2)"})
     except ValueError as error:
         said.append(str(error))
+    state = kept.state_dict()
+    strange = DistributedDataParallel(nn.Linear(32, 16)), DistributedDataParallel(nn.Sequential(nn.Linear(32, 32)))
+    for other in strange:
+        try:
+            ddp.hook(other, "TopK(0.1)").load_state_dict(state)
+        except ValueError as error:
+            said.append(str(error))
     return said
 
 
@@ -120,4 +215,7 @@ def everything(rank, world_size, jobs, methods):
         "losses": all_losses(rank, world_size, jobs),
         "buckets": {method: of_buckets(rank, world_size, method) for method in methods},
         "refusals": refusals(rank, world_size),
+        "overflows": {method: overflows(rank, world_size, method) for method in (None, "Identity", *methods)},
+        "freezes": freezes(rank, world_size),
+        "renamed": renamed(rank, world_size),
     }

@@ -121,6 +121,7 @@ def refusals(rank, world_size):
         lambda: fsdp.compress(sharded(world_size, 0), "TopK(0.1)" if rank == 0 else "PowerSGD(2)"),
         lambda: other_checkpoint(sharded(world_size, 0, 2), "TopK(0.2)"),
         lambda: other_checkpoint(sharded(world_size, 0), "TopK(0.1)"),
+        lambda: other_checkpoint(sharded(world_size, 0, 1), "TopK(0.1)"),
         broken,
     ]
     said = []
