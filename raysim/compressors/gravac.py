@@ -9,7 +9,8 @@ from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
 from raysim.compressors.compressor import Compressor, Context, Decision, Offer, State
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
-from raysim.compressors.memory import KEYS, ErrorFeedback, recall, remember
+from raysim.compressors.keyed import KEYS, recall_residual, remember_residual
+from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
 
@@ -142,7 +143,7 @@ class LinkGraVAC(Compressor):
         controller, tally = self._read(state)
         fed = x.detach()
         if self.memory is not None:
-            fed = recall(state, self.memory, context, fed) + fed
+            fed = recall_residual(state, self.memory, context, fed) + fed
         message = fed.to(x.dtype)
         tried: dict[int, Packet] = {}
         undecided = tally.level < 0
@@ -163,7 +164,7 @@ class LinkGraVAC(Compressor):
         tally.send(wire_bytes(self.table.pack(packet)), x.nbytes)
         changes = {TALLY: tally.tensor()}
         if self.memory is not None:
-            changes |= remember(self.memory, context, fed - packet.decode(x.device))
+            changes |= remember_residual(self.memory, context, fed - packet.decode(x.device))
         return packet, changes
 
     def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:

@@ -15,42 +15,10 @@ from raysim.codecs.draws import uniform
 from raysim.codecs.message import Entry
 from raysim.codecs.positions import select_topk
 from raysim.compressors.compressor import Compressor, Context, State
+from raysim.compressors.keyed import KEYS, as_rows, memory_keys, recall, recall_residual, remember, remember_residual
 from raysim.notation import check_choice, check_flag, check_integer
 from raysim.on_demand import torch
 from raysim.random import derive_key
-
-KEYS = ("slot", "sample", "link")
-
-
-def memory_keys(key: str, context: Context) -> list[int]:
-    """Return a message's memory keys: its microbatch slot, the single key of a link, or one key per sample."""
-    return {"slot": [context.microbatch], "link": [0]}.get(key) or list(context.sample_ids)
-
-
-def as_rows(x: torch.Tensor, key: str) -> torch.Tensor:
-    """Return `x` with one row per memory key: its samples, or the whole message as a single row."""
-    return x if key == "sample" else x[None]
-
-
-def recall(state: State, key: str, context: Context, x: torch.Tensor) -> torch.Tensor:
-    """Return the memory for the message `x` under `key`, float32 in the shape of `x`; zeros if none is stored."""
-    keys, rows = memory_keys(key, context), as_rows(x, key)
-    if len(keys) == 1 and keys[0] in state:
-        return state[keys[0]].to(x.device, torch.float32).view(x.shape)
-    memory = torch.zeros_like(rows, dtype=torch.float32)
-    for row, row_key in zip(memory, keys, strict=True):
-        if row_key in state:
-            row.copy_(state[row_key])
-    return memory.view(x.shape)
-
-
-def remember(key: str, context: Context, x: torch.Tensor, dtype: torch.dtype | None = None) -> State:
-    """Return the state changes that store the rows of `x` under `key`, in `dtype` or float32."""
-    dtype = dtype or torch.float32
-    keys, rows = memory_keys(key, context), as_rows(x, key)
-    if len(keys) == 1:
-        return {keys[0]: rows[0].to(dtype)}
-    return {row_key: row.to(dtype, copy=True) for row_key, row in zip(keys, rows, strict=True)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +29,8 @@ class Residual(Compressor):
     only the sum over samples reaches the weights, so `key="slot"`, the published form, works. Activations belong to
     their sample. With shuffled data, `key="slot"` and `key="link"` add one sample's residual to another sample's
     activation, which acts as noise and may make training collapse. For activations use `key="sample"`, which adds the
-    residual in the next epoch and needs memory for every sample, or no feedback at all.
+    residual in the next epoch and needs memory for every sample, or no feedback at all. A sample that is twice in a
+    message adds its residual to the first of its rows, and keeps the sum of what is left of both.
     """
 
     codec: Codec
@@ -102,9 +71,9 @@ class ErrorFeedback(Residual):
     carries_support: ClassVar[bool] = True
 
     def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
-        memory = recall(state, self.key, context, x.detach())
+        memory = recall_residual(state, self.key, context, x.detach())
         packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, memory)
-        return packet, remember(self.key, context, left)
+        return packet, remember_residual(self.key, context, left)
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,11 +88,11 @@ class NoiseFeedback(Residual):
     """
 
     def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
-        withheld = recall(state, self.key, context, x.detach())
+        withheld = recall_residual(state, self.key, context, x.detach())
         drawn = uniform(derive_key(context.key, "noise"), x.numel(), x.device).sub_(0.5).view(x.shape)
         scale = withheld.double().norm() / drawn.norm() if x.numel() else 0.0
         packet, left = self.codec.encode_with_residual(x.detach(), x.dtype, context.key, (drawn * scale).float())
-        return packet, remember(self.key, context, left)
+        return packet, remember_residual(self.key, context, left)
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,7 +126,7 @@ class MixedErrorFeedback(Residual):
 
     def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         assert isinstance(self.codec, TopK)
-        residual = recall(state, self.key, context, x.detach())
+        residual = recall_residual(state, self.key, context, x.detach())
         rows, length, kept = self.codec.rows(tuple(x.shape))
         message, held = x.detach().float().reshape(rows, length), residual.reshape(rows, length)
         of_message = select_topk(message, kept - kept // 2)
@@ -172,7 +141,7 @@ class MixedErrorFeedback(Residual):
             sent[of_residual] += held.view(-1)[of_residual]
         packet = Nonzero(self.codec.values).encode(sent.view(x.shape).to(x.dtype), context.key)
         left = wanted.view(x.shape) - packet.decode(x.device)
-        return packet, remember(self.key, context, left)
+        return packet, remember_residual(self.key, context, left)
 
 
 @dataclass(frozen=True, repr=False)

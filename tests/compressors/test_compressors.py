@@ -44,7 +44,7 @@ from raysim.compressors import (
     State,
     parse,
 )
-from raysim.compressors.memory import as_rows, memory_keys
+from raysim.compressors.keyed import as_rows, memory_keys
 from raysim.pipeline.link import Link
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -213,6 +213,45 @@ def test_keys_of_the_residual() -> None:
     method.commit(state, method.encode(x, state, context(0, 0))[1])
     packet, _ = method.encode(torch.zeros(2, 2), state, context(0, 1))
     assert packet.decode().tolist() == [[0.0, 3.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "ErrorFeedback(TopK(0.3), key='sample')",
+        "ErrorFeedback(Quantize(2), key='sample')",
+        "MixedErrorFeedback(TopK(0.3), key='sample')",
+        "MixedErrorFeedback(TopK(0.3), key='sample', union=True)",
+        "GraVAC(epsilon=0.5, memory='sample')",
+    ],
+)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(0, 99))
+@settings(max_examples=20)
+def test_nothing_of_a_sample_is_lost_or_invented_however_often_it_is_in_a_message(notation, steps, seed) -> None:
+    """What was sent and what is left of each sample add up to what was to be sent."""
+    method, state = parse(notation), {}
+    generator = torch.Generator().manual_seed(seed)
+    wanted, sent = torch.zeros(3, 8), torch.zeros(3, 8)
+    for step, ids in enumerate(steps):
+        x = torch.randn(4, 8, generator=generator)
+        packet, changes = method.encode(x, state, context(step, ids=tuple(ids)))
+        method.commit(state, changes)
+        wanted.index_add_(0, torch.tensor(ids), x)
+        sent.index_add_(0, torch.tensor(ids), packet.decode())
+    left = torch.stack([state.get(sample, torch.zeros(8)) for sample in range(3)])
+    torch.testing.assert_close(sent + left, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "notation", ["ErrorFeedback(TopK(0.5))", "EF21(TopK(0.5), key='link')", "AQSGD(Quantize(4), key='slot')"]
+)
+def test_a_smaller_batch_than_the_memory_s_is_refused(notation) -> None:
+    method, state = parse(notation), {}
+    method.commit(state, method.encode(torch.ones(8, 8), state, context(0, ids=()))[1])
+    with pytest.raises(
+        ValueError, match=r"of one shape, but got \(7, 8\) after \(8, 8\): leave incomplete batches out"
+    ):
+        method.encode(torch.ones(7, 8), state, context(1, ids=())._replace(epoch=2))
 
 
 # Delta methods.
