@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import ConfigError, read_config
+from raysim.forecast.families import read_shape
 from raysim.forecast.fleet import Fleet, Layout, Setting
 from raysim.forecast.job import Job, Model
-from raysim.forecast.shapes import ModelShape, read_shape
+from raysim.forecast.shapes import ModelShape
 from raysim.forecast.structure import RecipeModel
 from raysim.network.sharding import parse_sharding
 from raysim.network.transport import calibrated_transport

@@ -1,4 +1,4 @@
-"""Costs of a transformer's stages, counted from a `config.json` or a few numbers.
+"""Costs of a transformer's stages, counted from a few numbers.
 
 Nothing is allocated, and neither torch nor transformers is imported.
 """
@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from raysim.forecast.timings import read_values
-from raysim.notation import InputError, check_integer, known_words
-from raysim.storage.files import is_file
+from raysim.notation import InputError, check_integer
 
 UNNAMED = "the model"
 """Name of a model given by its shape."""
-LONGEST = 8192  # default tokens of a training sequence, if the model has more positions
 SAVED_FACTOR = 34
 """Bytes that a block saves for the backward per value of its input, in 16 bits with flash attention (Korthikanti et al. 2022,
 2205.05198: 34 s b h, without the scores' 5 a s^2 b)."""
@@ -205,130 +200,3 @@ def _shares(layers: int, num_stages: int, head: float) -> list[int]:
     last = max(1, min(layers - num_stages + 1, round((layers + head) / num_stages - head)))
     each, more = divmod(layers - last, num_stages - 1)
     return [each + (stage < more) for stage in range(num_stages - 1)] + [last]
-
-
-class Family(NamedTuple):
-    """Properties of a `model_type` of transformers besides the sizes in its config."""
-
-    gated: bool = True
-    norm: int = 1
-    """Vectors of a norm: 1, or 2 with a bias."""
-    norms: int = 2
-    """Norms over the width in each block."""
-    head_norms: str = ""
-    """"head": norms of queries and keys over a head's width; "full": over all heads."""
-    biases: tuple[str, ...] = ()
-    """Parts with biases: qkv, out, ffn."""
-    tied: bool = False
-    """The head shares the embedding's weights by default."""
-    positions: int | None = None
-    """Learned positions in addition to the config's; None if positions are not learned."""
-
-
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(("llama", "mistral", "ministral", "phi3", "granite", "smollm3", "mixtral"), Family()),
-    "gemma": Family(tied=True),
-    "gemma2": Family(tied=True, norms=4),
-    "gemma3_text": Family(tied=True, norms=4, head_norms="head"),
-    "qwen2": Family(biases=("qkv",)),
-    "qwen3": Family(head_norms="head"),
-    "qwen3_moe": Family(head_norms="head"),
-    "olmo2": Family(head_norms="full"),
-    "starcoder2": Family(gated=False, norm=2, biases=("qkv", "out", "ffn"), tied=True),
-    "gpt2": Family(gated=False, norm=2, biases=("qkv", "out", "ffn"), tied=True, positions=0),
-    "gpt_neox": Family(gated=False, norm=2, biases=("qkv", "out", "ffn")),
-    "opt": Family(gated=False, norm=2, biases=("qkv", "out", "ffn"), tied=True, positions=2),
-}
-"""Supported families; tests compare each with the model built by transformers."""
-
-NAMES: dict[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer"),
-    "width": ("hidden_size", "n_embd"),
-    "heads": ("num_attention_heads", "n_head"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_width": ("head_dim",),
-    "hidden": ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim"),
-    "vocabulary": ("vocab_size",),
-    "experts": ("num_local_experts", "num_experts"),
-    "active_experts": ("num_experts_per_tok",),
-    "positions": ("max_position_embeddings", "n_positions"),
-}
-
-
-def read_shape(path: str, length: int | None = None) -> ModelShape | None:
-    """Read the shape from a transformers `config.json` or a folder with one; None if the path is neither.
-
-    `length`: tokens of a training sequence, by default the model's positions, at most `LONGEST`. Raises InputError.
-    """
-    file = Path(path) / "config.json" if not path.endswith(".json") else Path(path)
-    if not is_file(file):
-        return None
-    values = read_values(file)
-    if not isinstance(values, dict) or "model_type" not in values:
-        raise InputError(
-            f"{file} must be a config of transformers with `model_type`. Give --layers, --width, --length, --vocabulary."
-        )
-    name = str(values.get("_name_or_path") or file.absolute().parent.name)
-    return shape_of(values, length, name=name.rstrip("/").rsplit("/", 1)[-1])
-
-
-def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str = UNNAMED) -> ModelShape:
-    """Return the shape given by a config's values; raises InputError."""
-    kind = str(values["model_type"])
-    family = FAMILIES.get(kind)
-    if family is None:
-        raise InputError(
-            f"Unknown family `model_type` = {kind!r}.{known_words(kind, FAMILIES)} Or give its shape: --layers, --width, --length, "
-            "--vocabulary."
-        )
-    sizes = {field: _size(values, field) for field in NAMES}
-    if values.get("word_embed_proj_dim") not in (None, sizes["width"]):
-        raise InputError(
-            "`word_embed_proj_dim` must be `hidden_size`. Give the shape: --layers, --width, --length, --vocabulary."
-        )
-    missing = [field for field in ("layers", "width", "heads", "vocabulary") if not sizes[field]]
-    if missing:
-        raise InputError(f"`{NAMES[missing[0]][0]}` must be given in the config.")
-    positions = sizes.pop("positions")
-    own = length or min(positions or LONGEST, LONGEST)
-    if positions and own > positions:
-        raise InputError(f"`--length` must be at most the model's {positions} positions, but got {own}.")
-    try:
-        given: dict[str, Any] = {field: size for field, size in sizes.items() if size}
-        plain = ModelShape(**given, length=own, gated=family.gated, name=name)
-        return replace(
-            plain,
-            vectors=_vectors(family, plain, values),
-            last_vectors=(plain.width,) * family.norm,
-            positions=0 if family.positions is None else positions + family.positions,
-            tied=bool(values.get("tie_word_embeddings", family.tied)),
-        )
-    except ValueError as error:
-        raise InputError(f"{error} (in the config of {name})") from None
-
-
-def _size(values: Mapping[str, Any], field: str) -> int:
-    for name in NAMES[field]:
-        value = values.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    return 0
-
-
-def _vectors(family: Family, shape: ModelShape, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the lengths of the norms and biases of a block."""
-    own, shared = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
-    lengths = [shape.width] * (family.norms * family.norm)
-    biases = {*family.biases}
-    if values.get("attention_bias") is True:
-        biases |= {"qkv", "out"}
-    if values.get("mlp_bias") is True:
-        biases |= {"ffn"}
-    if "qkv" in biases:
-        lengths += [own, shared, shared]
-    if "out" in biases:
-        lengths += [shape.width]
-    if "ffn" in biases:
-        lengths += [shape.hidden] * (2 if shape.gated else 1) + [shape.width]
-    lengths += {"": [], "head": [shape.head_width] * 2, "full": [own, shared]}[family.head_norms]
-    return tuple(lengths)

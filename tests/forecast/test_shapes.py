@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysim.forecast.shapes import FAMILIES, ModelShape, _shares, count_values, read_shape, shape_of
+from raysim.forecast.families import FAMILIES, read_shape, shape_of
+from raysim.forecast.shapes import ModelShape, _shares, count_values
 from raysim.notation import InputError
 
 LLAMA_3_8B: dict[str, Any] = {
@@ -60,6 +61,44 @@ def test_parameters_are_those_that_transformers_builds(family: str, tied: bool) 
     expected = sum(parameter.numel() for parameter in {*model.parameters()})
     own = {name: value for name, value in config.to_dict().items() if name not in OWN["gpt2"]} | values
     assert shape_of(own).num_parameters == expected
+
+
+def _built(values: dict[str, Any]) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**values)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return model, sum(parameter.numel() for parameter in {*model.parameters()})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_missing_keys_have_the_defaults_of_their_class(family: str) -> None:
+    """As in files that transformers writes, which leave out what its class already says."""
+    own = OWN.get(family, SMALL)
+    layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    cases = [{layers: 2}]
+    for key in own:
+        of_heads = key in ("num_attention_heads", "n_head", "hidden_size")
+        dropped = {key, *(("hidden_size", "n_embd", "word_embed_proj_dim") if of_heads else ())}
+        cases.append({layers: 2} | {name: value for name, value in own.items() if name not in dropped})
+    for case in cases:
+        needed = {"head_dim": 8} if family == "ministral" else {}  # without it transformers builds no model
+        values = {"model_type": family, "pad_token_id": None, **case, **needed}
+        model, expected = _built(values)
+        shape = shape_of(values)
+        assert shape.num_parameters == expected, case
+        assert shape.length == min(model.config.max_position_embeddings, 8192)
+        assert shape.active_experts == getattr(model.config, "num_experts_per_tok", 1)
+    default = pytest.importorskip("transformers").AutoConfig.for_model(family)
+    assert shape_of({"model_type": family}).layers == default.num_hidden_layers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias", "use_bias", "enable_bias"])
+@pytest.mark.parametrize("given", [True, False])
+def test_biases_are_those_of_the_class(family: str, key: str, given: bool) -> None:
+    values = OWN.get(family, SMALL) | {"model_type": family, key: given}
+    assert shape_of(values).num_parameters == _built(values)[1]
 
 
 def test_llama_3_8b_has_its_published_size(tmp_path: Path) -> None:
@@ -114,6 +153,8 @@ def test_a_tied_head_on_another_stage_is_a_second_copy() -> None:
         ({"model_type": "lama"}, "Did you mean `llama`"),
         ({"num_hidden_layers": None}, "`num_hidden_layers` must be given"),
         ({"hidden_size": -4}, "`width` must be"),
+        ({"hidden_size": "4096"}, "`hidden_size` must be an integer in the config, but got '4096'."),
+        ({"mlp_only_layers": [0]}, "`mlp_only_layers` must be empty and `decoder_sparse_step` 1"),
     ],
 )
 def test_configs_that_cannot_be_counted_are_refused(changes: dict[str, Any], rule: str) -> None:
