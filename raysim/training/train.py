@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from raysim.records import Run
 from raysim.training.events import Phases, to_stderr
 from raysim.training.progress import print_progress
 from raysim.training.run import Training
+
+_alone = threading.RLock()
+"""Held by the run of this process: stages seed torch's random state and set its threads, which all threads share."""
 
 
 def train(
@@ -27,6 +31,7 @@ def train(
     `config`: a RunConfig, nested values, a recipe's name or a TOML file; `overrides` (`key=value`) change the latter two.
     `out`: the run's own folder, by default `results/<name>/<run_id>`. `resume` continues from the newest checkpoint in `out`.
     `progress` prints lines on the error stream during training; by default in a notebook and at an interactive prompt.
+    Calls from several threads run one after another.
     Raises ConfigError, before anything starts, if the input is wrong. A diverged run is returned with that status;
     the KeyboardInterrupt of an interrupted run says how to continue.
 
@@ -44,7 +49,7 @@ def train(
     if not isinstance(config, RunConfig):
         config = make_config(config)
     shown = hasattr(sys, "ps1") if progress is None else progress
-    with Phases(to_stderr if shown else None) as phases:
+    with _alone, Phases(to_stderr if shown else None) as phases:
         training = Training(config, out=out, engine=engine, resume=resume, phases=phases)
         try:
             if shown:

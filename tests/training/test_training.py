@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import killed
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 from config_fields import FIELD_CHANGES
 from configurations import SMALL
-from pipelines import REPLICAS, RUNS
+from pipelines import DROPOUT, REPLICAS, RUNS
 from runs import same_records
 
 from raysim import Run, load_weights, train
@@ -68,6 +69,15 @@ def test_the_callers_random_state_is_left_alone(small, tmp_path):
     torch.manual_seed(7)
     train(small(**RUNS["gpt-dropout"], steps=2), engine="inline", out=tmp_path / "run")
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_runs_of_several_threads_have_the_losses_of_runs_in_turn(small, tmp_path):
+    """With dropout and weights drawn from the random state that all threads share."""
+    configs = [small(**DROPOUT, seed=seed, steps=2, num_stages=2) for seed in range(2)]
+    alone = [train(config, engine="inline", out=tmp_path / f"alone{i}") for i, config in enumerate(configs)]
+    with ThreadPoolExecutor(2) as pool:
+        runs = pool.map(lambda i: train(configs[i], engine="inline", out=tmp_path / f"at-once{i}"), range(2))
+    assert [run.steps["loss"].tolist() for run in runs] == [run.steps["loss"].tolist() for run in alone]
 
 
 def test_a_diverged_run_is_recorded_as_such(small, tmp_path):
