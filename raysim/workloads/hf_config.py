@@ -6,8 +6,13 @@ models without a plan in the same terms.
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +51,7 @@ def configuration(
                 f"{suggestion(str(kind), transformers.CONFIG_MAPPING)}"
             )
         default = transformers.CONFIG_MAPPING[kind]()
-        _check_keys(default, given)
+        _check_keys(default, given, new=True, of_file=not isinstance(values, Mapping))
         try:
             return type(default)(**_of_data(default, shape) | given)
         except Exception as error:
@@ -80,7 +85,8 @@ def _read(values: Mapping[str, Any] | str | None) -> dict[str, Any]:
         raise ValueError(f"`model.config` {values!r} cannot be read: {error}.") from None
     if not isinstance(entries, dict):
         raise ValueError(f"`model.config` {values!r} must hold a JSON object.")
-    return {key: entries[key] for key in entries if key not in ("architectures", "transformers_version", "dtype")}
+    of_weights = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
+    return {key: entries[key] for key in entries if key not in of_weights}
 
 
 def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
@@ -94,22 +100,57 @@ def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
     return {"num_labels": shape.num_classes, **{key: sizes[key] for key in sizes if hasattr(default, key)}}
 
 
-def _check_keys(config: Any, values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key unknown to configurations of this type."""
+def _check_keys(config: Any, values: Mapping[str, Any], *, new: bool = False, of_file: bool = False) -> None:
+    """Raise ValueError for a key unknown to configurations of this type.
+
+    A `new` configuration may have keys of older versions of transformers, and those that only the model's code reads; one from a file
+    any key, as in transformers, unless it looks misspelled.
+    """
     known = {*config.to_dict(), *config.attribute_map, "num_labels"}
+    if new and hasattr(config, "rope_parameters"):
+        known |= {"rope_theta", "rope_scaling", "partial_rotary_factor"}
     for key in values:
-        if key not in known:
-            near = suggestion(key, known).replace("`", "`model.config.", 1)
-            raise ValueError(f"Unknown key `model.config.{key}` of a model of type {config.model_type!r}.{near}")
+        if key in known or (new and _reads(config, key)):
+            continue
+        if of_file and not difflib.get_close_matches(key, known, n=1, cutoff=_MISSPELLED):
+            continue
+        near = suggestion(key, known).replace("`", "`model.config.", 1)
+        raise ValueError(f"Unknown key `model.config.{key}` of a model of type {config.model_type!r}.{near}")
+
+
+_MISSPELLED = 0.9  # least similarity to a known key
+
+
+def _reads(config: Any, key: str) -> bool:
+    """Return whether a type's configuration or model reads a key that is not among its values."""
+    name = re.escape(key)
+    read = re.compile(rf"""\bconfig\.{name}\b|(?:\bconfig, |\bkwargs\.(?:get|pop)\()"{name}\"""")
+    of_config = type(config).__module__
+    for module in dict.fromkeys((of_config, of_config.replace(".configuration_", ".modeling_"))):
+        with suppress(ImportError, OSError):
+            if read.search(inspect.getsource(importlib.import_module(module))):
+                return True
+    return False
 
 
 def check_fits(config: Any, shape: DataShape, where: str) -> None:
-    """Raise ValueError if the model does not fit the data's vocabulary, sample length or image size."""
+    """Raise ValueError if the model does not fit the data's vocabulary, sample length or image size, or has a loss of its own."""
+    if getattr(config, "output_router_logits", False):
+        raise ValueError(
+            f"{where!r} adds a loss of its routers, which a run does not compute: set `model.config.output_router_logits` to false."
+        )
     if task_of(shape) == "images":
         _check_pictures(config, shape, where)
         return
     length = shape.input_shape[0]
     longest = getattr(config, "max_position_embeddings", None)
+    if config.model_type in _POSITIONS_AFTER_PADDING:
+        if config.pad_token_id is None:
+            raise ValueError(
+                f"A model of type {config.model_type!r} numbers positions from its padding token: set `model.config.pad_token_id` to a "
+                "token that the data do not use."
+            )
+        longest -= config.pad_token_id + 1
     if longest is not None and length > longest:
         raise ValueError(f"`data.length` must be at most the positions of {where!r} ({longest}), but got {length}.")
     if num_tokens(shape) > config.vocab_size:
@@ -146,6 +187,7 @@ def _check_pictures(config: Any, shape: DataShape, where: str) -> None:
         )
 
 
+_POSITIONS_AFTER_PADDING = ("roberta",)
 _ANY_SIZE = ("convnext", "resnet")  # convolutions alone
 
 

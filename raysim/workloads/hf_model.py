@@ -6,6 +6,7 @@ It may be fine-tuned with LoRA through peft: low-rank matrices trained beside fr
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,6 +129,8 @@ def load_model(shape: DataShape, *, weights: bool = True, **options: Any) -> Any
         custom = source.trust_remote_code and auto.__name__ in (getattr(settings, "auto_map", None) or {})
         if type(settings) not in auto._model_mapping and not custom:
             raise ValueError(f"A model of type {settings.model_type!r} has no {kind} in transformers.")
+        if task_of(shape) == "texts" and not custom:
+            _check_classifier(auto._model_mapping[type(settings)], settings.model_type)
         if source.path is not None:
             check_tokens(source.path, shape)
         if weights:
@@ -147,6 +150,15 @@ _AUTO: dict[str, tuple[Any, str]] = {
     "texts": ("AutoModelForSequenceClassification", "classifier of texts"),
     "images": ("AutoModelForImageClassification", "image classifier"),
 }
+
+
+def _check_classifier(model: type[nn.Module], kind: str) -> None:
+    """Raise ValueError if a classifier of texts reads its input tokens, as decoders do to find the last one before padding."""
+    if "pad_token_id" in inspect.getsource(model.forward):
+        raise ValueError(
+            f"A model of type {kind!r} cannot be cut as a classifier of texts: its head looks for padding among the "
+            "tokens, which do not reach the last stage. Use an encoder, such as 'bert' or 'distilbert'."
+        )
 
 
 def _made(auto: Any, source: ModelSource, settings: Any) -> Any:
@@ -206,11 +218,6 @@ def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
     with torch.no_grad():
         expected = model.eval()(x, **known).logits
         if not torch.allclose(expected, layers.eval()(x), rtol=1e-4, atol=1e-5):
-            if shape.padding is not None:
-                raise ValueError(
-                    f"A model of type {kind!r} cannot be cut as a classifier of texts: its head looks for padding among the "
-                    "tokens, which do not reach the last stage. Use an encoder, such as 'bert' or 'distilbert'."
-                )
             raise ValueError(
                 f"A model of type {kind!r} cannot be cut: its blocks in a row do not give the logits of the model."
             )

@@ -49,6 +49,14 @@ CAUSAL = {
         "word_embed_proj_dim": 8,
         "dropout": 0,
     },
+    "mixtral, with experts": {"model_type": "mixtral", **_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe, with experts": {
+        "model_type": "qwen3_moe",
+        **_HEADS,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+    },
     "granite, with multipliers": {
         "model_type": "granite",
         **_GROUPED,

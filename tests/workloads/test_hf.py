@@ -1,5 +1,6 @@
 """Models of transformers: cut into stages they compute what transformers computes, and what cannot be cut is refused."""
 
+import json
 import pkgutil
 import re
 from collections import Counter
@@ -124,6 +125,8 @@ def test_stages_in_a_pipeline_give_the_loss_and_the_gradients_of_the_model(famil
     """
     if family == "opt" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
         pytest.skip("OPT's positions read a number from a tensor, which fake tensors of torch 2.9 refuse")
+    if "experts" in family and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+        pytest.skip("transformers reads the address of a tensor before torch 2.11, and fake tensors have none")
     config, shape = FAMILIES[family]
     x, targets = example(shape)
     model = plain_model(config, shape)
@@ -353,6 +356,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": LLAMA, "attention": "flash"},
         "`model.attention` must be one of sdpa, eager, but got 'flash'.",
     ),
+    "a loss of routers": (
+        {"config": {**FAMILIES["mixtral, with experts"][0], "output_router_logits": True}},
+        "adds a loss of its routers, which a run does not compute: set `model.config.output_router_logits` to false.",
+    ),
+    "positions after padding": (
+        {"config": {**FAMILIES["roberta"][0], "is_decoder": True}},
+        "A model of type 'roberta' numbers positions from its padding token: set `model.config.pad_token_id` to a token that the data",
+    ),
+    "positions up to the padding": (
+        {"config": {**FAMILIES["roberta"][0], "is_decoder": True, "pad_token_id": 60, "max_position_embeddings": 72}},
+        "`data.length` must be at most the positions of 'the configuration' (11), but got 12.",
+    ),
     "a rank": (
         {"config": LLAMA, "lora": {"rank": 0}},
         "`model.lora.rank` must be an integer of at least 1, but got 0.",
@@ -379,6 +394,70 @@ def test_a_head_that_looks_for_padding_among_the_tokens_is_refused(capfd):
     ):
         hf(PADDED, config=LLAMA)
     assert not capfd.readouterr().err  # transformers has advice of its own
+
+
+def test_a_folder_of_a_decoder_is_refused_as_a_classifier_before_anything_else(tmp_path):
+    """Not for its missing head, nor for its missing padding token, which would not help."""
+    load_model(TEXT, config=FAMILIES["qwen3"][0]).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"A model of type 'qwen3' cannot be cut as a classifier of texts: its head looks"
+    ):
+        hf(PADDED, path=str(tmp_path))
+
+
+LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+FILES: dict[str, dict[str, Any]] = {  # keys of public files, some of older versions of transformers
+    "llama 2": {**LLAMA, "rope_scaling": None, "pretraining_tp": 1, "torch_dtype": "float16"},
+    "llama 3": {**LLAMA, "rope_theta": 5e5, "rope_scaling": {**LLAMA_3, "rope_type": "llama3"}},
+    "qwen2": {**FAMILIES["qwen2"][0], "rope_theta": 1e6, "use_mrope": False, "use_sliding_window": False},
+    "qwen3_moe": {**FAMILIES["qwen3_moe, with experts"][0], "head_dim": 8, "rope_theta": 1e6, "max_window_layers": 48},
+    "mistral": {**LLAMA, "model_type": "mistral", "rope_theta": 1e5, "use_sliding_window": False},
+    "gemma3": {**CAUSAL["gemma3, two kinds of layers"], "rope_local_base_freq": 1e3, "sliding_window_pattern": 2},
+    "gpt_neox": {
+        "model_type": "gpt_neox",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "rotary_emb_base": 500,
+        "rotary_pct": 0.5,
+    },
+    "phi3": {**CAUSAL["phi3"], "rope_theta": 1e5, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
+    "gpt2": {**CAUSAL["gpt2"], "n_ctx": 1024, "task_specific_params": {"text-generation": {"do_sample": True}}},
+    "bert": {**FAMILIES["bert"][0], "is_decoder": True, "position_embedding_type": "absolute"},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_makes_the_model_that_transformers_makes_of_it(name, tmp_path):
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    entries = {
+        **FILES[name],
+        "vocab_size": 64,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
+        "architectures": ["Own"],
+        "transformers_version": "4.43.0",
+        "use_cache": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    own = load_model(TEXT, config=str(tmp_path / "config.json"))
+    theirs = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING[entries["model_type"]].from_dict(entries), dtype=torch.float32
+    )
+    theirs.load_state_dict(own.state_dict())  # raises if a shape differs
+    x = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        assert torch.equal(own.eval()(x).logits, theirs.eval()(x).logits)
+
+
+def test_a_misspelled_key_of_a_file_is_refused(tmp_path):
+    for key, meant in {"hiden_size": "hidden_size", "rope_tetha": "rope_theta"}.items():
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, key: 16}))
+        with pytest.raises(
+            ValueError, match=rf"Unknown key `model\.config\.{key}` .* Did you mean `model\.config\.{meant}`"
+        ):
+            hf(TEXT, config=str(tmp_path))
 
 
 def test_weights_that_do_not_match_are_refused(tmp_path):
