@@ -41,9 +41,9 @@ def check_shape(key: str, kept: torch.Size, new: torch.Size) -> None:
     """Raise ValueError if the memory under `key` does not have the shape of a new message, or of its samples."""
     if kept != new:
         held = "samples" if key == "sample" else "messages"
-        remedy = "" if key == "sample" else ": leave incomplete batches out (`drop_last=True`), or use key='sample'"
+        remedy = "" if key == "sample" else ": leave incomplete batches out (`drop_last=True`), or keep it by sample"
         raise ValueError(
-            f"A memory with key={key!r} needs {held} of one shape, but got {tuple(new)} after {tuple(kept)}{remedy}."
+            f"A memory by {key} needs {held} of one shape, but got {tuple(new)} after {tuple(kept)}{remedy}."
         )
 
 

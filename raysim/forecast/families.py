@@ -5,6 +5,7 @@ Neither torch nor transformers is imported. Keys missing in a config have the de
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ class Family(NamedTuple):
     """The head shares the embedding's weights by default."""
     positions: int | None = None
     """Learned positions in addition to the config's; None if positions are not learned."""
+    grouped: bool = True
+    """Whether keys and values may have fewer heads, and heads a width of their own."""
     hidden_name: str = "intermediate_size"
     """Key of the width within the feed-forward part."""
 
@@ -97,10 +100,16 @@ FAMILIES: dict[str, Family] = {
         biases=_ALL,
         tied=True,
         positions=0,
+        grouped=False,
         hidden_name="n_inner",
     ),
     "gpt_neox": Family(
-        _sizes(44, 6144, 64, 24_576, 50_432, 2048), gated=False, norm=2, biases=_ALL, optional_biases=_ATTENTION
+        _sizes(44, 6144, 64, 24_576, 50_432, 2048),
+        gated=False,
+        norm=2,
+        biases=_ALL,
+        optional_biases=_ATTENTION,
+        grouped=False,
     ),
     "opt": Family(
         _sizes(12, 768, 12, 3072, 50_272, 2048),
@@ -110,6 +119,7 @@ FAMILIES: dict[str, Family] = {
         optional_biases={"enable_bias": _ALL},
         tied=True,
         positions=2,
+        grouped=False,
         hidden_name="ffn_dim",
     ),
 }
@@ -126,6 +136,16 @@ NAMES: dict[str, tuple[str, ...]] = {
     "active_experts": ("num_experts_per_tok",),
     "positions": ("max_position_embeddings", "n_positions"),
 }
+
+
+_COUNTED = {
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "do_layer_norm_before": True,
+    "layer_norm_elementwise_affine": True,
+    "add_cross_attention": False,
+}
+"""Keys with the only value whose models are counted."""
 
 
 def read_shape(path: str, length: int | None = None) -> ModelShape | None:
@@ -155,16 +175,19 @@ def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str 
             "--vocabulary."
         )
     names = {**NAMES, "hidden": (family.hidden_name,)}
+    if not family.grouped:
+        names |= {"kv_heads": (), "head_width": ()}
     sizes = {field: _size(values, names[field], family.sizes.get(field, 0)) for field in names}
     if values.get("word_embed_proj_dim") not in (None, sizes["width"]):
         raise InputError(
             "`word_embed_proj_dim` must be `hidden_size`. Give the shape: --layers, --width, --length, --vocabulary."
         )
-    if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
-        raise InputError(
-            "`mlp_only_layers` must be empty and `decoder_sparse_step` 1, so that all blocks have experts. Give the shape: --layers, "
-            "--width, --length, --vocabulary."
-        )
+    for key, value in _COUNTED.items():
+        if values.get(key, value) not in (value, None):
+            raise InputError(
+                f"`{key}` must be {json.dumps(value)} for a model to be counted, but got {values[key]!r}. Give the shape: --layers, "
+                "--width, --length, --vocabulary."
+            )
     missing = [field for field in ("layers", "width", "heads", "vocabulary") if not sizes[field]]
     if missing:
         raise InputError(f"`{NAMES[missing[0]][0]}` must be given in the config.")

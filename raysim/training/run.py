@@ -15,6 +15,7 @@ from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.nodes import StageSeconds, slow_node_warning, slow_start_warning
 from raysim.engine.ray import RayEngine
+from raysim.notation import InputError
 from raysim.pipeline.errors import DivergedError, WorkerLostError
 from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.reports import StepFeedback, StepReport
@@ -107,7 +108,10 @@ class Training:
         self._row |= {name: getattr(plan, name) for name in steps}
         self._row["averages_by_bucket"] = all(method.by_bucket for method in plan.replica_methods)
         self._row["measures"] = write_measures(plan.task.measures)
-        self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
+        try:
+            self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
+        except InputError as error:
+            raise ConfigError(str(error)) from None
         custom = isinstance(self.config.schedule, Custom)  # its file may change, or not be copied along
         self._row["schedule_rows"] = rows_to_csv(plan.rows) if custom else None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.notation import InputError
 from raysim.on_demand import torch
 from raysim.quality import MEASURES, Measure
 from raysim.workloads.losses import IGNORED, CrossEntropy, Loss, OwnLoss, make_loss
@@ -133,7 +134,7 @@ def chance(data: Data, task: Task) -> dict[str, float]:
 
     It predicts the class frequencies or the mean of the training targets. A class absent from training counts as seen once,
     so that the loss stays finite. Custom metrics are evaluated on batches of these constant outputs. If a custom metric or
-    loss cannot be evaluated in this way, its value is NaN.
+    loss cannot be evaluated in this way, its value is NaN. Raises InputError if no target of a split counts.
     """
     known, constant = _of_classes(data, task) if data.shape.classifies else ({}, _mean_target(data))
     if "loss" not in known:
@@ -150,6 +151,9 @@ def chance(data: Data, task: Task) -> dict[str, float]:
 def _of_classes(data: Data, task: Task) -> tuple[dict[str, float], Tensor]:
     """Return the results that follow from class frequencies alone, and the constant outputs."""
     trained, tested = (_count(split, data.shape.num_classes) for split in (data.train, data.test))
+    for name, counts in (("training", trained), ("test", tested)):
+        if not counts.any():
+            raise InputError(f"`data` must have {name} targets that count, but all are -100.")
     seen = np.maximum(trained, 1)
     logs = np.log(seen / seen.sum())
     known = {}

@@ -93,6 +93,23 @@ def test_missing_keys_have_the_defaults_of_their_class(family: str) -> None:
     assert shape_of({"model_type": family}).layers == default.num_hidden_layers
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_type": "mixtral", **SMALL, "num_experts": 4, "moe_intermediate_size": 8},
+        {"model_type": "qwen3_moe", **SMALL, "num_local_experts": 4},
+        {"model_type": "llama", **SMALL, "num_key_value_heads": None, "head_dim": None},
+        {"model_type": "qwen2", **SMALL, "num_key_value_heads": None},
+        {"model_type": "gpt2", **PLAIN},
+        {"model_type": "gpt2", **OWN["gpt2"], "n_inner": None, "num_key_value_heads": 2},
+        {"model_type": "gpt_neox", **SMALL, "head_dim": 16},
+        {"model_type": "opt", **OWN["opt"], "num_key_value_heads": 2},
+    ],
+)
+def test_other_names_nulls_and_keys_of_other_classes_are_read_as_the_class_reads_them(values: dict[str, Any]) -> None:
+    assert shape_of(values).num_parameters == _built(values)[1]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("key", ["attention_bias", "mlp_bias", "use_bias", "enable_bias"])
 @pytest.mark.parametrize("given", [True, False])
@@ -154,7 +171,14 @@ def test_a_tied_head_on_another_stage_is_a_second_copy() -> None:
         ({"num_hidden_layers": None}, "`num_hidden_layers` must be given"),
         ({"hidden_size": -4}, "`width` must be"),
         ({"hidden_size": "4096"}, "`hidden_size` must be an integer in the config, but got '4096'."),
-        ({"mlp_only_layers": [0]}, "`mlp_only_layers` must be empty and `decoder_sparse_step` 1"),
+        (
+            {"mlp_only_layers": [0]},
+            r"`mlp_only_layers` must be \[\] for a model to be counted, but got \[0\]\. Give the shape",
+        ),
+        (
+            {"do_layer_norm_before": False},
+            "`do_layer_norm_before` must be true for a model to be counted, but got False",
+        ),
     ],
 )
 def test_configs_that_cannot_be_counted_are_refused(changes: dict[str, Any], rule: str) -> None:

@@ -65,6 +65,10 @@ def mostly_unlabelled():
     x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
     y = torch.where(torch.arange(64) % 8 == 0, (x[:, 0] > 0).long(), -100)
     return list(zip(x, y)), list(zip(x, y))
+def unlabelled(split):
+    pairs, _ = mostly_unlabelled()
+    without = [(x, torch.tensor(-100)) for x, _ in pairs]
+    return (without, pairs) if split == "training" else (pairs, without)
 def worst(outputs, targets):
     return (outputs - targets).abs().amax()
 worst.higher_is_better = False
@@ -105,6 +109,14 @@ def test_samples_without_a_class_are_not_learned_however_a_batch_is_cut(mine, sm
     assert cut.steps["loss"].tolist() == pytest.approx(whole.steps["loss"].tolist(), rel=1e-4)
     for name, x in weights(whole).items():
         torch.testing.assert_close(weights(cut)[name], x, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("split", ["training", "test"])
+def test_data_without_a_target_that_counts_are_refused(mine, small, tmp_path, split):
+    """They would end as diverged, or as trained without a step."""
+    config = small(data={"name": f"{mine}:unlabelled", "split": split}, model={"name": "mlp"}, num_stages=2)
+    with pytest.raises(ConfigError, match=f"`data` must have {split} targets that count, but all are -100"):
+        train(config, engine="inline", out=tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
