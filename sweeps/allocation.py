@@ -275,7 +275,8 @@ def _check_seen(out: str, by: Iterable[str]) -> None:
     """Raise ConfigError if one of these nodes cannot see the study's folder or reach its bucket."""
     mark = None if in_bucket(out) else Path(out) / ".seen-by-all"
     if mark is not None:
-        mark.touch()
+        mark.unlink(missing_ok=True)  # a link there could lead anywhere
+        mark.touch(exist_ok=False)
 
     @ray.remote(num_cpus=0)
     def find_problem(mark: Path | None, out: str) -> str | None:

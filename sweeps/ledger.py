@@ -63,7 +63,7 @@ class Ledger:
         self._on_change = on_change
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         database = folder / "optuna.db"
-        if database.is_file() and not _is_whole(database):
+        if database.is_symlink() or (database.is_file() and not _is_whole(database)):
             database.unlink()  # `reconcile` rebuilds it from the rows
         self._storage = RDBStorage(f"sqlite:///{database}", engine_kwargs={"connect_args": {"timeout": 60}})
         self.optuna = self._open()

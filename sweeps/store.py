@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,10 +15,11 @@ from pathlib import Path
 from pyarrow import fs
 
 from raysim.config import ConfigError
-from raysim.storage.files import LOCK, FolderLock, os_sentence
+from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, private_folder
 from raysim.storage.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
 from raysim.training.checkpoint import checkpoints
 
+FOLDERS = ("trials", "confirm", "tensorboard", "tune")  # in a study's folder
 MAKES_FOLDERS = ("hdfs",)  # file systems with real folders; buckets have only keys
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 
@@ -40,7 +41,7 @@ class Store:
         self._system, self._root = fs.FileSystem.from_uri(_with_whole_files(self.out))
         self._root = self._root.rstrip("/")
         digest = hashlib.sha256(self.out.encode()).hexdigest()[:12]
-        self.local = Path(tempfile.gettempdir()) / "raysim-sweeps" / digest
+        self.local = private_folder(f"sweeps-{digest}")
 
     @classmethod
     def checked(cls, out: str | Path) -> Store:
@@ -66,7 +67,7 @@ class Store:
 
         A run that the bucket lacks is removed here: it belongs to an earlier study with this URI.
         """
-        folder = self.local / name
+        folder = self.inside(name)
         if self.remote:
             shutil.rmtree(folder, ignore_errors=True)
             for key in self._files(name):
@@ -77,6 +78,11 @@ class Store:
                 if not (step / "manifest.json").is_file():  # sent last: without it the copy is incomplete
                     shutil.rmtree(step)
         return folder
+
+    def inside(self, name: str) -> Path:
+        """Return the local path of a folder to write; raises OSError if a link would lead out of the study's folder."""
+        check_inside(self.local / name, self.local)
+        return self.local / name
 
     def send_run(self, name: str) -> None:
         """Copy a running run to the bucket if it has a new checkpoint."""
@@ -92,7 +98,7 @@ class Store:
             return (self.local / name).is_file()
         file = self.local / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
         fs.copy_files(f"{self._root}/{name}", str(draft), source_filesystem=self._system)
         draft.replace(file)  # atomic: another process may read it
         return True
@@ -125,9 +131,12 @@ class Store:
         lock = FolderLock(self.local)
         try:
             lock.acquire()
+            for name in FOLDERS:
+                self.inside(name)
         except BlockingIOError:
             raise ConfigError(f"Another process is sweeping in {self.local}.") from None
         except OSError as error:
+            lock.release()
             raise ConfigError(
                 f"The study's folder {self.local} cannot be written: {error.strerror or error}."
             ) from None
@@ -141,7 +150,7 @@ class Store:
     def clear(self) -> None:
         """Remove everything in the local folder except its lock."""
         for path in self.local.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != LOCK:
                 path.unlink()

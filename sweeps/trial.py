@@ -222,7 +222,7 @@ class SweepTrial(tune.Trainable):
         if spec.until < 1 and any(each.step >= until for each in checkpoints(folder / "checkpoints")):
             return folder
         curves_name = f"tensorboard/{Path(name).name}"
-        with Curves(self._store.local / curves_name) as curves:
+        with Curves(self._store.inside(curves_name)) as curves:
             reported, step = time.monotonic(), first
             evaluated: dict[str, float] = {}
             with suppress(KeyboardInterrupt) if until < end else nullcontext():  # raised by a run that is asked to end

@@ -28,7 +28,7 @@ from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.plugins import from_record
-from raysim.storage.files import write_whole
+from raysim.storage.files import output_file
 
 __all__ = ["NETWORKS", "compose", "write_report"]
 
@@ -108,6 +108,7 @@ def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], mate
 def write_report(page: Page, out: Path, form: str = "html") -> None:
     """Write a report to `out`: a file for "html", a folder for "md"."""
     if form == "html":
-        write_whole(out, write_html(page).encode())
+        with output_file(out) as file:
+            file.write(write_html(page).encode())
     else:
         write_markdown(page, out)

@@ -27,13 +27,14 @@ from raysim.analysis.report.page import (
     Text,
     on_network,
 )
-from raysim.storage.files import write_whole
+from raysim.storage.files import check_inside, write_whole
 
 FIGURES = "figures"
 
 
 def write_markdown(page: Page, folder: Path) -> None:
     """Write report.md, figures/NAME.png and figures/NAME.csv into a folder, created if missing."""
+    check_inside(folder / FIGURES, folder)
     (folder / FIGURES).mkdir(parents=True, exist_ok=True)
     for section in page.sections:
         for block in section.blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import fail
+from raysim.storage.files import is_stream, output_file
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
@@ -137,8 +139,12 @@ def check_writable(option: str, file: Path | None) -> None:
     if file is None:
         return
     try:
-        if file.exists():
-            file.open("a").close()
+        if is_stream(file):
+            os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        elif file.is_symlink():
+            fail(f"`{option}` must be no link, which could lead to another file, but got {str(file)!r}.", 2)
+        elif file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
+            raise OSError(0, "it is a folder" if file.is_dir() else "it is write-protected")
         else:  # a file at that path might be another process's by the time it is removed
             tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
@@ -177,7 +183,8 @@ def parse_networks(texts: list[str] | None) -> list[Network]:
 
 def write_json(figures: dict[str, Any], file: Path) -> None:
     """Write the file of `--json` and say where."""
-    file.write_text(json.dumps(figures, indent=1, allow_nan=False), encoding="utf-8")
+    with output_file(file) as stream:
+        stream.write(json.dumps(figures, indent=1, allow_nan=False).encode())
     typer.echo(f"Figures: {file}")
 
 

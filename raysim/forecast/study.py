@@ -16,6 +16,7 @@ from raysim.forecast.job import method_of
 from raysim.forecast.shapes import UNNAMED, ModelShape
 from raysim.forecast.structure import RecipeModel
 from raysim.notation import InputError
+from raysim.storage.files import output_file
 from raysim.units import format_seconds
 
 SEEDS = 5
@@ -58,7 +59,8 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
         changed = {key: value for key, value in setting._asdict().items() if value != SAME}
         lines += ["", f"[space.variants.{json.dumps(' / '.join(changed.values()))}]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in changed.items()]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with output_file(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
     runs = SEEDS * (len(kept) + 1)
     price = f"{runs} runs of {steps} steps take {_price(advice, kept, steps)}."
     return f"Study: {path}, {len(kept)} settings and dense on {SEEDS} seeds. {price} Train it by: raysim sweep {path}"

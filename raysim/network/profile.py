@@ -22,7 +22,7 @@ from raysim.network.presets import DEVICES
 from raysim.network.transport import BARE, Transport
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.schedules.arrays import OPS
-from raysim.storage.files import read_text
+from raysim.storage.files import output_file, read_text
 
 Floats = NDArray[np.float64]
 
@@ -285,7 +285,8 @@ class Profile:
             value = getattr(self, item.name)
             if item.name != "transport" and not (item.name == "cpu_s" and np.isnan(value).all()):
                 content[item.name] = value.tolist() if isinstance(value, np.ndarray) else value
-        Path(path).write_text(json.dumps(content, allow_nan=False))
+        with output_file(Path(path)) as file:
+            file.write(json.dumps(content, allow_nan=False).encode())
 
     @classmethod
     def load(cls, path: Path | str) -> Profile:

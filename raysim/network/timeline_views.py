@@ -17,6 +17,7 @@ import numpy as np
 from raysim.network.timeline import Timeline
 from raysim.network.topology import replica_hosts
 from raysim.schedules.arrays import OPS
+from raysim.storage.files import output_file
 
 Event = dict[str, Any]
 
@@ -219,11 +220,11 @@ class _Lanes:
 def write_trace(events: Iterator[Event], path: Path | str) -> int:
     """Stream events to a JSON file and return their number."""
     written = 0
-    with Path(path).open("w") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+    with output_file(Path(path)) as file:
+        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
         for written, event in enumerate(events, start=1):
-            file.write(("" if written == 1 else ",") + "\n" + json.dumps(event, allow_nan=False))
-        file.write("\n]}\n")
+            file.write((("" if written == 1 else ",") + "\n" + json.dumps(event, allow_nan=False)).encode())
+        file.write(b"\n]}\n")
     return written
 
 

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from raysim.notation import InputError
 from raysim.records.schema import ENCODINGS, OCCASIONAL, SCHEMA_VERSION, SCHEMAS, run_schema, schema_of
-from raysim.storage.files import FolderLock, sync_folder, write_whole
+from raysim.storage.files import FolderLock, check_inside, read_bytes, sync_folder, write_whole
 from raysim.storage.places import ListedPath, Place
 
+PARTS, CHECKPOINTS = "parts", "checkpoints"  # folders in a run's folder
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # for a missing, truncated or damaged file
 
 
@@ -62,7 +63,7 @@ def table_files(folder: Place, table: str) -> list[Place]:
 def part_files(folder: Place, table: str) -> list[Place]:
     """Return the parts of a table, in order."""
     try:
-        parts: list[Place] = list((folder / "parts").glob(f"{table}-*.parquet"))
+        parts: list[Place] = list((folder / PARTS).glob(f"{table}-*.parquet"))
     except FileNotFoundError:  # the run has just merged them and removed their folder
         return []
     return sorted(parts, key=lambda path: (len(path.name), path.name))
@@ -105,7 +106,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.measures: tuple[str, ...] = ()  # of the run's evaluations
-        self._parts = folder / "parts"
+        self._parts = folder / PARTS
         self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in SCHEMAS}
         self._next_part = 0
         self._hashes: dict[str, str] = {}  # SHA-256 of the parts by name, as far as known
@@ -127,6 +128,8 @@ class Recorder:
         """Lock the folder and prepare it for writing; raises RecordsError if that fails."""
         self.lock()
         try:
+            for own in (self._parts, self.folder / CHECKPOINTS):
+                check_inside(own, self.folder)
             for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
                 draft.unlink()  # left by a killed process
             self._reopen()
@@ -167,7 +170,7 @@ class Recorder:
         """Return the SHA-256 of every part on disk by name, so that a checkpoint can list its records."""
         for path in self._parts.glob("*-*.parquet"):
             if path.name not in self._hashes:
-                self._hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+                self._hashes[path.name] = hashlib.sha256(read_bytes(path)).hexdigest()
         return dict(sorted(self._hashes.items()))
 
     def check_parts(self, listed: Mapping[str, str]) -> None:
@@ -175,7 +178,7 @@ class Recorder:
         for name, digest in listed.items():
             path = self._parts / name
             try:
-                content = path.read_bytes()
+                content = read_bytes(path)
             except OSError as error:
                 raise RecordsError(f"{path} cannot be read ({error.strerror})") from None
             if hashlib.sha256(content).hexdigest() != digest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
 from raysim.records import Recorder, RecordsError, Run, recorded_value
 from raysim.replication.method import AGREED
-from raysim.storage.files import make_folder, sync_folder, write_through
+from raysim.storage.files import check_inside, make_folder, sync_folder, write_through
 from raysim.storage.places import Place
 
 FORMAT = 2
@@ -91,7 +91,8 @@ def write_checkpoint(
     `records`: the SHA-256 of the files with the records up to `step`, by name.
     """
     path = folder / f"step-{step:08d}"
-    draft = folder / f".{path.name}.{os.getpid()}"
+    draft = folder / f".{path.name}.{secrets.token_hex(8)}"
+    check_inside(folder, folder.parent)
     for unfinished in folder.glob(".step-*"):  # left by this process or a killed one
         shutil.rmtree(unfinished, ignore_errors=True)
     make_folder(folder)

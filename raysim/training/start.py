@@ -57,7 +57,7 @@ def is_unbegun(folder: Path) -> bool:
     try:
         return folder.is_dir() and all(
             path.name == LOCK
-            or (path.name == "parts" and path.is_dir() and not any(path.iterdir()))
+            or (path.name == "parts" and not path.is_symlink() and path.is_dir() and not any(path.iterdir()))
             or path.name.startswith(".run.parquet.")
             for path in list(folder.iterdir())
         )
