@@ -22,6 +22,7 @@ from raysim import plugins
 T = TypeVar("T")
 
 SHOWN = 200  # characters of a value quoted in a sentence
+LONGEST_REASON = 4000  # characters of the text of somebody else's error
 MAX_LENGTH = 1000  # characters of a text to parse: real notations are much shorter
 MAX_DEPTH = 20  # nested brackets
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
@@ -98,10 +99,36 @@ def shown(value: object) -> str:
     """Return the `repr` of a value for a sentence, with the middle cut out if it is long.
 
     >>> len(shown([7] * 1000))
-    205
+    200
     """
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN * 3 // 4]} ... {text[-SHOWN // 4 :]}"
+    return shortened(repr(value), SHOWN)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text with its middle cut out if it has more than `most` characters.
+
+    >>> shortened("abcdefghijklmnopqrstuvwxyz", 16)
+    'abcdefghi ... yz'
+    """
+    kept = most - 5
+    return text if len(text) <= most else f"{text[: kept - kept // 4]} ... {text[len(text) - kept // 4 :]}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, shortened; empty if it has none, or making it fails."""
+    try:
+        return shortened(str(error).strip(), LONGEST_REASON)
+    except Exception:
+        return ""
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and text, or its type alone.
+
+    >>> described(ValueError("no")), described(SystemExit())
+    ('ValueError: no', 'SystemExit')
+    """
+    return ": ".join(filter(None, (type(error).__name__, text_of(error))))
 
 
 def printable(text: str) -> str:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from raysim.analysis.comparison.harm_forecast import Trace, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Kind, Race
 from raysim.config import ConfigError
 from raysim.quality import Measure
-from raysim.records import UNREADABLE, Run, write_table
+from raysim.records import UNREADABLE, Run, read_as, write_table
 from raysim.sweeps.trial import part_steps
 
 if TYPE_CHECKING:
@@ -333,7 +332,7 @@ def read_entries(file: Path) -> list[Entry]:
     if not file.is_file():
         return []
     try:
-        entries = [Entry(**row) for row in pq.read_table(file, schema=COLUMNS, partitioning=None).to_pylist()]
+        entries = [Entry(**row) for row in read_as(file, COLUMNS).to_pylist()]
         if wrong := next((entry for entry in entries if not entry.is_whole), None):
             raise ValueError(f"trial {wrong.trial} has an impossible row in round {wrong.round}")
         return entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_config
 from raysim.config.reading import merge
 from raysim.plugins import modules_in
-from raysim.storage.files import write_whole
+from raysim.storage.files import read_text, write_whole
+from raysim.storage.texts import LARGEST_TOML, parse_toml
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
 from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
@@ -263,8 +263,8 @@ class Study:
         Budget and jobs may change.
         """
         try:
-            old = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            old = parse_toml(read_text(folder / "study.toml", LARGEST_TOML))
+        except (OSError, ValueError) as error:
             raise ConfigError(f"Nothing to resume: {folder / 'study.toml'} cannot be read ({error}).") from None
         seeds, planned = old.get("seeds", []), old.get("planned_seeds")
         if planned is None and self.budget is not None and seeds and list(self.seeds[: len(seeds)]) == seeds:
@@ -274,11 +274,18 @@ class Study:
         new = study.as_mapping()
         for key in sorted((old.keys() | new.keys()) - CHANGEABLE):
             _check_same(key, old.get(key), new.get(key))
-        if self.source is not None and (folder / "space.py").read_text(encoding="utf-8") != self.source:
+        if self.source is not None and _text(folder / "space.py") != self.source:
             raise ConfigError(
                 f"The Python file of the study must be as it was, but {folder / 'space.py'} is another one."
             )
         return study
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return read_text(file)
+    except OSError:
+        return None
 
 
 def workers(config: RunConfig) -> int:

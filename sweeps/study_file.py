@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -17,6 +16,7 @@ from raysim.config import ConfigError, apply_override, make_config, read_source
 from raysim.config.reading import find_data, sentence
 from raysim.notation import known_words
 from raysim.storage.files import read_text
+from raysim.storage.texts import parse_toml
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction
@@ -168,7 +168,7 @@ class _File(NamedTuple):
 def _read(source: str | Path) -> _File:
     path = Path(source)
     if str(source) in study_names():
-        return _File(path.stem, path.parent, tomllib.loads(study_text(str(source))))
+        return _File(path.stem, path.parent, parse_toml(study_text(str(source))))
     if path.suffix not in (".toml", ".py"):
         raise unknown_study(str(source))
     try:
@@ -180,8 +180,8 @@ def _read(source: str | Path) -> _File:
         values, space = _read_python(path)
         return _File(name, path.parent, values, space, text)
     try:
-        values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from None
     if not isinstance(values.get("space"), str):
         return _File(name, path.parent, values)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from raysim import analysis
 from raysim.config import ConfigError
-from raysim.records import UNREADABLE, write_table
+from raysim.records import UNREADABLE, read_whole, write_table
+from raysim.storage.texts import parse_json
 from raysim.sweeps.objectives import PRICED, Figure, Objective
 
 ENDED = ("finished", "diverged", "failed", "pruned")  # statuses; before them a trial is waiting or running
@@ -161,13 +161,13 @@ class Rows:
         if not self.path.is_file():
             return
         try:
-            table = _checked(pq.read_table(self.path, partitioning=None, page_checksum_verification=True))
+            table = _checked(read_whole(self.path))
             mixed = [field.name for field in table.schema if (field.metadata or {}).get(b"json")]
             rows = [
-                _row(values | {name: json.loads(values[name]) for name in mixed if values[name] is not None})
+                _row(values | {name: parse_json(values[name]) for name in mixed if values[name] is not None})
                 for values in table.to_pylist()
             ]
-        except (*UNREADABLE, TypeError, OverflowError, RecursionError) as error:
+        except (*UNREADABLE, TypeError, OverflowError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise ConfigError(
                 f"The rows of the study to resume, {self.path}, cannot be read ({reason}): restore the file from a copy."

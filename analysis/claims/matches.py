@@ -6,11 +6,11 @@ None if the claim does not apply to the setting.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from raysim.analysis.data.settings import DENSE, DENSE_SETTING, Method, Setting, strength_of
+from raysim.storage.texts import parse_json
 
 Roles: TypeAlias = Mapping[str, Setting]
 Match: TypeAlias = Callable[[Setting], "Roles | None"]
@@ -166,10 +166,12 @@ def earliest_stages(setting: Setting) -> Roles | None:
     if not _changes_only(setting, "replica_gradient"):
         return None
     try:
-        by_stage = json.loads(setting.replica_gradient)
+        by_stage = parse_json(setting.replica_gradient)
     except ValueError:
         return None
-    kept = [text for text in by_stage if text != DENSE] if isinstance(by_stage, list) else []
+    if not isinstance(by_stage, list) or not all(isinstance(text, str) for text in by_stage):
+        return None
+    kept = [text for text in by_stage if text != DENSE]
     if len(set(kept)) != 1 or len(kept) == len(by_stage) or by_stage[: len(kept)] != kept:
         return None
     return {"everywhere": setting._replace(replica_gradient=str(kept[0]))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +12,8 @@ from raysim.network.transport import TRANSPORTS
 from raysim.quality import MEASURES, Measure
 from raysim.records import RecordsError
 from raysim.records.packs import open_pack
-from raysim.storage.places import ListedPath, Place, walk
+from raysim.storage.places import ListedPath, Place, read_place, walk
+from raysim.storage.texts import LARGEST_TOML, parse_toml
 
 CONFIRMATION = "confirm"
 """Name of the folder with runs that confirm a choice of other runs, in a study or any folder of runs."""
@@ -158,8 +158,10 @@ class StudyFile:
     """The file `study.toml` of a study's folder; raises OSError or ValueError if it cannot be read."""
 
     def __init__(self, folder: Place) -> None:
-        written = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
-        seeds = tuple(int(seed) for seed in _list(written, "seeds"))
+        written = parse_toml(read_place(folder / "study.toml", LARGEST_TOML).decode())
+        seeds = tuple(_list(written, "seeds"))
+        if not all(isinstance(seed, int) for seed in seeds):
+            raise ValueError("`seeds` must be integers")
         planned = written.get("planned_seeds")
         self.seeds = seeds[:planned] if isinstance(planned, int) else seeds
         """The seeds fixed before it began, or by the plan of its budget; none if it names none."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -46,20 +47,21 @@ def unreadable(file: Place, error: Exception) -> str:
 # --- small files with different columns: `run.parquet` and `trials.parquet` ---------------------------------------------------
 
 
-def read_whole(files: Sequence[Place]) -> list[pa.Table | str]:
+def read_whole(files: Sequence[Place], most_rows: int | None = None) -> list[pa.Table | str]:
     """Return each file's table, or a sentence on why it cannot be read, for instance because it was deleted meanwhile.
 
+    `most_rows`: the most rows that each may have.
     Local files are read one after another: they are so small that threads would only wait for each other.
     """
     if any(isinstance(file, ListedPath) for file in files):
         with ThreadPoolExecutor(READERS) as readers:
-            return list(readers.map(_read, files))
-    return [_read(file) for file in files]
+            return list(readers.map(_read, files, repeat(most_rows)))
+    return [_read(file, most_rows) for file in files]
 
 
-def _read(file: Place) -> pa.Table | str:
+def _read(file: Place, most_rows: int | None) -> pa.Table | str:
     try:
-        return records.read_whole(file).replace_schema_metadata()
+        return records.read_whole(file, most_rows).replace_schema_metadata()
     except (OSError, pa.ArrowException) as error:
         return unreadable(file, error)
 
@@ -118,35 +120,41 @@ def _rewritten(table: pa.Table, names: set[str], change: Callable[[pa.ChunkedArr
 
 
 def scan(
-    files: Iterable[Place], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
+    files: Mapping[Place, int | None], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
 ) -> Iterator[tuple[Place, pa.RecordBatch | str]]:
-    """Yield each file with batches of its rows, or with a sentence if it cannot be read."""
+    """Yield each file with batches of its rows, or with a sentence if it cannot be read.
+
+    `files`: the most rows that each may have, None if unknown.
+    """
     by_system: dict[object, list[Place]] = {}
     for file in files:
         packed = isinstance(file, ListedPath) and file.pack is not None
         by_system.setdefault(file if packed else id(arrow_source(file)[1]), []).append(file)
     for group in by_system.values():
         try:
-            yield from list(_scan(group, schema, columns, where))
+            yield from list(_scan({file: files[file] for file in group}, schema, columns, where))
         except (OSError, pa.ArrowException):
             for file in group:
                 try:
-                    yield from list(_scan([file], schema, columns, where))
+                    yield from list(_scan({file: files[file]}, schema, columns, where))
                 except (OSError, pa.ArrowException) as error:
                     yield file, unreadable(origin_of(file), error)
 
 
 def _scan(
-    files: list[Place], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
+    files: Mapping[Place, int | None], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
 ) -> Iterator[tuple[Place, pa.RecordBatch]]:
     """Yield the rows of files of one file system, or of one file of a pack."""
-    first = files[0]
+    first = next(iter(files))
     if isinstance(first, ListedPath) and first.pack is not None:
         by_path: dict[str, Place] = {}
-        dataset = ds.dataset(records.read_as(first, schema))
+        dataset = ds.dataset(records.read_as(first, schema, files[first]))
     else:
         by_path = {arrow_source(file)[0]: file for file in files}
         dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(first)[1])
+        if arrow_source(first)[1] is None:  # the metadata of files in buckets take a request each
+            for fragment in dataset.get_fragments():
+                records.check_size(fragment.metadata, files[by_path[fragment.path]])
     for tagged in dataset.scanner(columns=list(columns), filter=where).scan_batches():
         if tagged.record_batch.num_rows:
             check_values(tagged.record_batch)

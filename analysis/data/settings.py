@@ -6,13 +6,13 @@ Methods in records are parsed without their classes, since records may come from
 from __future__ import annotations
 
 import ast
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from raysim.config import keys_of, run_keys
 from raysim.notation import check_size, hide_paths
+from raysim.storage.texts import parse_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +53,8 @@ def read_method(text: str) -> Method | None:
     """
     if text.startswith("["):
         try:
-            each = set(json.loads(text))
-        except (ValueError, TypeError, RecursionError):
+            each = set(parse_json(text))
+        except (ValueError, TypeError):
             return None
         return read_method(str(each.pop())) if len(each) == 1 else None
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ from raysim.analysis.report.material import Job, Material
 from raysim.analysis.report.page import Block, Cell, Heading, Section, Table, Text
 from raysim.analysis.report.words import speedup
 from raysim.config.boundaries import OTHERS, is_by_replica
+from raysim.storage.texts import parse_toml
 
 if TYPE_CHECKING:
     from raysim.analysis.runs.results import Results
@@ -163,7 +163,7 @@ def _read(text: Any) -> Any:
     """Return a setting as records write it: a notation, or a list or table in TOML."""
     if not isinstance(text, str):
         return DENSE
-    return tomllib.loads(f"value = {text}")["value"] if text.startswith(("{", "[")) else text
+    return parse_toml(f"value = {text}")["value"] if text.startswith(("{", "[")) else text
 
 
 def _of_tensor(setting: Any, tensor: str | None) -> str | list[str]:

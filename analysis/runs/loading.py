@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from raysim.notation import printable
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
 from raysim.records.bounds import NEEDED, check_row, printable_rows
 from raysim.records.packs import open_folder
+from raysim.records.tables import FEW_ROWS
 from raysim.storage.places import Place, PlaceError
 
 
@@ -56,7 +58,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     """Return one row for each readable run, the rows as written, and the keys of the configuration among the columns."""
     files = [path / "run.parquet" for path in contents.runs.values()]
     good = {}
-    for name, file, table in zip(contents.runs, files, read_whole(files), strict=True):
+    for name, file, table in zip(contents.runs, files, read_whole(files, FEW_ROWS), strict=True):
         if isinstance(table, str):
             problems.append(table)
         elif lacking := [column for column in NEEDED if column not in table.column_names]:
@@ -105,8 +107,8 @@ def _pruned_trials(studies: Mapping[str, Place]) -> set[tuple[str, int]]:
 
 def _trial(run: str) -> int | None:
     """Return the number of a trial from its folder, `trials/NUMBER-sSEED`."""
-    number = Path(run).name.partition("-")[0]
-    return int(number) if number.isdigit() else None
+    match = re.match("[0-9]{1,18}-", Path(run).name)
+    return None if match is None else int(match[0][:-1])
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:

@@ -21,6 +21,7 @@ from raysim.analysis.data.reading import Filter, condition_of, labelled, origin_
 from raysim.notation import printable
 from raysim.quality import Measure, measures_of
 from raysim.records import SCHEMAS, schema_of, table_files
+from raysim.records.bounds import most_rows
 from raysim.storage.places import Place
 
 if TYPE_CHECKING:
@@ -227,6 +228,8 @@ class Results:
         run. Raises AnalysisError if there is no such table or column.
         """
         files = self._files(name)
+        most = dict(zip(self.runs["run"], (most_rows(name, row) for row in self.runs.to_dict("records")), strict=True))
+        bounds = {file: most.get(run) for run, of_run in files.items() for file in of_run}
         source = {file: i for i, of_run in enumerate(files.values()) for file in of_run}
         schema = schema_of(name, self.measures)
         wanted = list(schema.names if columns is None else [c for c in columns if c != "run"])
@@ -236,7 +239,7 @@ class Results:
         condition = condition_of(where, schema)
         runs = pa.array(list(files), pa.string())
         parts = []
-        scanned = list(scan(source, schema, wanted, condition))
+        scanned = list(scan(bounds, schema, wanted, condition))
         if any(isinstance(batch, str) for _, batch in scanned) and self._files(name) != files:
             return self.table(name, columns, where)  # some were merged or dropped by processes that write runs
         for file, batch in scanned:

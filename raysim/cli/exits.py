@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from raysim.notation import InputError, printable
+from raysim.notation import InputError, printable, shortened
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def fail(sentence: str, code: int) -> NoReturn:
     from rich.console import Console
 
     sentence = printable(sentence)
-    text = sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
+    text = shortened(sentence, LONGEST)
     with suppress(OSError):  # the error stream may be closed
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {text}", markup=False)
     raise typer.Exit(code)

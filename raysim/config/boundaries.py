@@ -6,7 +6,6 @@ tensor name, and the whole setting may be a table by replica.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,6 +13,7 @@ from raysim.codecs import Codec
 from raysim.compressors import Compressor, Plain, parse, share_indices
 from raysim.config.fields import MOST_STAGES
 from raysim.notation import shown
+from raysim.storage.texts import parse_toml
 
 ByTensor: TypeAlias = dict[str, Compressor]
 """A table holds the compressors of some tensors by name, and of all `others`, which by default are sent uncompressed."""
@@ -139,8 +139,8 @@ def _of_tensor(setting: OfBoundary, name: str) -> Compressor:
 
 def _from_toml(field: str, text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError) as error:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError as error:
         raise ValueError(f"`{field}` in brackets must be TOML, but got {shown(text)}: {error}.") from None
 
 

@@ -16,7 +16,7 @@ from raysim.config.fields import OptimizerConfig, Role
 from raysim.config.run import RunConfig
 from raysim.config.run_fields import Named
 from raysim.notation import Notation
-from raysim.storage.files import read_text
+from raysim.storage.files import expanded, read_text
 
 _MODEL_TYPE = re.compile(r"model_type\W+([\w-]+)")
 
@@ -122,16 +122,17 @@ def model_title(name: str, path: Any = None, config: Any = None) -> str:
     """
     if name != "hf":
         return name
-    files = [Path(path).expanduser() / "config.json"] if isinstance(path, str) else []
-    files += [Path(config).expanduser()] if isinstance(config, str) and config.endswith(".json") else []
+    files = [f"{path}/config.json"] if isinstance(path, str) else []
+    files += [config] if isinstance(config, str) and config.endswith(".json") else []
     for text in (str(config), *map(_text, files)):
         if kind := _MODEL_TYPE.search(text):
             return f"hf {kind[1]}"
     return f"hf {Path(path).name}" if isinstance(path, str) else name
 
 
-def _text(file: Path) -> str:
+def _text(path: str) -> str:
+    file = expanded(path)
     try:
-        return read_text(file)
-    except (OSError, ValueError):
+        return "" if file is None else read_text(file)
+    except OSError:
         return ""

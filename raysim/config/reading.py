@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import resources
@@ -16,9 +15,10 @@ from raysim.config.boundaries import OTHERS
 from raysim.config.fields import OPTIMIZERS, OptimizerConfig
 from raysim.config.run import RunConfig
 from raysim.notation import InputError, known_words, shown
-from raysim.storage.files import read_text
+from raysim.storage.files import expanded, read_text
+from raysim.storage.texts import DEEPEST, LARGEST_TOML, parse_toml
 
-LARGEST_BYTES = 4 * 2**20  # of a TOML file
+MOST_BASES = 20  # files, each the `base` of the one before
 # Setting a key removes the other one.
 EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "num_stages": "cuts", "cuts": "num_stages"}
 _OF_FALLING = ("decay_epochs", "decay_every")  # options without effect on a constant learning rate
@@ -95,7 +95,7 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
         text = resources.files("raysim.recipes").joinpath(f"{source}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml":
         try:
-            text = read_text(path, LARGEST_BYTES)
+            text = read_text(path, LARGEST_TOML)
         except FileNotFoundError:
             raise ConfigError(f"There is no file {shown(str(source))}.") from None
         except OSError as error:
@@ -104,8 +104,8 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
         known = known_words(str(source), recipes, rest="; or give a .toml file")
         raise ConfigError(f"Unknown recipe {shown(str(source))}.{known}")
     try:
-        values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{source} is not TOML: {error}.") from None
     find_data(values, path.parent)
     base = values.pop("base", None)  # then the file lists only the differences from its base
@@ -116,6 +116,10 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
         parent_source: str | Path = path.parent / base if base.endswith(".toml") else base
         if Path(parent_source).absolute() in below:
             raise ConfigError(f"`base` must not lead back to where it came from, but {source} has {base!r}.")
+        if len(below) > MOST_BASES:
+            raise ConfigError(
+                f"At most {MOST_BASES} files may lead to each other by `base`, but {source} leads to {base!r}."
+            )
         parent = read_source(parent_source, below)[1]
         for key, value in values.items():
             merge(parent, key, value)
@@ -131,7 +135,8 @@ def find_data(values: Mapping[str, Any], folder: Path) -> None:
     data = values.get("data")
     if isinstance(data, dict) and isinstance(path := data.get("path"), str) and path:
         with suppress(OSError, ValueError):  # not a file name: rejected with the other options
-            if not Path(path).expanduser().exists() and (folder / path).exists():
+            typed = expanded(path)
+            if typed is not None and not typed.exists() and (folder / path).exists():
                 data["path"] = str(folder / path)
 
 
@@ -154,8 +159,8 @@ def apply_override(values: dict[str, Any], override: str) -> str:
     if not equals or not key:
         raise ConfigError(f"An override is written key=value, but got {shown(override)}.")
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # ValueError also for numbers with thousands of digits
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:  # also for numbers with thousands of digits
         parsed = {}
     merge(values, key, parsed["value"] if parsed.keys() == {"value"} else text)
     return key
@@ -167,6 +172,8 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
         key = key.removesuffix(".name")
     top = values
     *parents, last = key.split(".")
+    if len(parents) >= DEEPEST:
+        raise ConfigError(f"A key has at most {DEEPEST} parts, but got {shown(key)}.")
     for parent in parents:
         inner = values.setdefault(parent, {})
         if parents[0] in ("forward", "backward") and not isinstance(inner, dict):

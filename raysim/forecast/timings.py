@@ -11,9 +11,7 @@ message_bytes = 27_262_976
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +35,7 @@ from raysim.schedules import Schedule, parse_schedule
 from raysim.schedules.arrays import make_table
 from raysim.schedules.weights import parse_weights
 from raysim.storage.files import is_file, read_text
+from raysim.storage.texts import parse_json, parse_toml
 
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
 ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]
@@ -294,10 +293,10 @@ def read_values(path: str | Path) -> Any:
     kind = Path(path).suffix
     try:
         text = read_text(path)
-        return json.loads(text) if kind == ".json" else tomllib.loads(text)
+        return parse_json(text) if kind == ".json" else parse_toml(text)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path} is not {kind[1:].upper()}: {error}.") from None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from raysim.network.topology import Network, read_notation
 from raysim.notation import check_integer, shown
 from raysim.storage.files import read_text
+from raysim.storage.texts import parse_toml
 
 LEVELS = ("8mbps", "80mbps", "100mbps", "200mbps", "500mbps", "1gbps", "10gbps", "25gbps", "100gbps")
 """Bandwidths quoted in papers, without latency; add one as in `200mbps+50ms`."""
@@ -148,12 +148,12 @@ def load_network(path: Path) -> Network:
         raise ValueError(f"The network file {str(path)!r} must be readable, but: {error.strerror}.") from None
     try:
         return _from_csv(text, path.stem) if path.suffix == ".csv" else _from_toml(text, path.stem)
-    except (ValueError, csv.Error, RecursionError) as error:
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
 
 
 def _from_toml(text: str, name: str) -> Network:
-    values = tomllib.loads(text)
+    values = parse_toml(text)
     if "sites" in values:
         return network_of_sites(values, name)
     known = [item.name for item in fields(Network)]

@@ -23,6 +23,7 @@ from raysim.network.transport import BARE, Transport
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.schedules.arrays import OPS
 from raysim.storage.files import output_file, read_text
+from raysim.storage.texts import parse_json
 
 Floats = NDArray[np.float64]
 
@@ -292,10 +293,10 @@ class Profile:
     def load(cls, path: Path | str) -> Profile:
         """Read a profile written by `save`; raises ValueError naming the file."""
         try:
-            content = json.loads(read_text(path))
+            content = parse_json(read_text(path))
         except OSError as error:
             raise ValueError(f"The profile {str(path)!r} must be readable, but: {error.strerror}.") from None
-        except (ValueError, RecursionError):
+        except ValueError:
             raise ValueError(f"The profile {str(path)!r} must be JSON, but it does not parse.") from None
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise ValueError(f"The profile {str(path)!r} must be of format {FORMAT!r}, but it is not.")

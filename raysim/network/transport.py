@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raysim.notation import check_choice, check_real
 from raysim.storage.files import cache_folder, read_text, write_whole
+from raysim.storage.texts import parse_json
 
 Floats = NDArray[np.float64]
 
@@ -271,11 +272,11 @@ def _read() -> dict[str, HostCosts]:
         return {}
     try:
         costs = {}
-        for name, values in json.loads(read_text(path)).items():
+        for name, values in parse_json(read_text(path)).items():
             source = str(values.pop("source"))
             costs[name] = HostCosts(**{k: check_real(k, v, 0, math.inf) for k, v in values.items()}, source=source)
         return costs
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(
             f"The calibration {path} cannot be read ({error}). Run `raysim calibrate`, or delete it."
         ) from None

@@ -5,9 +5,18 @@ file per table. A killed run loses at most the rows after its last flush. If a t
 leftovers and are not read.
 """
 
-from raysim.records.run import FINISHED, SILENT_S, STATUSES, Run, present_status, recorded_value, with_replicas
-from raysim.records.schema import OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
-from raysim.records.tables import UNREADABLE, Recorder, RecordsError, read_table, table_files, write_table
+from raysim.records.run import SILENT_S, STATUSES, Run, present_status, recorded_value, with_replicas
+from raysim.records.schema import FINISHED, OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
+from raysim.records.tables import (
+    UNREADABLE,
+    Recorder,
+    RecordsError,
+    read_as,
+    read_table,
+    read_whole,
+    table_files,
+    write_table,
+)
 
 __all__ = [
     "FINISHED",
@@ -21,7 +30,9 @@ __all__ = [
     "RecordsError",
     "Run",
     "present_status",
+    "read_as",
     "read_table",
+    "read_whole",
     "recorded_value",
     "schema_of",
     "table_files",

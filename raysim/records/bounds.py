@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raysim.config.keys import run_keys
-from raysim.notation import CONTROL, REPLACED, check_size, printable, shown
-from raysim.records.schema import OWN_COLUMNS
+from raysim.notation import CONTROL, REPLACED, check_size, printable, shortened, shown
+from raysim.records.schema import FINISHED, OWN_COLUMNS
+from raysim.storage.texts import parse_toml
 
 NEEDED = ("schema_version", "seed", "status")
 """Required columns: a `run.parquet` without them was not written by raysim."""
@@ -27,6 +27,7 @@ ADDED = ("run", "study", "trial", "setting", "compression_factor")
 LARGEST_INTEGER = 2**53  # exact in a float
 LONGEST_S = 1e9  # 32 years
 LONGEST_TEXT = 1_000_000  # characters of a value, except the rows of a schedule
+ROWS_EACH = 1000  # of a table for a step, stage, microbatch and pair of replicas, such as one for each layer
 LARGEST_COUNT = 2**15  # stages, microbatches, replicas: beyond the tables' types
 
 _KINDS = {key.name: key.kind for key in run_keys()}
@@ -69,6 +70,31 @@ def check_row(table: pa.Table) -> None:
                 check_size(notation)
             except ValueError as error:
                 raise pa.ArrowInvalid(f"its `{name}` cannot be read: {str(error).rstrip('.')}") from None
+
+
+def fitted(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `run.parquet` as its reader accepts it: long texts shortened, characters without a code replaced."""
+    return {name: _fit(name, value) for name, value in row.items()}
+
+
+def _fit(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [printable(_fit(name, each)) if isinstance(each, str) else _fit(name, each) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = value.encode("utf-8", "replace").decode()  # half of a surrogate pair, as in the names of odd files
+    return text if name == "schedule_rows" else shortened(text, LONGEST_TEXT)
+
+
+def most_rows(table: str, row: Mapping[str, Any]) -> int | None:
+    """Return a bound on the rows of a table of an ended run, by its row of `run.parquet`; None without one."""
+    steps = row.get("steps_done")
+    if table == "samples" or row.get("status") not in FINISHED or not isinstance(steps, int):
+        return None
+    if table == "steps":
+        return steps
+    stages, microbatches, replicas = (int(row.get(name) or 1) for name in _COUNTS)
+    return (steps + 2) * stages * microbatches * replicas * replicas * ROWS_EACH
 
 
 def check_values(rows: pa.Table | pa.RecordBatch) -> None:
@@ -156,9 +182,9 @@ def _each(written: object) -> list[str]:
     """Return the notations of a key: several if boundaries differ."""
     if not isinstance(written, str):
         return []
-    if not written.startswith("["):
+    if not written.startswith(("[", "{")):
         return [written]
     try:
-        return [str(each) for each in json.loads(written)]
-    except (ValueError, TypeError, RecursionError):
+        return list(_texts(list(parse_toml(f"value = {written}").values())))
+    except ValueError:
         return [written]

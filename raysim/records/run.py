@@ -11,10 +11,10 @@ from raysim.config.keys import run_keys
 from raysim.network.exchanges import more_than_dense
 from raysim.notation import printable
 from raysim.quality import Measure, measures_of
-from raysim.records.bounds import check_row, check_values, printable_rows
+from raysim.records.bounds import check_row, check_values, most_rows, printable_rows
 from raysim.records.packs import open_folder
-from raysim.records.schema import OCCASIONAL
-from raysim.records.tables import UNREADABLE, RecordsError, read_table, read_whole, table_files
+from raysim.records.schema import FINISHED, OCCASIONAL
+from raysim.records.tables import FEW_ROWS, UNREADABLE, RecordsError, read_table, read_whole, table_files
 from raysim.storage.files import is_locked
 from raysim.storage.places import Place, PlaceError
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 STATUSES = ("running", "finished", "diverged", "failed", "interrupted", "killed")
 SILENT_S = 600.0  # a run without a lock counts as killed if nothing was written for this long
-FINISHED = ("finished", "diverged")  # over, with complete records
 
 
 def present_status(folder: Place, written: str) -> str:
@@ -92,7 +91,7 @@ class Run:
         if self._row is not None:
             return dict(self._row)
         try:
-            table = read_whole(self.folder / "run.parquet")
+            table = read_whole(self.folder / "run.parquet", FEW_ROWS)
             if len(table) == 1:
                 check_row(table)
         except UNREADABLE as error:
@@ -152,7 +151,8 @@ class Run:
         try:
             if not files and name not in OCCASIONAL and self.status in FINISHED:
                 raise FileNotFoundError(f"there is no {name}.parquet")
-            table = read_table(files, name, self.measures if name == "evals" else ())
+            row = self.row
+            table = read_table(files, name, measures_of(row) if name == "evals" else (), most_rows(name, row))
             check_values(table)
         except UNREADABLE as error:
             if table_files(self.folder, name) != files:  # changed by the run's process in the meantime

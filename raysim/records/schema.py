@@ -9,6 +9,7 @@ import pyarrow as pa
 from raysim.config.keys import run_keys
 
 SCHEMA_VERSION = 2
+FINISHED = ("finished", "diverged")  # statuses of runs that are over, with complete records
 
 _STEP = ("step", pa.int32())
 _REPLICA = ("replica", pa.int16())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,11 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raysim.limits import process_memory
 from raysim.notation import InputError
+from raysim.records.bounds import check_row, fitted
 from raysim.records.schema import ENCODINGS, OCCASIONAL, SCHEMA_VERSION, SCHEMAS, run_schema, schema_of
 from raysim.storage.files import FolderLock, check_inside, read_bytes, sync_folder, write_whole
-from raysim.storage.places import ListedPath, Place
+from raysim.storage.places import ListedPath, Place, read_place
 
+VALUE_BYTES = 8  # of a value in memory
+SMALL_BYTES = 2**28  # of a table in memory, which is read without looking at the machine
+FEW_ROWS = 1000  # of a `run.parquet`, which is read and then refused if it has more than one
+_PART = re.compile(r"[a-z]+-([0-9]{5,18})\.parquet")
 PARTS, CHECKPOINTS = "parts", "checkpoints"  # folders in a run's folder
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # for a missing, truncated or damaged file
 
@@ -63,41 +70,74 @@ def table_files(folder: Place, table: str) -> list[Place]:
 def part_files(folder: Place, table: str) -> list[Place]:
     """Return the parts of a table, in order."""
     try:
-        parts: list[Place] = list((folder / PARTS).glob(f"{table}-*.parquet"))
+        parts: list[Place] = [
+            path
+            for path in (folder / PARTS).glob(f"{table}-*.parquet")
+            if _PART.fullmatch(path.name) is not None and path.is_file()
+        ]
     except FileNotFoundError:  # the run has just merged them and removed their folder
         return []
     return sorted(parts, key=lambda path: (len(path.name), path.name))
 
 
-def read_table(files: Sequence[Place], table: str, measures: Iterable[str] = ()) -> pa.Table:
-    """Return the rows of a table's files, for a run with these `measures`."""
+def read_table(
+    files: Sequence[Place], table: str, measures: Iterable[str] = (), most_rows: int | None = None
+) -> pa.Table:
+    """Return the rows of a table's files, for a run with these `measures`; raises one of `UNREADABLE`, see `read_whole`."""
     schema = schema_of(table, measures)
     if not files:
         return schema.empty_table()
-    rows = pa.concat_tables([read_as(file, schema) for file in files])
+    rows = pa.concat_tables([read_as(file, schema, most_rows) for file in files])
     if rows["step"].null_count:
         raise pa.ArrowInvalid("it has rows without a step")
     return rows
 
 
-def read_whole(file: Place) -> pa.Table:
-    """Return the rows of one file in its own schema; raises one of `UNREADABLE`."""
+def read_whole(file: Place, most_rows: int | None = None) -> pa.Table:
+    """Return the rows of one file in its own schema.
+
+    Raises one of `UNREADABLE`, also if it has more than `most_rows` rows or more than fit into memory: a small file may hold
+    billions.
+    """
     if isinstance(file, ListedPath) and file.pack is not None:
         return file.pack.table(file.key)
-    content = pa.BufferReader(file.read_bytes())  # one request to a bucket
+    content = pa.BufferReader(read_place(file))  # one request to a bucket
     with pq.ParquetFile(content, page_checksum_verification=True) as opened:
+        check_size(opened.metadata, most_rows)
         return opened.read(use_threads=False)
 
 
-def read_as(file: Place, schema: pa.Schema) -> pa.Table:
-    """Return the rows of one file in a schema: missing columns are null, extra ones are dropped."""
-    rows = read_whole(file)
+def check_size(metadata: pq.FileMetaData, most_rows: int | None = None) -> None:
+    """Raise ArrowInvalid if a file has more rows than `most_rows`, or than half the memory of this process can hold."""
+    rows, size = metadata.num_rows, metadata.num_rows * metadata.num_columns * VALUE_BYTES
+    if most_rows is not None and rows > most_rows:
+        raise pa.ArrowInvalid(f"it has {rows:,} rows, but its run can have at most {most_rows:,}")
+    if size > SMALL_BYTES and 2 * size > (limit := process_memory()).size:
+        raise pa.ArrowInvalid(f"its {rows:,} rows need {size / 1e9:.1f} GB, but {limit}")
+
+
+def read_as(file: Place, schema: pa.Schema, most_rows: int | None = None) -> pa.Table:
+    """Return the rows of one file in a schema: missing columns are null, extra ones are dropped; raises as `read_whole`."""
+    rows = read_whole(file, most_rows)
     known = set(rows.column_names)
     columns = [
         rows[field.name].cast(field.type) if field.name in known else pa.nulls(len(rows), field.type)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+def check_recordable(row: Mapping[str, Any]) -> None:
+    """Raise RecordsError if a row of `run.parquet` could be written but not read again."""
+    try:
+        check_row(_run_table(row))
+    except (pa.ArrowException, OverflowError) as error:
+        raise RecordsError(f"This run cannot be recorded: {str(error).rstrip('.')}.") from None
+
+
+def _run_table(row: Mapping[str, Any]) -> pa.Table:
+    fit = fitted(row)
+    return pa.Table.from_pylist([fit], run_schema(fit))
 
 
 class Recorder:
@@ -133,7 +173,7 @@ class Recorder:
             for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
                 draft.unlink()  # left by a killed process
             self._reopen()
-            numbers = [int(path.stem.rsplit("-", 1)[1]) for path in self._parts.glob("*-*.parquet")]
+            numbers = [int(match[1]) for path in self._parts.iterdir() if (match := _PART.fullmatch(path.name))]
             self._next_part = max(numbers, default=-1) + 1
         except OSError as error:
             raise self._unwritable(error) from None
@@ -168,9 +208,10 @@ class Recorder:
 
     def parts(self) -> dict[str, str]:
         """Return the SHA-256 of every part on disk by name, so that a checkpoint can list its records."""
-        for path in self._parts.glob("*-*.parquet"):
-            if path.name not in self._hashes:
-                self._hashes[path.name] = hashlib.sha256(read_bytes(path)).hexdigest()
+        for table in SCHEMAS:
+            for path in part_files(self.folder, table):
+                if path.name not in self._hashes:
+                    self._hashes[path.name] = hashlib.sha256(read_place(path)).hexdigest()
         return dict(sorted(self._hashes.items()))
 
     def check_parts(self, listed: Mapping[str, str]) -> None:
@@ -197,7 +238,7 @@ class Recorder:
             for path in reversed([self._parts / part.name for part in part_files(self.folder, table)]):
                 schema = schema_of(table, self.measures)
                 try:
-                    part = pq.read_table(path, schema=schema, partitioning=None, page_checksum_verification=True)
+                    part = read_as(path, schema)
                 except UNREADABLE:
                     if path.name in self._hashes:
                         raise OSError(errno.EIO, "it was whole, and can no longer be read", str(path)) from None
@@ -219,8 +260,8 @@ class Recorder:
             self.folder.rmdir()
 
     def write_run(self, row: Mapping[str, Any]) -> None:
-        """Replace `run.parquet` by this row."""
-        write_table(pa.Table.from_pylist([dict(row)], run_schema(dict(row))), self.folder / "run.parquet")
+        """Replace `run.parquet` by this row, as `fitted` to what its reader accepts."""
+        write_table(_run_table(row), self.folder / "run.parquet")
 
     def compact(self) -> None:
         """Merge the parts of each table into one file; readers then skip the parts, until `drop_parts` removes them."""

@@ -6,6 +6,7 @@ ignored.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 from raysim.notation import InputError
+from raysim.storage.files import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -221,16 +223,15 @@ class ListedPath:
         for name in folders:
             yield from (self / name).walk()
 
-    def read_bytes(self) -> bytes:
-        """Return the contents of the file."""
+    def read_bytes(self, largest_bytes: int | None = None) -> bytes:
+        """Return the contents of the file; raises OSError if it is larger than `largest_bytes`."""
         if self.pack is not None:
-            return self.origin.read_bytes()
+            return read_place(self.origin, largest_bytes)
         with self.system.open_input_stream(self.key) as stream:
-            return bytes(stream.read())
-
-    def read_text(self, encoding: str = "utf-8") -> str:
-        """Return the contents of the file as text."""
-        return self.read_bytes().decode(encoding)
+            content = bytes(stream.read(None if largest_bytes is None else largest_bytes + 1))
+        if largest_bytes is not None and len(content) > largest_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {largest_bytes:,} bytes", str(self))
+        return content
 
 
 Place: TypeAlias = Path | ListedPath
@@ -241,6 +242,13 @@ def open_place(where: str | Place) -> Place:
     if isinstance(where, ListedPath):
         return where
     return ListedPath.open(str(where)) if in_bucket(where) else local_path(where)
+
+
+def read_place(file: Place, largest_bytes: int | None = None) -> bytes:
+    """Return the contents of a file; raises OSError as `storage.files.read_bytes`, also for one in a bucket or a pack."""
+    if isinstance(file, Path):
+        return read_bytes(file, largest_bytes)
+    return file.read_bytes(largest_bytes)
 
 
 def walk(folder: Place) -> Iterator[tuple[Place, list[str], list[str]]]:

@@ -7,7 +7,6 @@ branch use the same ones.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,6 +24,7 @@ from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
 from raysim.records import RecordsError, Run, recorded_value
 from raysim.replication import parse_replica_method
 from raysim.storage.places import in_bucket, local_path
+from raysim.storage.texts import parse_toml
 from raysim.training.checkpoint import Checkpoint, checkpoints
 
 SAME = ("model", "data", "loss", "bottleneck", "bottleneck_form", "batch_size", "optimizer")
@@ -189,7 +189,7 @@ def _check_branch(row: Mapping[str, Any], plan: Plan) -> bool:
 
 def _parts_replicas(written: str) -> bool:
     """Return whether a recorded replica method lets the parameters of replicas differ."""
-    notations = tomllib.loads(f"value = {written}")["value"] if written.startswith("[") else [written]
+    notations = parse_toml(f"value = {written}")["value"] if written.startswith("[") else [written]
     return any(parse_replica_method(notation).decentralized for notation in notations)
 
 

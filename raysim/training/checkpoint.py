@@ -6,8 +6,10 @@ end's copy of every memory: both ends of a delta method have equal memories, and
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,10 +24,12 @@ from raysim.pipeline.reports import StepFeedback
 from raysim.pipeline.state import CheckpointError, mean_of, unpack_tensors
 from raysim.records import Recorder, RecordsError, Run, recorded_value
 from raysim.replication.method import AGREED
-from raysim.storage.files import check_inside, make_folder, sync_folder, write_through
+from raysim.storage.files import check_inside, make_folder, open_regular, read_text, sync_folder, write_through
 from raysim.storage.places import Place
+from raysim.storage.texts import parse_json
 
 FORMAT = 2
+_STEP = re.compile(r"step-([0-9]{1,18})")
 KEPT = 2  # checkpoints to keep: the newest, and the one before in case the newest is damaged
 
 
@@ -38,17 +42,20 @@ class Checkpoint(NamedTuple):
     def manifest(self) -> dict[str, Any]:
         """Return the checkpoint's table of contents; raises CheckpointError."""
         try:
-            entries: dict[str, Any] = json.loads((self.path / "manifest.json").read_bytes())
+            entries = parse_json(read_text(self.path / "manifest.json"))
             if not isinstance(entries, dict):
-                raise TypeError("no table")
-        except (OSError, ValueError, TypeError) as error:
+                raise ValueError("it is no table")
+        except (OSError, ValueError) as error:
             raise self._unreadable(error) from None
         return entries
 
     def signals(self) -> StepFeedback:
         """Return the last step's signals, not yet seen by adaptive methods; raises CheckpointError."""
         written = self.manifest().get("signals")
-        return StepFeedback(**written) if written else StepFeedback()
+        try:
+            return StepFeedback(**written) if written else StepFeedback()
+        except TypeError as error:
+            raise self._unreadable(error) from None
 
     def parts(self) -> list[np.ndarray]:
         """Return the state, one part per worker; raises CheckpointError if a file is missing or has changed."""
@@ -63,7 +70,10 @@ class Checkpoint(NamedTuple):
         parts = []
         for name, (size, digest) in files.items():
             try:
-                part = np.fromfile(self.path / name, dtype=np.uint8)
+                if Path(name).name != name:
+                    raise OSError(errno.EINVAL, "it lies elsewhere")
+                with open_regular(self.path / name) as file:
+                    part = np.fromfile(file, dtype=np.uint8)
             except OSError as error:
                 raise CheckpointError(
                     f"The checkpoint {self.path} is corrupt: {name} cannot be read ({error})."
@@ -128,7 +138,8 @@ def write_checkpoint(
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """Return the complete checkpoints of a folder, oldest first."""
-    known = [Checkpoint(path, int(path.name[5:])) for path in folder.glob("step-*") if path.name[5:].isdigit()]
+    named = ((path, _STEP.fullmatch(path.name)) for path in folder.glob("step-*"))
+    known = [Checkpoint(path, int(match[1])) for path, match in named if match is not None]
     return sorted(known, key=lambda checkpoint: checkpoint.step)
 
 

@@ -15,12 +15,13 @@ from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.nodes import StageSeconds, slow_node_warning, slow_start_warning
 from raysim.engine.ray import RayEngine
-from raysim.notation import InputError
+from raysim.notation import InputError, text_of
 from raysim.pipeline.errors import DivergedError, WorkerLostError
 from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.reports import StepFeedback, StepReport
 from raysim.quality import write_measures
 from raysim.records import Recorder, RecordsError, Run
+from raysim.records.tables import check_recordable
 from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import Custom
 from raysim.training.branch import Parent, find_parent, origin_of
@@ -96,6 +97,7 @@ class Training:
         self.engine.check()
         self.phases.enter(None)
         self._row["engine"] = self.engine.kind
+        check_recordable(self._row)
         self.evaluator = Evaluator(self.plan, self.engine, self.recorder, self._ending)
 
     def _describe_plan(self) -> None:
@@ -161,7 +163,7 @@ class Training:
             status = "refused"
             raise ConfigError(str(error)) from None
         except Exception as error:
-            error_text = str(error) or type(error).__name__
+            error_text = text_of(error) or type(error).__name__
             raise
         finally:
             self._ending.finish()

@@ -34,6 +34,7 @@ LOW = {
     "quality",
     "random",
     "storage.files",
+    "storage.texts",
     "units",
     "values",
 }
@@ -68,7 +69,7 @@ ROOMS = {
     "raysim.compressors": ({"codecs", *LOW}, {"torch"}),
     "raysim.replication": ({"codecs", "compressors", *LOW}, {"torch"}),
     "raysim.schedules": ({"storage.files", "notation"}, set()),
-    "raysim.network": ({"storage.files", "notation", "schedules", "units"}, {"numba"}),
+    "raysim.network": ({"storage.files", "storage.texts", "notation", "schedules", "units"}, {"numba"}),
     "raysim.workloads": (LOW, {"torch", "pyarrow"}),
     "raysim.config": ({*TENSORS, "recipes"}, {"pydantic"}),
     "raysim.records": ({*TENSORS, "storage", "config"}, {"pyarrow", "pandas"}),
@@ -107,7 +108,10 @@ ROOMS = {
         {*STUDIES, "storage", "notation", "sweeps.study", "sweeps.study_checks"},
         {"pydantic"},
     ),
-    "raysim.sweeps.trial_rows": ({"analysis", "config", "records", "sweeps.objectives"}, {"pandas", "pyarrow"}),
+    "raysim.sweeps.trial_rows": (
+        {"analysis", "config", "records", "storage", "sweeps.objectives"},
+        {"pandas", "pyarrow"},
+    ),
     "raysim.sweeps.store": ({"config", "storage", "training.checkpoint"}, {"pyarrow"}),
     "raysim.sweeps.submit": ({"config", "engine.connection", "storage"}, {"ray", "pyarrow"}),
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),

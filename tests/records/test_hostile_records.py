@@ -1,0 +1,286 @@
+"""Records that nobody should have written: what is written is read again, and what is hostile is named in one sentence."""
+
+import os
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from records_made import write_run, write_study
+
+from raysim.analysis import load
+from raysim.config.keys import as_row, run_keys
+from raysim.notation import described, text_of
+from raysim.records import Recorder, RecordsError, Run
+from raysim.records.bounds import LONGEST_TEXT
+from raysim.records.schema import OWN_COLUMNS
+from raysim.records.tables import check_recordable
+from raysim.storage.files import FolderLock, is_locked, open_regular, read_bytes, read_text
+from raysim.storage.texts import DEEPEST, parse_json, parse_toml
+from raysim.training.checkpoint import Checkpoint, checkpoints, newest_whole
+from raysim.training.train import train
+
+NOTATIONS = ("forward", "backward", "replica_gradient", "schedule", "weights")
+TEXTS = {
+    "long": "x" * 10_000_000,
+    "control": "a\x1b[31mb\x00",
+    "surrogate": "a\udcffb",
+    "lines": "a\nb\r\nc",
+    "direction": "a\u202eb",
+}
+COLUMNS = {
+    **{key.name: key.kind for key in run_keys()},
+    **OWN_COLUMNS,
+    "cpu": "str",
+    "data.path": "str",
+    "nodes": "list[str]",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that was trained; its row is changed by the tests."""
+    return write_run(tmp_path_factory.mktemp("hostile") / "run")
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_text_in_any_column_is_written_as_its_reader_accepts_it(tmp_path, run, kind):
+    row = Run(run).row
+    changed = {
+        name: TEXTS[kind] for name, of in COLUMNS.items() if of == "str" and name not in (*NOTATIONS, "schedule_rows")
+    }
+    changed |= {name: [TEXTS[kind][:1000]] for name, of in COLUMNS.items() if of == "list[str]"}
+    recorder = Recorder(tmp_path / "run")
+    recorder.open()
+    recorder.write_run(row | changed)
+    recorder.close()
+    read = Run(tmp_path / "run").row
+    assert all(0 < len(str(read[name])) <= LONGEST_TEXT for name in changed)
+
+
+def test_tables_of_compressors_for_many_replicas_are_read_again(tmp_path, small):
+    compressors = {str(replica): "TopK(0.1)" if replica % 2 else "Quantize(8)" for replica in range(100)}
+    changed = as_row(small(num_replicas=100, batch_size=800, forward=compressors))
+    assert len(changed["forward"]) > 1000
+    row = Run(write_run(tmp_path / "run")).row | changed
+    check_recordable(row)
+    with pytest.raises(RecordsError, match="This run cannot be recorded: its `forward` cannot be read"):
+        check_recordable(row | {"forward": "TopK(" * 30})
+
+
+class UnspeakableError(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_is_described_whatever_its_text():
+    assert described(UnspeakableError()) == "UnspeakableError"
+    assert text_of(ValueError("x" * 10_000_000)).startswith("xxx")
+    assert len(described(ValueError("x" * 10_000_000))) < 5000
+
+
+HOSTILE = {
+    "deep": "a = " + "[" * 900 + "]" * 900,
+    "deeper": "a = " + "[" * 200_000,
+    "parts": "a." * 5000 + "a = 1",
+    "quoted parts": '"a".' * 30_000 + "a = 1",
+    "header": "[" + "a." * 1500 + "a]",
+    "inline": "a = " + "{b = " * 200 + "1" + "}" * 200,
+    "mixed": "a = " + "{a.a.a.a.a.a.a = " * 40 + "1" + "}" * 40,
+    "digits": "a = " + "9" * 5000,
+    "large": "#" * (5 * 2**20),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_texts_are_refused_with_one_kind_of_error(kind):
+    with pytest.raises(ValueError):
+        parse_toml(HOSTILE[kind])
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "[" * 100 + "]" * 100, "9" * 5000 + "x"])
+def test_hostile_json_is_refused_with_one_kind_of_error(text):
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+def test_brackets_in_texts_are_not_counted():
+    assert parse_toml(f"a = '{'[' * 500}'")["a"] == "[" * 500
+    assert parse_json('"' + "[{" * 500 + '"') == "[{" * 500
+    nested = "[" * DEEPEST + "]" * DEEPEST
+    assert parse_json(nested[1:-1])
+    assert parse_toml(".".join(["a"] * (DEEPEST - 1)) + " = 1")
+
+
+STUDIES = [
+    *HOSTILE.values(),
+    "seeds = [[1]]",
+    "seeds = [inf]",
+    "seeds = ['a']",
+    "objectives = 3",
+    "\x00",
+    "a = '\udcff'",
+]
+
+
+@pytest.mark.parametrize("number", range(len(STUDIES)))
+def test_one_bad_study_file_does_not_stop_the_others(tmp_path, number):
+    write_study(tmp_path / "bad", [{"objective.loss_on": 1.0}], objectives={"loss_on": "minimize"})
+    write_study(tmp_path / "good", [{"objective.loss_on": 1.0}], objectives={"loss_on": "maximize"})
+    (tmp_path / "bad" / "study.toml").write_bytes(STUDIES[number].encode("utf-8", "surrogateescape"))
+    results = load(tmp_path)
+    assert results.directions("good") == {"loss_on": "maximize"}
+    assert results.directions("bad") == {"loss_on": "minimize"}
+    assert results.planned_seeds("bad") == ()
+
+
+def bomb(file, rows, schema=None):
+    """Write a small file with many rows."""
+    names = ("step", "loss", "seconds", "wire_bytes", "dense_bytes")
+    chunk = pa.table({name: pa.array(np.zeros(2**20, np.int32 if name == "step" else np.float64)) for name in names})
+    with pq.ParquetWriter(file, chunk.schema, compression="zstd") as writer:
+        for _ in range(rows // 2**20):
+            writer.write_table(chunk, row_group_size=2**20)
+
+
+def test_a_small_file_with_millions_of_rows_is_not_read(tmp_path):
+    write_run(tmp_path / "bad")
+    write_run(tmp_path / "good")
+    bomb(tmp_path / "bad" / "steps.parquet", 4 * 2**20)
+    shutil.copy(tmp_path / "bad" / "steps.parquet", tmp_path / "bad" / "links.parquet")
+    shutil.copy(tmp_path / "bad" / "steps.parquet", tmp_path / "bad" / "run.parquet.bomb")
+    with pytest.raises(RecordsError, match="it has 4,194,304 rows, but its run can have at most 4"):
+        _ = Run(tmp_path / "bad").steps
+    with pytest.raises(RecordsError, match="its run can have at most"):
+        _ = Run(tmp_path / "bad").links
+    results = load(tmp_path)
+    assert set(results.steps["run"]) == {"good"}
+    assert set(results.links["run"]) == {"good"}
+    assert any("bad/steps.parquet" in problem for problem in results.problems)
+    (tmp_path / "bad" / "run.parquet.bomb").replace(tmp_path / "bad" / "run.parquet")
+    assert set(load(tmp_path).runs["run"]) == {"good"}
+    with pytest.raises(RecordsError, match="4,194,304 rows"):
+        _ = Run(tmp_path / "bad").row
+
+
+NAMES = (
+    "run.parquet",
+    "steps.parquet",
+    "links.parquet",
+    "evals.parquet",
+    "study.toml",
+    "trials.parquet",
+    "runs.parquet",
+)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
+@pytest.mark.parametrize("name", NAMES)
+def test_sound_runs_are_read_beside_pipes_and_devices(tmp_path, name, kind):
+    write_run(tmp_path / "good")
+    odd = write_run(tmp_path / "odd") / name
+    odd.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(odd)
+        case "device":
+            odd.symlink_to("/dev/zero")
+        case "folder":
+            odd.mkdir()
+        case "loop":
+            odd.symlink_to(odd)
+    results = load(tmp_path)
+    assert "good" in set(results.runs["run"])
+    assert "good" in set(results.steps["run"])
+    assert len(results.trials) == 0
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for odd in (tmp_path / "pipe", tmp_path / "zero", tmp_path, "/dev/null"):
+        for read in (open_regular, read_bytes, read_text):
+            with pytest.raises(OSError, match="it is no regular file"):
+                read(odd)
+    os.mkfifo(tmp_path / ".lock")
+    assert is_locked(tmp_path) is None
+    with pytest.raises(OSError, match="it is no regular file"):
+        FolderLock(tmp_path).acquire()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A run with two checkpoints."""
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    return train(
+        "digits-cnn", "steps=4", "num_stages=2", "checkpoint_every_steps=2", engine="inline", out=folder
+    ).folder
+
+
+MANIFESTS = {
+    "deep": "[" * 200_000,
+    "deep table": '{"a":' * 200_000,
+    "list": "[]",
+    "no table": '{"format": 2, "files": []}',
+    "elsewhere": '{"format": 2, "files": {"../../run.parquet": {"bytes": 1, "sha256": ""}}}',
+    "device": '{"format": 2, "files": {"/dev/zero": {"bytes": 1, "sha256": ""}}}',
+    "pipe": None,
+    "endless": "/dev/zero",
+}
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_an_odd_manifest_is_a_damaged_checkpoint(tmp_path, kept, kind):
+    shutil.copytree(kept, tmp_path / "run")
+    known = checkpoints(tmp_path / "run" / "checkpoints")
+    manifest = known[-1].path / "manifest.json"
+    manifest.unlink()
+    if kind == "pipe":
+        os.mkfifo(manifest)
+    elif kind == "endless":
+        manifest.symlink_to("/dev/zero")
+    else:
+        manifest.write_text(MANIFESTS[kind])
+    checkpoint, _, errors = newest_whole(tmp_path / "run" / "checkpoints", lambda listed: None)
+    assert checkpoint == known[-2]
+    assert len(errors) == 1
+
+
+def test_a_worker_file_that_is_a_pipe_is_a_damaged_checkpoint(tmp_path, kept):
+    shutil.copytree(kept, tmp_path / "run")
+    known = checkpoints(tmp_path / "run" / "checkpoints")
+    (known[-1].path / "worker-0.safetensors").unlink()
+    os.mkfifo(known[-1].path / "worker-0.safetensors")
+    assert newest_whole(tmp_path / "run" / "checkpoints", lambda listed: None)[0] == known[-2]
+
+
+@pytest.mark.parametrize(
+    "name", ["step-²", "step-", "step-1e3", f"step-{'9' * 5000}"[:250], "step--1", "step-٣", "step-00x"]
+)
+def test_odd_folders_are_no_checkpoints(tmp_path, kept, name):
+    shutil.copytree(kept / "checkpoints", tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / name).mkdir()
+    assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "checkpoints")] == [2, 4]
+    assert isinstance(checkpoints(tmp_path / "checkpoints")[0], Checkpoint)
+
+
+@pytest.mark.parametrize(
+    "name", ["steps-copy.parquet", "steps-.parquet", "steps-²²²²².parquet", "steps-1.parquet", "links-0000x.parquet"]
+)
+def test_stray_files_are_no_parts(tmp_path, name):
+    recorder = Recorder(tmp_path)
+    recorder.open()
+    row = {"step": 0, "epoch": 0, "loss": 1.0, "wire_bytes": 1, "dense_bytes": 1, "seconds": 0.1}
+    recorder.add("steps", row)
+    recorder.flush()
+    shutil.copy(tmp_path / "parts" / "steps-00000.parquet", tmp_path / "parts" / name)
+    recorder.close()
+    recorder = Recorder(tmp_path)
+    recorder.open()
+    recorder.add("steps", row | {"step": 1})
+    recorder.flush()
+    assert sorted(recorder.parts()) == ["steps-00000.parquet", "steps-00001.parquet"]
+    recorder.compact()
+    recorder.close()
+    assert pq.read_table(tmp_path / "steps.parquet")["step"].to_pylist() == [0, 1]
