@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,12 +28,13 @@ from raysim.engine.ray_internals import idle_nodes, is_starting, task_errors_as
 from raysim.engine.resources import Waiting, shortage
 from raysim.network.presets import parse_network
 from raysim.records import RecordsError, Run
+from raysim.signals import ECHO_S, handled
 from raysim.storage.places import Place
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.study import Study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.sweeps.trial_rows import Rows
-from raysim.training.events import ECHO_S, SIGNALS, Phases, to_stderr
+from raysim.training.events import Phases, to_stderr
 
 LOOK_S = 1.0  # between two checks for starting trial processes, and between two updates of the display
 NODES_S = 5.0  # between two checks of the cluster's nodes
@@ -96,12 +96,8 @@ def on_signals(halt: Halt) -> Iterator[None]:
         with suppress(OSError):  # the terminal may be closed
             print("\nending: running trials are kept for a resume", file=sys.stderr)
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-    try:
+    with handled(handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Stop(tune.Stopper):

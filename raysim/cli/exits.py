@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from raysim.notation import InputError, printable, shortened
+from raysim.signals import take
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Commands(TyperGroup):
             return result
         except InputError as error:
             fail(str(error), 2)
+        except SystemExit as error:  # of a user's own code: no run has ended
+            fail(f"the command was ended by the call sys.exit({error.code!r}) in code that it ran.", 1)
         except MemoryError as error:
             fail(f"this machine has too little memory: {str(error) or 'none is left'}.", 1)
         except BrokenPipeError:  # the reader has closed the pipe
@@ -112,7 +115,7 @@ def ending_on_signals() -> Iterator[Ending]:
 
 def end_on_sigterm() -> None:
     """Let SIGTERM end the command as Ctrl-C does, so that it cleans up."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    take(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(number: int, _frame: object) -> NoReturn:

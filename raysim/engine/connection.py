@@ -19,6 +19,8 @@ from raysim.engine import ray_internals
 from raysim.engine.delivery import NEAR_BYTES, RAY_SETTING
 from raysim.engine.watch import HeadWatch, RayWatch, ServersWatch
 from raysim.pipeline.errors import WorkerLostError
+from raysim.signals import SIGNALS, handled
+from raysim.storage.files import expanded
 
 # Ray's default niceness, 15, starves stages under other load: with three busy processes on two cores, a start took 155 s.
 OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
@@ -26,7 +28,6 @@ OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 END_S = 10.0  # for Ray's servers to shut down before they are killed: Ray's core waits for ever for a suspended one
 ANSWER_S = 3.0  # for the head to accept a connection
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 def listen_on_loopback(address: str | None = None) -> None:
@@ -75,7 +76,8 @@ def user_here() -> str:
 
 
 def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    file = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+    return expanded(file) or Path(file)
 
 
 def init_ray(**options: Any) -> Any:
@@ -163,16 +165,13 @@ def signals_after() -> Iterator[None]:
     def keep(number: int, _frame: Any) -> None:
         arrived.append(number)
 
-    before = {number: signal.signal(number, keep) for number in SIGNALS}
     broken_off = False
-    try:
-        yield
-    except SystemExit:
-        broken_off = True
-        arrived.append(signal.SIGTERM)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    with handled(keep, (*SIGNALS, signal.SIGALRM)):
+        try:
+            yield
+        except SystemExit:
+            broken_off = True
+            arrived.append(signal.SIGTERM)
     for late in arrived:
         signal.raise_signal(late)
     if broken_off:

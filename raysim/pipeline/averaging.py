@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raysim.codecs import NonFiniteError
 from raysim.codecs import warm as warm_codecs
-from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.errors import DivergedError, blamed
 from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, takes_part
 from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
@@ -91,13 +91,12 @@ class Averaging:
     @contextmanager
     def _failing(self, step: int, stage: int) -> Iterator[None]:
         """Turn an error of a method into a DivergedError or a StageError that names the stage."""
-        try:
-            yield
-        except NonFiniteError:
-            exchanged = "parameters" if self.plan.replica_methods[stage].after_update else "gradient"
-            raise DivergedError(step, "update", f"{exchanged} of stage {stage}") from None
-        except Exception as error:
-            raise StageError(f"stage {stage}, averaging of step {step}: {type(error).__name__}: {error}") from error
+        with blamed(f"stage {stage}, averaging of step {step}"):
+            try:
+                yield
+            except NonFiniteError:
+                exchanged = "parameters" if self.plan.replica_methods[stage].after_update else "gradient"
+                raise DivergedError(step, "update", f"{exchanged} of stage {stage}") from None
 
     def with_momentum(self, stage: int) -> frozenset[str]:
         """Return a stage's parameters whose averaged gradients already include momentum."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from raysim.notation import described
+
 
 class DivergedError(Exception):
     """A loss, or a tensor to send, holds NaN or infinity: the run ends, recorded as diverged at `step`."""
@@ -24,3 +29,16 @@ class SenderStoppedError(StageError):
 
 class WorkerLostError(Exception):
     """A worker died or timed out: all stages restart from the last checkpoint."""
+
+
+@contextmanager
+def blamed(where: str) -> Iterator[None]:
+    """Turn errors of the user's code, other than divergence, into a StageError that names their place; `sys.exit` is one."""
+    try:
+        yield
+    except DivergedError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and vars(error):  # Ray marks its own, by which it ends a process
+            raise
+        raise StageError(f"{where}: {described(error)}") from error

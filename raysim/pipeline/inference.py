@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.message import Message, bundle, unbundle
-from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.errors import DivergedError, StageError, blamed
 from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.reports import Evaluated, Failure
@@ -46,7 +46,8 @@ class Inference:
                     message = None
                     if not stage.first:
                         (message,) = yield Receive(self._local.worker(index - 1), (index - 1, batch))
-                    outcome = self._infer(step, index, split, batch, mode, message, each)
+                    with blamed(f"stage {index}, evaluation after {step} steps"):
+                        outcome = self._infer(step, index, split, batch, mode, message, each)
                     if isinstance(outcome, Evaluated):
                         evaluated.append(outcome)
                     else:
@@ -119,7 +120,8 @@ class Inference:
                         x = texts[batch][:, : position + 1]
                     assert x is not None
                     draws = derive_key(plan.config.seed, "generation", index, batch, position)
-                    outcome = self._forward(step, index, mode, draws, x)
+                    with blamed(f"stage {index}, generation after {step} steps"):
+                        outcome = self._forward(step, index, mode, draws, x)
                     if not isinstance(outcome, Tensor):
                         key = ("generating", index, batch, position)
                         yield Send((OutgoingMessage(worker(index + 1), key, outcome),))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -13,7 +11,7 @@ from raysim.codecs.message import Message
 from raysim.codecs.transfers import Flight, to_device
 from raysim.pipeline.boundary import Boundary
 from raysim.pipeline.device import cpu_seconds
-from raysim.pipeline.errors import DivergedError, StageError
+from raysim.pipeline.errors import DivergedError, blamed
 from raysim.pipeline.link import CodedMessage
 from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
@@ -59,7 +57,7 @@ class RowExecution:
         yield from self._deliver()
         self._read_losses()
         self.action = None
-        with self._blamed("end of the row"):
+        with blamed("end of the row"):
             self.flight.settle()
 
     def losses(self) -> list[float]:
@@ -76,7 +74,7 @@ class RowExecution:
             (message,) = yield Receive(self.local.worker(source.stage), tuple(source))
         profiled, threads = self.plan.profiles(self.step), self.plan.config.threads_per_stage
         where = f"stage {action.stage}, {action}, step {self.step}"
-        with self._blamed(where), self.flight.open():
+        with blamed(where), self.flight.open():
             start = self.clock.mark()
             x = self._input(action, message)
             decoded, cpu_s = self.clock.mark(), cpu_seconds(threads)
@@ -84,7 +82,7 @@ class RowExecution:
             computed, cpu_s = self.clock.mark(), cpu_seconds(threads) - cpu_s
         yield from self._deliver()  # on a GPU the previous packet was copied meanwhile
         boundary = self._outgoing_boundary(action)
-        with self._blamed(where), self.flight.open():
+        with blamed(where), self.flight.open():
             if boundary is not None:
                 assert y is not None
                 sent = boundary.send(y, self.step, action.microbatch)
@@ -108,7 +106,7 @@ class RowExecution:
         if not self._outgoing:
             return
         action = self._outgoing[0][0]
-        with self._blamed(f"stage {action.stage}, {action}, step {self.step}"):
+        with blamed(f"stage {action.stage}, {action}, step {self.step}"):
             try:
                 self.flight.land()
             except NonFiniteError:
@@ -117,16 +115,6 @@ class RowExecution:
                 raise boundary.diverged(self.step, action.microbatch) from None
         messages, self._outgoing = tuple(message for _, message in self._outgoing), []
         yield Send(messages)
-
-    @contextmanager
-    def _blamed(self, where: str) -> Iterator[None]:
-        """Turn errors other than divergence into StageErrors that name their place."""
-        try:
-            yield
-        except DivergedError:
-            raise
-        except Exception as error:
-            raise StageError(f"{where}: {type(error).__name__}: {error}") from error
 
     def _other_work(self, stage: int) -> str | None:
         """Return the records' name for a stage's work beyond single forwards and backwards, None if there is none."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from raysim.signals import ECHO_S, SIGNALS, handled
+
 FIRST_S = 10.0  # of a phase before the first message
 EVERY_S = 30.0  # between further messages
 
@@ -74,10 +76,6 @@ class Event(NamedTuple):
     """The measures in the row of an evaluation."""
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ECHO_S = 1.0  # a second signal within it is an echo: `timeout` signals both the process and its group
-
-
 class Ending:
     """Turns signals into an orderly shutdown: after the first signal, the run ends after its next step, with a checkpoint.
 
@@ -97,6 +95,7 @@ class Ending:
         self.signal: int | None = None
         self._asked_s = 0.0  # by the monotonic clock, when the first signal arrived
         self._grace_s = 0.0
+        self._grace: threading.Timer | None = None  # the time left after the first signal
         self._finishing = False
         self._numbers: socket.socket | None = None  # receives the numbers of arriving signals
 
@@ -123,7 +122,8 @@ class Ending:
     def finish(self) -> None:
         """Ignore further signals, while the run writes its last records."""
         self._finishing = True
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        if self._grace is not None:
+            self._grace.cancel()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal has asked the run to end."""
@@ -133,33 +133,40 @@ class Ending:
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Handle the process's signals within the block; main thread only."""
-        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
-        before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._run_out)
         self._numbers, written = socket.socketpair()
         for end in (self._numbers, written):
             end.setblocking(False)
         other = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(other)
-            for end in (self._numbers, written):
-                end.close()
-            self._numbers = None
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handled(self._ask):
+            try:
+                yield
+            finally:
+                self.finish()
+                if self._grace is not None:
+                    self._grace.join()  # its signal must not come once the handlers are gone
+                signal.set_wakeup_fd(other)
+                for end in (self._numbers, written):
+                    end.close()
+                self._numbers = None
 
     def _ask(self, number: int, _frame: Any) -> None:
         again = self.wanted
-        if self._finishing or (again and time.monotonic() - self._asked_s < ECHO_S):
+        if self._finishing:
+            return
+        late = self._grace is not None and self._grace.finished.is_set()
+        if again and not late and time.monotonic() - self._asked_s < ECHO_S:
             return
         self.signal = self.signal or number
         self._asked_s = self._asked_s or time.monotonic()
         if again or not self._grace_s:
             raise KeyboardInterrupt
-        signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        # not `signal.alarm`, which may be the caller's
+        self._grace = threading.Timer(self._grace_s, self._run_out, (threading.main_thread().ident or 0, number))
+        self._grace.daemon = True
+        self._grace.start()
 
-    def _run_out(self, _number: int, _frame: Any) -> None:
-        if not self._finishing:
-            raise KeyboardInterrupt
+    def _run_out(self, main: int, number: int) -> None:
+        """Send the signal again to the main thread, where it ends the run at once."""
+        assert self._grace is not None
+        self._grace.finished.set()
+        signal.pthread_kill(main, number)

@@ -15,8 +15,8 @@ from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.nodes import StageSeconds, slow_node_warning, slow_start_warning
 from raysim.engine.ray import RayEngine
-from raysim.notation import InputError, text_of
-from raysim.pipeline.errors import DivergedError, WorkerLostError
+from raysim.notation import InputError, described, text_of
+from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.reports import StepFeedback, StepReport
 from raysim.quality import write_measures
@@ -162,6 +162,9 @@ class Training:
         except _RefusedError as error:
             status = "refused"
             raise ConfigError(str(error)) from None
+        except SystemExit as error:
+            error_text = described(error)
+            raise StageError(f"{error_text}, by a call of the user's code") from error
         except Exception as error:
             error_text = text_of(error) or type(error).__name__
             raise

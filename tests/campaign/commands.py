@@ -13,7 +13,7 @@ from typing import NamedTuple
 from runs import same_records
 
 from raysim.records import Run
-from raysim.training.events import SIGNALS
+from raysim.signals import SIGNALS
 
 COMMAND = [sys.executable, "-m", "raysim.cli", "train", "digits-cnn"]
 KEYS = ["num_stages=2", "steps=120", "checkpoint_every_steps=10", "evaluate_every_steps=40", "forward=EF21(TopK(0.2))"]

@@ -15,9 +15,9 @@ from runs import same_records
 from studies import BASE, write_study
 
 from raysim.records import Run
+from raysim.signals import SIGNALS
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial_rows import Rows
-from raysim.training.events import SIGNALS
 from raysim.training.train import train
 
 STUDY = BASE | {"steps": 80, "checkpoint_every_steps": 5, "evaluate_every_steps": 20}

@@ -14,10 +14,10 @@ import pytest
 from studies import BASE, write_study
 
 from raysim.records import Run
+from raysim.signals import SIGNALS
 from raysim.sweeps.confirm import confirming
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study_file import read_study
-from raysim.training.events import SIGNALS
 
 LIMIT_S = 200.0  # until a phase is reached
 END_S = 60.0  # until an interrupted sweep has ended

@@ -8,9 +8,14 @@ import time
 import pytest
 from runs import same_records
 
+from raysim.cli.exits import end_on_sigterm
+from raysim.engine.connection import signals_after
 from raysim.records import Run
+from raysim.signals import SIGNALS
+from raysim.sweeps.tuning import Halt
+from raysim.sweeps.tuning import on_signals as signals_of_a_sweep
 from raysim.training.checkpoint import checkpoints
-from raysim.training.events import SIGNALS, Ending
+from raysim.training.events import Ending
 from raysim.training.run import Training
 from raysim.training.train import train
 
@@ -105,6 +110,41 @@ def test_signals_that_come_while_the_records_are_ended_change_nothing(small, tmp
         training.recorder.compact = lambda: (signal.raise_signal(signal.SIGTERM), compact())[1]
         list(training.events())
     assert Run(tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_the_process_ignores_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)  # as `nohup` leaves SIGHUP
+    ending = Ending()
+    halt = Halt()
+    try:
+        with ending.on_signals(), signals_of_a_sweep(halt), signals_after():
+            ending.begin(grace_s=60.0)
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+        end_on_sigterm()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert not ending.wanted
+    assert not halt.wanted
+
+
+def test_an_alarm_of_the_caller_is_left_alone(small, tmp_path):
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+    signal.alarm(1000)
+    try:
+        train(small(), engine="inline", out=tmp_path / "run")
+        with Ending().on_signals():
+            signal.raise_signal(signal.SIGALRM)
+        left_s = signal.alarm(0)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert left_s > 900
+    assert rung == [signal.SIGALRM]
 
 
 def test_handlers_are_as_before_after_a_run(small, tmp_path):
