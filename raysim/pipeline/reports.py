@@ -42,6 +42,16 @@ class StepReport(NamedTuple):
     gradient_norm: float | None  # over all stages, if gradients are clipped
     update_s: float = 0.0  # of the optimiser: CPU seconds per thread, on a GPU wall-clock seconds
     sensitivities: Mapping[int, float] = {}  # of the receiving stages, by boundary, if a compressor needs them
+    unreached: Mapping[int, Unreached] = {}  # by stage, in the run's first step
+
+
+class Unreached(NamedTuple):
+    """What no backward of a stage has reached so far, since a layer detaches its input or turns gradients off."""
+
+    parameters: tuple[str, ...]
+    """Parameters without a gradient, of those that require one."""
+    input: bool
+    """True if the stage has a predecessor, to which it has sent only zeros."""
 
 
 class Failure(NamedTuple):

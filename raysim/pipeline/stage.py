@@ -14,6 +14,7 @@ from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
 from raysim.pipeline.optimizer import Together, directions, make_optimizer
+from raysim.pipeline.reports import Unreached
 from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
 from raysim.schedules.weights import Weights
@@ -90,6 +91,8 @@ class Stage:
         self._previous: dict[str, Tensor] = {}  # the previous step's parameters
         self._saved: dict[int, _Saved] = {}
         self._second_parts: dict[int, Callable[[], object]] = {}  # of backwards after their first part
+        self._unreached = {name for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+        self._input_unreached = not first
 
     def forward(self, microbatch: int, value: Value, key: int, targets: Tensor | None = None) -> Value:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
@@ -127,7 +130,7 @@ class Stage:
         if outputs:  # empty if a first stage has no parameters
             with self.versions.backward(microbatch, weights):
                 torch.autograd.backward(outputs, gradients)
-        return None if self.first else _of_inputs(inputs, [x.grad for x in inputs.values()])
+        return None if self.first else self._of_inputs(inputs, [x.grad for x in inputs.values()])
 
     def backward_input(self, microbatch: int, gradient: Value | None = None) -> Value | None:
         """Return the gradient of the input, as `backward`; `backward_weights` adds the parameters' gradients later.
@@ -140,7 +143,21 @@ class Stage:
         inputs, outputs, gradients = self._output(microbatch, gradient)
         of_inputs, caught = input_gradients(outputs, gradients, list(inputs.values()))
         self._second_parts[microbatch] = partial(run_branches, caught)
-        return _of_inputs(inputs, of_inputs)
+        return self._of_inputs(inputs, of_inputs)
+
+    def _of_inputs(self, inputs: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> Value:
+        """Return the gradient of a stage's input; zeros for tensors without a gradient."""
+        self._input_unreached &= all(gradient is None for gradient in gradients)
+        filled = {
+            name: torch.zeros_like(x) if gradient is None else gradient
+            for (name, x), gradient in zip(inputs.items(), gradients, strict=True)
+        }
+        return join(filled, {})
+
+    def unreached(self) -> Unreached:
+        """Return what the backwards so far have not reached; called before gradients are averaged."""
+        self._unreached -= self.gradients().keys()
+        return Unreached(tuple(sorted(self._unreached)), self._input_unreached)
 
     def backward_weights(self, microbatch: int) -> None:
         """Accumulate a microbatch's gradients in the parameters, after its `backward_input`."""
@@ -207,6 +224,7 @@ class Stage:
         Gradients of `with_momentum` already include momentum: the optimiser's own is neither applied to these nor changed.
         """
         gradients = self.gradients()
+        self._unreached -= gradients.keys()
         if scale != 1.0 and gradients:
             torch._foreach_mul_(list(gradients.values()), scale)
         rest = [self.module.get_parameter(name) for name in with_momentum & gradients.keys()]
@@ -330,12 +348,3 @@ class Stage:
             return value
         floats, exact = split(value)
         return join({name: y.to(self._dtype) for name, y in floats.items()}, exact)
-
-
-def _of_inputs(inputs: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> Value:
-    """Return the gradient of a stage's input; zeros for tensors without a gradient."""
-    filled = {
-        name: torch.zeros_like(x) if gradient is None else gradient
-        for (name, x), gradient in zip(inputs.items(), gradients, strict=True)
-    }
-    return join(filled, {})

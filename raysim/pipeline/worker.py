@@ -18,7 +18,7 @@ from raysim.pipeline.inference import Inference
 from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import Turns
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.reports import Evaluated, Failure, StepFeedback, StepReport
+from raysim.pipeline.reports import Evaluated, Failure, StepFeedback, StepReport, Unreached
 from raysim.pipeline.row import RowExecution
 from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.state import pack_tensors, under, unpack_tensors
@@ -73,6 +73,7 @@ class Worker:
         self.row.begin(step)
         self._has_run = False
         self._measured: dict[int, float] = {}  # sensitivities, by boundary
+        self._unreached: dict[int, Unreached] = {}
         for sensitivity in self._sensitivities.values():
             sensitivity.clear()
 
@@ -87,6 +88,8 @@ class Worker:
         try:
             self._check_step(step)
             yield from self.row.run()
+            if step == self.plan.first_step:
+                self._unreached = {index: stage.unreached() for index, stage in self.stages.items()}
             taken = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
             self._measured = {boundary: value for boundary, value in taken.items() if value is not None}
             yield from self.averaging.run(step, step_s)
@@ -127,6 +130,7 @@ class Worker:
             norm,
             self.updates.take_seconds(),
             self._measured,
+            self._unreached,
         )
         self._begin(step + 1)
         return report

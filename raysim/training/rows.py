@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from raysim.codecs import Identity
 from raysim.config import RunConfig, as_row
@@ -199,6 +200,30 @@ def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[flo
         for action in report.actions:
             times = {"start_s": action.start_s - shift, "end_s": action.end_s - shift}
             yield action._asdict() | times | {"step": step, "replica": report.replica}
+
+
+def gradient_warning(step: int, reports: Sequence[StepReport], modules: Sequence[nn.Module]) -> str | None:
+    """Return a sentence on parameters without a gradient in the run's first step; None if there are none, or in later steps.
+
+    `modules`: of the stages. Stages before one that sends no gradient to its input receive only zeros.
+    """
+    unreached = {stage: each for report in reports for stage, each in report.unreached.items() if report.replica == 0}
+    ends = max((stage for stage, each in unreached.items() if each.input), default=0)
+    trained = [[name for name, x in module.named_parameters() if x.requires_grad] for module in modules]
+    names = [
+        name
+        for stage, own in enumerate(trained)
+        for name in own
+        if stage < ends or (stage in unreached and name in unreached[stage].parameters)
+    ]
+    if not names:
+        return None
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"Step {step}: {len(names)} of {sum(map(len, trained))} parameters get no gradient, and stay as they are: {shown}{more}. A "
+        "layer after them detaches its input or turns gradients off, or none uses them; set `requires_grad` = False if that is meant."
+    )
 
 
 def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) -> str | None:

@@ -29,7 +29,14 @@ from raysim.training.checkpoint import Checkpoint, Resumable, checkpoints, find_
 from raysim.training.evaluate import Evaluator
 from raysim.training.events import Ending, Event, Phases
 from raysim.training.feedback import Budgets, Clock, sensitivities
-from raysim.training.rows import device_columns, fidelity_warning, first_row, result_columns, rows_of_step
+from raysim.training.rows import (
+    device_columns,
+    fidelity_warning,
+    first_row,
+    gradient_warning,
+    result_columns,
+    rows_of_step,
+)
 from raysim.training.start import check_start, is_unbegun, run_folder
 from raysim.workloads.data import Data
 from raysim.workloads.task import chance
@@ -331,7 +338,11 @@ class Training:
         if "nodes" in self._row and self.engine.device_kind == "cpu":
             self._stage_seconds.add(self._row["nodes"], reports)
         if self._row["warning"] is None:
-            self._row["warning"] = fidelity_warning(self.plan, step, tables["links"]) or self._stage_seconds.warning()
+            self._row["warning"] = (
+                gradient_warning(step, reports, self.workload.modules)
+                or fidelity_warning(self.plan, step, tables["links"])
+                or self._stage_seconds.warning()
+            )
         return tables["steps"][0]
 
     def _finish(self, *, compact: bool) -> None:
