@@ -6,14 +6,16 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from raysim.analysis.comparison.rule import MIN_SEEDS
 from raysim.analysis.report.words import plural
+from raysim.console import PlainConsole
 from raysim.engine.connection import dashboard_sentence
+from raysim.notation import printable
 from raysim.sweeps.budget import duration
 from raysim.sweeps.trial_rows import TrialRow, frontier
 from raysim.units import format_bytes, format_seconds
@@ -28,10 +30,8 @@ STATUS_S = (10.0, 60.0)  # between two progress lines in a pipe: if a trial has 
 
 def show_sweep(sweep: Sweep) -> None:
     """Run a sweep to its end, with a live table on a terminal, and a line per trial elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        console.width = 160
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    console = PlainConsole(160, stderr=True)
+    say = partial(console.print, soft_wrap=True)
     view = _View(sweep)
     shown: set[int] = set()
     status_at = time.monotonic()
@@ -116,7 +116,7 @@ class _View:
             figures = [format_figure(each.name, row.value(each.name)) for each in objectives]
             style = "bold" if row.trial in best else "dim" if row.status in ("failed", "diverged", "pruned") else ""
             table.add_row(f"{row.trial} {row.name or ''}", status, row.notation, *figures, style=style)
-        return Group(table, Text(self.status()))
+        return Group(table, Text(printable(self.status())))
 
     def status(self) -> str:
         """Return the progress of the sweep, the time left unless it is a race, and the best values so far."""

@@ -21,6 +21,7 @@ from raysim.analysis.report.gather import gather
 from raysim.analysis.report.over_time import branch_cells, safe_from
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import listed, plural, verdict
+from raysim.console import PlainConsole
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of
 from raysim.records import Run
@@ -34,17 +35,10 @@ if TYPE_CHECKING:
 WIDTH = 140  # of tables in a file or a pipe
 
 
-def _console() -> Console:
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
-
-
 def show_result(sweep: Sweep) -> None:
     """Print the frontier with the baselines in it, the verdict of the report, the trials that did not finish, and the folder."""
-    console = _console()
-    say = partial(console.print, highlight=False, soft_wrap=True)
+    console = PlainConsole(WIDTH)
+    say = partial(console.print, soft_wrap=True)
     if sweep.study.branches is not None:
         show_branches(sweep)
         return
@@ -79,8 +73,8 @@ def show_result(sweep: Sweep) -> None:
 
 def show_branches(sweep: Sweep) -> None:
     """Print each setting's harm by the compressed part of training, and the steps from which on it is safe."""
-    console = _console()
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    console = PlainConsole(WIDTH)
+    say = partial(console.print, soft_wrap=True)
     harms = branch_harms(sweep.results) if sweep.results is not None else None
     if harms is None or not len(harms):
         say("No branch can be judged: it needs a setting and dense with the same seed, both finished.")
@@ -152,7 +146,7 @@ def _learned_nothing(failed: Sequence[TrialRow], sweep: Sweep) -> str:
 
 def _show_verdicts(console: Console, results: analysis.Results, compute: str, *, code: bool = False) -> None:
     """Print the verdict of the report on each job, on the network and transport of the study; `code`: with lines to adopt it."""
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say = partial(console.print, soft_wrap=True)
     network = parse_network(results.network_of(results.runs["study"].dropna()))
     name = repr(network)
     jobs = gather(results, [network], compute).jobs
@@ -185,13 +179,13 @@ def show_power(sweep: Sweep, confirmation: Sweep) -> None:
             f" With the spread of the seeds that chose, {spread.deviation:.2f} {spread.unit}, a setting as good as dense is called "
             f"safe with a chance of {sound:.0%}, and one that is {0.5 * spread.margin:g} worse with {near:.0%}."
         )
-    Console().print(text, highlight=False, soft_wrap=True)
+    PlainConsole().print(text, soft_wrap=True)
 
 
 def show_confirmation(sweep: Sweep | None) -> None:
     """Print the verdicts on a sweep's choice, by the held-out seeds alone; `None` if no trial was worth confirming."""
-    console = _console()
-    say = partial(console.print, highlight=False, soft_wrap=True)
+    console = PlainConsole(WIDTH)
+    say = partial(console.print, soft_wrap=True)
     if sweep is None:
         say("Nothing to confirm: no trial on the frontier comes within the margin of dense on the seeds that chose.")
         return

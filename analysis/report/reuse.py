@@ -213,7 +213,8 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
     for setting in job.named:
         row = runs[runs["run"] == setting.runs[0]].iloc[0].to_dict()
         words = [f"{key}={_word(row[key])}" for key in varied if _written(row[key])]
-        commands.append(shlex.join(["raysim", "train", f"{job.key}.toml", *words, "--engine", str(row["engine"])]))
+        words += ["--engine", str(row["engine"])] if _written(row.get("engine")) else []
+        commands.append(shlex.join(["raysim", "train", f"{job.key}.toml", *words]))
     yield Text("\n".join(commands), "code")
     yield Table(
         f"{job.key}-versions",

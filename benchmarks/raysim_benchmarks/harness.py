@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from raysim.cli.terminal import console
+from raysim.console import PlainConsole
 from raysim.units import format_seconds
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def alternate(
         runs.append(run)
         if progress:
             words = (f"{name} {format_seconds(x) if isinstance(x, float) else x}" for name, x in run.items())
-            Console(stderr=True).print(f"{progress}, turn {turn + 1}: {', '.join(words)}", highlight=False)
+            PlainConsole(stderr=True).print(f"{progress}, turn {turn + 1}: {', '.join(words)}")
     return runs
 
 

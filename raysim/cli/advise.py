@@ -19,6 +19,7 @@ from raysim.cli.options import (
     parse_networks,
     write_json,
 )
+from raysim.cli.terminal import echo
 from raysim.units import format_bandwidth, format_bytes, format_seconds, three_digits
 
 if TYPE_CHECKING:
@@ -124,11 +125,11 @@ def _write_files(
         from raysim.forecast.answer import draw
 
         draw(advice, plot)
-        typer.echo(f"Plot: {plot}")
+        echo(f"Plot: {plot}")
     if study is not None:
         from raysim.forecast.study import write_study
 
-        typer.echo(write_study(advice, model, study))
+        echo(write_study(advice, model, study))
     if json_file is not None:
         write_json(advice_figures(advice), json_file)
 

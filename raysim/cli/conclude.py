@@ -22,6 +22,7 @@ from raysim.cli.options import (
     parse_networks,
     write_json,
 )
+from raysim.cli.terminal import echo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,6 +113,8 @@ def show_findings(
     Claims without a comparison are counted in a line, or listed if `untested`. The rows of `sample_harms` in `samples` follow,
     then the recommended settings, as lines for another training loop.
     """
+    from rich.text import Text
+
     from raysim.analysis.comparison.samples import sample_sentence
     from raysim.analysis.data.folders import over
     from raysim.cli.terminal import console, show_notes, write_line
@@ -120,7 +123,7 @@ def show_findings(
     tested = [finding for finding in findings if finding.tested]
     for finding in findings if untested else tested:
         claim, style = finding.claim, STYLES[finding.verdict]
-        out.print(f"[{style}]{finding.verdict:<12}[/] [bold]{claim.text}[/]", highlight=False, soft_wrap=True)
+        out.print(Text.assemble((f"{finding.verdict:<12}", style), " ", (claim.text, "bold")), soft_wrap=True)
         source = f"{claim.source}; claim {claim.name!r}"
         quoted = f'"{claim.quote}": {source}' if claim.quote else source
         lines = list(filter(None, (quoted, claim.reading, finding.context, finding.reason)))
@@ -230,10 +233,10 @@ def report(
         page = compose(folder, networks, first=first, compute=compute, profile=profile, transport=transport)
         write_report(page, target, form)
     for problem in page.problems:
-        typer.echo(f"- {problem}")
-    typer.echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
+        echo(f"- {problem}")
+    echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
     for sentence in page.decisions(own or [page.network]):
-        typer.echo(sentence)
+        echo(sentence)
 
 
 def _report_target(folder: str, out: Path | None, form: str) -> Path:
@@ -267,7 +270,7 @@ def pack(
 
     packed = write_pack(folder, target)
     for problem in packed.problems:
-        typer.echo(f"- {problem}")
+        echo(f"- {problem}")
     studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
     left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
-    typer.echo(f"{target} holds {counted(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
+    echo(f"{target} holds {counted(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")

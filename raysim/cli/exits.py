@@ -81,12 +81,12 @@ def _installed_commands() -> dict[str, EntryPoint]:
 
 def fail(sentence: str, code: int) -> NoReturn:
     """Print an error on the error stream and exit."""
-    from rich.console import Console
+    from raysim.console import PlainConsole
 
     sentence = printable(sentence)
     text = shortened(sentence, LONGEST)
     with suppress(OSError):  # the error stream may be closed
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"raysim: {text}", markup=False)
+        PlainConsole(stderr=True, soft_wrap=True).print(f"raysim: {text}")
     raise typer.Exit(code)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from raysim.cli.exits import fail
+from raysim.cli.terminal import echo
 
 SECTIONS = ("run", "model", "data", "study")
 Row = tuple[str, str, str]
@@ -56,7 +57,7 @@ def sites(
     width = max(map(len, parsed.sites))
     for site in parsed.sites:
         count = hosts.count(site)
-        typer.echo(f"{site:<{width}}  {count} host{'s' * (count > 1)}  ray start ... {label_option(site)}")
+        echo(f"{site:<{width}}  {count} host{'s' * (count > 1)}  ray start ... {label_option(site)}")
     if address is None:
         return
     from raysim.engine.connection import check_address, join_cluster, node_address
@@ -65,13 +66,13 @@ def sites(
     join_cluster(address, "`--address`")
     for node, site in labels().items():
         note = "" if site in parsed.sites else ": not used by a run that is placed by this file"
-        typer.echo(f"node {node_address(node)}: {site or 'no label'}{note}")
+        echo(f"node {node_address(node)}: {site or 'no label'}{note}")
 
 
 def _print_titles(files: Mapping[str, str]) -> None:
     """Print the names of files, each with the comment in its first line."""
     for name, text in files.items():
-        typer.echo(f"{name:<{max(map(len, files))}}  {text.splitlines()[0].lstrip('# ')}")
+        echo(f"{name:<{max(map(len, files))}}  {text.splitlines()[0].lstrip('# ')}")
 
 
 def keys(
@@ -152,13 +153,11 @@ def _written(value: object) -> str:
 
 
 def _print(rows: Iterable[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from raysim.console import PlainConsole
 
     table = Table("key", "default", "meaning", box=None)
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 110
-    console.print(table)
+    PlainConsole(110).print(table)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import fail
+from raysim.cli.terminal import echo
 from raysim.storage.files import is_stream, output_file
 
 if TYPE_CHECKING:
@@ -185,11 +186,11 @@ def write_json(figures: dict[str, Any], file: Path) -> None:
     """Write the file of `--json` and say where."""
     with output_file(file) as stream:
         stream.write(json.dumps(figures, indent=1, allow_nan=False).encode())
-    typer.echo(f"Figures: {file}")
+    echo(f"Figures: {file}")
 
 
 def write_trace_file(events: Iterator[dict[str, Any]], file: Path, step: str) -> None:
     """Write the file of `--trace` and say where."""
     from raysim.network.timeline_views import write_trace
 
-    typer.echo(f"Trace of {step}: {file}, {write_trace(events, file):,} events")
+    echo(f"Trace of {step}: {file}, {write_trace(events, file):,} events")

@@ -30,6 +30,7 @@ from raysim.cli.options import (
     write_json,
     write_trace_file,
 )
+from raysim.cli.terminal import echo
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
@@ -273,7 +274,7 @@ def profile(
         fail(f"the run failed: {error}.", 1)
     show_profile(measured)
     measured.save(out)
-    typer.echo(f"Profile: {out}")
+    echo(f"Profile: {out}")
 
 
 def calibrate() -> None:
@@ -293,12 +294,12 @@ def calibrate() -> None:
     except (WorkerLostError, OSError, ValueError) as error:
         fail(str(error), 1)
     for hop in hops:
-        typer.echo(
+        echo(
             f"A message of {format_bytes(hop.size)}: {format_seconds(hop.hop_s)} from worker to worker, "
             f"{format_seconds(hop.cpu_s)} of CPU in their processes."
         )
     driver = f"{format_seconds(costs.step_s)} and {format_seconds(costs.worker_s)} for each worker"
-    typer.echo(f"A step: {driver}. ({costs.source[0].upper()}{costs.source[1:]}.)")
+    echo(f"A step: {driver}. ({costs.source[0].upper()}{costs.source[1:]}.)")
     if load > (os.cpu_count() or 1) / 2:
-        typer.echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
-    typer.echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")
+        echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
+    echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from raysim.analysis.data.folders import over
@@ -211,7 +210,7 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
     for network in dict.fromkeys(row["network"] for row in rows):
         table = [
             {
-                "candidate": escape(row["candidate"]),
+                "candidate": row["candidate"],
                 "bytes": format_bytes(row["bytes"]),
                 "factor": f"{row['factor']:.1f}x",
             }

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from raysim.console import PlainConsole
+from raysim.notation import printable
 from raysim.units import format_seconds
 
 MOST_ROWS = 16  # workers shown for one network: if there are more, the first and the last
@@ -37,15 +40,17 @@ R = TypeVar("R")
 
 def console(width: int = 132) -> Console:
     """Return the console for tables, with a fixed width for a file or a pipe."""
-    out = Console()
-    if not out.is_terminal:
-        out.width = width
-    return out
+    return PlainConsole(width)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line on the output or the error stream."""
+    typer.echo(printable(text), err=err)
 
 
 def write_line(out: Console, text: str) -> None:
-    """Print a text unchanged, without colours, markup or wrapping."""
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print a text unchanged, without colours or wrapping."""
+    out.print(text, soft_wrap=True)
 
 
 def counted(count: int, noun: str) -> str:

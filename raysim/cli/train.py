@@ -13,6 +13,7 @@ import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
 from raysim.cli.options import Dashboard, Overrides, Recipe, Trust
+from raysim.cli.terminal import echo
 from raysim.storage.files import os_sentence
 from raysim.units import format_bytes
 
@@ -134,7 +135,7 @@ def _check_repeat(training: Training) -> None:
             "of parameters and buffers.",
             1,
         )
-    typer.echo(f"The first {STEPS} steps give the same bits when they are taken twice.", err=True)
+    echo(f"The first {STEPS} steps give the same bits when they are taken twice.", err=True)
 
 
 def export(
@@ -150,16 +151,15 @@ def export(
     from raysim.training.export import save_pretrained
 
     save_pretrained(run, folder, adapter=adapter)
-    typer.echo(f"{folder} holds the model: `transformers` loads it with `from_pretrained({folder!r})`.")
+    echo(f"{folder} holds the model: `transformers` loads it with `from_pretrained({folder!r})`.")
 
 
 def show_training(training: Training) -> None:
     """Train to the end, with progress bars on a terminal and lines of text elsewhere."""
-    from rich.console import Console
-
+    from raysim.console import PlainConsole
     from raysim.training.progress import print_progress
 
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     if console.is_terminal:
         _show_bar(training, console)
     else:
@@ -175,7 +175,7 @@ def _show_bar(training: Training, console: Console) -> None:
 
     events = training.events()  # raises before anything is shown
     for line in header(training):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     note = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # shortened in a narrow terminal
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
@@ -187,7 +187,7 @@ def _show_bar(training: Training, console: Console) -> None:
     num_samples = training.plan.num_test_samples
     with Progress(*columns, console=console, expand=True) as progress:
         steps = progress.add_task("steps", total=training.plan.end_step, note=f"starting {training.engine.kind}")
-        training.phases.say = partial(progress.console.print, highlight=False, markup=False)
+        training.phases.say = partial(progress.console.print)
         evaluation = progress.add_task("evaluation", total=num_samples, note="", visible=False)
         for event in events:
             row = event.row
@@ -199,13 +199,13 @@ def _show_bar(training: Training, console: Console) -> None:
                 sent = f"wire {format_bytes(wire)} of {format_bytes(dense)} dense"
                 progress.update(steps, completed=step, note=f"{words}, {sent}")
                 if (long := pace.warning(step)) is not None:
-                    progress.console.print(long, highlight=False, markup=False)
+                    progress.console.print(long)
             elif event.kind == "evaluating":
                 turn = f"{row['turn'] + 1} of {len(training.evaluator.passes)}, compression {row['mode']}"
                 progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
             else:
                 progress.update(evaluation, visible=False)
-                progress.console.print(sentence(event), highlight=False, markup=False)
+                progress.console.print(sentence(event))
 
 
 def tables(run: Run) -> None:

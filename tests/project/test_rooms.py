@@ -27,6 +27,7 @@ THIRD_PARTY = {
 
 # What each room may import of ours, and of the third-party packages that matter.
 LOW = {
+    "console",
     "limits",
     "notation",
     "on_demand",
@@ -60,6 +61,7 @@ ROOMS = {
     "raysim.plugins": (set(), set()),
     "raysim.notation": ({"plugins"}, set()),
     "raysim.random": (set(), set()),
+    "raysim.console": ({"notation"}, {"rich"}),
     "raysim.signals": (set(), set()),
     "raysim.on_demand": (set(), {"torch"}),
     "raysim.quality": (set(), set()),

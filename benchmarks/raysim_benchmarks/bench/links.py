@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from raysim.cli.terminal import console
+from raysim.console import PlainConsole
 from raysim.engine.ray import RayEngine
 from raysim.pipeline.prepare import prepare
 from raysim.units import format_seconds
@@ -72,7 +72,7 @@ def bench_links(*, num_hosts: int = 2, turns: int = 3, steps: int = 10) -> dict[
                 elif side.trainer == "torch":
                     seconds[side].append(_torch_step_s(hosts, side.links, steps))
             words = ", ".join(format_seconds(values[-1]) for values in seconds.values())
-            Console(stderr=True).print(f"turn {turn + 1}: a step {words}", highlight=False)
+            PlainConsole(stderr=True).print(f"turn {turn + 1}: a step {words}")
     results = [_result(side, seconds) for side in SIDES]
     console().print(_table(results, f"A stage on each of {num_hosts} hosts, medians of {turns} turns of {steps} steps"))
     return {"bench": "links", "hosts": num_hosts, "turns": turns, "steps": steps, "sides": results}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from rich.console import Console
 from rich.table import Table
 
+from raysim.console import PlainConsole
 from raysim.engine.connection import listen_on_loopback
 from raysim.sweeps.trial_rows import Rows
 from raysim_benchmarks.harness import FailedError
@@ -36,7 +36,7 @@ def bench_nodes(counts: list[int], *, trials: int = 64, steps: int = 10) -> list
     cpus = max(CPUS, *counts)
     rows = []
     for nodes in counts:
-        Console(stderr=True).print(f"{trials} trials of {STAGES} stages on {nodes} nodes")
+        PlainConsole(stderr=True).print(f"{trials} trials of {STAGES} stages on {nodes} nodes")
         with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name, _cluster(nodes, -(-cpus // nodes)) as address:
             rows.append({"nodes": nodes, "trials": trials, "steps": steps} | _sweep(Path(name), address, trials, steps))
     _show(rows)
@@ -103,4 +103,4 @@ def _show(rows: list[dict[str, Any]]) -> None:
         spent = row["cpu_s_of_a_trial"]
         cells = [f"{spent.get(kind, 0.0):.2f}" for kind in kinds]
         table.add_row(str(row["nodes"]), f"{row['seconds_between_trials']:.2f} s", *cells)
-    Console().print(table)
+    PlainConsole().print(table)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from rich.console import Console
 from rich.table import Table
 
+from raysim.console import PlainConsole
 from raysim.records import Run
 from raysim.sweeps.trial_rows import Rows
 from raysim_benchmarks.harness import FailedError
@@ -31,7 +31,7 @@ def bench_sweep(
     A trial's own training is its steps and evaluations; the rest of its time is start-up, or the overhead of a warm trial.
     Raises FailedError if one of the commands fails.
     """
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
         folder = Path(name)
         densities = DENSITIES[:trials]
@@ -104,7 +104,7 @@ def _show(figures: dict[str, Any]) -> None:
     )
     for name, seconds in (("one sweep", figures["sweep_s"]), ("separate calls", figures["separate_s"])):
         table.add_row(name, f"{seconds:.1f}", f"{3600 * figures['trials'] / seconds:.0f}")
-    console = Console()
+    console = PlainConsole()
     console.print(table)
     own = {name: statistics.median(values) for name, values in figures["own_training_s"].items()}
     overhead = figures["overhead_per_warm_trial_s"]

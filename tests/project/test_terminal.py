@@ -1,0 +1,90 @@
+"""Texts of strangers on a terminal: nothing in them is markup, an emoji or a control character."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from records_made import write_run
+from rich.table import Table
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.console import PlainConsole
+
+ROOT = Path(__file__).parents[2]
+ODD = [
+    "[/x]",
+    "a[/x]",
+    "[bold]x",
+    ":smile:",
+    "\x1b[31mred",
+    "a\x1b]0;title\x07b",
+    "\u202ereversed",
+    "[link=http://x]y[/link]",
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_text_is_shown_as_it_is_without_control(text):
+    out = io.StringIO()
+    console = PlainConsole(200, file=out)
+    table = Table("column", title=text)
+    table.add_row(text)
+    for shown in (text, table):
+        console.print(shown, soft_wrap=True)
+        console.print(shown, markup=True, highlight=True)
+    plain = re.sub("[\x00-\x08\x0b-\x1f\x7f\u202e]", "\ufffd", text)
+    assert out.getvalue().count(plain) == 6
+    assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["[/x]", "a[/b]\x1b[31m", ":smile:", "\u202ex"])
+@pytest.mark.parametrize("command", ["report", "findings", "replay"])
+def test_commands_read_folders_of_any_name(tmp_path, monkeypatch, command, name):
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        write_run(tmp_path / name / f"{name}-{seed}", seed=seed, finals={"loss_on": 1.0, "accuracy_on": 0.5})
+    words = [command, name, *(["--network", "1gbps"] if command == "replay" else [])]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exception is None or isinstance(outcome.exception, SystemExit), outcome.exception
+    assert "\x1b" not in outcome.output
+    assert "\u202e" not in outcome.output
+
+
+def test_every_console_is_a_plain_one():
+    made = [
+        path
+        for folder in ("raysim", "analysis", "sweeps", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"(?<!Plain)\bConsole\(", path.read_text(encoding="utf-8")) and path.name != "console.py"
+    ]
+    assert made == []
+
+
+def test_raysim_is_imported_by_a_user_without_a_home_or_a_name(tmp_path):
+    code = """
+import os, pwd, sys
+def unknown(*_): raise KeyError("no such user")
+pwd.getpwuid = pwd.getpwnam = unknown
+import raysim, raysim.cli, raysim.training.run
+from raysim.engine.connection import user_here, _token_file
+from raysim.storage.files import cache_folder
+from raysim.config.keys import model_title
+print(user_here(), _token_file(), cache_folder(), model_title("hf", "~nobody-here/x"))
+"""
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("HOME", "USER", "LOGNAME", "RAYSIM_CACHE")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) in done.stdout
