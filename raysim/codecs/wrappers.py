@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import ClassVar
 
@@ -131,6 +132,8 @@ class Entropy(Codec):
         check_codec("codec", self.codec)
         if isinstance(self.codec, Entropy):
             raise ValueError(f"`codec` must be one that is not compressed yet, but got {self.codec!r}.")
+        if find_spec("zstandard") is None:
+            raise ValueError("`Entropy` needs the package zstandard, which is not installed: `pip install zstandard`.")
         self._coerce(level=check_integer("level", self.level, 1, 19))
 
     def array_names(self) -> tuple[str, ...]:

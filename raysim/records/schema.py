@@ -175,7 +175,7 @@ OWN_COLUMNS: dict[str, str] = {
 }
 """Kinds, like `Key.kind`, of the columns of `run.parquet` besides the configuration; other columns may hold anything."""
 _NULLABLE = {
-    *("parent", "schedule_rows", "device_name", "device_capability", "driver", "cuda", "device_forecast_bytes"),
+    *("ray", "parent", "schedule_rows", "device_name", "device_capability", "driver", "cuda", "device_forecast_bytes"),
     *("device_peak_bytes", "diverged_step", "diverged_at", "warning", "error"),
 }
 

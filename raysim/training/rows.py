@@ -7,7 +7,7 @@ import platform
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
         "cpu": _cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # selects torch's kernels, which affects rounding
         "python": platform.python_version(),
-        **{name: version(name) for name in ("raysim", "torch", "ray", "numpy")},
+        **{name: _version(name) for name in ("raysim", "torch", "ray", "numpy")},
         "status": "running",
         "restarts": 0,
         "resumed": 0,
@@ -45,6 +45,14 @@ def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
         "seconds": 0.0,
         "start_s": 0.0,  # the part of `seconds` before the first step of each start
     }
+
+
+def _version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is missing, as Ray may be with the inline engine."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from raysim.config import ConfigError
@@ -19,6 +20,10 @@ def check_start(out: str | Path | None, engine: str, *, resume: bool = False) ->
     if engine not in ENGINES:
         near = suggestion(engine, ENGINES)
         raise ConfigError(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.{near}")
+    if engine == "ray" and find_spec("ray") is None:
+        raise ConfigError(
+            "`engine` = 'ray' needs the package ray, which is not installed: `pip install ray`, or use the engine inline."
+        )
     if resume and out is None:
         raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
     if out is None:

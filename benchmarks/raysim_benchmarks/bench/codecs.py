@@ -13,9 +13,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import numcodecs
 import torch
 from rich.table import Table
 from torch import Tensor
@@ -24,11 +24,13 @@ from raysim.codecs import CODECS, Codec, warm
 from raysim.codecs.codec import to_tensor
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.codecs.transfers import Flight
-from raysim.notation import parse
+from raysim.notation import InputError, parse
+from raysim.on_demand import OnDemand
 from raysim.plugins import entry_points
 from raysim.units import format_bandwidth
 from raysim_benchmarks.harness import in_turn, seconds_of, torch_threads
 
+numcodecs = OnDemand("numcodecs")  # measured on CPUs only
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 KINDS = ("normal", "relu", "heavy tail")
 _CONTRIB = "ATOMO(4)", "DAQ(4)", "MeanStd", "MPC", "Outliers(Quantize(4))", "TAHQuant", "TinyScript(4)", "ZFP(0.05)"
@@ -117,6 +119,10 @@ def bench_codecs(
         for kind in kinds
         for dtype in dtypes
     }
+    if others and device == "cpu" and find_spec("numcodecs") is None:
+        raise InputError(
+            "numcodecs, which is measured on CPUs, is not installed: `pip install numcodecs`, or give `--no-others`."
+        )
     rows = []
     with torch_threads(threads):
         if device == "cpu":
