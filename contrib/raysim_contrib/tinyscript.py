@@ -64,14 +64,19 @@ class TinyScript(Codec):
         mean, squares = (total(x, of) / x.numel() for of in ("magnitudes", "squares"))
         shape = _shape_of(squares / mean / mean)
         scale = mean / math.gamma(1 + 1 / _SHAPES[shape])
+        limits = np.finfo(np.float32)
+        greatest = min(greatest, float(limits.max))
         # rounding a float64 down to float32 would leave the greatest value out
         last = (
             np.float32(greatest)
             if np.float32(greatest) >= greatest
             else np.nextafter(np.float32(greatest), np.float32(np.inf))
         )
-        limits = np.finfo(np.float32)
-        sent = [_SHAPES[shape], min(max(scale, limits.smallest_subnormal), limits.max), min(last, limits.max)]
+        sent = [
+            _SHAPES[shape],
+            min(max(scale, float(limits.smallest_subnormal)), float(limits.max)),
+            min(last, limits.max),
+        ]
         return np.array(sent, np.float32)
 
     def _levels_of(self, fit: np.ndarray) -> Tensor:

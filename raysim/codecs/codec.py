@@ -226,7 +226,8 @@ class Codec(Notation, ABC):
     def encode(self, x: torch.Tensor, key: Key | None = None) -> Packet:
         """Return the packet of `x`, without modifying `x`.
 
-        Raises NonFiniteError if `x` contains NaN or infinity, and ValueError if a random codec gets no key.
+        Raises NonFiniteError if `x` contains NaN or infinity, or in float64 values beyond the range of float32 that the codec
+        would send in float32; and ValueError if a random codec gets no key. Every returned packet can be decoded.
         """
         dtype = dtype_name(x)
         self._check(tuple(x.shape), key)

@@ -172,7 +172,10 @@ class ErrorBounded(Codec):
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         layout = layout_of(tuple(x.shape), "block", _BLOCK)
-        step = np.array([2 * self._limit(x, layout)], dtype=np.float64).astype(np.float32)
+        limit = min(
+            2 * self._limit(x, layout), float(np.finfo(np.float32).max)
+        )  # of float64: a smaller step keeps the bound
+        step = np.array([limit], dtype=np.float64).astype(np.float32)
         arrays = {"step": step.view(np.uint8)}
         if not layout.numel:
             return arrays

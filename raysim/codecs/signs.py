@@ -63,7 +63,7 @@ class Sign(Codec):
             return signs
         layout = layout_of(tuple(x.shape), self.per, self.block)
         means = group_sums(x, layout, "magnitudes") / group_sizes(layout, x.device)
-        return signs | {"scales": to_bytes(means.float())}
+        return signs | {"scales": to_bytes(cast_saturating(means, torch.float32))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         layout = layout_of(packet.shape, self.per, self.block)
@@ -102,8 +102,8 @@ class OneBit(Codec):
         low = group_sums(x, layout, "negative") / others.clamp_min(1)
         return {
             "signs": to_bytes(pack_bits(x.reshape(-1) >= 0)),
-            "low": to_bytes(low.float() + 0.0),
-            "high": to_bytes(high.float() + 0.0),
+            "low": to_bytes(cast_saturating(low, torch.float32) + 0.0),
+            "high": to_bytes(cast_saturating(high, torch.float32) + 0.0),
         }
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -182,7 +182,8 @@ class EstimatedTopK(Counted):
         return tau, 2 * wanted
 
     def _gaussian(self, x: torch.Tensor, wanted: int, key: Key) -> tuple[float, int]:
-        deviation = math.sqrt(max(0.0, total(x, "squares") / len(x) - (total(x, "sum") / len(x)) ** 2))
+        mean = min(abs(total(x, "sum")) / len(x), 1e150)  # whose square is finite
+        deviation = math.sqrt(max(0.0, total(x, "squares") / len(x) - mean**2))
         tau = deviation * NormalDist().inv_cdf(1 - min(self.density, 1 - 1e-9) / 2)
         for _ in range(3):
             passing = count_at_least(x, tau)

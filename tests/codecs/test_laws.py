@@ -14,12 +14,41 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raysim.codecs import CODECS, Quantize, TopK
+from raysim.codecs import CODECS, ErrorBounded, NonFiniteError, OneBit, Quantize, Sign, TopK
 
 
 @laws_over(VARIANTS)
 def test_law(law, variant) -> None:
     law(variant)
+
+
+BEYOND = {
+    "one": torch.zeros(8, 64, dtype=torch.float64)
+    .index_fill_(0, torch.tensor([1]), 1.0)
+    .index_fill_(1, torch.tensor([3]), 1e39),
+    "1e39": 1e39 * normal(8, 64).double(),
+    "-1e39": -1e39 * normal(8, 64).double().abs(),
+    "1e300": 1e300 * normal(8, 64).double(),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("variant", [*VARIANTS, *CONTRIB], ids=lambda variant: variant.notation)
+def test_what_is_accepted_beyond_the_range_of_float32_is_decoded_to_finite_values(variant, name) -> None:
+    try:
+        packet = variant.codec.encode(BEYOND[name], KEY)
+    except NonFiniteError:
+        return
+    assert packet.decode().isfinite().all()
+
+
+def test_signs_and_bounded_errors_saturate_beyond_the_range_of_float32() -> None:
+    largest = torch.finfo(torch.float32).max
+    for codec in (Sign(), OneBit()):
+        assert codec.encode(BEYOND["-1e39"]).decode().unique().tolist() == [-largest]
+    x = BEYOND["1e300"]
+    error = (ErrorBounded(0.1, relative="range").encode(x).decode() - x).abs().amax()
+    assert error <= 0.1 * (x.amax() - x.amin())
 
 
 def test_every_codec_has_a_variant() -> None:
