@@ -7,7 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verdict_rates import FAMILIES, LEVEL, SEEDS, SHAPES, false_rate, job, p_values, rejected, safe_share
+from verdict_rates import (
+    FAMILIES,
+    LEVEL,
+    SEEDS,
+    SHAPES,
+    diverging_rate,
+    false_rate,
+    job,
+    looked_rate,
+    p_values,
+    rejected,
+    safe_share,
+)
 
 from raysim.analysis.comparison.statistics import ALONE, MOST, bounds, holm, p_value, priors, similar
 
@@ -131,3 +143,17 @@ def test_the_shapes_have_mean_zero_and_deviation_one():
         drawn = shape(np.random.default_rng(0), 400_000)
         assert drawn.mean() == pytest.approx(0, abs=0.01)
         assert name == "t(3)" or drawn.std() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seeds", "low", "high"), [(1, 5, 0.54, 0.64), (1, 16, 0.14, 0.23), (5, 8, 0.9, 0.97)]
+)
+def test_divergence_that_no_seed_shows_is_called_safe_as_often_as_the_docs_say(settings, seeds, low, high):
+    assert low < diverging_rate(settings, seeds, 1000) < high
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "most"), [("normal", 1, 0.05), ("skewness 1", 1, 0.075), ("skewness 2", 5, 0.14)]
+)
+def test_looks_after_a_plan_err_as_often_as_the_docs_say(shape, settings, most):
+    assert looked_rate(shape, settings, 5, 1500) < most

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from raysim.analysis.comparison.rule import CONFIDENCE, planned_share
+from raysim.analysis.comparison.rule import CONFIDENCE, looks_after, planned_share
 from raysim.analysis.comparison.statistics import at_threshold, prior_of, skewness_of, studentise, variance_of
 
 LEVEL = 1 - CONFIDENCE
@@ -79,6 +79,24 @@ def false_rate(shape, settings, seeds, tries, *, side="below", spread=0.5, share
     return float((p.min(axis=-1) < LEVEL * planned_share(seeds) / settings).mean())
 
 
+def diverging_rate(settings, seeds, tries, rate=0.1):
+    """Return how often some setting of a job is called safe if each of its runs diverges at a `rate`, and else equals dense."""
+    rng = np.random.default_rng([settings, seeds])
+    harms = 0.22 * job(rng, "normal", tries, settings, seeds, shared=True, varied=False)
+    harms[rng.random(harms.shape) < rate] = 60.0
+    return float(rejected(p_values(harms, 1.0), LEVEL * planned_share(seeds)).any(axis=-1).mean())
+
+
+def looked_rate(shape, settings, planned, tries, *, varied=False):
+    """Return `false_rate` over a plan and all looks after it; over all looks without a plan (0)."""
+    shares = ({planned: planned_share(planned)} if planned else {}) | looks_after(planned)
+    rng = np.random.default_rng([settings, planned, *shape.encode()])
+    harms = 1 + 0.5 * job(rng, shape, tries, settings, max(shares), shared=False, varied=varied)
+    least = {seeds: p_values(harms[..., :seeds], 1.0).min(axis=-1) for seeds in shares}
+    called = [least[seeds] < LEVEL * share / settings for seeds, share in shares.items()]
+    return float(np.logical_or.reduce(called).mean())
+
+
 def safe_share(spread, settings, seeds, tries, *, shared=True, varied=False, **rule):
     """Return the share of settings equal to dense that are called safe; `spread`: their deviation, in margins."""
     rng = np.random.default_rng([settings, seeds])
@@ -105,6 +123,18 @@ def main(tries=40_000):
                 rates = [false_rate(shape, *case, tries // case[0], **options, **rule) for case in cases]  # type: ignore[misc]
                 rows.append([f"{shape}, {name}", *(f"{100 * rate:.1f}" for rate in rates)])
         _table([f"false safe, % ({text})", *head], rows)
+    seeds = (3, 5, 8, 13, 16, 21)
+    rows = [[str(n), *(f"{100 * diverging_rate(n, count, tries // n):.0f}" for count in seeds)] for n in (1, 5)]
+    _table(["one run in ten diverges: called safe, %", *map(str, seeds)], rows)
+    plans = (0, 3, 5, 8)
+    rows = [
+        [f"{shape}, {settings} settings{', varied' * varied}"]
+        + [f"{100 * looked_rate(shape, settings, plan, tries // settings, varied=varied):.1f}" for plan in plans]
+        for shape in ("normal", "skewness 1", "skewness 2")
+        for settings in (1, 5)
+        for varied in (False, True)
+    ]
+    _table(["false safe over all looks, %; planned:", *map(str, plans)], rows)
     rows = []
     for spread in (0.22, 0.39, 0.6):
         for name, rule in (("before", before), ("now", {})):
