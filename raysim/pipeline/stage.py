@@ -146,13 +146,10 @@ class Stage:
         return self._of_inputs(inputs, of_inputs)
 
     def _of_inputs(self, inputs: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> Value:
-        """Return the gradient of a stage's input; zeros for tensors without a gradient."""
+        """Return the gradient of the input; zeros for tensors without one."""
         self._input_unreached &= all(gradient is None for gradient in gradients)
-        filled = {
-            name: torch.zeros_like(x) if gradient is None else gradient
-            for (name, x), gradient in zip(inputs.items(), gradients, strict=True)
-        }
-        return join(filled, {})
+        pairs = zip(inputs.items(), gradients, strict=True)
+        return join({name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}, {})
 
     def unreached(self) -> Unreached:
         """Return what the backwards so far have not reached; called before gradients are averaged."""

@@ -86,7 +86,7 @@ def _fit(name: str, value: Any) -> Any:
     return text if name == "schedule_rows" else shortened(text, LONGEST_TEXT)
 
 
-def most_rows(table: str, row: Mapping[str, Any]) -> int | None:
+def most_rows(table: str, row: Mapping[Any, Any]) -> int | None:
     """Return a bound on the rows of a table of an ended run, by its row of `run.parquet`; None without one."""
     steps = row.get("steps_done")
     if table == "samples" or row.get("status") not in FINISHED or not isinstance(steps, int):

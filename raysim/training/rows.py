@@ -16,12 +16,18 @@ import torch
 from torch import nn
 
 from raysim.codecs import Identity
-from raysim.config import RunConfig, as_row
+from raysim.config import ConfigError, RunConfig, as_row
 from raysim.engine.engine import Engine
+from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport
+from raysim.quality import write_measures
 from raysim.records import SCHEMA_VERSION, Run
+from raysim.schedules.actions import rows_to_csv
+from raysim.schedules.families import Custom
 from raysim.values import UNNAMED
+from raysim.workloads.data import Data
+from raysim.workloads.task import chance
 
 
 def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
@@ -63,6 +69,29 @@ def _cpu() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def plan_columns(plan: Plan, data: Data, parent: str | None) -> dict[str, Any]:
+    """Return the columns on the plan of a run and on chance in its data; `parent`: the run that a branch started from.
+
+    Raises ConfigError if the data have no valid target.
+    """
+    try:
+        by_chance = chance(data, plan.task)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    custom = isinstance(plan.config.schedule, Custom)  # its file may change, or not be copied along
+    names = ("first_step", "rate_steps", "model_seed", "memories_from", "exchange_period", "exchange_delay")
+    return {
+        "cuts": list(plan.cuts),
+        "num_stages": plan.num_stages,
+        "parent": parent,
+        **{name: getattr(plan, name) for name in names},
+        "averages_by_bucket": all(method.by_bucket for method in plan.replica_methods),
+        "measures": write_measures(plan.task.measures),
+        **{f"chance_{name}": value for name, value in by_chance.items()},
+        "schedule_rows": rows_to_csv(plan.rows) if custom else None,
+    }
 
 
 def device_columns(engine: Engine) -> dict[str, Any]:

@@ -15,15 +15,12 @@ from raysim.engine.engine import Engine
 from raysim.engine.inline import InlineEngine
 from raysim.engine.nodes import StageSeconds, slow_node_warning, slow_start_warning
 from raysim.engine.ray import RayEngine
-from raysim.notation import InputError, described, text_of
+from raysim.notation import described, text_of
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.reports import StepFeedback, StepReport
-from raysim.quality import write_measures
 from raysim.records import Recorder, RecordsError, Run
 from raysim.records.tables import check_recordable
-from raysim.schedules.actions import rows_to_csv
-from raysim.schedules.families import Custom
 from raysim.training.branch import Parent, find_parent, origin_of
 from raysim.training.checkpoint import Checkpoint, Resumable, checkpoints, find_resumable, write_checkpoint
 from raysim.training.evaluate import Evaluator
@@ -34,12 +31,12 @@ from raysim.training.rows import (
     fidelity_warning,
     first_row,
     gradient_warning,
+    plan_columns,
     result_columns,
     rows_of_step,
 )
 from raysim.training.start import check_start, is_unbegun, run_folder
 from raysim.workloads.data import Data
-from raysim.workloads.task import chance
 
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
 LOSSES_IN_A_ROW = 3  # without a new step in between, the run fails: the cause will not go away
@@ -97,7 +94,9 @@ class Training:
         self._parts = self._parent.parts(self.plan, self.workload.modules) if self._parent else None
         self.clock = Clock(self.plan)
         self._budgets = Budgets(self.plan, self.clock.network)
-        self._describe_plan()
+        self.recorder.measures = tuple(measure.name for measure in self.plan.task.measures)
+        parent = self._parent.row["run_id"] if self._parent else None
+        self._row |= plan_columns(self.plan, self.workload.data, parent)
         self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.wait_s, self.engine.dashboard = wait_s, dashboard
         self.engine.on_phase = self.phases.enter
@@ -106,23 +105,6 @@ class Training:
         self._row["engine"] = self.engine.kind
         check_recordable(self._row)
         self.evaluator = Evaluator(self.plan, self.engine, self.recorder, self._ending)
-
-    def _describe_plan(self) -> None:
-        """Add the plan to the run's row."""
-        plan = self.plan
-        self.recorder.measures = tuple(measure.name for measure in plan.task.measures)
-        self._row |= {"cuts": list(plan.cuts), "num_stages": plan.num_stages}
-        self._row["parent"] = self._parent.row["run_id"] if self._parent else None
-        steps = ("first_step", "rate_steps", "model_seed", "memories_from", "exchange_period", "exchange_delay")
-        self._row |= {name: getattr(plan, name) for name in steps}
-        self._row["averages_by_bucket"] = all(method.by_bucket for method in plan.replica_methods)
-        self._row["measures"] = write_measures(plan.task.measures)
-        try:
-            self._row |= {f"chance_{name}": value for name, value in chance(self.workload.data, plan.task).items()}
-        except InputError as error:
-            raise ConfigError(str(error)) from None
-        custom = isinstance(self.config.schedule, Custom)  # its file may change, or not be copied along
-        self._row["schedule_rows"] = rows_to_csv(plan.rows) if custom else None
 
     def events(self) -> Generator[Event]:
         """Train, and yield events; the records are complete when the iteration ends, however it ends.
