@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import advise, conclude, lists, price, sweep, train
+from raysim.cli import advise, conclude, lists, price, screen, sweep, train
 from raysim.cli.exits import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 for command in (
     advise.advise,
+    screen.screen,
     train.train,
     sweep.sweep,
     lists.studies,

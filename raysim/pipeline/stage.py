@@ -119,17 +119,19 @@ class Stage:
             self._saved[microbatch] = _Saved(inputs, {}, split(sent)[0], key, targets, {}, weights)
         return {other: y.detach() for other, y in sent.items()} if isinstance(sent, dict) else sent.detach()
 
-    def backward(self, microbatch: int, gradient: Value | None = None) -> Value | None:
+    def backward(self, microbatch: int, gradient: Value | None = None, *, keep: bool = False) -> Value | None:
         """Accumulate a microbatch's gradients in the parameters; return its input's gradient, None on the first stage.
 
         `gradient`: of the sent activation, or of its floating-point tensors if there are several; None on the last stage, which
-        starts from its loss.
+        starts from its loss. `keep`: keep the forward for further backwards, on the first stage only.
         """
-        weights = self._saved[microbatch].weights
+        saved = self._saved[microbatch]
         inputs, outputs, gradients = self._output(microbatch, gradient)
         if outputs:  # empty if a first stage has no parameters
-            with self.versions.backward(microbatch, weights):
-                torch.autograd.backward(outputs, gradients)
+            with self.versions.backward(microbatch, saved.weights):
+                torch.autograd.backward(outputs, gradients, retain_graph=keep)
+        if keep:
+            self._saved[microbatch] = saved
         return None if self.first else self._of_inputs(inputs, [x.grad for x in inputs.values()])
 
     def backward_input(self, microbatch: int, gradient: Value | None = None) -> Value | None:

@@ -11,26 +11,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raysim.compressors import Context
+from raysim.compressors import Compressor, Context
 from raysim.distributed.exchange import Channel, run_rounds
-from raysim.nn.link import parse_methods
-from raysim.pipeline.groups import MemberRounds
+from raysim.pipeline.groups import Group, MemberRounds, exchange_together
 from raysim.pipeline.link import DIRECTIONS, Link
 from raysim.probing.stopwatch import Seconds
 from raysim.records import SCHEMA_VERSION, Recorder
 from raysim.replication import parse_replica_method
 from raysim.replication.method import Gradients, Memory, ReplicaContext, ReplicaMethod
+from raysim.values import UNNAMED
 
 DENSE = "Identity"
 
 
 class Sent(NamedTuple):
-    """Measurements of one message of a candidate."""
+    """Measurements of one message of a candidate, summed over its tensors."""
 
-    encode_s: float
-    decode_s: float
-    wire_bytes: int
-    dense_bytes: int
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    wire_bytes: int = 0
+    dense_bytes: int = 0
+
+    def plus(self, other: Sent) -> Sent:
+        return Sent(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class Measured(NamedTuple):
@@ -84,25 +87,32 @@ def _joined(parts: Sequence[Sample]) -> Sample:
 
 
 class LinkCandidate:
-    """A candidate compressor of activations and gradients at one replica's boundaries, with both ends of every link."""
+    """Candidate compressors of activations and gradients at one replica's boundaries, with both ends of every link.
 
-    def __init__(self, notation: str, links: Iterable[tuple[str, int]], replica: int = 0) -> None:
-        self.methods = dict(zip(DIRECTIONS, parse_methods(notation, notation), strict=True))
+    `methods`: of activations and of their gradients. `links`: the direction, boundary and tensor of each link.
+    """
+
+    def __init__(
+        self, methods: tuple[Compressor, Compressor], links: Iterable[tuple[str, int, str]], replica: int = 0
+    ) -> None:
+        self.methods = dict(zip(DIRECTIONS, methods, strict=True))
         self.replica = replica
         self._ends = {
-            (direction, boundary): [Link(self.methods[direction], boundary, direction, sender=s) for s in (True, False)]
-            for direction, boundary in links
+            key: [Link(self.methods[key[0]], key[1], key[0], sender=sender, tensor=key[2]) for sender in (True, False)]
+            for key in links
         }
         self._messages: dict[tuple[int, str, int, int], Sent] = {}
 
-    def send(self, x: Tensor, context: Context) -> None:
-        """Encode and decode one message; raises NonFiniteError if the tensor holds NaN or infinity."""
-        here, there = self._ends[context.direction, context.boundary]
+    def send(self, x: Tensor, context: Context, tensor: str = UNNAMED) -> Tensor:
+        """Encode one message and return the decoded tensor; raises NonFiniteError if `x` holds NaN or infinity."""
+        here, there = self._ends[context.direction, context.boundary, tensor]
         with torch.no_grad(), here.on(x.device) as sender, there.on(x.device) as receiver:
-            receiver.receive(sender.send(x, context, measure=True), context)
+            received = receiver.receive(sender.send(x, context, measure=True), context)
         key = (self.replica, context.direction, context.boundary, context.microbatch)
-        sent = sender.messages[-1]
-        self._messages[key] = Sent(sent.codec_s, receiver.messages[-1].codec_s, sent.wire_bytes, sent.dense_bytes)
+        coded, decoded = sender.messages[-1], receiver.messages[-1]
+        sent = Sent(coded.codec_s, decoded.codec_s, coded.wire_bytes, coded.dense_bytes)
+        self._messages[key] = sent.plus(self._messages.get(key, Sent()))
+        return received
 
     def end_step(self) -> Measured:
         """Commit the memories, and return the measurements of the step."""
@@ -112,6 +122,7 @@ class LinkCandidate:
                 "replica": self.replica,
                 "boundary": sender.boundary,
                 "direction": sender.direction,
+                "tensor": sender.tensor or None,
                 "codec": repr(self.methods[sender.direction]),
                 "packets": sender.packets,
                 "wire_bytes": sender.wire_bytes,
@@ -146,6 +157,14 @@ class GradientCandidate:
             self._memories[stage] = averaged[stage].result.memory
         return averaged
 
+    def average_here(self, gradients: Sequence[Gradients], context: ReplicaContext) -> list[MemberRounds]:
+        """Average one stage's gradients of all replicas in this process, without a memory, and return the finished rounds."""
+        contexts = [context._replace(replica=replica) for replica in range(len(gradients))]
+        rounds = [self.method.average(own, {}, each) for own, each in zip(gradients, contexts, strict=True)]
+        group = Group(tuple((replica, context.stage) for replica in range(len(gradients))))
+        count = sum(gradient.numel() for gradient in gradients[0].values())
+        return exchange_together(group, rounds, self.method.table(gradients[0]), num_values=count)
+
     def measured(self, averaged: Mapping[int, MemberRounds], fidelities: Mapping[int, float]) -> Measured:
         """Return the measurements of `average`; `fidelities` compare each stage's average with the dense mean."""
         rows = [
@@ -165,6 +184,13 @@ class GradientCandidate:
         ]
         transfers = [transfer._asdict() for each in averaged.values() for transfer in each.account.transfers]
         return Measured(links=rows, transfers=transfers)
+
+
+def fidelity_of(values: Gradients, mean: Gradients) -> float:
+    """Return 1 - (squared norm of an average's error) / (squared norm of the dense `mean`)."""
+    error2 = sum(float((values[name].double() - x.double()).square().sum()) for name, x in mean.items())
+    norm2 = sum(float(x.double().square().sum()) for x in mean.values())
+    return 1 - error2 / norm2 if norm2 else 1.0
 
 
 def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> None:

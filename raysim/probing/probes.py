@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from raysim.distributed.exchange import Channel, build_alike
+from raysim.nn.link import parse_methods
 from raysim.pipeline.link import DIRECTIONS
 from raysim.probing.branching import Branch, branches
 from raysim.probing.candidates import (
@@ -32,6 +33,7 @@ from raysim.probing.station import GradientStation, Sampling, Station
 from raysim.probing.stopwatch import Stopwatch
 from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import Custom, parse_schedule
+from raysim.values import UNNAMED
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -247,9 +249,9 @@ def probe_module(
         modules = _modules(model, cuts)
         sampling.check(len(cuts) + 1)
         channel = None if group is None else Channel(group, next(model.parameters()).device)
-        links = [(direction, boundary) for boundary in range(len(cuts)) for direction in DIRECTIONS]
+        links = [(direction, boundary, UNNAMED) for boundary in range(len(cuts)) for direction in DIRECTIONS]
         replica = 0 if channel is None else channel.rank
-        tried = [LinkCandidate(text, links, replica) for text in _with_dense(candidates)]
+        tried = [LinkCandidate(parse_methods(text, text), links, replica) for text in _with_dense(candidates)]
         watch = Stopwatch(model, modules, num_stages=len(cuts) + 1)
         if channel is None:
             return Probe([Station(watch, tried, sampling)], _settings_of(tried), cuts, sampling)
@@ -294,8 +296,9 @@ def _probe_stages(
                 raise ValueError(
                     f"Every stage must train a parameter, by which a probe counts steps, but stage {index} has none."
                 )
-            links = [("forward", index)] * (index < num_stages - 1) + [("backward", index - 1)] * (index > 0)
-            tried = [LinkCandidate(text, links) for text in _with_dense(candidates)]
+            links = [("forward", index, UNNAMED)] * (index < num_stages - 1)
+            links += [("backward", index - 1, UNNAMED)] * (index > 0)
+            tried = [LinkCandidate(parse_methods(text, text), links) for text in _with_dense(candidates)]
             watch = Stopwatch(stage.submod, first=index, num_stages=num_stages, stage=stage)
             stations.append(Station(watch, tried, sampling))
         cuts = [f"stage {boundary}" for boundary in range(num_stages - 1)]

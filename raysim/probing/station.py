@@ -18,8 +18,7 @@ from raysim.codecs import NonFiniteError, warm
 from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, ReplicaError
 from raysim.nn.boundary import UNKNOWN, Samples, current_samples
-from raysim.pipeline.groups import MemberRounds
-from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, Sample, joined
+from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, Sample, fidelity_of, joined
 from raysim.probing.stopwatch import Seconds, Stopwatch
 from raysim.random import derive_key
 from raysim.replication.method import ReplicaContext
@@ -242,7 +241,10 @@ class GradientStation(Station):
             return None
         measured = []
         for method, average in zip(self._methods, averages, strict=True):
-            fidelities = {stage: _fidelity(average[stage], averages[0][stage]) for stage in stages}
+            fidelities = {
+                stage: fidelity_of(average[stage].result.gradients, averages[0][stage].result.gradients)
+                for stage in stages
+            }
             measured.append(method.measured(average, fidelities))
         return [joined([link, each]) for link in links for each in measured]
 
@@ -257,11 +259,3 @@ class GradientStation(Station):
                         self._gradients[name] = gradient.detach().to(torch.float32, copy=True)
 
         return keep
-
-
-def _fidelity(average: MemberRounds, dense: MemberRounds) -> float:
-    """Return 1 - (squared norm of an average's error) / (squared norm of the dense mean)."""
-    values, mean = average.result.gradients, dense.result.gradients
-    error2 = sum(float((values[name].double() - x.double()).square().sum()) for name, x in mean.items())
-    norm2 = sum(float(x.double().square().sum()) for x in mean.values())
-    return 1 - error2 / norm2 if norm2 else 1.0

@@ -1,0 +1,117 @@
+"""The table of a screen, and its figures for JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from raysim.cli.terminal import console, counted, show_notes, table_of, write_line
+from raysim.screening.findings import findings
+from raysim.screening.screen import Screen, Screened, words
+from raysim.units import format_seconds
+
+
+def show_screen(done: Screen) -> None:
+    """Print what the tensors are like, a row for each setting, and what follows."""
+    out = console(width=160)
+    for line in findings(done):
+        write_line(out, line)
+    write_line(out, "")
+    title = f"{done.config.name}: at once, on {counted(done.num_samples, 'test sample')}, without training"
+    table = table_of([_row(done, each) for each in done.settings], title, text=["verdict"], fold=["setting"])
+    table.caption = (
+        "loss: difference from dense within its 95 % bound; fidelity: lowest and highest of the cuts; "
+        "gradient: of the stage with the largest error, beside the noise of a step"
+    )
+    out.print(table)
+    kept = done.worth()
+    write_line(
+        out,
+        f"{len(kept)} of {counted(len(done.settings) - 1, 'setting')} worth training, screened in "
+        f"{format_seconds(done.seconds)}.",
+    )
+    show_notes(out, done.notes)
+
+
+def _row(done: Screen, each: Screened) -> dict[str, str]:
+    found = each.found
+    row = {"setting": words(each.setting)}
+    measures = [measure for measure in done.plan.task.measures if measure.name != "perplexity"]
+    for name in sorted((measure.name for measure in measures), key=lambda name: name != "loss"):
+        row[name] = _difference(done, each, name)
+    row["fidelity"] = " / ".join(filter(None, (_range(each.fidelities(way)) for way in ("forward", "backward"))))
+    if done.plan.num_replicas > 1:
+        row["of replicas"] = _range(each.fidelities("replica_gradient"))
+    worst = max(found.directions, key=lambda each: each.error, default=None)
+    row["gradient"] = "-" if worst is None else f"cos {worst.cosine:.3f} x{worst.norm_ratio:.2f}"
+    row["error (noise)"] = "-" if worst is None else f"{worst.error:.2f} ({_number(worst.noise)})"
+    row["wire"] = f"{each.dense_bytes / each.wire_bytes:.1f}x less" if each.wire_bytes else "-"
+    row["codec"] = format_seconds(each.codec_s / done.num_messages)
+    for network in done.networks:
+        price = each.prices.get(repr(network))
+        row[repr(network)] = f"{price.speedup:.2f}x, {format_seconds(price.step_s)}" if price else "-"
+    row["verdict"] = each.verdict
+    return row
+
+
+def _difference(done: Screen, each: Screened, name: str) -> str:
+    found = each.found.measures.get(name)
+    if found is None:
+        return "-"
+    if each is done.dense:
+        return f"{found.value:.4f}"
+    bound = "" if math.isnan(found.bound) else f" +-{found.bound:.2g}"
+    return f"{found.value:.4g} ({found.difference:+.2g}{bound})"
+
+
+def _range(values: list[float]) -> str:
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if f"{low:.3f}" == f"{high:.3f}" else f"{low:.3f}..{high:.3f}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def screen_figures(done: Screen) -> dict[str, Any]:
+    """Return the content of `show_screen`, for JSON."""
+    return {
+        "name": done.config.name,
+        "cuts": list(done.plan.cuts),
+        "samples": done.num_samples,
+        "messages": done.num_messages,
+        "seconds": done.seconds,
+        "pass_s": done.pass_s,
+        "chance": {name: _known(value) for name, value in done.chance.items()},
+        "tensors": [{**each._asdict(), "peak": each.peak, "massive": each.massive} for each in done.facts],
+        "findings": findings(done),
+        "settings": [_figures(each) for each in done.settings],
+        "notes": list(done.notes),
+    }
+
+
+def _figures(each: Screened) -> dict[str, Any]:
+    return {
+        **each.setting._asdict(),
+        "measures": {
+            name: {key: _known(value) for key, value in found._asdict().items()}
+            for name, found in each.found.measures.items()
+        },
+        "links": [{key: _known(value) for key, value in row.items()} for row in each.found.measured.links],
+        "gradients": [
+            {key: _known(value) for key, value in direction._asdict().items()} for direction in each.found.directions
+        ],
+        "wire_bytes": each.wire_bytes,
+        "dense_bytes": each.dense_bytes,
+        "codec_s": each.codec_s,
+        "networks": {name: price._asdict() for name, price in each.prices.items()},
+        "verdict": each.verdict,
+        "reason": each.reason,
+    }
+
+
+def _known(value: Any) -> Any:
+    """Return a value for JSON; None for NaN and infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

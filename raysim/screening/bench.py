@@ -1,0 +1,153 @@
+"""Measures candidates against dense on the same samples."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raysim.codecs import NonFiniteError, warm
+from raysim.compressors import Plain, parse
+from raysim.config import ConfigError
+from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.limits import process_memory
+from raysim.pipeline.groups import MemberRounds
+from raysim.pipeline.plan import Plan
+from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, joined
+from raysim.probing.stopwatch import Seconds
+from raysim.replication.method import Gradients, ReplicaContext
+from raysim.screening.differences import Difference, differences
+from raysim.screening.gradients import Direction, Reference
+from raysim.screening.passes import Outcome, Passes
+from raysim.screening.tensors import TensorFacts, TensorWatch
+from raysim.units import format_bytes
+
+LATE = 2**20  # a step after any warm-up of a replica method
+
+
+class Measurements(NamedTuple):
+    """What was measured of one setting; no measures and directions if a tensor overflowed."""
+
+    measures: Mapping[str, Difference]
+    """By name."""
+    measured: Measured
+    """Messages and links, as recorded by a probe."""
+    directions: Sequence[Direction]
+    """The gradient of each stage."""
+    averaged: Sequence[Sequence[MemberRounds]] = ()
+    """By stage, the rounds of each replica; empty without a replica method."""
+
+
+class Bench:
+    """Dense, measured when made, and settings measured against it.
+
+    A memory is empty at once, so compressors are measured by their codec alone. `by_replica`: replica methods can be measured.
+    """
+
+    def __init__(self, passes: Passes, *, by_replica: bool) -> None:
+        self.passes = passes
+        self.seconds: dict[tuple[int, str], list[Seconds]] = defaultdict(list)
+        """Compute time of all passes by stage and op."""
+        self.num_passes = 0
+        self._reference = Reference(passes, by_replica=by_replica)
+        watch = TensorWatch()
+        start = time.perf_counter()
+        outcome = self._run(DENSE, watch, self._reference)
+        self.pass_s = time.perf_counter() - start
+        self._sums: NDArray[np.float64] = outcome.sums
+        self.facts: list[TensorFacts] = watch.facts()
+        self.dense = Measurements(
+            differences(passes.plan.task, outcome.sums, outcome.sums),
+            outcome.measured,
+            self._reference.compare(self._reference.total),
+        )
+
+    def warm(self, settings: Iterable[Setting]) -> None:
+        """Compile the kernels of all codecs."""
+        warm({method.codec for each in settings for method in map(parse, (each.forward, each.backward))})
+
+    def measure(self, setting: Setting) -> Measurements:
+        """Return the measurements of a setting."""
+        linked = (setting.forward, setting.backward) != (SAME, SAME)
+        averages = setting.replica_gradient != SAME
+        measures, measured = self.dense.measures, Measured()
+        own: list[Gradients] = self._reference.total
+        of_replica = self._reference.of_replica
+        if linked:
+            collector = Reference(self.passes, by_replica=True) if averages else None
+            try:
+                outcome = self._run(setting, None, collector)
+            except NonFiniteError:
+                return Measurements({}, Measured(), ())
+            measured = outcome.measured
+            measures = differences(self.passes.plan.task, outcome.sums, self._sums)
+            own = self.passes.gradients()
+            of_replica = collector.of_replica if collector else []
+        if not averages:
+            return Measurements(measures, measured, self._reference.compare(own))
+        averaged, rows = self._average(setting.replica_gradient, of_replica)
+        means = [rounds[0].result.gradients for rounds in averaged]
+        return Measurements(measures, joined([measured, rows]), self._reference.compare(means), averaged)
+
+    def _run(self, setting: Setting, watch: TensorWatch | None, reference: Reference | None) -> Outcome:
+        forward, backward = (Plain(parse(text).codec) for text in (setting.forward, setting.backward))
+        candidate = LinkCandidate((forward, backward), self.passes.links)
+        outcome = self.passes.run(candidate, seen=watch, after=reference.add if reference else None)
+        self.num_passes += 1
+        for key, spent in outcome.seconds.items():
+            self.seconds[key] += spent
+        return outcome
+
+    def _average(
+        self, notation: str, of_replica: Sequence[Sequence[Gradients]]
+    ) -> tuple[list[list[MemberRounds]], Measured]:
+        """Average the gradients of all replicas; return the rounds by stage, and the rows of the first replica."""
+        candidate, config = GradientCandidate(notation), self.passes.plan.config
+        count = config.num_replicas
+        averaged = []
+        for stage in range(len(self.passes.stages)):
+            context = ReplicaContext(
+                replica=0,
+                num_replicas=count,
+                step=LATE,
+                epoch=LATE,
+                steps_per_epoch=1,
+                seed=config.seed,
+                stage=stage,
+                num_stages=len(self.passes.stages),
+                batch_size=config.batch_size,
+            )
+            own = [{name: count * x for name, x in each[stage].items()} for each in of_replica]
+            with torch.no_grad():
+                averaged.append(candidate.average_here(own, context))
+        fidelities = {
+            stage: fidelity_of(rounds[0].result.gradients, self._reference.total[stage])
+            for stage, rounds in enumerate(averaged)
+        }
+        return averaged, candidate.measured({i: rounds[0] for i, rounds in enumerate(averaged)}, fidelities)
+
+
+def check_memory(plan: Plan, num_batches: int, *, by_replica: bool) -> int:
+    """Return the peak bytes of a screen; raises ConfigError if this machine has fewer."""
+    memories, replicas = plan.memories, plan.num_replicas
+    microbatches = num_batches * replicas * plan.config.num_microbatches
+    gradients = sum(memory.gradients_bytes for memory in memories)
+    copies = 2  # those of a candidate, and dense
+    if by_replica:  # of each replica, and packets of one stage
+        copies += replicas
+    needed = sum(memory.weights_bytes for memory in memories) + copies * gradients
+    needed += microbatches * memories[0].saved_bytes + sum(memory.saved_bytes for memory in memories[1:])
+    needed += max(memory.workspace_bytes for memory in memories)
+    needed += 3 * replicas * max(memory.gradients_bytes for memory in memories) if by_replica else 0
+    limit = process_memory()
+    if needed > limit.size:
+        raise ConfigError(
+            f"The screen needs about {format_bytes(needed)}, but {limit}. Set a smaller `batch_size`, fewer `--batches`, or "
+            "`recompute`=true."
+        )
+    return needed

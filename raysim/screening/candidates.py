@@ -1,0 +1,115 @@
+"""The settings that a screen tries, which follow from what the tensors are like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from raysim.compressors import parse
+from raysim.forecast.fleet import SAME, Setting
+from raysim.notation import InputError
+from raysim.pipeline.plan import Plan
+from raysim.probing.candidates import check_gradients
+from raysim.replication import parse_replica_method
+from raysim.screening.tensors import TensorFacts
+
+
+class Default(NamedTuple):
+    """Codecs of activations and gradients, tried if the activations are `massive` (True), are not (False), or always."""
+
+    forward: str
+    backward: str
+    massive: bool | None = None
+
+
+ROWS = 'Quantize(8, per="row")'
+LINKS = (
+    Default("Quantize(8)", "Quantize(8)"),
+    Default("Quantize(4)", "Quantize(8)", False),
+    Default(ROWS, ROWS),
+    Default(SAME, 'Quantize(4, per="row")', True),
+    Default('Quantize(4, per="row")', ROWS),
+    Default('Quantize(4, per="channel")', ROWS),
+    Default('Quantize(4, per="block", block=64)', ROWS),
+    Default('Quantize(4, per="block", block=32)', 'Quantize(4, per="block", block=32)'),
+    Default('Hadamard(Quantize(4, per="row"))', ROWS),
+    Default("TAHQuant(tile=64)", ROWS),
+    Default("TAHQuant(tile=64)", "TAHQuant(tile=64)"),
+    Default('Outliers(Quantize(4, per="row"))', ROWS, True),
+    Default('MX("e4m3")', 'MX("e4m3")'),
+    Default('MX("e2m1")', ROWS),
+    Default("TopK(0.3)", "TopK(0.3)"),
+    Default("TopK(0.1)", "TopK(0.1)"),
+    Default("LowRank(32)", "LowRank(32)"),
+)
+"""Settings of links by default, mildest of a family first; add a line to try another codec."""
+METHODS = (
+    "TwoShot(Quantize(8))",
+    "PowerSGD(32)",
+    "PowerSGD(4)",
+    "ErrorFeedback(TopK(0.1))",
+    "ErrorFeedback(TopK(0.01))",
+)
+"""Replica methods by default."""
+
+
+def defaults(plan: Plan, facts: Sequence[TensorFacts]) -> list[Setting]:
+    """Return the default settings that suit the tensors and can send them; dense is not among them."""
+    massive = any(each.massive for each in facts if each.direction == "forward")
+    links = [Setting(each.forward, each.backward) for each in LINKS if each.massive in (None, massive)]
+    methods = [Setting(replica_gradient=method) for method in METHODS if plan.num_replicas > 1]
+    settings = [*(links if plan.boundaries else []), *methods]
+    return [canonical(each) for each in settings if _fits(each, plan)]
+
+
+def canonical(setting: Setting) -> Setting:
+    """Return a setting in canonical notation; raises ValueError if one cannot be parsed."""
+    return Setting(
+        repr(parse(setting.forward)),
+        repr(parse(setting.backward)),
+        repr(parse_replica_method(setting.replica_gradient)),
+    )
+
+
+def distinct(settings: Iterable[Setting]) -> list[Setting]:
+    """Return the settings once each, without dense."""
+    return [each for each in dict.fromkeys(settings) if each != Setting()]
+
+
+def checked(setting: Setting, plan: Plan) -> Setting:
+    """Return a setting of `--try` in canonical notation; raises InputError if it cannot be screened in this run."""
+    if (setting.forward, setting.backward) != (SAME, SAME) and not plan.boundaries:
+        raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
+    if setting.replica_gradient != SAME and plan.num_replicas < 2:
+        raise InputError(
+            f"`--try`: {setting.replica_gradient} needs replicas, but the run has one: add num_replicas=2."
+        )
+    try:
+        _check_methods(setting, plan)
+        return canonical(setting)
+    except ValueError as error:
+        raise InputError(f"`--try`: {error}") from None
+
+
+def _fits(setting: Setting, plan: Plan) -> bool:
+    """Return whether a default setting's codecs are installed and can send this run's tensors."""
+    try:
+        _check_methods(setting, plan)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_methods(setting: Setting, plan: Plan) -> None:
+    for field, text in (("forward", setting.forward), ("backward", setting.backward)):
+        method = parse(text)
+        if field not in method.directions:
+            raise ValueError(
+                f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
+            )
+        for shape in {shape for tensors in plan.boundaries for shape in tensors.shapes.values()}:
+            method.codec.encode(torch.zeros(shape), key=0)
+    if setting.replica_gradient != SAME:
+        check_gradients(parse_replica_method(setting.replica_gradient), {}, plan.num_replicas)

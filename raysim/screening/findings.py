@@ -1,0 +1,44 @@
+"""What a screen found, in sentences above its table."""
+
+from __future__ import annotations
+
+import math
+
+from raysim.screening.screen import Screen, Screened, words
+from raysim.screening.tensors import sentences
+from raysim.screening.verdicts import knowledge_lost
+
+FAITHFUL = 0.9
+"""Fidelity of every cut from which a setting looks faithful."""
+MISLED = 0.1
+"""Share of knowledge whose loss a faithful setting hides."""
+
+
+def findings(done: Screen) -> list[str]:
+    """Return what the tensors are like, where fidelity misleads, and what the model knows."""
+    lines = sentences(done.facts)
+    loss, base = done.dense.found.measures["loss"].value, done.chance["loss"]
+    if not loss < base:
+        lines.append(
+            f"The model knows nothing yet: its loss is {loss:.4g}, and {base:.4g} by the frequencies of the targets alone. So no "
+            "setting can be called hopeless."
+        )
+    misleading = [each for each in done.settings[1:] if _misleads(done, each)]
+    if misleading:
+        worst = max(misleading, key=lambda each: each.found.measures["loss"].difference)
+        low, high = (pick(worst.fidelities("forward")) for pick in (min, max))
+        harm = worst.found.measures["loss"].difference
+        others = f", and {len(misleading) - 1} more" if len(misleading) > 1 else ""
+        lines.append(
+            f"Fidelity misleads here: {words(worst.setting)} keeps {low:.3f} to {high:.3f} of the energy and adds {harm:.2g} to the "
+            f"loss{others}. The energy is that of a few large values; judge by the loss."
+        )
+    return lines
+
+
+def _misleads(done: Screen, each: Screened) -> bool:
+    loss, fidelities = each.found.measures.get("loss"), each.fidelities("forward")
+    if loss is None or not fidelities or min(fidelities) < FAITHFUL:
+        return False
+    lost = knowledge_lost(loss, done.chance["loss"], surely=True)
+    return not math.isnan(lost) and lost > MISLED

@@ -1,0 +1,202 @@
+"""Forwards and backwards of a few fixed samples through the stages, with any candidate on the links."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raysim.compressors import Context
+from raysim.pipeline.link import DIRECTIONS
+from raysim.pipeline.prepare import Workload
+from raysim.pipeline.stage import Stage
+from raysim.probing.candidates import LinkCandidate, Measured
+from raysim.probing.stopwatch import Seconds
+from raysim.random import derive_key
+from raysim.replication.method import Gradients
+from raysim.values import Value, join, only, split
+
+Seen = Callable[[str, int, str, Tensor], None]
+"""Gets the direction, boundary, name and values of each tensor to be sent."""
+
+
+class Microbatch(NamedTuple):
+    """Samples that go through the stages together, as those of one replica in training."""
+
+    replica: int
+    ids: NDArray[np.int64]
+    inputs: Tensor
+    targets: Tensor
+
+
+class Outcome(NamedTuple):
+    """The result of a candidate on all microbatches; its gradients stay in the stages' parameters."""
+
+    sums: NDArray[np.float64]
+    """By unit, the sums of `Task.sums`: a unit is a sample, or a microbatch if a custom loss is no mean over samples."""
+    measured: Measured
+    """Messages and links, as recorded by a probe."""
+    seconds: Mapping[tuple[int, str], list[Seconds]]
+    """Compute time of every pass by stage and op, "F" or "B"."""
+
+
+class Passes:
+    """The stages of a workload in evaluation mode, and the first `num_batches` batches of its test data.
+
+    The forward of the first stage runs once, and its graph is kept for all candidates.
+    """
+
+    def __init__(self, workload: Workload, num_batches: int, device: torch.device) -> None:
+        self.plan = plan = workload.plan
+        config = plan.config
+        torch.set_num_threads(config.threads_per_stage)
+        self.device = device
+        last = plan.num_stages - 1
+        per = config.num_replicas * config.num_microbatches
+        self.stages = [
+            Stage(module, config, device, first=stage == 0, last=stage == last, delays=[0] * (num_batches * per))
+            for stage, module in enumerate(workload.modules)
+        ]
+        for stage in self.stages:
+            stage.module.eval()
+        test, size = workload.data.test, config.microbatch_size
+        self.microbatches = [
+            Microbatch(
+                i % per // config.num_microbatches,
+                ids,
+                test.inputs(ids, 0, config.seed, False).to(device),
+                test.targets(ids).to(device),
+            )
+            for i in range(num_batches * per)
+            for ids in [np.arange(i * size, (i + 1) * size)]
+        ]
+        self.links = [
+            (direction, boundary, name)
+            for boundary, tensors in enumerate(plan.boundaries)
+            for direction in DIRECTIONS
+            for name in tensors.shapes
+        ]
+        self._prefix: list[Value] = []
+
+    def run(
+        self,
+        candidate: LinkCandidate,
+        *,
+        seen: Seen | None = None,
+        after: Callable[[int], None] | None = None,
+    ) -> Outcome:
+        """Run all microbatches; `after` is called with the number of each when its gradients are in the parameters.
+
+        Raises NonFiniteError if a tensor to send holds NaN or infinity.
+        """
+        seconds: dict[tuple[int, str], list[Seconds]] = defaultdict(list)
+        for stage in self.stages:
+            stage.module.zero_grad(set_to_none=True)
+        sums = []
+        try:
+            for i, microbatch in enumerate(self.microbatches):
+                logits = only(self._forward(candidate, i, seconds, seen))
+                sums += self._sums(logits, microbatch.targets)
+                self._backward(candidate, i, logits, seconds, seen)
+                if after is not None:
+                    after(i)
+        finally:
+            measured = candidate.end_step()
+        return Outcome(np.array(sums, np.float64), measured, seconds)
+
+    def _forward(
+        self, candidate: LinkCandidate, i: int, seconds: dict[tuple[int, str], list[Seconds]], seen: Seen | None
+    ) -> Value:
+        if i == len(self._prefix):
+            with _timed(seconds[0, "F"]):
+                self._prefix.append(self.stages[0].forward(i, self.microbatches[i].inputs, self._key(0, i)))
+        value = self._prefix[i]
+        for index, stage in enumerate(self.stages[1:]):
+            received = self._send(candidate, "forward", index, i, value, seen)
+            with _timed(seconds[index + 1, "F"]):
+                value = stage.forward(i, received, self._key(index + 1, i))
+        return value
+
+    def _backward(
+        self,
+        candidate: LinkCandidate,
+        i: int,
+        logits: Tensor,
+        seconds: dict[tuple[int, str], list[Seconds]],
+        seen: Seen | None,
+    ) -> None:
+        config = self.plan.config
+        with _timed(seconds[len(self.stages) - 1, "B"]):
+            outputs = logits.detach().requires_grad_()
+            loss = self.plan.task.loss(outputs, self.microbatches[i].targets, None)
+            (loss * (config.gradient_scale / len(self.microbatches))).backward()  # type: ignore[no-untyped-call]
+        gradient: Value | None = outputs.grad
+        for index in reversed(range(len(self.stages))):
+            with _timed(seconds[index, "B"]):
+                gradient = self.stages[index].backward(i, gradient, keep=index == 0)
+            if index > 0:
+                assert gradient is not None
+                gradient = self._send(candidate, "backward", index - 1, i, gradient, seen)
+        first, second = seconds[len(self.stages) - 1, "B"][-2:]
+        seconds[len(self.stages) - 1, "B"][-2:] = [first.plus(second)]
+
+    def _send(
+        self, candidate: LinkCandidate, direction: str, boundary: int, i: int, value: Value, seen: Seen | None
+    ) -> Value:
+        floats, exact = split(value)
+        config, microbatch = self.plan.config, self.microbatches[i]
+        # the keys of an evaluation, whose batches these are
+        way = (boundary, "test", i) if direction == "forward" else (boundary, "test", i, direction)
+        key = derive_key(config.seed, "evaluation", *way)
+        received = {}
+        for name, x in floats.items():
+            if seen is not None:
+                seen(direction, boundary, name, x)
+            context = Context(
+                direction=direction,
+                boundary=boundary,
+                step=0,
+                epoch=0,
+                microbatch=i,
+                sample_ids=tuple(microbatch.ids.tolist()),
+                num_stages=len(self.stages),
+                num_microbatches=len(self.microbatches),
+                key=derive_key(key, name) if name else key,
+            )
+            received[name] = candidate.send(x, context, name)
+        return join(received, exact if direction == "forward" else {})
+
+    def _key(self, stage: int, i: int) -> int:
+        return derive_key(self.plan.config.seed, "screen", stage, i) % 2**63
+
+    def _sums(self, logits: Tensor, targets: Tensor) -> list[tuple[float, ...]]:
+        task = self.plan.task
+        with torch.no_grad():
+            if task.each(logits[:1], targets[:1]) is None:
+                return [task.sums(logits, targets)]
+            return [task.sums(logits[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+
+    def gradients(self) -> list[Gradients]:
+        """Return the gradients in the parameters, by stage; zeros where there are none."""
+        return [
+            {
+                name: torch.zeros_like(p) if p.grad is None else p.grad
+                for name, p in stage.module.named_parameters()
+                if p.requires_grad
+            }
+            for stage in self.stages
+        ]
+
+
+@contextmanager
+def _timed(seconds: list[Seconds]) -> Iterator[None]:
+    start = Seconds(time.perf_counter(), time.process_time())
+    yield
+    seconds.append(Seconds(time.perf_counter() - start.wall, time.process_time() - start.cpu))

@@ -1,0 +1,104 @@
+"""The step of each screened setting on networks, from measured compute and messages."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from raysim.config import RunConfig
+from raysim.forecast.fleet import SAME, Setting
+from raysim.forecast.forecast import Forecast, forecast
+from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
+from raysim.forecast.replica_costs import ReplicaCost, endings_of, tied_transfers
+from raysim.network.collectives import as_transfers
+from raysim.network.presets import DEVICES
+from raysim.network.profile import Profile
+from raysim.pipeline.groups import MemberRounds, exchange_delay
+from raysim.pipeline.plan import Plan
+from raysim.probing.candidates import Measured
+from raysim.probing.stopwatch import Seconds
+
+
+class Prices:
+    """Prices settings of a run: compute of a datasheet, of a profile, or measured in the screen's own passes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        seconds: Mapping[tuple[int, str], Sequence[Seconds]],
+        *,
+        device: str | None,
+        profile: str | None,
+        transport: str,
+    ) -> None:
+        self._plan = plan
+        self._speed = None if device is None else DEVICES[device].codec_bytes_per_s
+        measured = None if device or profile else _profile(plan, seconds)
+        self.dense: Forecast = forecast(config, device=device, profile=profile or measured, transport=transport)
+
+    def priced(self, setting: Setting, measured: Measured, averaged: Sequence[Sequence[MemberRounds]]) -> Forecast:
+        """Return the forecast of a setting with its measured messages; `averaged`: by stage, the rounds of each replica."""
+        dense = self.dense
+        config = dense.config.changed(**{key: value for key, value in setting._asdict().items() if value != SAME})
+        links = [_as_sent(cost, measured) for cost in link_costs(config, self._plan.boundaries, self._speed, [])]
+        num_ops = dense.steady.compute_s.shape[2]
+        changes = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
+        if averaged:
+            costs = [self._cost(stage, setting.replica_gradient, each) for stage, each in enumerate(averaged)]
+            changes["endings"] = endings_of(config, costs, tied_transfers(config, dense.tied))
+            changes["averages"] = tuple(costs)
+        endings = changes.get("endings", dense.endings)
+        packets = packets_profile(links, dense.num_stages, num_ops, first=False)
+        steady = replace(dense.steady.with_packets_of(packets), **endings[0].costs)
+        return replace(dense, steady=steady, first=steady, first_steps=0, **changes)
+
+    def _cost(self, stage: int, method: str, rounds: Sequence[MemberRounds]) -> ReplicaCost:
+        """Return the cost of a stage's measured average, by its slowest replica."""
+        accounts = [member.account for member in rounds]
+        coded_bytes = max(account.coded_bytes for account in accounts)
+        codec_s = max(account.codec_s for account in accounts)
+        return ReplicaCost(
+            stage=stage,
+            method=method,
+            part=0,
+            dense_bytes=accounts[0].dense_bytes,
+            wire_bytes=max(account.wire_bytes for account in accounts),
+            rounds=accounts[0].num_rounds,
+            method_s=codec_s if self._speed is None else coded_bytes / self._speed,
+            coded_bytes=coded_bytes,
+            transfers=as_transfers(transfer for account in accounts for transfer in account.transfers),
+        )
+
+
+def _as_sent(cost: LinkCost, measured: Measured) -> LinkCost:
+    """Return the cost of a link with the mean bytes of its measured messages."""
+    rows = [
+        row
+        for row in measured.links
+        if (row["boundary"], row["direction"], row["tensor"] or "") == (cost.boundary, cost.direction, cost.tensor)
+    ]
+    if not rows or cost.codec != rows[0]["codec"]:  # integers, or a memory whose later messages differ
+        return cost
+    return cost._replace(wire_bytes=round(rows[0]["wire_bytes"] / rows[0]["packets"]))
+
+
+def _profile(plan: Plan, seconds: Mapping[tuple[int, str], Sequence[Seconds]]) -> Profile:
+    """Return the profile of the screen's passes: the median of each stage's forwards and backwards."""
+    shape = (1, plan.num_stages, 2, 1)
+    wall, cpu = np.zeros(shape), np.zeros(shape)
+    for (stage, op), spent in seconds.items():
+        i = (0, stage, "FB".index(op), 0)
+        wall[i] = statistics.median(each.wall for each in spent)
+        cpu[i] = statistics.median(each.cpu for each in spent)
+    config = plan.config
+    profile = Profile(
+        compute_s=wall,
+        cpu_s=cpu,
+        microbatch_samples=config.microbatch_size,
+        source=f"median of the screen's passes here, {config.threads_per_stage} thread(s), without the optimiser's update",
+    )
+    return profile.split_backward(plan.weight_shares) if plan.weight_shares else profile

@@ -1,0 +1,234 @@
+"""A screen: every candidate of links and of replica gradients, measured on a model's own weights and data, without training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from raysim.config import ConfigError, RunConfig
+from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.network.topology import Network
+from raysim.pipeline.plan import Plan
+from raysim.pipeline.prepare import Workload, prepare
+from raysim.pipeline.state import under, unpack_tensors
+from raysim.screening import candidates
+from raysim.screening.bench import Bench, Measurements, check_memory
+from raysim.screening.passes import Passes
+from raysim.screening.prices import Prices
+from raysim.screening.tensors import TensorFacts
+from raysim.screening.verdicts import WORTH, verdict
+from raysim.training.branch import find_parent
+from raysim.units import format_bytes, format_seconds
+from raysim.workloads.task import chance
+
+Say = Callable[[str], None]
+
+
+class Price(NamedTuple):
+    """The step of a setting on a network."""
+
+    step_s: float
+    speedup: float
+    """Dense's step over this one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Screened:
+    """A setting with its measurements, prices by network, and verdict."""
+
+    setting: Setting
+    found: Measurements
+    prices: Mapping[str, Price]
+    verdict: str
+    reason: str
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of all messages of the screen."""
+        return sum(int(row["wire_bytes"]) for row in self.found.measured.links)
+
+    @property
+    def dense_bytes(self) -> int:
+        """The same, uncompressed."""
+        return sum(int(row["dense_bytes"]) for row in self.found.measured.links)
+
+    @property
+    def codec_s(self) -> float:
+        """Seconds of encoding and decoding all messages."""
+        return sum(row["encode_s"] + (row.get("decode_s") or 0.0) for row in self.found.measured.links)
+
+    def fidelities(self, direction: str) -> list[float]:
+        """Return the fidelity of each link, or of each stage's replica gradient, in order."""
+        return [row["fidelity"] for row in self.found.measured.links if row["direction"] == direction]
+
+
+@dataclass(frozen=True, eq=False)
+class Screen:
+    """All screened settings of a run, dense first."""
+
+    config: RunConfig
+    plan: Plan
+    num_samples: int
+    num_messages: int
+    """Microbatches, each with one message for each link and direction."""
+    chance: Mapping[str, float]
+    """Results of a model that knows only the training targets, by measure."""
+    facts: Sequence[TensorFacts]
+    settings: Sequence[Screened]
+    networks: Sequence[Network]
+    notes: Sequence[str]
+    seconds: float
+    pass_s: float
+    """Seconds of one forward and backward of all samples, dense."""
+
+    @property
+    def dense(self) -> Screened:
+        return self.settings[0]
+
+    def worth(self) -> list[Screened]:
+        """Return the settings worth training, fastest on the first network first."""
+        kept = [each for each in self.settings[1:] if each.verdict == WORTH]
+        return sorted(kept, key=lambda each: -next((price.speedup for price in each.prices.values()), 0.0))
+
+
+def screen(
+    config: RunConfig,
+    networks: Sequence[Network] = (),
+    *,
+    tried: Sequence[Setting] = (),
+    only_tried: bool = False,
+    num_batches: int = 1,
+    device: str | None = None,
+    profile: str | None = None,
+    transport: str = "ray",
+    say: Say = lambda line: None,
+) -> Screen:
+    """Measure candidates on the first `num_batches` batches of a run's test data, in this process and without training.
+
+    `tried`: settings beside the defaults, or in their place with `only_tried`. `device`, `profile` and `transport` are for prices, as
+    in `forecast`; by default compute is that of the screen's own passes. `say` gets lines on memory and progress. Raises ConfigError
+    or InputError before a pass.
+    """
+    began = time.perf_counter()
+    config = config.changed(
+        forward=SAME, backward=SAME, replica_gradient=SAME, shared_indices=False, compress_from=0, fused_embedding=False
+    )
+    workload = _workload(config)
+    plan = workload.plan
+    _check(plan, num_batches)
+    own = [candidates.checked(setting, plan) for setting in tried]
+    averages = plan.num_replicas > 1 and (not only_tried or any(each.replica_gradient != SAME for each in own))
+    needed = check_memory(plan, num_batches, by_replica=averages)
+    count = num_batches * config.batch_size
+    say(
+        f"{config.name}: {count} test samples in microbatches of {config.microbatch_size}, {plan.num_stages} stages; "
+        f"about {format_bytes(needed)} of memory."
+    )
+    kind = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    with _own_threads_and_random():
+        passes = Passes(workload, num_batches, torch.device(kind))
+        bench = Bench(passes, by_replica=averages)
+        settings = candidates.distinct([*([] if only_tried else candidates.defaults(plan, bench.facts)), *own])
+        if not settings:
+            raise ConfigError("The run has one stage and one replica, so it sends nothing: set `num_stages`.")
+        say(
+            f"Dense: loss {bench.dense.measures['loss'].value:.4f} in {format_seconds(bench.pass_s)}; {len(settings)} settings "
+            f"take about {format_seconds(len(settings) * bench.pass_s)}."
+        )
+        bench.warm(settings)
+        found = {DENSE: bench.dense}
+        for i, setting in enumerate(settings, 1):
+            found[setting] = bench.measure(setting)
+            say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(found[setting])}")
+        base = chance(workload.data, plan.task)
+        prices = None
+        if networks:
+            prices = Prices(config, plan, bench.seconds, device=device, profile=profile, transport=transport)
+        settled = _judged(found, base["loss"], prices, networks)
+    return Screen(
+        config=config,
+        plan=plan,
+        num_samples=count,
+        num_messages=len(passes.microbatches),
+        chance=base,
+        facts=bench.facts,
+        settings=settled,
+        networks=tuple(networks),
+        notes=list(prices.dense.notes) if prices else [],
+        seconds=time.perf_counter() - began,
+        pass_s=bench.pass_s,
+    )
+
+
+def words(setting: Setting) -> str:
+    """Return a setting in a line: "forward / backward", its replica method, or both."""
+    parts = [f"{setting.forward} / {setting.backward}"] if (setting.forward, setting.backward) != (SAME, SAME) else []
+    parts += [f"replicas {setting.replica_gradient}"] if setting.replica_gradient != SAME else []
+    return ", ".join(parts) or "dense"
+
+
+def _loss_words(found: Measurements) -> str:
+    if not found.measures:
+        return "a tensor overflows"
+    loss = found.measures["loss"]
+    return f"loss {loss.value:.4f} ({loss.difference:+.4f})"
+
+
+def _workload(config: RunConfig) -> Workload:
+    """Return the run's workload, with the weights of `start` if it is given."""
+    parent = find_parent(config)
+    if parent is None:
+        return prepare(config)
+    workload = prepare(config, origin=parent.origin(config))
+    for part in parent.parts(workload.plan, workload.modules)[: len(workload.plan.rows)]:
+        tensors = unpack_tensors(part)
+        for stage, module in enumerate(workload.modules):
+            own = under(f"stage.{stage}.model.", tensors)
+            if own:
+                module.load_state_dict(own)
+    return workload
+
+
+def _check(plan: Plan, num_batches: int) -> None:
+    most = plan.num_test_samples // plan.config.batch_size
+    if not 1 <= num_batches <= most:
+        remedy = "" if most else f" Set `batch_size` to at most {plan.num_test_samples}."
+        raise ConfigError(
+            f"`--batches` must be from 1 to {max(most, 1)}, for {plan.num_test_samples} test samples in batches of "
+            f"{plan.config.batch_size}, but got {num_batches}.{remedy}"
+        )
+
+
+def _judged(
+    found: Mapping[Setting, Measurements], base: float, prices: Prices | None, networks: Sequence[Network]
+) -> list[Screened]:
+    """Return the settings with their prices and verdicts."""
+    dense_s = {network: prices.dense.step_s(network) for network in networks} if prices else {}
+    judged = []
+    for setting, each in found.items():
+        priced: dict[str, Price] = {}
+        if prices and each.measures:
+            plan = prices.priced(setting, each.measured, each.averaged)
+            steps = {network: plan.step_s(network) for network in networks}
+            priced = {repr(network): Price(step, dense_s[network] / step) for network, step in steps.items()}
+        speedups = {name: price.speedup for name, price in priced.items()}
+        outcome = ("dense", "") if setting == DENSE else verdict(each.measures.get("loss"), base, speedups)
+        judged.append(Screened(setting, each, priced, *outcome))
+    return judged
+
+
+@contextmanager
+def _own_threads_and_random() -> Iterator[None]:
+    """Restore torch's number of threads and random state afterwards."""
+    threads = torch.get_num_threads()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        torch.set_num_threads(threads)
