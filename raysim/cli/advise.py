@@ -14,6 +14,7 @@ from raysim.cli.options import (
     JsonFile,
     Networks,
     check_file,
+    check_picture,
     check_transport,
     complete_recipe,
     parse_networks,
@@ -25,13 +26,6 @@ from raysim.units import format_bandwidth, format_bytes, format_seconds, three_d
 if TYPE_CHECKING:
     from raysim.forecast.advise import Advice, Row
     from raysim.forecast.bandwidth import Needed
-
-
-def _check_picture(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Return the file of a picture; fails if it is not named .png, or cannot be written."""
-    if value is not None and value.suffix.lower() != ".png":
-        fail(f"`{parameter.opts[0]}` must end in .png, but got {str(value)!r}.", 2)
-    return check_file(parameter, value)
 
 
 ModelSource = Annotated[
@@ -53,7 +47,7 @@ StudyFile = Annotated[
     typer.Option(callback=check_file, help="Write a study of the settings that would pay on the first network."),
 ]
 PlotFile = Annotated[
-    Path | None, typer.Option(callback=_check_picture, help="Draw utilisation over bandwidth here, as PNG.")
+    Path | None, typer.Option(callback=check_picture, help="Draw utilisation over bandwidth here, as PNG.")
 ]
 
 

@@ -45,6 +45,13 @@ def check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | Non
     return value
 
 
+def check_picture(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Return the file of a picture; fails if it is not named .png, or cannot be written."""
+    if value is not None and value.suffix.lower() != ".png":
+        fail(f"`{parameter.opts[0]}` must end in .png, but got {str(value)!r}.", 2)
+    return check_file(parameter, value)
+
+
 def _trust(context: typer.Context, modules: list[str] | None) -> None:
     """Let a command that reads records import only trusted modules until it ends."""
     from raysim.plugins import from_record, trusting

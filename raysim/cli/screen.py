@@ -3,51 +3,84 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.exits import ending_on_signals
-from raysim.cli.options import JsonFile, Networks, Overrides, Recipe, check_transport, parse_networks, write_json
+from raysim.cli.exits import ending_on_signals, fail
+from raysim.cli.options import (
+    JsonFile,
+    Networks,
+    Overrides,
+    check_file,
+    check_picture,
+    check_transport,
+    complete_recipe,
+    parse_networks,
+    write_json,
+)
 
 if TYPE_CHECKING:
-    pass
+    from raysim.screening.screen import Screen
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe's name, a .toml file, or a folder with a model of transformers.", autocompletion=complete_recipe
+    ),
+]
 Tried = Annotated[
     list[str] | None,
     typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
 ]
+StudyFile = Annotated[
+    Path | None, typer.Option(callback=check_file, help="Write a study of the settings worth training.")
+]
+PlotFile = Annotated[
+    Path | None, typer.Option(callback=check_picture, help="Draw the loss at once over the speed-up here, as PNG.")
+]
 
 
 def screen(
-    recipe: Recipe,
+    recipe: Source,
     overrides: Overrides = None,
     network: Networks = None,
     tried: Tried = None,
-    only_tried: Annotated[bool, typer.Option("--only-tried", help="Leave out the default candidates.")] = False,
-    batches: Annotated[int, typer.Option(help="Batches of the test data.")] = 1,
+    only_tried: Annotated[bool, typer.Option("--only-tried", help="Leave out the default settings.")] = False,
+    batches: Annotated[int, typer.Option(help="Batches of the test data to screen on.")] = 1,
     device: Annotated[
-        str | None, typer.Option(help="Price steps on this GPU, by its datasheet (default: as measured here).")
+        str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
     ] = None,
-    profile: Annotated[Path | None, typer.Option(help="Price steps by a file of `raysim profile`.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")] = None,
     transport: Annotated[
         str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")
     ] = "ray",
+    out: Annotated[Path | None, typer.Option(help="Write the records here, as Parquet.")] = None,
+    study: StudyFile = None,
+    plot: PlotFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure what compression does to a model at once, by its own weights and data: nothing is trained.
+    """Measure what compression does to a model at once, with its own weights and data: nothing is trained.
 
     For example: raysim screen hf model.path=FOLDER data=text data.path=FILE num_stages=4 --network 200mbps+30ms
     """
     networks = parse_networks(network) if network else []
-    from raysim.config import read_config
+    for option, value in {"--plot": plot, "--device": device, "--profile": profile}.items():
+        if value is not None and not networks:
+            fail(f"`{option}` is for speed-ups, which need a network: add --network 200mbps+30ms.", 2)
+    if only_tried and not tried:
+        fail("`--only-tried` leaves out the default settings, so it needs a setting of `--try`.", 2)
+    from raysim.config import make_config
 
     with ending_on_signals():
-        config = read_config(recipe, overrides or [])
-        from raysim.cli.screen_tables import screen_figures, show_screen
+        base = _values(recipe, overrides or [])
+        config = make_config(base)
         from raysim.forecast.inputs import parse_setting
         from raysim.screening import screen as measure
+        from raysim.screening.records import check_folder
 
+        if out is not None:
+            check_folder(out)
         done = measure(
             config,
             networks,
@@ -59,6 +92,50 @@ def screen(
             transport=transport,
             say=lambda line: typer.echo(line, err=True),
         )
+    from raysim.cli.screen_tables import show_screen
+
     show_screen(done)
+    _write_files(done, base, transport, out=out, study=study, plot=plot, json_file=json_file)
+
+
+def _values(source: str, overrides: list[str]) -> dict[str, Any]:
+    """Return the nested values of a run; a folder stands for the recipe `hf` with its model."""
+    from raysim.config import apply_override, read_source
+
+    folder = (Path(source).expanduser() / "config.json").is_file()
+    name, values = read_source("hf" if folder else source)
+    if folder:
+        apply_override(values, f"model.path={source}")
+    for override in overrides:
+        apply_override(values, override)
+    return {"name": name} | values
+
+
+def _write_files(
+    done: Screen,
+    base: dict[str, Any],
+    transport: str,
+    *,
+    out: Path | None,
+    study: Path | None,
+    plot: Path | None,
+    json_file: Path | None,
+) -> None:
+    if out is not None:
+        from raysim.screening.records import write_records
+
+        write_records(done, out)
+        typer.echo(f"Records: {out}")
+    if plot is not None:
+        from raysim.screening.picture import draw
+
+        draw(done, plot)
+        typer.echo(f"Plot: {plot}")
     if json_file is not None:
+        from raysim.cli.screen_tables import screen_figures
+
         write_json(screen_figures(done), json_file)
+    if study is not None:
+        from raysim.screening.study import write_study
+
+        typer.echo(write_study(done, base, study, transport))

@@ -18,38 +18,35 @@ def show_screen(done: Screen) -> None:
         write_line(out, line)
     write_line(out, "")
     title = f"{done.config.name}: at once, on {counted(done.num_samples, 'test sample')}, without training"
-    table = table_of([_row(done, each) for each in done.settings], title, text=["verdict"], fold=["setting"])
+    table = table_of([_row(done, each) for each in done.settings], title, text=["setting", "verdict"])
+    table.columns[0].no_wrap = True
     table.caption = (
-        "loss: difference from dense within its 95 % bound; fidelity: lowest and highest of the cuts; "
-        "gradient: of the stage with the largest error, beside the noise of a step"
+        "Differences from dense have a 95 % bound. Fidelity: of activations, / of their gradients, over all cuts. Gradient: of the "
+        "stage with the largest error, beside the noise of a step's dense gradient. Codec: of a microbatch, over all links."
     )
     out.print(table)
-    kept = done.worth()
-    write_line(
-        out,
-        f"{len(kept)} of {counted(len(done.settings) - 1, 'setting')} worth training, screened in "
-        f"{format_seconds(done.seconds)}.",
-    )
+    kept = len(done.worth())
+    tried = counted(len(done.settings) - 1, "setting")
+    write_line(out, f"{kept} of {tried} worth training; screened in {format_seconds(done.seconds)}.")
     show_notes(out, done.notes)
 
 
 def _row(done: Screen, each: Screened) -> dict[str, str]:
-    found = each.found
-    row = {"setting": words(each.setting)}
-    measures = [measure for measure in done.plan.task.measures if measure.name != "perplexity"]
-    for name in sorted((measure.name for measure in measures), key=lambda name: name != "loss"):
+    row = {"setting": words(each.setting).replace(" / ", "\n/ ")}
+    for name in dict.fromkeys(("loss", done.plan.task.measures[0].name)):  # the others are in the records
         row[name] = _difference(done, each, name)
-    row["fidelity"] = " / ".join(filter(None, (_range(each.fidelities(way)) for way in ("forward", "backward"))))
+    if done.plan.boundaries:
+        row["fidelity"] = "\n/ ".join(filter(None, (_range(each.fidelities(way)) for way in ("forward", "backward"))))
     if done.plan.num_replicas > 1:
         row["of replicas"] = _range(each.fidelities("replica_gradient"))
-    worst = max(found.directions, key=lambda each: each.error, default=None)
-    row["gradient"] = "-" if worst is None else f"cos {worst.cosine:.3f} x{worst.norm_ratio:.2f}"
-    row["error (noise)"] = "-" if worst is None else f"{worst.error:.2f} ({_number(worst.noise)})"
+    worst = max(each.found.directions, key=lambda direction: direction.error, default=None)
+    row["gradient"] = "-" if worst is None else f"cos {worst.cosine:.3f}\nx{worst.norm_ratio:.2f}"
+    row["error, noise"] = "-" if worst is None else _beside(worst.error, worst.noise)
     row["wire"] = f"{each.dense_bytes / each.wire_bytes:.1f}x less" if each.wire_bytes else "-"
     row["codec"] = format_seconds(each.codec_s / done.num_messages)
     for network in done.networks:
         price = each.prices.get(repr(network))
-        row[repr(network)] = f"{price.speedup:.2f}x, {format_seconds(price.step_s)}" if price else "-"
+        row[repr(network)] = f"{price.speedup:.2f}x\n{format_seconds(price.step_s)}" if price else "-"
     row["verdict"] = each.verdict
     return row
 
@@ -58,10 +55,17 @@ def _difference(done: Screen, each: Screened, name: str) -> str:
     found = each.found.measures.get(name)
     if found is None:
         return "-"
-    if each is done.dense:
-        return f"{found.value:.4f}"
+    if not each.linked:
+        return f"{found.value:.4f}" if each is done.dense else "as dense"
     bound = "" if math.isnan(found.bound) else f" +-{found.bound:.2g}"
-    return f"{found.value:.4g} ({found.difference:+.2g}{bound})"
+    return f"{found.value:.4f}\n{found.difference:+.2g}{bound}"
+
+
+def _beside(error: float, noise: float) -> str:
+    """Return an error beside the noise of a step; an error below it does not matter."""
+    if math.isnan(noise):
+        return f"{error:.2f}"
+    return f"{error:.2f} {'<' if error < noise else '>'} {noise:.2f}"
 
 
 def _range(values: list[float]) -> str:
@@ -69,10 +73,6 @@ def _range(values: list[float]) -> str:
         return ""
     low, high = min(values), max(values)
     return f"{low:.4g}" if f"{low:.3f}" == f"{high:.3f}" else f"{low:.3f}..{high:.3f}"
-
-
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
 
 
 def screen_figures(done: Screen) -> dict[str, Any]:

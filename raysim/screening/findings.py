@@ -33,7 +33,20 @@ def findings(done: Screen) -> list[str]:
             f"Fidelity misleads here: {words(worst.setting)} keeps {low:.3f} to {high:.3f} of the energy and adds {harm:.2g} to the "
             f"loss{others}. The energy is that of a few large values; judge by the loss."
         )
+    lines += _gradient_words(done)
     return lines
+
+
+def _gradient_words(done: Screen) -> list[str]:
+    """Return how many settings change gradients by less than their noise."""
+    tried = [each.found.directions for each in done.settings[1:] if each.found.directions]
+    if not tried or any(math.isnan(stage.noise) for stage in tried[0]):
+        return []
+    quiet = sum(all(stage.error < stage.noise for stage in stages) for stages in tried)
+    return [
+        f"Settings that change the gradient of every stage by less than its noise between steps: {quiet} of {len(tried)}. Training "
+        "hardly sees such a change."
+    ]
 
 
 def _misleads(done: Screen, each: Screened) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from raysim.config import RunConfig
-from raysim.forecast.fleet import SAME, Setting
+from raysim.config import ConfigError, RunConfig
+from raysim.forecast.fleet import DENSE, SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, tied_transfers
@@ -23,26 +24,20 @@ from raysim.probing.stopwatch import Seconds
 
 
 class Prices:
-    """Prices settings of a run: compute of a datasheet, of a profile, or measured in the screen's own passes."""
+    """Prices settings of a run with the compute of a datasheet or of a profile; raises ConfigError if they do not fit."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        plan: Plan,
-        seconds: Mapping[tuple[int, str], Sequence[Seconds]],
-        *,
-        device: str | None,
-        profile: str | None,
-        transport: str,
+        self, config: RunConfig, plan: Plan, *, device: str | None, profile: str | Profile | None, transport: str
     ) -> None:
         self._plan = plan
+        self.dense: Forecast = forecast(config, device=device, profile=profile, transport=transport)
         self._speed = None if device is None else DEVICES[device].codec_bytes_per_s
-        measured = None if device or profile else _profile(plan, seconds)
-        self.dense: Forecast = forecast(config, device=device, profile=profile or measured, transport=transport)
 
     def priced(self, setting: Setting, measured: Measured, averaged: Sequence[Sequence[MemberRounds]]) -> Forecast:
         """Return the forecast of a setting with its measured messages; `averaged`: by stage, the rounds of each replica."""
         dense = self.dense
+        if setting == DENSE:
+            return dense
         config = dense.config.changed(**{key: value for key, value in setting._asdict().items() if value != SAME})
         links = [_as_sent(cost, measured) for cost in link_costs(config, self._plan.boundaries, self._speed, [])]
         num_ops = dense.steady.compute_s.shape[2]
@@ -79,14 +74,24 @@ def _as_sent(cost: LinkCost, measured: Measured) -> LinkCost:
     rows = [
         row
         for row in measured.links
-        if (row["boundary"], row["direction"], row["tensor"] or "") == (cost.boundary, cost.direction, cost.tensor)
+        if (row.get("boundary"), row["direction"], row.get("tensor") or "")
+        == (cost.boundary, cost.direction, cost.tensor)
     ]
     if not rows or cost.codec != rows[0]["codec"]:  # integers, or a memory whose later messages differ
         return cost
     return cost._replace(wire_bytes=round(rows[0]["wire_bytes"] / rows[0]["packets"]))
 
 
-def _profile(plan: Plan, seconds: Mapping[tuple[int, str], Sequence[Seconds]]) -> Profile:
+def check_split(plan: Plan) -> None:
+    """Raise ConfigError if the schedule splits backwards of this model at an unknown share."""
+    if any(map(math.isnan, plan.weight_shares)):
+        raise ConfigError(
+            f"`schedule` = {plan.config.schedule!r} runs weight gradients apart, whose share of the backward cannot be counted for "
+            "this model: use 1F1B, or give a file of `raysim profile` by `--profile`."
+        )
+
+
+def measured_profile(plan: Plan, seconds: Mapping[tuple[int, str], Sequence[Seconds]]) -> Profile:
     """Return the profile of the screen's passes: the median of each stage's forwards and backwards."""
     shape = (1, plan.num_stages, 2, 1)
     wall, cpu = np.zeros(shape), np.zeros(shape)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from raysim.pipeline.state import under, unpack_tensors
 from raysim.screening import candidates
 from raysim.screening.bench import Bench, Measurements, check_memory
 from raysim.screening.passes import Passes
-from raysim.screening.prices import Prices
+from raysim.screening.prices import Prices, check_split, measured_profile
 from raysim.screening.tensors import TensorFacts
 from raysim.screening.verdicts import WORTH, verdict
 from raysim.training.branch import find_parent
@@ -46,6 +47,11 @@ class Screened:
     prices: Mapping[str, Price]
     verdict: str
     reason: str
+
+    @property
+    def linked(self) -> bool:
+        """True if activations or their gradients are compressed."""
+        return (self.setting.forward, self.setting.backward) != (SAME, SAME)
 
     @property
     def wire_bytes(self) -> int:
@@ -123,6 +129,10 @@ def screen(
     _check(plan, num_batches)
     own = [candidates.checked(setting, plan) for setting in tried]
     averages = plan.num_replicas > 1 and (not only_tried or any(each.replica_gradient != SAME for each in own))
+    pricing = partial(Prices, config, plan, transport=transport)
+    prices = pricing(device=device, profile=profile) if networks and (device or profile) else None
+    if prices is None:
+        check_split(plan)
     needed = check_memory(plan, num_batches, by_replica=averages)
     count = num_batches * config.batch_size
     say(
@@ -146,9 +156,8 @@ def screen(
             found[setting] = bench.measure(setting)
             say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(found[setting])}")
         base = chance(workload.data, plan.task)
-        prices = None
-        if networks:
-            prices = Prices(config, plan, bench.seconds, device=device, profile=profile, transport=transport)
+        if networks and prices is None:
+            prices = pricing(device=None, profile=measured_profile(plan, bench.seconds))
         settled = _judged(found, base["loss"], prices, networks)
     return Screen(
         config=config,

@@ -100,12 +100,13 @@ def sentences(facts: Iterable[TensorFacts]) -> list[str]:
         named = f" of {noun} `{worst.tensor}`" if worst.tensor else f" of the {noun}"
         words = (
             f"At cut {worst.boundary + 1} the largest value{named} is {worst.peak:.0f} times the root mean square; "
-            f"0.1 % of the values hold {worst.energy:.0%} of the energy"
+            f"0.1 % of the values hold {100 * worst.energy:.2g} % of the energy"
         )
         if worst.massive:
+            channels, rows = (f"{100 * share:.2g} %" for share in (worst.channels, worst.rows))
             lines.append(
-                f"{words}, half of them in {worst.channels:.2%} of the channels and {worst.rows:.2%} of the rows: one range for a "
-                "tensor wastes its levels; group by `row` or `block`, or send the largest values apart."
+                f"{words}, half of these in {channels} of the channels and {rows} of the rows: one range for a tensor wastes its "
+                "levels; group by `row` or `block`, or send the largest values apart."
             )
         else:
             lines.append(f"{words}: one range for a tensor may do.")

@@ -1,0 +1,42 @@
+"""Draw a screen: the loss added at once against the speed-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raysim.screening.screen import Screen, words
+from raysim.screening.verdicts import HOPELESS, LOST, NO_GAIN, WORTH
+
+COLOURS = {WORTH: "tab:green", NO_GAIN: "0.6", HOPELESS: "tab:red"}
+LEAST = 1e-4  # loss at the foot of the axis: smaller differences are drawn there
+
+
+def draw(done: Screen, path: Path) -> None:
+    """Write a PNG with a point for each setting, on the first of at least one network."""
+    from matplotlib.figure import Figure
+
+    network = repr(done.networks[0])
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    axes = figure.subplots()
+    drawn = [each for each in done.settings[1:] if each.found.measures and network in each.prices]
+    for verdict, colour in COLOURS.items():
+        own = [each for each in drawn if each.verdict == verdict]
+        axes.scatter(
+            [each.prices[network].speedup for each in own],
+            [max(each.found.measures["loss"].difference, LEAST) for each in own],
+            color=colour,
+            label=verdict,
+        )
+    for each in drawn:
+        point = (each.prices[network].speedup, max(each.found.measures["loss"].difference, LEAST))
+        axes.annotate(words(each.setting), point, fontsize=6.5, xytext=(4, 3), textcoords="offset points")
+    loss = done.dense.found.measures["loss"].value
+    if loss < done.chance["loss"]:
+        axes.axhline(LOST * (done.chance["loss"] - loss), color="0.8", linewidth=0.8, zorder=0)
+    axes.axvline(1.0, color="0.8", linewidth=0.8, zorder=0)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"speed-up on {network}")
+    axes.set_ylabel(f"loss added at once (dense: {loss:.3g})")
+    axes.set_title(f"{done.config.name}: screened on {done.num_samples} samples")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120, format="png")

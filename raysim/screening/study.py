@@ -1,0 +1,73 @@
+"""Write a study of the settings worth training, beside dense, on the screen's own model and data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from raysim.forecast.fleet import SAME, Setting
+from raysim.notation import InputError
+from raysim.quality import MEASURES
+from raysim.screening.screen import Screen, words
+
+SEEDS = 5
+OWN = ("model", "data", "start", "profile")
+"""Keys that may hold paths of this machine."""
+
+
+def write_study(done: Screen, base: Mapping[str, Any], path: Path, transport: str) -> str:
+    """Write the study's file and return a summary of it; raises InputError if no setting is worth training.
+
+    `base`: the values of the screened run, nested as in its file; relative paths of existing files become absolute.
+    """
+    settings = [each.setting for each in done.worth()]
+    if not settings:
+        raise InputError("`--study`: no setting is worth training, so there is nothing to study.")
+    measure = done.plan.task.measures[0]
+    objective = f"{measure.name}_on" if measure.name in MEASURES else measure.name
+    priced = [f"step_s@{network.name or network!r}/{transport}" for network in done.networks]
+    own = {key: _absolute(value) if key in OWN else value for key, value in base.items() if key != "name"}
+    study = {
+        "seeds": list(range(SEEDS)),
+        "sampler": "grid",
+        "early_stopping": "none",
+        "objectives": [objective, "wire_bytes", *priced],
+        "constraints": [{"objective": objective, "within": measure.margin / 100, "of": "dense"}],
+        "base": own,
+        "baselines": [{"name": "dense", "set": _keys(Setting(), done)}],
+        "space": {"variants": {words(setting): _keys(setting, done) for setting in settings}},
+    }
+    head = (
+        f"# Written by raysim screen: the settings worth training of {done.config.name}, beside dense.\n"
+        f"# Train them by: raysim sweep {path.name}\n"
+    )
+    path.write_text(head + tomli_w.dumps(study), encoding="utf-8")
+    return (
+        f"Study: {path}, {len(settings)} settings and dense on {SEEDS} seeds, {SEEDS * (len(settings) + 1)} runs. "
+        f"Train it by: raysim sweep {json.dumps(str(path)) if ' ' in str(path) else path}"
+    )
+
+
+def _keys(setting: Setting, done: Screen) -> dict[str, str]:
+    """Return a setting's keys of a run; those that have no effect in this run are left out."""
+    keys = setting._asdict()
+    if not done.plan.boundaries:
+        del keys["forward"], keys["backward"]
+    if done.plan.num_replicas == 1:
+        assert keys["replica_gradient"] == SAME, "one replica has no gradients to average"
+        del keys["replica_gradient"]
+    return keys
+
+
+def _absolute(value: Any) -> Any:
+    """Return a value with the relative paths of existing files made absolute."""
+    if isinstance(value, Mapping):
+        return {key: _absolute(inner) for key, inner in value.items()}
+    if (isinstance(value, str) and "/" in value) or (isinstance(value, str) and Path(value).suffix):
+        path = Path(value).expanduser()
+        return str(path.absolute()) if path.exists() else value
+    return value

@@ -1,0 +1,283 @@
+"""A screen: exact for dense, equal to an evaluation and to a probe, right about massive activations, and ready to train."""
+
+import json
+import math
+from contextlib import closing
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tomli_w
+import torch
+from scipy import stats
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.compressors import Plain, parse
+from raysim.config import make_config
+from raysim.engine.inline import InlineEngine
+from raysim.forecast.fleet import DENSE, Setting
+from raysim.network.presets import parse_network
+from raysim.pipeline.prepare import prepare
+from raysim.probing import probe
+from raysim.probing.candidates import LinkCandidate
+from raysim.records import Run
+from raysim.screening import screen
+from raysim.screening.bench import Bench
+from raysim.screening.differences import Difference, differences
+from raysim.screening.findings import findings
+from raysim.screening.passes import Passes
+from raysim.screening.verdicts import HOPELESS, NO_GAIN, WORTH, verdict
+from raysim.sweeps.study_file import read_study
+
+KEYS = {
+    "name": "massive",
+    "model": "massive:model",
+    "data": "massive:texts",
+    "num_stages": 3,
+    "batch_size": 8,
+    "num_microbatches": 2,
+    "steps": 10,
+    "evaluate_every_steps": 10,
+    "optimizer": {"name": "sgd", "learning_rate": 0.01},
+}
+TENSOR = Setting("Quantize(8)", "Quantize(8)")
+BLOCK = Setting("Quantize(8, per='block', block=8)", "Quantize(8, per='block', block=8)")
+TOPK = Setting("TopK(0.005)", "Identity")
+TWO_SHOT = Setting(replica_gradient="TwoShot(Quantize(8))")
+SPARSE = Setting(replica_gradient="ErrorFeedback(TopK(0.01))")
+
+
+def config(**changes):
+    return make_config(KEYS | changes)
+
+
+def bench(*, num_batches=1, by_replica=False, **changes):
+    workload = prepare(config(**changes))
+    return Bench(Passes(workload, num_batches, torch.device("cpu")), by_replica=by_replica)
+
+
+@pytest.fixture(scope="module")
+def screened():
+    return screen(config(), [parse_network("1mbps")], tried=[TENSOR, BLOCK, TOPK])
+
+
+def found(done, setting):
+    return next(each for each in done.settings if each.setting == setting)
+
+
+def test_dense_differs_from_itself_by_exactly_nothing(screened):
+    """A candidate whose packets are exact goes the whole way through links, and changes no bit."""
+    one = bench()
+    exact = LinkCandidate((Plain(parse("Entropy(Identity)").codec),) * 2, one.passes.links)
+    outcome = one.passes.run(exact)
+    again = differences(one.passes.plan.task, outcome.sums, one._sums)
+    assert all((each.difference, each.bound) == (0, 0) for each in again.values())
+    for directions in (one._reference.compare(one.passes.gradients()), screened.dense.found.directions):
+        assert [(each.cosine, each.norm_ratio, each.error) for each in directions] == [(1.0, 1.0, 0.0)] * 3
+    assert all(each.difference == 0 for each in screened.dense.found.measures.values())
+
+
+def test_massive_activations_break_one_range_for_a_tensor_and_not_one_for_each_block(screened):
+    broken, kept = found(screened, TENSOR), found(screened, BLOCK)
+    assert screened.dense.found.measures["loss"].value < 0.2 < 2 < screened.chance["loss"]
+    assert broken.verdict == HOPELESS
+    assert broken.found.measures["loss"].low > 1
+    assert kept.verdict == WORTH
+    assert abs(kept.found.measures["loss"].difference) < 0.05
+    facts = {each.direction: each for each in screened.facts}
+    assert facts["forward"].massive
+    assert facts["forward"].energy > 0.99
+
+
+def test_a_faithful_setting_may_cost_the_loss(screened):
+    """TopK keeps the massive value and so nearly all energy, and drops most of what the model reads."""
+    topk = found(screened, TOPK)
+    assert min(topk.fidelities("forward")) > 0.99
+    assert any(
+        "Fidelity misleads here: Quantize(8) / Quantize(8)" in line and "and 1 more" in line
+        for line in findings(screened)
+    )
+
+
+@pytest.mark.parametrize("forward", ["Quantize(8)", "TopK(0.1)", "QSGD(4)"])
+def test_the_loss_is_that_of_an_evaluation_with_compression_on(forward):
+    keys = {"num_microbatches": 1, "batch_size": 8, "evaluate_samples": 16}
+    measured = bench(num_batches=2, **keys).measure(Setting(forward, "Identity"))
+    workload = prepare(config(**keys, forward=forward))
+    engine = InlineEngine(workload)
+    engine.start()
+    with closing(engine):
+        results = workload.plan.task.results(engine.evaluate("on").sums)
+    for name in ("loss", "accuracy"):
+        assert measured.measures[name].value == pytest.approx(results[name], rel=1e-6)
+
+
+def test_fidelity_and_bytes_are_those_of_a_probe(tmp_path):
+    """On the first activations and the last gradients, which no other link has changed."""
+    one = bench()
+    own = one.measure(Setting("Quantize(8)", "Quantize(8)")).measured.links
+    workload = prepare(config())
+    layers = torch.nn.Sequential(*workload.modules)
+    with probe(layers, ["0", "1"], ["Quantize(8)"], out=tmp_path / "p", steps=1, every=1, num_microbatches=2):
+        for microbatch in one.passes.microbatches:
+            loss = workload.plan.task.loss(layers(microbatch.inputs), microbatch.targets, None)
+            (loss / 2).backward()
+    (folder,) = (tmp_path / "p").glob("1-*")
+    probed = Run(folder).links.set_index(["direction", "boundary"])
+    ours = {(row["direction"], row["boundary"]): row for row in own}
+    assert ours.keys() == set(probed.index)
+    for key, row in ours.items():
+        assert row["wire_bytes"] == probed.loc[key, "wire_bytes"]
+    assert ours["forward", 0]["fidelity"] == pytest.approx(probed.loc[("forward", 0), "fidelity"], rel=1e-12)
+    alone = {
+        (row["direction"], row["boundary"]): row
+        for row in one.measure(Setting("Identity", "Quantize(8)")).measured.links
+    }
+    assert alone["backward", 1]["fidelity"] == pytest.approx(probed.loc[("backward", 1), "fidelity"], rel=1e-12)
+
+
+def test_the_noise_is_the_spread_of_the_gradients_of_microbatches():
+    one = bench(num_batches=2)
+    passes, gradients = one.passes, []
+    for microbatch in passes.microbatches:
+        modules = torch.nn.Sequential(*(stage.module for stage in passes.stages))
+        modules.zero_grad()
+        passes.plan.task.loss(modules(microbatch.inputs), microbatch.targets, None).backward()
+        gradients.append(torch.cat([p.grad.flatten().double() for p in passes.stages[2].module.parameters()]))
+    each = torch.stack(gradients)
+    mean = each.mean(0)
+    spread = math.sqrt(float((each - mean).square().sum()) / 3 / 2) / float(mean.norm())  # steps of 2 microbatches
+    assert one.dense.directions[2].noise == pytest.approx(spread, rel=1e-4)
+
+
+def test_a_bound_is_students_interval_of_the_paired_differences():
+    one = bench()
+    task, dense = one.passes.plan.task, one._sums
+    sums = dense.copy()
+    sums[:, 0] += dense[:, 1] * np.linspace(0.1, 0.9, len(sums))
+    loss = differences(task, sums, dense)["loss"]
+    each = np.linspace(0.1, 0.9, len(sums))
+    half = stats.t.ppf(0.975, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each))
+    assert loss.difference == pytest.approx(0.5)
+    assert loss.bound == pytest.approx(half)
+
+
+def test_replica_gradients_are_averaged_by_the_methods_themselves():
+    one = bench(by_replica=True, num_replicas=2)
+    mild, strong = one.measure(TWO_SHOT), one.measure(SPARSE)
+    assert mild.measures["loss"].difference == strong.measures["loss"].difference == 0
+    assert min(each.cosine for each in mild.directions) > 0.99
+    assert max(each.error for each in strong.directions) > 0.1
+    for each in (mild, strong):
+        rows = [row for row in each.measured.links if row["direction"] == "replica_gradient"]
+        assert [row["stage"] for row in rows] == [0, 1, 2]
+        # a fidelity is 1 - (norm of the error / norm of the dense mean) squared
+        errors = [direction.error for direction in each.directions]
+        assert [1 - row["fidelity"] for row in rows] == pytest.approx(np.square(errors), abs=1e-5)
+    both = one.measure(Setting("TopK(0.5)", "Identity", TWO_SHOT.replica_gradient))
+    alone = one.measure(Setting("TopK(0.5)", "Identity"))
+    assert both.measures["loss"] == alone.measures["loss"]
+    assert both.directions[0].cosine == pytest.approx(alone.directions[0].cosine, abs=1e-3)
+
+
+def test_a_screen_leaves_no_trace():
+    torch.manual_seed(3)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    screen(config(), tried=[BLOCK], only_tried=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_verdicts_follow_their_rules():
+    known = 2.7  # chance
+    assert verdict(None, known, {})[0] == HOPELESS
+    assert verdict(Difference(2.5, 2.4, 0.5), known, {"a": 9.0})[0] == HOPELESS
+    assert verdict(Difference(2.5, 2.4, 1.5), known, {"a": 9.0})[0] == WORTH  # the bound reaches down to a third
+    assert verdict(Difference(2.5, 2.4, math.nan), known, {"a": 9.0})[0] == WORTH  # one unit has no bound
+    assert verdict(Difference(3.5, 0.6, 0.1), known, {"a": 9.0})[0] == WORTH  # dense knows nothing
+    assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.01})[0] == NO_GAIN
+    assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.06})[0] == WORTH
+
+
+def test_settings_are_priced_with_their_measured_bytes(screened):
+    tensor, dense = found(screened, TENSOR), screened.dense
+    assert dense.prices["1mbps"].speedup == 1
+    assert tensor.prices["1mbps"].speedup > 1
+    assert tensor.wire_bytes < dense.wire_bytes / 3
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The files of a screen by the command line."""
+    folder = tmp_path_factory.mktemp("screen")
+    (folder / "run.toml").write_text(tomli_w.dumps(KEYS))
+    files = {"--out": "records", "--study": "s.toml", "--plot": "p.png", "--json": "f.json"}
+    options = [text for option, name in files.items() for text in (option, str(folder / name))]
+    tries = ["--try", "forward=Quantize(8)", "--try", "forward=Quantize(8, per='block', block=8)", "--only-tried"]
+    result = CliRunner().invoke(app, ["screen", str(folder / "run.toml"), "--network", "1mbps", *tries, *options])
+    assert result.exit_code == 0, result.output
+    return folder, result.output
+
+
+def test_the_command_prints_a_verdict_for_each_setting(written):
+    folder, output = written
+    assert "hopeless at once" in output
+    assert "worth training" in output
+    assert "one range for a tensor wastes its levels" in output.replace("\n", " ")
+    figures = json.loads((folder / "f.json").read_text())
+    assert [each["verdict"] for each in figures["settings"]] == ["dense", HOPELESS, WORTH]
+    assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_records_are_the_figures(written):
+    folder, _ = written
+    figures = json.loads((folder / "f.json").read_text())
+    settings = pq.read_table(folder / "records" / "settings.parquet").to_pylist()
+    assert [row["verdict"] for row in settings] == [each["verdict"] for each in figures["settings"]]
+    measures = pq.read_table(folder / "records" / "measures.parquet").to_pylist()
+    losses = [row["value"] for row in measures if row["measure"] == "loss"]
+    assert losses == [each["measures"]["loss"]["value"] for each in figures["settings"]]
+    links = pq.read_table(folder / "records" / "links.parquet").to_pylist()
+    assert len(links) == 3 * 4
+    assert pq.read_table(folder / "records" / "screen.parquet").to_pylist()[0]["samples"] == 8
+
+
+def test_the_study_holds_what_is_worth_training_and_trains(written):
+    folder, _ = written
+    study = read_study(folder / "s.toml")
+    assert study.most_trials == 2
+    assert study.base["model"] == "massive:model"
+    drawn = study.overrides_at({"variant": "x"})
+    assert drawn["forward"] == BLOCK.forward
+    assert study.config(drawn).batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--batches", "3"], "`--batches` must be from 1 to 2"),
+        (["--try", "forward=TopKk(0.1)"], "TopKk"),
+        (["--try", "replica_gradient=PowerSGD(2)"], "needs replicas, but the run has one"),
+        (["num_stages=1", "--try", "forward=TopK(0.1)"], "needs links, but the run has one stage"),
+        (["num_replicas=2", "--try", "replica_gradient=DiLoCo(5)"], "DiLoCo"),
+        (["--only-tried"], "`--only-tried`"),
+        (["--plot", "p.png"], "`--plot` is for speed-ups, which need a network"),
+        (["--out", "."], "`--out` must be a new or empty folder"),
+        (["--device", "T5", "--network", "1mbps"], "T5"),
+        (["stpes=5"], "stpes"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_a_pass(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(KEYS))
+    result = CliRunner().invoke(app, ["screen", "run.toml", *arguments])
+    assert result.exit_code == 2, result.output
+    assert sentence in result.output.replace("\n", " ")
+    assert "Dense:" not in result.output
+
+
+def test_dense_is_no_candidate():
+    assert Setting() == DENSE
+    done = screen(config(), tried=[DENSE, BLOCK, BLOCK], only_tried=True)
+    assert [each.setting for each in done.settings] == [DENSE, BLOCK]
