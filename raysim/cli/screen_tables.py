@@ -87,6 +87,7 @@ def screen_figures(done: Screen) -> dict[str, Any]:
         "chance": {name: _known(value) for name, value in done.chance.items()},
         "tensors": [{**each._asdict(), "peak": each.peak, "massive": each.massive} for each in done.facts],
         "findings": findings(done),
+        "shares": {network: dict(shares) for network, shares in done.shares.items()},
         "settings": [_figures(each) for each in done.settings],
         "notes": list(done.notes),
     }

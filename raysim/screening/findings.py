@@ -7,11 +7,14 @@ import math
 from raysim.screening.screen import Screen, Screened, words
 from raysim.screening.tensors import sentences
 from raysim.screening.verdicts import knowledge_lost
+from raysim.units import format_seconds
 
 FAITHFUL = 0.9
 """Fidelity of every cut from which a setting looks faithful."""
 MISLED = 0.1
 """Share of knowledge whose loss a faithful setting hides."""
+SEEN = 0.01
+"""Share of a step from which a cause is named."""
 
 
 def findings(done: Screen) -> list[str]:
@@ -33,7 +36,23 @@ def findings(done: Screen) -> list[str]:
             f"Fidelity misleads here: {words(worst.setting)} keeps {low:.3f} to {high:.3f} of the energy and adds {harm:.2g} to the "
             f"loss{others}. The energy is that of a few large values; judge by the loss."
         )
-    lines += _gradient_words(done)
+    return [*lines, *_gradient_words(done), *_share_words(done)]
+
+
+def _share_words(done: Screen) -> list[str]:
+    """Return what the dense step waits for on each network."""
+    lines = []
+    for network, shares in done.shares.items():
+        step = format_seconds(done.dense.prices[network].step_s)
+        causes = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= SEEN)
+        lines.append(
+            f"On {network} the dense step takes {step}"
+            + (
+                f", of which {causes} would go if they sent nothing."
+                if causes
+                else ", and what it sends costs less than 1 %."
+            )
+        )
     return lines
 
 

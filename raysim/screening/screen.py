@@ -87,6 +87,8 @@ class Screen:
     facts: Sequence[TensorFacts]
     settings: Sequence[Screened]
     networks: Sequence[Network]
+    shares: Mapping[str, Mapping[str, float]]
+    """By network, the share of the dense step saved if links, tied parameters or replicas sent nothing."""
     notes: Sequence[str]
     seconds: float
     pass_s: float
@@ -168,6 +170,7 @@ def screen(
         facts=bench.facts,
         settings=settled,
         networks=tuple(networks),
+        shares={repr(network): prices.shares(network) for network in networks} if prices else {},
         notes=list(prices.dense.notes) if prices else [],
         seconds=time.perf_counter() - began,
         pass_s=bench.pass_s,
