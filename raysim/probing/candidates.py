@@ -33,7 +33,12 @@ class Sent(NamedTuple):
     dense_bytes: int = 0
 
     def plus(self, other: Sent) -> Sent:
-        return Sent(*(a + b for a, b in zip(self, other, strict=True)))
+        return Sent(
+            self.encode_s + other.encode_s,
+            self.decode_s + other.decode_s,
+            self.wire_bytes + other.wire_bytes,
+            self.dense_bytes + other.dense_bytes,
+        )
 
 
 class Measured(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ LATE = 2**20  # a step after any warm-up of a replica method
 
 
 class Measurements(NamedTuple):
-    """What was measured of one setting; no measures and directions if a tensor overflowed."""
+    """What was measured of one setting; no measures and directions if a tensor or gradient overflowed."""
 
     measures: Mapping[str, Difference]
     """By name."""
@@ -57,7 +58,10 @@ class Bench:
         self._reference = Reference(passes, by_replica=by_replica)
         watch = TensorWatch()
         start = time.perf_counter()
-        outcome = self._run(DENSE, watch, self._reference)
+        try:
+            outcome = self._run(DENSE, watch, self._reference)
+        except NonFiniteError:
+            raise _overflow(passes.plan, "a tensor at a cut") from None
         self.pass_s = time.perf_counter() - start
         self._sums: NDArray[np.float64] = outcome.sums
         self.facts: list[TensorFacts] = watch.facts()
@@ -66,6 +70,11 @@ class Bench:
             outcome.measured,
             self._reference.compare(self._reference.total),
         )
+        if not math.isfinite(self.dense.measures["loss"].value):
+            raise _overflow(passes.plan, "the loss")
+        for direction in self.dense.directions:
+            if not math.isfinite(direction.error):
+                raise _overflow(passes.plan, f"the gradient of stage {direction.stage}")
 
     def warm(self, settings: Iterable[Setting]) -> None:
         """Compile the kernels of all codecs."""
@@ -88,11 +97,15 @@ class Bench:
             measures = differences(self.passes.plan.task, outcome.sums, self._sums)
             own = self.passes.gradients()
             of_replica = collector.of_replica if collector else []
-        if not averages:
-            return Measurements(measures, measured, self._reference.compare(own))
-        averaged, rows = self._average(setting.replica_gradient, of_replica)
-        means = [rounds[0].result.gradients for rounds in averaged]
-        return Measurements(measures, joined([measured, rows]), self._reference.compare(means), averaged)
+        averaged: list[list[MemberRounds]] = []
+        if averages:
+            averaged, rows = self._average(setting.replica_gradient, of_replica)
+            measured = joined([measured, rows])
+            own = [rounds[0].result.gradients for rounds in averaged]
+        directions = self._reference.compare(own)
+        if not all(math.isfinite(direction.error) for direction in directions):
+            return Measurements({}, measured, ())
+        return Measurements(measures, measured, directions, averaged)
 
     def _run(self, setting: Setting, watch: TensorWatch | None, reference: Reference | None) -> Outcome:
         forward, backward = (Plain(parse(text).codec) for text in (setting.forward, setting.backward))
@@ -130,6 +143,11 @@ class Bench:
             for stage, rounds in enumerate(averaged)
         }
         return averaged, candidate.measured({i: rounds[0] for i, rounds in enumerate(averaged)}, fidelities)
+
+
+def _overflow(plan: Plan, what: str) -> ConfigError:
+    remedy = "" if plan.config.dtype == "float32" else f" Set a smaller `loss_scale`, or `dtype`={'float32'!r}."
+    return ConfigError(f"The model cannot be screened: without compression, {what} holds NaN or infinity.{remedy}")
 
 
 def check_memory(plan: Plan, num_batches: int, *, by_replica: bool) -> int:

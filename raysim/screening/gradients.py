@@ -50,8 +50,7 @@ class Reference:
         _accumulate(self.total, gradients)
         if self.of_replica:
             _accumulate(self.of_replica[self._passes.microbatches[i].replica], gradients)
-        for stage in self._passes.stages:
-            stage.module.zero_grad(set_to_none=True)
+        self._passes.clear()
 
     def compare(self, gradients: Sequence[Gradients]) -> list[Direction]:
         """Return the direction of each stage's gradients."""
@@ -97,5 +96,5 @@ def _product(a: Gradients, b: Gradients) -> float:
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    pairs = zip(a.reshape(-1).split(AT_ONCE), b.reshape(-1).split(AT_ONCE), strict=True)
+    pairs = zip(torch.split(a.reshape(-1), AT_ONCE), torch.split(b.reshape(-1), AT_ONCE), strict=True)
     return sum(float(torch.dot(x.double(), y.double())) for x, y in pairs)

@@ -97,8 +97,7 @@ class Passes:
         Raises NonFiniteError if a tensor to send holds NaN or infinity.
         """
         seconds: dict[tuple[int, str], list[Seconds]] = defaultdict(list)
-        for stage in self.stages:
-            stage.module.zero_grad(set_to_none=True)
+        self.clear()
         sums = []
         try:
             for i, microbatch in enumerate(self.microbatches):
@@ -182,6 +181,11 @@ class Passes:
             if task.each(logits[:1], targets[:1]) is None:
                 return [task.sums(logits, targets)]
             return [task.sums(logits[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+
+    def clear(self) -> None:
+        """Clear the gradients in the parameters."""
+        for stage in self.stages:
+            stage.module.zero_grad(set_to_none=True)
 
     def gradients(self) -> list[Gradients]:
         """Return the gradients in the parameters, by stage; zeros where there are none."""

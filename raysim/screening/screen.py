@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class Screened:
     @property
     def codec_s(self) -> float:
         """Seconds of encoding and decoding all messages."""
-        return sum(row["encode_s"] + (row.get("decode_s") or 0.0) for row in self.found.measured.links)
+        return math.fsum(row["encode_s"] + (row.get("decode_s") or 0.0) for row in self.found.measured.links)
 
     def fidelities(self, direction: str) -> list[float]:
         """Return the fidelity of each link, or of each stage's replica gradient, in order."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from raysim.forecast.advise import PAYS
 from raysim.screening.differences import Difference
 
-HOPELESS, WORTH, NO_GAIN = "hopeless at once", "worth training", "no gain"
+HOPELESS, WORTH, NO_GAIN = "hopeless at once", "worth training", "no gain on this network"
 LOST = 0.5
 """Share of what the model knows whose loss at once makes a setting hopeless."""
 
@@ -27,7 +27,7 @@ def knowledge_lost(loss: Difference, chance: float, *, surely: bool = False) -> 
 def verdict(loss: Difference | None, chance: float, speedups: Mapping[str, float]) -> tuple[str, str]:
     """Return the verdict of a setting and its reason; `loss` is None if a tensor overflowed, `speedups` by network."""
     if loss is None or not math.isfinite(loss.value):
-        return HOPELESS, "a tensor overflows"
+        return HOPELESS, "a tensor or a gradient overflows"
     lost = knowledge_lost(loss, chance, surely=True)
     if lost > LOST:
         share = knowledge_lost(loss, chance)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.compressors import Plain, parse
-from raysim.config import make_config
+from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.fleet import DENSE, Setting
 from raysim.network.presets import parse_network
@@ -29,6 +29,7 @@ from raysim.screening.findings import findings
 from raysim.screening.passes import Passes
 from raysim.screening.verdicts import HOPELESS, NO_GAIN, WORTH, verdict
 from raysim.sweeps.study_file import read_study
+from raysim.training.run import Training
 
 KEYS = {
     "name": "massive",
@@ -281,3 +282,64 @@ def test_dense_is_no_candidate():
     assert Setting() == DENSE
     done = screen(config(), tried=[DENSE, BLOCK, BLOCK], only_tried=True)
     assert [each.setting for each in done.settings] == [DENSE, BLOCK]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recompute": True},
+        {"schedule": "ZBH1"},
+        {"weights": "Stashed"},
+        {"num_replicas": 2},
+    ],
+    ids=str,
+)
+def test_the_loss_does_not_depend_on_how_the_run_is_trained(changes):
+    """Microbatches of the same size hold the same samples; the sum over more of them rounds differently."""
+    plain = screen(config(), tried=[BLOCK], only_tried=True)
+    other = screen(
+        config(**changes | {"num_microbatches": 2 // changes.get("num_replicas", 1)}), tried=[BLOCK], only_tried=True
+    )
+    ours, theirs = (found(done, BLOCK).found for done in (plain, other))
+    assert ours.measures["loss"] == theirs.measures["loss"]
+    assert [each.cosine for each in ours.directions] == pytest.approx(
+        [each.cosine for each in theirs.directions], abs=1e-9
+    )
+
+
+def test_every_tensor_of_a_cut_is_measured():
+    done = screen(config(model="own_modules:UNet", data="digits", num_stages=4), tried=[BLOCK], only_tried=True)
+    tensors = {(row["boundary"], row["tensor"] or "") for row in found(done, BLOCK).found.measured.links}
+    assert tensors == {(i, name) for i, crossing in enumerate(done.plan.boundaries) for name in crossing.shapes}
+    assert len(tensors) > 2
+    assert {(each.boundary, each.tensor) for each in done.facts} == tensors
+
+
+def test_defaults_follow_from_the_tensors_and_can_send_them():
+    massive = screen(config())
+    plain = screen(config(model={"name": "massive:model", "massive": 1.0}, num_replicas=2, num_microbatches=1))
+    outliers = "Outliers(Quantize(4, per='row'))"
+    assert outliers in {each.setting.forward for each in massive.settings}
+    assert outliers not in {each.setting.forward for each in plain.settings}
+    assert not any(each.massive for each in plain.facts)
+    assert {each.setting.replica_gradient for each in massive.settings} == {"Identity"}
+    assert "PowerSGD(4)" in {each.setting.replica_gradient for each in plain.settings}
+
+
+def test_an_overflow_without_compression_is_an_error():
+    with pytest.raises(ConfigError, match="without compression, the gradient of stage 0 holds NaN or infinity"):
+        screen(config(dtype="float16", loss_scale=32768), tried=[BLOCK], only_tried=True)
+
+
+def test_a_branch_is_screened_with_the_weights_of_its_checkpoint(tmp_path):
+    run = Training(config(checkpoint_at_steps=[10]), out=tmp_path / "run", engine="inline")
+    for _ in run.events():
+        pass
+    changes = {"evaluate_samples": 16, "num_microbatches": 1}
+    done = screen(config(**changes, start=f"{tmp_path / 'run'}@10"), tried=[BLOCK], only_tried=True, num_batches=2)
+    evals = Run(tmp_path / "run").evals
+    trained = evals[(evals["step"] == 10) & (evals["mode"] == "off")]["loss"].item()
+    assert done.dense.found.measures["loss"].value == pytest.approx(trained, rel=1e-6)
+    assert trained != pytest.approx(
+        screen(config(**changes), tried=[BLOCK], only_tried=True).dense.found.measures["loss"].value
+    )
