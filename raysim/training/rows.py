@@ -29,6 +29,9 @@ from raysim.values import UNNAMED
 from raysim.workloads.data import Data
 from raysim.workloads.task import chance
 
+BROKEN = 1.5
+"""First loss of trained weights, over that of chance, from which compression is suspected."""
+
 
 def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
     """Return the row of a run starting now on this machine."""
@@ -282,4 +285,19 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
         f"Step {step}: link {boundary} {arrow} {boundary + 1}{tensor}{others} with {worst['codec']} has a fidelity of "
         f"{worst['fidelity']:.2f}: the decoded tensor is further from the message than zeros would be. "
         f"{method.remedy(worst['direction'])}"
+    )
+
+
+def loss_warning(plan: Plan, step: int, loss: float, chance: float | None) -> str | None:
+    """Return a sentence if compression breaks trained weights in the first step; None otherwise, and for weights from scratch.
+
+    `chance`: the loss of predicting by the frequencies of the training targets. A trained model is better than that.
+    """
+    config = plan.config
+    trained = config.start is not None or "path" in config.model.options
+    if step > plan.first_step or not trained or not plan.compresses or chance is None or not loss > BROKEN * chance:
+        return None
+    return (
+        f"Step {step}: the loss is {loss:.4g}, though the weights are trained: predicting by the frequencies of the targets alone has "
+        f"{chance:.4g}. Compression may break this model at once: see `raysim screen`."
     )

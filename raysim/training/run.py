@@ -31,6 +31,7 @@ from raysim.training.rows import (
     fidelity_warning,
     first_row,
     gradient_warning,
+    loss_warning,
     plan_columns,
     result_columns,
     rows_of_step,
@@ -322,6 +323,7 @@ class Training:
         if self._row["warning"] is None:
             self._row["warning"] = (
                 gradient_warning(step, reports, self.workload.modules)
+                or loss_warning(self.plan, step, tables["steps"][0]["loss"], self._row.get("chance_loss"))
                 or fidelity_warning(self.plan, step, tables["links"])
                 or self._stage_seconds.warning()
             )

@@ -343,3 +343,18 @@ def test_a_branch_is_screened_with_the_weights_of_its_checkpoint(tmp_path):
     assert trained != pytest.approx(
         screen(config(**changes), tried=[BLOCK], only_tried=True).dense.found.measures["loss"].value
     )
+
+
+def test_a_run_whose_compression_breaks_trained_weights_says_so_after_its_first_step(tmp_path):
+    def warnings(out, **changes):
+        still = {"name": "sgd", "learning_rate": 1e-9}
+        run = Training(config(steps=3, optimizer=still, **changes), out=tmp_path / out, engine="inline")
+        return [(event.row["step"], event.row["reason"]) for event in run.events() if event.kind == "warning"]
+
+    assert warnings("dense", checkpoint_at_steps=[3]) == []
+    start = {"start": str(tmp_path / "dense"), "forward": "QSGD(2)"}
+    ((step, reason),) = warnings("broken", **start)
+    assert step == 3
+    assert "the loss is" in reason
+    assert "`raysim screen`" in reason
+    assert warnings("kept", **start | {"forward": BLOCK.forward}) == []
