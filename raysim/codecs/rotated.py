@@ -29,8 +29,9 @@ from raysim.on_demand import torch
 
 TILE = 64
 _SHARE = 8  # at most one value in this many is kept
-UNIT = 1024  # of the levels
-FIXED = 1 << 14  # of rotated magnitudes; their products with levels fit into 32 bits
+FIXED = 1 << 22  # units of a rotated value of 1, which is an integer, so that sums do not depend on their order
+UNIT = 1 << 10  # units of a level of 1
+CELLS, CELL = 128, 32  # magnitudes are sorted into this many cells, each 1/CELL of the standard deviation
 # the positive levels of least squared error for a standard normal distribution (Max 1960), in units of 1/UNIT
 LEVELS = {
     2: (464, 1547),
@@ -66,8 +67,8 @@ class Rotated(Codec):
     A row, along the last axis, is a token. Its largest magnitudes, at most one value in eight, are sent as bfloat16 with their
     positions; ties keep the lower index. The others are multiplied by fixed signs and by the orthonormal Hadamard matrix of size 64,
     or of the powers of two that make up the rest of a width, which makes them nearly normal. They are rounded to s l, with l the
-    2^bits levels of least squared error for a normal distribution (Max 1960), chosen by their mean magnitude. s, in bfloat16, is
-    then the scale of least squared error for the chosen levels. The signs, the quadratic bent function of six bits, spread a constant
+    2^bits levels of least squared error for a normal distribution (Max 1960), for s that fits the mean magnitude; s is then
+    adapted to the chosen levels and sent in bfloat16. The signs, the quadratic bent function of six bits, spread a constant
     row evenly.
 
     A row of n values takes ceil(bits n / 8) + 2 bytes, and 2 bytes and ceil(log2 n) bits for each kept value. After QuIP# (Tseng
@@ -150,10 +151,11 @@ def factors(width: int) -> np.ndarray:
 
 
 @functools.cache
-def steps(bits: int) -> np.ndarray:
-    """Return borders, and what level and squared level gain there, int64: (3, 2^(bits-1) - 1)."""
+def code_of_cell(bits: int) -> np.ndarray:
+    """Return the index of the nearest level of each cell of magnitudes, int64."""
     levels = np.array(LEVELS[bits])
-    return np.stack([levels[1:] + levels[:-1], np.diff(levels), np.diff(levels**2)])
+    borders = (levels[1:] + levels[:-1]) * CELL / (2 * UNIT)
+    return np.searchsorted(borders.round(), np.arange(CELLS), side="right")
 
 
 # The torch reference of the kernels `rotated`.
@@ -185,22 +187,16 @@ def _encode(
     values = cast_saturating(x.gather(1, positions), torch.bfloat16)
     rest = x.scatter(1, positions, 0.0)
     power = _power(rest)
-    turned = _turn(rest * power[:, None] * torch.from_numpy(factors(form.width)).to(x.device))
-    magnitudes = (turned.abs() * FIXED).int()
+    factor = torch.from_numpy(factors(form.width)).to(x.device)
+    turned = _turn((rest * power[:, None] * factor * FIXED).int())
+    magnitudes = turned.abs()
     total = magnitudes.sum(dim=1).double()
-    unit = (
-        total * (1.25 / (2 * UNIT)) / torch.full_like(total, form.width)
-    )  # half a border's unit for the mean magnitude
-    first = LEVELS[form.bits][0]
-    codes = torch.zeros_like(magnitudes, dtype=torch.uint8)
-    products, squares = total * first, torch.full_like(total, form.width * first**2)
-    for border, gain, square in steps(form.bits).T.tolist():
-        above = magnitudes > (unit * border).int()[:, None]
-        codes += above
-        products += (magnitudes * above).sum(dim=1) * gain
-        squares += above.sum(dim=1) * square
-    scales = products / squares * (UNIT / FIXED / power.double())
-    codes += (turned < 0).to(torch.uint8) << (form.bits - 1)
+    cells_per_unit = torch.where(total > 0, torch.full_like(total, CELL * form.width / 1.25) / total, 0.0).float()
+    cells = (magnitudes.float() * cells_per_unit[:, None]).clamp_max(CELLS - 1).long()
+    indices = torch.from_numpy(code_of_cell(form.bits)).to(x.device)[cells]
+    levels = torch.tensor(LEVELS[form.bits], device=x.device)[indices].sum(dim=1).double()
+    scales = total / levels * (UNIT / FIXED / power.double())
+    codes = (indices + (turned < 0) * (1 << (form.bits - 1))).to(torch.uint8)
     codes = torch.nn.functional.pad(codes, (0, -form.width % 8))
     packed = pack(codes.view(-1), form.bits).view(form.rows, -1)[:, : form.row_bytes]
     return packed, cast_float64(scales, torch.bfloat16), values, positions

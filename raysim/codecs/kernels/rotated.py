@@ -6,6 +6,8 @@ integers, so that sums do not depend on their order.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from numba import njit
@@ -14,20 +16,20 @@ from raysim.codecs.codec import cast_saturating
 from raysim.codecs.kernels import empty, in_parts, opened
 from raysim.codecs.kernels.packing import copy, pack_block, unpack_block
 from raysim.codecs.kernels.words import greater_64, trailing_zeros
-from raysim.codecs.rotated import FIXED, LEVELS, UNIT, factors, steps
+from raysim.codecs.rotated import CELL, CELLS, FIXED, LEVELS, TILE, UNIT, code_of_cell, factors
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 _16, _23 = np.int32(16), np.int32(23)
 _GREATEST = np.float32(3.4028234663852886e38)
-_FIXED, _UNIT = np.float32(FIXED), np.float32(UNIT)
+_FIXED, _LAST, _CELLS, _31 = np.float32(FIXED), np.float32(CELLS - 1), np.int32(CELLS), np.int32(31)
 
 
 def encode(x, form, error):
     """Return the packed codes, the scales (bfloat16), and the kept values (bfloat16) and their positions; raises `error`."""
     codes = empty(form.rows * form.row_bytes, np.uint8)
     scales, values, positions = np.empty(form.rows, np.int16), *np.empty((2, form.rows, form.kept), np.int16)
-    rows, tables = x.contiguous().float().numpy(), (factors(form.width), steps(form.bits), LEVELS[form.bits][0])
+    rows, tables = x.contiguous().float().numpy(), (factors(form.width), _table(form.bits))
 
     def part(start, stop):
         span = slice(start // form.width, stop // form.width)
@@ -40,11 +42,19 @@ def encode(x, form, error):
     return torch.from_numpy(codes), *sent, torch.from_numpy(positions)
 
 
+@functools.cache
+def _table(bits):
+    """Return level * 256 + code for the cells of positive values, then for those of negative ones."""
+    codes = code_of_cell(bits)
+    positive = np.array(LEVELS[bits])[codes] * 256 + codes
+    return np.concatenate([positive, positive + (1 << (bits - 1))]).astype(np.int32)
+
+
 def decode(codes, scales, values, positions, form, dtype, error):
     """Return the flat tensor of a packet's arrays; raises `error`."""
     out = empty(form.rows * form.width, np.float32)
     arrays = opened(codes.numpy()), *(opened(array.view(torch.int16).numpy()) for array in (scales, values))
-    levels = np.array(LEVELS[form.bits], np.float32) / _UNIT
+    levels = np.array(LEVELS[form.bits], np.float32) / UNIT
     levels, at = np.concatenate([levels, -levels]), opened(positions.to(torch.int32).numpy())
 
     def part(start, stop):
@@ -59,28 +69,54 @@ def decode(codes, scales, values, positions, form, dtype, error):
 
 
 @njit(cache=True, nogil=True)
-def _turn(row, spare):
-    """Multiply each tile of `row` by its unnormalised Hadamard matrix; `spare` has 64 elements."""
-    whole = len(row) & ~63
-    for start in range(0, whole, 64):
-        tile = row[start : start + 64]
-        for _ in range(3):
-            for i in range(32):
-                left, right = tile[2 * i], tile[2 * i + 1]
-                spare[i] = left + right
-                spare[i + 32] = left - right
-            for i in range(32):
-                left, right = spare[2 * i], spare[2 * i + 1]
-                tile[i] = left + right
-                tile[i + 32] = left - right
+def _step(source, target):
+    """Write the sums of neighbours, then their differences."""
+    half = len(source) // 2
+    sums, differences = target[:half], target[half:]
+    for i in range(half):
+        left, right = source[2 * i], source[2 * i + 1]
+        sums[i] = left + right
+        differences[i] = left - right
+
+
+@njit(cache=True, nogil=True)
+def _step_back(source, target):
+    """Write the sums and the differences of the two halves, alternating."""
+    half = len(source) // 2
+    first, second = source[:half], source[half:]
+    for i in range(half):
+        left, right = first[i], second[i]
+        target[2 * i] = left + right
+        target[2 * i + 1] = left - right
+
+
+@njit(cache=True, nogil=True)
+def _turn_tail(row, start):
+    """Multiply the tiles after the whole ones by their unnormalised Hadamard matrices."""
     half = 1
-    while half < 64:
-        for pair in range(whole, len(row) - 2 * half + 1, 2 * half):
+    while half < TILE:
+        for pair in range(start, len(row) - 2 * half + 1, 2 * half):
             for i in range(pair, pair + half):
                 left, right = row[i], row[i + half]
                 row[i] = left + right
                 row[i + half] = left - right
         half *= 2
+
+
+@njit(cache=True, nogil=True)
+def _turn(row, spare):
+    """Transform the whole tiles: coefficient c of tile t of n is written to n c + t."""
+    for _ in range(3):
+        _step(row, spare)
+        _step(spare, row)
+
+
+@njit(cache=True, nogil=True)
+def _turn_back(row, spare):
+    """Undo `_turn`, except for a factor of 64."""
+    for _ in range(3):
+        _step_back(row, spare)
+        _step_back(spare, row)
 
 
 @njit(cache=True, nogil=True)
@@ -110,14 +146,6 @@ def _find_largest(bits, best, at):
                 _insert(best, at, magnitude, i)
 
 
-@njit(cache=True, nogil=True)
-def _greatest(bits):
-    greatest = np.int32(0)
-    for i in range(len(bits)):
-        greatest = max(greatest, bits[i] & _MAGNITUDE)
-    return greatest
-
-
 @njit(cache=True, nogil=True, inline="always")
 def _bfloat16(value):
     """Return the pattern of a float32, rounded to nearest even and saturated."""
@@ -128,92 +156,81 @@ def _bfloat16(value):
 
 
 @njit(cache=True, nogil=True)
-def _multiply(row, power, factors):
-    for i in range(len(factors)):
-        row[i] = row[i] * power * factors[i]
+def _fix(row, power, factors, fixed):
+    for i in range(len(fixed)):
+        fixed[i] = np.int32(row[i] * power * factors[i] * _FIXED)
 
 
 @njit(cache=True, nogil=True)
-def _fix(row, sign, magnitudes, codes):
-    """Write magnitudes as integers and the codes of their signs; return the sum of the magnitudes."""
-    total = np.int32(0)
-    for i in range(len(row)):
-        magnitude = np.int32(abs(row[i]) * _FIXED)
-        magnitudes[i] = magnitude
-        codes[i] = sign if row[i] < 0 else np.int32(0)
-        total += magnitude
+def _total(fixed):
+    total = np.int64(0)
+    for i in range(len(fixed)):
+        total += np.int64(abs(fixed[i]))
     return total
 
 
 @njit(cache=True, nogil=True)
-def _raise(magnitudes, border, codes):
-    """Raise the codes of magnitudes above a border by one; return their number and sum."""
-    count, total = np.int32(0), np.int32(0)
-    for i in range(len(magnitudes)):
-        above = magnitudes[i] > border
-        codes[i] += above
-        count += above
-        total += magnitudes[i] if above else np.int32(0)
-    return count, total
+def _find_cells(fixed, cells_per_unit, cells):
+    """Write the cell of each magnitude, with the highest bit set for a negative value."""
+    for i in range(len(fixed)):
+        cell = np.int32(min(np.float32(abs(fixed[i])) * cells_per_unit, _LAST))
+        cells[i] = cell + ((fixed[i] >> _31) & _CELLS)
 
 
 @njit(cache=True, nogil=True)
-def _narrow(codes, out):
+def _code(cells, stride, table, codes):
+    """Write the codes of every `stride`th cell; return the sum of their levels. An entry of `table` is level * 256 + code."""
+    levels = np.int64(0)
     for i in range(len(codes)):
-        out[i] = codes[i]
+        entry = table[np.uint64(cells[np.uint64(i * stride)])]
+        codes[i] = entry & 255
+        levels += entry >> 8
+    return levels
 
 
 @njit(cache=True, nogil=True)
-def _encode(x, bits, factors, steps, first, codes, scales, values, positions):
+def _encode(x, bits, factors, table, codes, scales, values, positions):
     """Write the codes, scales, and kept values and positions of rows; return whether all are finite."""
     width, kept = x.shape[1], values.shape[1]
-    padded = (width + 63) // 64 * 64
-    row, magnitudes, wide = np.zeros(padded, np.float32), np.zeros(padded, np.int32), np.zeros(padded, np.int32)
-    narrow, spare, patterns = np.zeros(padded, np.uint8), np.empty(64, np.float32), row.view(np.int32)
-    words, bytes_ = np.empty(padded // 8, np.uint64), np.empty(padded + 8, np.uint8)
-    best, at = np.empty(kept, np.int32), np.empty(kept, np.int64)
-    row_bytes, sign = (width * bits + 7) // 8, np.int32(1 << (bits - 1))
+    tiles = width // TILE
+    whole, padded = tiles * TILE, (width + 63) // 64 * 64
+    row = np.zeros(padded, np.float32)
+    patterns = row.view(np.int32)
+    fixed, spare, cells = np.empty(width, np.int32), np.empty(whole, np.int32), np.empty(width, np.int32)
+    narrow, words, bytes_ = np.zeros(padded, np.uint8), np.empty(padded // 8, np.uint64), np.empty(padded + 8, np.uint8)
+    best, at = np.empty(kept + 1, np.int32), np.empty(kept + 1, np.int64)
+    row_bytes = (width * bits + 7) // 8
     for number in range(len(x)):
         copy(x[number], row[:width])
         row[width:] = 0
-        if kept:
-            _find_largest(patterns, best, at)
-            if best[0] >= _INFINITY:
-                return False
-            for i in range(kept):
-                values[number, i] = _bfloat16(row[at[i]])
-                positions[number, i] = at[i]
-            for i in range(kept):
-                row[at[i]] = 0
-        greatest = _greatest(patterns)
-        if greatest >= _INFINITY:
+        _find_largest(patterns, best, at)
+        if best[0] >= _INFINITY:
             return False
-        power = np.int32(max(np.int32(254) - (greatest >> _23), np.int32(1)) << _23).view(np.float32)
-        _multiply(row, power, factors)
-        _turn(row[:width], spare)
-        total = 0
-        for start in range(0, width, 64):
-            part = slice(start, min(start + 64, width))
-            total += np.int64(_fix(row[part], sign, magnitudes[part], wide[part]))
-        unit = np.float64(total) * (1.25 / (2 * UNIT)) / np.float64(width)
-        products, squares = total * first, width * first * first
-        for start in range(0, width, 64):
-            part = slice(start, min(start + 64, width))
-            for i in range(steps.shape[1]):
-                count, above = _raise(magnitudes[part], np.int32(unit * np.float64(steps[0, i])), wide[part])
-                products += np.int64(above) * steps[1, i]
-                squares += np.int64(count) * steps[2, i]
-        scale = np.float64(products) / np.float64(squares) * (np.float64(UNIT / FIXED) / np.float64(power))
+        for i in range(kept):
+            values[number, i] = _bfloat16(row[at[i]])
+            positions[number, i] = at[i]
+            row[at[i]] = 0
+        power = np.int32(max(np.int32(254) - (best[kept] >> _23), np.int32(1)) << _23).view(np.float32)
+        _fix(row, power, factors, fixed)
+        _turn(fixed[:whole], spare)
+        _turn_tail(fixed, whole)
+        total = np.float64(_total(fixed))
+        cells_per_unit = np.float32(CELL * width / 1.25 / total) if total else np.float32(0)
+        _find_cells(fixed, cells_per_unit, cells)
+        levels = _code(cells[whole:], 1, table, narrow[whole:width])
+        for tile in range(tiles):
+            levels += _code(cells[tile:whole], tiles, table, narrow[tile * TILE : (tile + 1) * TILE])
+        scale = total / np.float64(levels) * (np.float64(UNIT / FIXED) / np.float64(power))
         scales[number] = _bfloat16(min(scale, np.float64(_GREATEST)))
-        _narrow(wide[:width], narrow)
         pack_block(narrow, bits, words, bytes_, codes[number * row_bytes : (number + 1) * row_bytes])
     return True
 
 
 @njit(cache=True, nogil=True)
-def _look_up(codes, levels, row):
-    for i in range(len(row)):
-        row[i] = levels[codes[i]]
+def _look_up(codes, levels, stride, row):
+    """Write the levels of codes to every `stride`th value."""
+    for i in range(len(codes)):
+        row[np.uint64(i * stride)] = levels[codes[i]]
 
 
 @njit(cache=True, nogil=True)
@@ -231,16 +248,20 @@ def _float(pattern):
 def _decode(packed, scales, values, positions, bits, kept, levels, factors, out):
     """Write the values of rows; return whether the packet is valid."""
     width, row_bytes = len(factors), (len(factors) * bits + 7) // 8
-    padded = (width + 63) // 64 * 64
-    codes, row, spare = np.zeros(padded, np.uint8), np.empty(padded, np.float32), np.empty(64, np.float32)
+    tiles, padded = width // TILE, (width + 63) // 64 * 64
+    whole = tiles * TILE
+    codes, row, spare = np.zeros(padded, np.uint8), np.empty(width, np.float32), np.empty(whole, np.float32)
     words, bytes_ = np.empty(padded // 8, np.uint64), np.empty(padded + 8, np.uint8)
     for number in range(len(scales)):
         scale = _float(scales[number])
         if not 0 <= scale <= _GREATEST:
             return False
         unpack_block(packed[number * row_bytes : (number + 1) * row_bytes], bits, words, bytes_, codes)
-        _look_up(codes, levels, row[:width])
-        _turn(row[:width], spare)
+        _look_up(codes[whole:width], levels, 1, row[whole:])
+        for tile in range(tiles):
+            _look_up(codes[tile * TILE : (tile + 1) * TILE], levels, tiles, row[tile:whole])
+        _turn_back(row[:whole], spare)
+        _turn_tail(row, whole)
         target = out[number * width : (number + 1) * width]
         _store(row, factors, scale, target)
         for i in range(number * kept, (number + 1) * kept):
