@@ -28,6 +28,8 @@ from raysim.notation import check_integer
 from raysim.on_demand import torch
 
 TILE = 64
+_SAMPLED = 63  # rows whose median is the center
+_FARTHEST = 2.0**63  # the largest magnitude of a center, so that no difference from it overflows
 _SHARE = 8  # at most one value in this many is kept
 FIXED = 1 << 22  # units of a rotated value of 1, which is an integer, so that sums do not depend on their order
 UNIT = 1 << 10  # units of a level of 1
@@ -55,6 +57,11 @@ class Form(NamedTuple):
         return packed_bytes(self.width, self.bits)
 
     @property
+    def centered(self) -> int:
+        """Values of the center: a row, or none if there are too few rows for one."""
+        return self.width if self.rows > _SAMPLED else 0
+
+    @property
     def position_bits(self) -> int:
         """Bits of a position in a row."""
         return max(1, (self.width - 1).bit_length())
@@ -64,25 +71,26 @@ class Form(NamedTuple):
 class Rotated(Codec):
     """Sends the `kept` largest values of a row in 16 bits, and the others rotated, with `bits` bits and one scale.
 
-    A row, along the last axis, is a token. Its largest magnitudes, at most one value in eight, are sent as bfloat16 with their
-    positions; ties keep the lower index. The others are multiplied by fixed signs and by the orthonormal Hadamard matrix of size 64,
-    or of the powers of two that make up the rest of a width, which makes them nearly normal. They are rounded to s l, with l the
-    2^bits levels of least squared error for a normal distribution (Max 1960), for s that fits the mean magnitude; s is then
-    adapted to the chosen levels and sent in bfloat16. The signs, the quadratic bent function of six bits, spread a constant
-    row evenly.
+    A row, along the last axis, is a token. If there are at least 64, the median of 63 evenly spaced ones, in bfloat16, is first
+    subtracted from all. The largest magnitudes of a row, at most one value in eight, are sent as bfloat16 with their positions;
+    ties keep the lower index. The others are multiplied by fixed signs and by the orthonormal Hadamard matrix of size 64, or of the
+    powers of two that make up the rest of a width, which makes them nearly normal. They are rounded to s l, with l the 2^bits levels
+    of least squared error for a normal distribution (Max 1960), for s that fits the mean magnitude; s is then adapted to the chosen
+    levels and sent in bfloat16. The signs, the quadratic bent function of six bits, spread a constant row evenly.
 
-    A row of n values takes ceil(bits n / 8) + 2 bytes, and 2 bytes and ceil(log2 n) bits for each kept value. After QuIP# (Tseng
-    et al. 2024, 2402.04396), LLM.int8 (Dettmers et al. 2022, 2208.07339) and TAH-Quant (He et al. 2025, 2506.01352).
+    A row of n values takes ceil(bits n / 8) + 2 bytes, and 2 bytes and ceil(log2 n) bits for each kept value; the median takes 2 n
+    bytes. After QuIP# (Tseng et al. 2024, 2402.04396), LLM.int8 (Dettmers et al. 2022, 2208.07339) and TAH-Quant (He et al. 2025,
+    2506.01352).
 
     >>> x = torch.arange(576.0).sin(); x[[3, 70]] = torch.tensor([800.0, -500.0])
     >>> packet = Rotated(4).encode(x)
     >>> error = packet.decode() - x
     >>> 8 * packet.array_bytes / 576, error[[3, 70]].tolist(), bool(error.norm() < 0.1 * x.sin().norm())
-    (4.388888888888889, [0.0, 0.0], True)
+    (4.347222222222222, [0.0, 0.0], True)
     """
 
     bits: int
-    kept: int = 8
+    kept: int = 7
 
     def __post_init__(self) -> None:
         self._coerce(bits=check_integer("bits", self.bits, min(LEVELS), max(LEVELS)))
@@ -98,24 +106,20 @@ class Rotated(Codec):
         return Form(rows, width, min(self.kept, width // _SHARE), self.bits)
 
     def array_names(self) -> tuple[str, ...]:
-        return ("codes", "scales", "values", "positions")
+        return ("codes", "scales", "values", "positions", "center")
 
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         form = self._form(tuple(x.shape))
         if not form.rows:
             return dict.fromkeys(self.array_names(), np.empty(0, np.uint8))
         rows = x.reshape(form.rows, form.width)
+        center = _center(rows, form)
         encode = kernels.find("rotated.encode", x) or _encode
-        codes, scales, values, positions = encode(
-            rows, form, NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
-        )
+        error = NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
+        codes, scales, values, positions = encode(rows, center.float(), form, error)
         packed = pack(positions.reshape(-1), form.position_bits)
-        return {
-            "codes": to_bytes(codes),
-            "scales": to_bytes(scales),
-            "values": to_bytes(values),
-            "positions": to_bytes(packed),
-        }
+        arrays = codes, scales, values, packed, center[: form.centered]
+        return {name: to_bytes(array) for name, array in zip(self.array_names(), arrays, strict=True)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         form, dtype = self._form(packet.shape), DTYPES[packet.dtype]
@@ -124,9 +128,12 @@ class Rotated(Codec):
         scales = to_tensor(packet.bytes_of("scales", 2 * form.rows), torch.bfloat16, device)
         values = to_tensor(packet.bytes_of("values", 2 * count), torch.bfloat16, device)
         positions = packet.fields_of("positions", count, form.position_bits, device)
+        center = to_tensor(packet.bytes_of("center", 2 * form.centered), torch.bfloat16, device)
+        center = center.float() if form.centered else torch.zeros(form.width, device=device)
         error = ValueError(f"A packet of {self!r} holds scales, values or positions out of bounds.")
         decode = kernels.find_on("rotated.decode", device, packet.numel, dtype) or _decode
-        x: torch.Tensor = decode(to_tensor(codes, torch.uint8, device), scales, values, positions, form, dtype, error)
+        packed = to_tensor(codes, torch.uint8, device)
+        x: torch.Tensor = decode(packed, scales, values, positions, center, form, dtype, error)
         return x.view(packet.shape)
 
 
@@ -158,6 +165,19 @@ def code_of_cell(bits: int) -> np.ndarray:
     return np.searchsorted(borders.round(), np.arange(CELLS), side="right")
 
 
+def _center(rows: torch.Tensor, form: Form) -> torch.Tensor:
+    """Return the median of evenly spaced rows, bfloat16, or zeros for few rows."""
+    if not form.centered:
+        return torch.zeros(form.width, dtype=torch.bfloat16, device=rows.device)
+    sampled = rows[(2 * torch.arange(_SAMPLED) + 1) * form.rows // (2 * _SAMPLED)]
+    columns = cast_saturating(sampled, torch.float32).T.contiguous()
+    if columns.device.type == "cpu":  # much faster than torch's
+        median = torch.from_numpy(np.partition(columns.numpy(), _SAMPLED // 2, axis=1)[:, _SAMPLED // 2])
+    else:
+        median = columns.median(dim=1).values
+    return torch.where(median.abs() < _FARTHEST, median + 0.0, 0.0).bfloat16()
+
+
 # The torch reference of the kernels `rotated`.
 
 
@@ -178,11 +198,11 @@ def _turn(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _encode(
-    x: torch.Tensor, form: Form, error: Exception
+    x: torch.Tensor, center: torch.Tensor, form: Form, error: Exception
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the packed codes, the scales (bfloat16), and the kept values (bfloat16) and their positions."""
     check_finite(x)
-    x = cast_saturating(x, torch.float32)
+    x = cast_saturating(x, torch.float32) - center
     positions = x.abs().sort(dim=1, descending=True, stable=True).indices[:, : form.kept]
     values = cast_saturating(x.gather(1, positions), torch.bfloat16)
     rest = x.scatter(1, positions, 0.0)
@@ -213,6 +233,7 @@ def _decode(
     scales: torch.Tensor,
     values: torch.Tensor,
     positions: torch.Tensor,
+    center: torch.Tensor,
     form: Form,
     dtype: torch.dtype,
     error: Exception,
@@ -222,6 +243,7 @@ def _decode(
         not torch.isfinite(scales).all()
         or (scales < 0).any()
         or not torch.isfinite(values).all()
+        or not torch.isfinite(center).all()
         or (positions >= form.width).any()
     ):
         raise error
@@ -240,4 +262,4 @@ def _decode(
     rows = turned * torch.from_numpy(factors(form.width)).to(codes.device) * scales.float()[:, None]
     rows.scatter_(1, positions.view(form.rows, form.kept).long(), values.float().view(form.rows, form.kept))
     limit = torch.finfo(torch.float32).max
-    return cast_saturating(rows.clamp_(-limit, limit), dtype)
+    return cast_saturating((rows.clamp_(-limit, limit) + center).clamp_(-limit, limit), dtype)

@@ -91,14 +91,15 @@ def blocks(size: int) -> Callable[[Shape], int]:
 
 
 def rotated(bits: int, most: int) -> Callable[[Shape, int], int]:
-    """Codes and a scale for each row, kept values, and all their positions."""
+    """Codes and a scale for each row, kept values, all their positions, and the center of many rows."""
 
     def array_bytes(shape: Shape, itemsize: int) -> int:
         if not numel(shape):
             return 0
         width = shape[-1] if shape else 1
         count = rows(shape) * min(most, width // 8)
-        return rows(shape) * (packed(width, bits) + 2) + 2 * count + packed(count, (width - 1).bit_length())
+        center = 2 * width * (rows(shape) >= 64)
+        return rows(shape) * (packed(width, bits) + 2) + 2 * count + packed(count, (width - 1).bit_length()) + center
 
     return array_bytes
 
@@ -190,7 +191,7 @@ VARIANTS = [
     Variant("NonUniform(3)", lambda s, v: packed(numel(s), 3) + 32 * bool(numel(s)), scales=True),
     Variant("NonUniform(8, fit='quantile')", lambda s, v: numel(s) + 1024 * bool(numel(s)), scales=True),
     Variant("NonUniform(4, fit='deviation')", lambda s, v: packed(numel(s), 4) + 64 * bool(numel(s)), scales=True),
-    Variant("Rotated(4)", rotated(4, 8), scales=True),
+    Variant("Rotated(4)", rotated(4, 7), scales=True),
     Variant("Rotated(2, kept=0)", rotated(2, 0), scales=True),
     Variant("Rotated(3, kept=2)", rotated(3, 2), scales=True),
     Variant("Rotated(5, kept=100)", rotated(5, 100), scales=True),

@@ -14,7 +14,7 @@ from numba import njit
 
 from raysim.codecs.codec import cast_saturating
 from raysim.codecs.kernels import empty, in_parts, opened
-from raysim.codecs.kernels.packing import copy, pack_block, unpack_block
+from raysim.codecs.kernels.packing import pack_block, unpack_block
 from raysim.codecs.kernels.words import greater_64, trailing_zeros
 from raysim.codecs.rotated import CELL, CELLS, FIXED, LEVELS, TILE, UNIT, code_of_cell, factors
 
@@ -25,11 +25,11 @@ _GREATEST = np.float32(3.4028234663852886e38)
 _FIXED, _LAST, _CELLS, _31 = np.float32(FIXED), np.float32(CELLS - 1), np.int32(CELLS), np.int32(31)
 
 
-def encode(x, form, error):
+def encode(x, center, form, error):
     """Return the packed codes, the scales (bfloat16), and the kept values (bfloat16) and their positions; raises `error`."""
     codes = empty(form.rows * form.row_bytes, np.uint8)
     scales, values, positions = np.empty(form.rows, np.int16), *np.empty((2, form.rows, form.kept), np.int16)
-    rows, tables = x.contiguous().float().numpy(), (factors(form.width), _table(form.bits))
+    rows, tables = x.contiguous().float().numpy(), (center.numpy(), factors(form.width), _table(form.bits))
 
     def part(start, stop):
         span = slice(start // form.width, stop // form.width)
@@ -50,7 +50,7 @@ def _table(bits):
     return np.concatenate([positive, positive + (1 << (bits - 1))]).astype(np.int32)
 
 
-def decode(codes, scales, values, positions, form, dtype, error):
+def decode(codes, scales, values, positions, center, form, dtype, error):
     """Return the flat tensor of a packet's arrays; raises `error`."""
     out = empty(form.rows * form.width, np.float32)
     arrays = opened(codes.numpy()), *(opened(array.view(torch.int16).numpy()) for array in (scales, values))
@@ -61,7 +61,7 @@ def decode(codes, scales, values, positions, form, dtype, error):
         first, last = start // form.width, stop // form.width
         sent = arrays[0][first * form.row_bytes : last * form.row_bytes], arrays[1][first:last]
         kept = (array[first * form.kept : last * form.kept] for array in (arrays[2], at))
-        return _decode(*sent, *kept, form.bits, form.kept, levels, factors(form.width), out[start:stop])
+        return _decode(*sent, *kept, form.bits, form.kept, levels, factors(form.width), center.numpy(), out[start:stop])
 
     if not all(in_parts(part, form.rows * form.width, form.width)):
         raise error
@@ -156,6 +156,12 @@ def _bfloat16(value):
 
 
 @njit(cache=True, nogil=True)
+def _subtract(x, center, row):
+    for i in range(len(x)):
+        row[i] = x[i] - center[i]
+
+
+@njit(cache=True, nogil=True)
 def _fix(row, power, factors, fixed):
     for i in range(len(fixed)):
         fixed[i] = np.int32(row[i] * power * factors[i] * _FIXED)
@@ -189,7 +195,7 @@ def _code(cells, stride, table, codes):
 
 
 @njit(cache=True, nogil=True)
-def _encode(x, bits, factors, table, codes, scales, values, positions):
+def _encode(x, bits, center, factors, table, codes, scales, values, positions):
     """Write the codes, scales, and kept values and positions of rows; return whether all are finite."""
     width, kept = x.shape[1], values.shape[1]
     tiles = width // TILE
@@ -201,7 +207,7 @@ def _encode(x, bits, factors, table, codes, scales, values, positions):
     best, at = np.empty(kept + 1, np.int32), np.empty(kept + 1, np.int64)
     row_bytes = (width * bits + 7) // 8
     for number in range(len(x)):
-        copy(x[number], row[:width])
+        _subtract(x[number], center, row)
         row[width:] = 0
         _find_largest(patterns, best, at)
         if best[0] >= _INFINITY:
@@ -234,9 +240,10 @@ def _look_up(codes, levels, stride, row):
 
 
 @njit(cache=True, nogil=True)
-def _store(row, factors, scale, out):
+def _store(row, factors, scale, center, out):
     for i in range(len(out)):
-        out[i] = min(max(row[i] * factors[i] * scale, -_GREATEST), _GREATEST)
+        value = min(max(row[i] * factors[i] * scale, -_GREATEST), _GREATEST)
+        out[i] = min(max(value + center[i], -_GREATEST), _GREATEST)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -245,13 +252,16 @@ def _float(pattern):
 
 
 @njit(cache=True, nogil=True)
-def _decode(packed, scales, values, positions, bits, kept, levels, factors, out):
+def _decode(packed, scales, values, positions, bits, kept, levels, factors, center, out):
     """Write the values of rows; return whether the packet is valid."""
     width, row_bytes = len(factors), (len(factors) * bits + 7) // 8
     tiles, padded = width // TILE, (width + 63) // 64 * 64
     whole = tiles * TILE
     codes, row, spare = np.zeros(padded, np.uint8), np.empty(width, np.float32), np.empty(whole, np.float32)
     words, bytes_ = np.empty(padded // 8, np.uint64), np.empty(padded + 8, np.uint8)
+    for i in range(width):
+        if not abs(center[i]) <= _GREATEST:
+            return False
     for number in range(len(scales)):
         scale = _float(scales[number])
         if not 0 <= scale <= _GREATEST:
@@ -263,10 +273,11 @@ def _decode(packed, scales, values, positions, bits, kept, levels, factors, out)
         _turn_back(row[:whole], spare)
         _turn_tail(row, whole)
         target = out[number * width : (number + 1) * width]
-        _store(row, factors, scale, target)
+        _store(row, factors, scale, center, target)
         for i in range(number * kept, (number + 1) * kept):
             value = _float(values[i])
             if positions[i] >= width or not abs(value) <= _GREATEST:
                 return False
-            target[positions[i]] = value
+            value += center[positions[i]]
+            target[positions[i]] = min(max(value, -_GREATEST), _GREATEST)
     return True
