@@ -64,9 +64,9 @@ class Profile:
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: bytes averaged uncompressed over replicas, by the algorithm of the transport's averaging. If that is direct and
     `transfers` has messages of the stage, these are used instead."""
-    bucketed_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    bucketed_bytes: Floats = field(default_factory=lambda: np.full(1, math.nan))
     """By stage: bytes of gradients that may be averaged in buckets during the last backward, if the transport's averaging has
-    buckets; 0 if averaging waits until all pipelines are done."""
+    buckets; by default `gradient_bytes`, and 0 if averaging waits until all pipelines are done."""
     transfers: Transfers = field(default_factory=lambda: np.empty(0, TRANSFER))
     """Transfers of the collectives that end the step, an array of `raysim.network.collectives.TRANSFER`."""
     method_s: Floats = field(default_factory=lambda: np.zeros(1))
@@ -103,6 +103,8 @@ class Profile:
             whole = np.ascontiguousarray(np.broadcast_to(array, shape))
             whole.flags.writeable = False
             object.__setattr__(self, name, whole)
+        bucketed = np.where(np.isnan(self.bucketed_bytes), self.gradient_bytes, self.bucketed_bytes)
+        object.__setattr__(self, "bucketed_bytes", bucketed)
         for name in STAGE_COSTS:
             values = _non_negative(name, np.asarray(getattr(self, name), np.float64))
             object.__setattr__(self, name, np.ascontiguousarray(np.broadcast_to(values, (shape[1],))))

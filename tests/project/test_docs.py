@@ -16,10 +16,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 import raysim
 import raysim.nn
 from raysim import analysis, testing
+from raysim.cli import app
 from raysim.config import as_row, read_config
 from raysim.records import SCHEMAS
 from raysim.sweeps.race_rounds import COLUMNS as RACE
@@ -171,6 +173,24 @@ def test_the_page_on_records_has_every_column():
         assert columns - found[name] == set(), name
     for name, schema in SCHEMAS.items():
         assert found[name] == set(schema.names), name
+
+
+def test_the_table_of_overlap_is_printed_by_its_commands(tmp_path, monkeypatch):
+    """Every step on the page of networks is that of the commands above its table, run on the file above them."""
+    page = ROOT / "docs" / "networks.md"
+    (timings,) = [block for block in blocks(page) if block.title == "overlap.toml"]
+    (commands,) = [block.code for block in blocks(page) if block.language == "sh" and "overlap.toml" in block.code]
+    monkeypatch.chdir(tmp_path)
+    Path(timings.title).write_text(timings.code)
+    printed = []
+    for line in commands.splitlines():
+        done = CliRunner().invoke(app, line.split()[1:])
+        assert done.exit_code == 0, done.output
+        printed.append(re.findall(r"^A step takes (.+) on (\w+)\.$", done.output, re.MULTILINE))
+    table = page.read_text(encoding="utf-8").partition(commands)[2].partition("|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    by_column = [[(cells[i], cells[0].strip("`")) for cells in rows] for i in (1, 2)]
+    assert by_column == printed
 
 
 def test_the_notation_pages_are_what_the_classes_say():
