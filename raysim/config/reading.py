@@ -79,7 +79,8 @@ def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     keys = [apply_override(values, override) for override in overrides]
     for key in keys:
         if not holds(values, key):
-            raise ConfigError(f"The override of `{key}` is undone by another one. Leave one of them out.")
+            other = f"that of `{EXCLUSIVE[key]}`" if EXCLUSIVE.get(key) in keys else "another one"
+            raise ConfigError(f"The override of `{key}` is undone by {other}. Leave one of them out.")
     values.setdefault("name", name)
     return make_config(values)
 

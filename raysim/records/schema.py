@@ -167,6 +167,7 @@ OWN_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("python", "raysim", "torch", "ray", "numpy", "device_kind"), "str"),
     **dict.fromkeys(("device_name", "device_capability", "driver", "cuda"), "str"),  # of a GPU
     "parent": "str",  # the parent run of a branch
+    "data_digest": "str",  # SHA-256 of the samples
     "schedule_rows": "str",  # of a custom schedule, from its file
     **dict.fromkeys(("diverged_at", "error"), "str"),
     "warning": "str",  # the run's first warning, for example a link's fidelity below zero

@@ -247,13 +247,15 @@ def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], reco
     """Read the interrupted run in a folder, with its newest intact checkpoint.
 
     `row` is the row of `runs` of a new run with `config`. Raises ConfigError if the recorded configuration differs in more than
-    the keys of role "place", if the model's cuts or the rows of a schedule file differ, or if no checkpoint is intact.
+    the keys of role "place", if the samples have changed, if the model's cuts or the rows of a schedule file differ, or if no
+    checkpoint is intact.
     """
     old = Run(folder).row
     recorded = {key for key in old if key.partition(".")[0] in RunConfig.model_fields}
     for key in sorted(recorded | set(config.flat())):
         if key not in keys_of("place") | {"cuts", "num_stages"}:
             _check_same(key, recorded_value(old, key), row.get(key))
+    check_data(old, row)
     _check_same("cuts", old["cuts"], row["cuts"])
     if row["schedule_rows"] != old.get("schedule_rows"):
         raise ConfigError(
@@ -263,6 +265,15 @@ def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], reco
         return Resumable(old, *newest_whole(folder / "checkpoints", recorder.check_parts))
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
+
+
+def check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the row of a new run has other samples than an earlier one, which older records do not tell."""
+    if old.get("data_digest") not in (None, new["data_digest"]):
+        raise ConfigError(
+            f"`data` must have the samples of run {old['run_id']}, but they have changed since. Restore them, or train anew in "
+            "another folder."
+        )
 
 
 def _check_same(key: str, old: object, new: object) -> None:

@@ -27,6 +27,7 @@ from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import Custom
 from raysim.values import UNNAMED
 from raysim.workloads.data import Data
+from raysim.workloads.splits import digest_of
 from raysim.workloads.task import chance
 
 BROKEN = 1.5
@@ -75,7 +76,7 @@ def _cpu() -> str:
 
 
 def plan_columns(plan: Plan, data: Data, parent: str | None) -> dict[str, Any]:
-    """Return the columns on the plan of a run and on chance in its data; `parent`: the run that a branch started from.
+    """Return the columns on the plan of a run, and on its data and chance in them; `parent`: the run that a branch started from.
 
     Raises ConfigError if the data have no valid target.
     """
@@ -91,6 +92,7 @@ def plan_columns(plan: Plan, data: Data, parent: str | None) -> dict[str, Any]:
         "parent": parent,
         **{name: getattr(plan, name) for name in names},
         "averages_by_bucket": all(method.by_bucket for method in plan.replica_methods),
+        "data_digest": digest_of(data),
         "measures": write_measures(plan.task.measures),
         **{f"chance_{name}": value for name, value in by_chance.items()},
         "schedule_rows": rows_to_csv(plan.rows) if custom else None,

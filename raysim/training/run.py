@@ -22,7 +22,7 @@ from raysim.pipeline.reports import StepFeedback, StepReport
 from raysim.records import Recorder, RecordsError, Run
 from raysim.records.tables import check_recordable
 from raysim.training.branch import Parent, find_parent, origin_of
-from raysim.training.checkpoint import Checkpoint, Resumable, checkpoints, find_resumable, write_checkpoint
+from raysim.training.checkpoint import Checkpoint, Resumable, check_data, checkpoints, find_resumable, write_checkpoint
 from raysim.training.evaluate import Evaluator
 from raysim.training.events import Ending, Event, Phases
 from raysim.training.feedback import Budgets, Clock, sensitivities
@@ -98,6 +98,8 @@ class Training:
         self.recorder.measures = tuple(measure.name for measure in self.plan.task.measures)
         parent = self._parent.row["run_id"] if self._parent else None
         self._row |= plan_columns(self.plan, self.workload.data, parent)
+        if self._parent:
+            check_data(self._parent.row, self._row)
         self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)
         self.engine.wait_s, self.engine.dashboard = wait_s, dashboard
         self.engine.on_phase = self.phases.enter

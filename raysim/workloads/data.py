@@ -7,7 +7,7 @@ only for the data sets that need them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from raysim.notation import check_integer, suggestion
 from raysim.on_demand import torch
 from raysim.workloads.answer_data import addition, brackets, copying
 from raysim.workloads.digits_cifar import ImageSplit, cifar10, cifar100, digits
+from raysim.workloads.labels import check_codes
 from raysim.workloads.losses import IGNORED
 from raysim.workloads.options import bind_options, check_path, import_function, import_hub, reason_of
 from raysim.workloads.picture_data import PictureOptions, images, pictures_of
@@ -137,7 +138,9 @@ def _hub_splits(path: str, name: str | None, train_split: str, test_split: str) 
             f"`data.train_split` must be a split of {path!r} ({', '.join(splits)}), but got {train_split!r}."
         )
     known = [train_split, *([test_split] if test_split in splits else [])]
-    return [RowSource(HubRows(f"{path}, split {split}", splits[split])) for split in known]
+    held_out = [split for split in splits if split not in known and split.startswith(("val", "dev"))]
+    remedy = f"Try `data.test_split={held_out[0]}`." if held_out else "Leave these rows out."
+    return [RowSource(HubRows(f"{path}, split {split}", splits[split], remedy=remedy)) for split in known]
 
 
 _LOADERS = (addition, brackets, cifar10, cifar100, copying, digits, hf, images, table, text, topics, wikitext2)
@@ -153,6 +156,10 @@ class OwnSamples:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield nothing: a user's object may read other samples each time."""
+        return iter(())
 
     def input(self, index: int) -> Tensor:
         """Return the input of a sample."""
@@ -172,18 +179,8 @@ class OwnSamples:
         return y.to(getattr(torch, shape.target_dtype))
 
     def all_targets(self, shape: DataShape) -> NDArray[Any]:
-        """Return the targets, from the attribute `targets` (as in torchvision's data sets) or from the samples one by one."""
-        given = getattr(self.samples, "targets", None)
-        if given is None or len(given) != len(self):
-            return torch.stack([self.target(i, shape) for i in range(len(self))]).numpy()
-        y = _tensor(given, f"The attribute `targets` of {self.name}")
-        y = y.reshape(-1, 1) if shape.target_shape == (1,) else y
-        if tuple(y.shape[1:]) != shape.target_shape:
-            raise ValueError(
-                f"The attribute `targets` of {self.name} must hold targets of the shape {shape.target_shape}, as sample 0 has, but "
-                f"has {tuple(y.shape)}."
-            )
-        return y.to(getattr(torch, shape.target_dtype)).numpy()
+        """Return the targets of all samples; an attribute `targets` may lack the transforms of `__getitem__`, and is not read."""
+        return torch.stack([self.target(i, shape) for i in range(len(self))]).numpy()
 
     def num_classes(self, known: NDArray[Any] | None, shape: DataShape) -> int:
         """Return the greatest target plus 1; `known` targets are not read again. Raises ValueError for negative targets except -100."""
@@ -243,7 +240,7 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
 
     The function returns two objects, the training and the test samples. Each has a length and, by index, pairs of an input
     and a target: tensors, arrays or numbers. Integers are tokens as inputs and classes as targets; targets of -100 are ignored.
-    The number of classes is the greatest target plus 1, or the length of the training object's attribute `classes`. Targets
+    The number of classes is the greatest target plus 1, or given by the training object's attribute `classes`. Targets
     other than sequences are read once, before anything starts. Raises ValueError naming the broken rule.
     """
     function: Callable[..., Any] = import_function("Data", name)
@@ -275,11 +272,31 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
     if of_classes:
         ignores = any(targets is None or bool((targets == IGNORED).any()) for targets in known)
         shape = shape._replace(has_ignored=ignores)
-        classes = getattr(pair[0], "classes", None)
-        counts = (part.num_classes(targets, shape) for part, targets in zip(parts, known, strict=True))
-        shape = shape._replace(num_classes=max(counts) if classes is None else len(classes))
+        declared = _declared(name, getattr(pair[0], "classes", None))
+        counts = [part.num_classes(targets, shape) for part, targets in zip(parts, known, strict=True)]
+        for part, targets, count in zip(parts, known, counts, strict=True):
+            if targets is not None and count > (declared or counts[0]):
+                raise ValueError(
+                    f"A target of {part.name} is {count - 1}, but {'`classes` declares' if declared else 'the training split has'} "
+                    f"{declared or counts[0]} classes from 0. Leave such samples out, or declare the number by `classes`."
+                )
+        if known[0] is not None and declared is None:
+            check_codes(f"The training split of `{name}`", len(np.unique(known[0])), counts[0])
+        shape = shape._replace(num_classes=declared or max(counts))
     train, test = (OwnSplit(part, shape, targets) for part, targets in zip(parts, known, strict=True))
     return Data(train, test, shape)
+
+
+def _declared(name: str, classes: Any) -> int | None:
+    """Return the number of classes given by an attribute `classes`: their names, or their number."""
+    if classes is None:
+        return None
+    count = len(classes) if hasattr(classes, "__len__") else classes
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+        raise ValueError(
+            f"The attribute `classes` of `{name}` must list the classes or be their number, but is {classes!r}."
+        )
+    return int(count)
 
 
 def _tensor(value: Any, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
 from raysim.random import derive_key
+from raysim.workloads.labels import coded_labels
 from raysim.workloads.options import check_path, import_hub, reason_of
-from raysim.workloads.row_files import RowSource, coded_labels, open_splits
-from raysim.workloads.splits import Data, DataShape, Wanted, cached, split_rows
+from raysim.workloads.row_files import RowSource, open_splits
+from raysim.workloads.splits import Data, DataShape, Wanted, cached, contents_of, split_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 COLUMNS = ("image", "img")
 AUGMENT = ("random", "fixed", "none")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as used by pretrained models
+_BITS_PER_SAMPLE = 258  # a tag of TIFF
 PADDING = 4  # the largest shift of a random crop, in pixels
 
 
@@ -47,6 +49,9 @@ class _Files:
     def name(self, index: int) -> str:
         return self.paths[index]
 
+    def contents(self) -> Iterator[bytes]:
+        return contents_of([Path(path) for path in self.paths])
+
 
 @dataclass(frozen=True)
 class _Encoded:
@@ -61,6 +66,9 @@ class _Encoded:
 
     def name(self, index: int) -> str:
         return f"in {self.source.row(index + 1)}"
+
+    def contents(self) -> Iterator[bytes]:
+        return contents_of([Path(self.path)])
 
 
 @lru_cache(maxsize=4)
@@ -117,10 +125,25 @@ def open_picture(encoded: bytes | Path, name: str) -> Any:
     image = import_hub("PIL.Image")
     try:
         content = encoded.read_bytes() if isinstance(encoded, Path) else encoded
-        return image.open(io.BytesIO(content)).convert("RGB")
+        return _in_bytes(image.open(io.BytesIO(content))).convert("RGB")
     except Exception as error:  # decoders raise many types
         reason = "it is in no known format" if "BytesIO" in str(error) else reason_of(error)
         raise ValueError(f"The image {name} cannot be read: {reason}.") from None
+
+
+def _in_bytes(image: Any) -> Any:
+    """Return a grey image of 16 bits by its high bytes, and others as they are; raises ValueError for 32 bits and floats.
+
+    Pillow itself clips such values at 255.
+    """
+    of_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    if of_16_bits:
+        bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0]  # TIFF may hold 12
+        return import_hub("PIL.Image").fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "32-bit integers" if image.mode == "I" else "floating-point numbers"
+        raise ValueError(f"its pixels are {kind}, which have no range; save it with 8 or 16 bits")
+    return image
 
 
 def images(
@@ -224,6 +247,14 @@ def _class_folders(folder: Path) -> tuple[list[_Files], list[NDArray[np.int64]],
         )
     parts, labels = [], []
     for split in splits:
+        other = sorted(
+            each.name for each in split.iterdir() if each.is_dir() and each.name[0] != "." and each.name not in names
+        )
+        if other:
+            raise ValueError(
+                f"`data.path` must hold the same class folders for each split, but {str(split)!r} has {other[0]!r} and "
+                f"{str(splits[0])!r} does not."
+            )
         by_class = [
             sorted(file for file in (split / name).rglob("*") if file.suffix.lower() in SUFFIXES) for name in names
         ]

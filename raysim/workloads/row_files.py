@@ -6,16 +6,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from raysim.notation import suggestion
+from raysim.workloads.encodings import encoding_of, read_marked
 from raysim.workloads.options import check_path, import_hub, reason_of
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -26,9 +26,10 @@ _AT_ONCE_OF_HUB = 1000
 class RowPart(ABC):
     """The rows of one file or hub split, whose name is used in error messages."""
 
-    def __init__(self, name: str, *files: Path) -> None:
+    def __init__(self, name: str, *files: Path, remedy: str = "Leave these rows out.") -> None:
         self.name = name
         self.files = files
+        self.remedy = remedy  # for rows whose labels are none of the classes
 
     @property
     @abstractmethod
@@ -47,6 +48,10 @@ class RowPart(ABC):
                 f"`{field}` must be a column of {self.name} ({', '.join(names)}), but got {column!r}."
                 f"{suggestion(column, names)}"
             )
+        if names.count(column) > 1:
+            raise ValueError(
+                f"`{field}`: {self.name} has {names.count(column)} columns {column!r}. Rename one of them."
+            )
         return column
 
     @contextmanager
@@ -63,7 +68,8 @@ class RowSource(RowPart):
 
     def __init__(self, *parts: RowPart) -> None:
         more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
-        super().__init__(f"{parts[0].name}{more}", *(file for part in parts for file in part.files))
+        files = (file for part in parts for file in part.files)
+        super().__init__(f"{parts[0].name}{more}", *files, remedy=parts[0].remedy)
         self._parts = parts
         self._starts = [0]  # of the parts read so far
 
@@ -152,6 +158,9 @@ class _CsvRows(RowPart):
     def schema(self) -> pa.Schema:
         with self._readable():
             inferred = self._open(None).schema
+            names = inferred.names
+        if other := [name for name in names if pa.types.is_binary(inferred.field(names.index(name)).type)]:
+            raise ValueError(self._not_utf8(f"column `{other[0]}`"))
         whole = [pa.types.is_integer(field.type) or pa.types.is_null(field.type) for field in inferred]
         return pa.schema(
             [field.with_type(pa.float64()) if wide else field for field, wide in zip(inferred, whole, strict=True)]
@@ -162,11 +171,29 @@ class _CsvRows(RowPart):
         with self._readable():
             yield from self._open(options)
 
+    def _not_utf8(self, where: str) -> str:
+        """Return the sentence on text in another encoding."""
+        return (
+            f"`data.path`: {self.name} must be UTF-8, but {where} is not. Convert it, for example by "
+            "`iconv -f WINDOWS-1252 -t UTF-8`."
+        )
+
+    @contextmanager
+    def _readable(self, as_what: str = "") -> Iterator[None]:
+        try:
+            with super()._readable(as_what):
+                yield
+        except ValueError as error:
+            if not isinstance(error, UnicodeError) and "invalid UTF8" not in str(error):
+                raise
+            raise ValueError(self._not_utf8(f"some text ({reason_of(error)})")) from None
+
     def _open(self, options: pa_csv.ConvertOptions | None) -> pa_csv.CSVStreamingReader:
+        encoding = encoding_of(self.files[0]) or "utf-8"
         delimiter = "\t" if self.files[0].suffix == ".tsv" else ","
         return pa_csv.open_csv(
             self.files[0],
-            read_options=pa_csv.ReadOptions(use_threads=False),  # then errors name the row
+            read_options=pa_csv.ReadOptions(use_threads=False, encoding=encoding),  # then errors name the row
             parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=options,
         )
@@ -204,7 +231,8 @@ class _JsonRows(RowPart):
             ) from None
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        with self.files[0].open("rb") as file:
+        marked = encoding_of(self.files[0]) is not None
+        with BytesIO(read_marked(self.files[0])) if marked else self.files[0].open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -220,8 +248,8 @@ class _JsonRows(RowPart):
 class HubRows(RowPart):
     """A split of a Hugging Face data set, read from the library's cached Arrow files; images stay encoded."""
 
-    def __init__(self, name: str, split: Any) -> None:
-        super().__init__(name, *(Path(each["filename"]) for each in split.cache_files))
+    def __init__(self, name: str, split: Any, *, remedy: str = "Leave these rows out.") -> None:
+        super().__init__(name, *(Path(each["filename"]) for each in split.cache_files), remedy=remedy)
         datasets = import_hub("datasets")
         for column, feature in split.features.items():
             if isinstance(feature, datasets.Image):
@@ -246,41 +274,3 @@ def load_hub_set(*name: str) -> Any:
         raise ValueError(
             f"{name[0]} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
         ) from error
-
-
-def coded_labels(
-    sources: Sequence[RowSource], label: str, *, from_zero: bool = False
-) -> tuple[list[NDArray[np.int64]], int]:
-    """Return the class numbers of each source's rows, and the number of classes.
-
-    Non-negative integers are class numbers themselves. Words, and integers if some are negative, are numbered in sorted order;
-    with `from_zero` negative integers raise ValueError.
-    """
-    parts = [_labels_of(source, label) for source in sources]
-    labels = np.concatenate(parts)
-    known = np.unique(labels)
-    whole = known.dtype.kind in "iu"
-    if from_zero and whole and known[0] < 0:
-        raise ValueError(f"Column `{label}` of {sources[0].name} must hold classes from 0, but holds {known[0]}.")
-    if whole and known[0] >= 0:
-        codes, num_classes = labels.astype(np.int64), int(known[-1]) + 1
-    else:
-        codes, num_classes = np.searchsorted(known, labels), len(known)
-    return np.split(codes, np.cumsum([len(part) for part in parts[:-1]])), num_classes
-
-
-def _labels_of(source: RowSource, label: str) -> NDArray[Any]:
-    """Return a column of classes, as integers or words; raises ValueError naming a row without one."""
-    parts: list[NDArray[Any]] = []
-    for batch in source.batches([label]):
-        if batch[0].null_count:
-            row = sum(len(part) for part in parts) + int(np.asarray(batch[0].is_null()).argmax()) + 1
-            raise ValueError(f"There is no value in column `{label}` in {source.row(row)}.")
-        parts.append(np.asarray(batch[0].to_pylist()))
-    labels = np.concatenate(parts)
-    kind = labels.dtype.kind
-    if kind == "b" or (kind == "f" and (labels == labels.round()).all()):  # integers from a CSV file are read as floats
-        return labels.astype(np.int64)
-    if kind not in "iuU":
-        raise ValueError(f"Column `{label}` of {source.name} must hold classes, as whole numbers or words.")
-    return labels

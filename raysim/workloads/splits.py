@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IN_MEMORY = 2**28  # arrays up to this many bytes are read into memory
+_AT_ONCE = 2**16  # rows of a mapped array read at once
 TEST_SHARE = 10  # one in this many samples is a test sample, if the data have no test split
 
 Wanted = tuple[int | None, int | None]  # numbers of training and test samples; None for all of a split
@@ -178,6 +179,41 @@ def _mapped(path: str) -> NDArray[Any]:
 
 
 Rows = NDArray[Any] | Mapped
+
+
+def digest_of(data: Data) -> str:
+    """Return the SHA-256 of the arrays of both splits, and of what their objects with `contents` yield.
+
+    Covers the targets of a user's own data set if they are read once, not its inputs, which may be augmented at random.
+    """
+    digest = hashlib.sha256()
+    for split in (data.train, data.test):
+        digest.update(f"{len(split)};".encode())
+        for part in _contents(split):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _contents(value: object) -> Iterator[Any]:
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype.str}{value.shape};".encode()
+        yield np.ascontiguousarray(value).data.cast("B") if value.size else b""
+    elif isinstance(value, Mapped):
+        for start in range(0, len(value), _AT_ONCE):
+            yield from _contents(value[np.arange(start, min(start + _AT_ONCE, len(value)))])
+    elif hasattr(value, "contents"):
+        yield from value.contents()
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _contents(getattr(value, field.name))
+
+
+def contents_of(files: Sequence[Path]) -> Iterator[bytes]:
+    """Yield the sizes of files, and their bytes if they have up to `IN_MEMORY` in all."""
+    sizes = [file.stat().st_size for file in files]
+    yield f"{sizes};".encode()
+    if sum(sizes) <= IN_MEMORY:
+        yield from (file.read_bytes() for file in files)
 
 
 def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[Path], None], suffix: str) -> Path:

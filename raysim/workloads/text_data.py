@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.workloads import splits
+from raysim.workloads.encodings import encoding_of, read_marked
+from raysim.workloads.labels import coded_labels
 from raysim.workloads.options import check_path
-from raysim.workloads.row_files import SUFFIXES, RowSource, coded_labels, load_hub_set, open_rows_of
+from raysim.workloads.row_files import SUFFIXES, RowSource, load_hub_set, open_rows_of
 from raysim.workloads.splits import Data, DataShape, Rows, Wanted, cached_rows, limits, split_rows, write_parts
 from raysim.workloads.tokenizers import Bytes, HuggingFace, Tokenizer, make_tokenizer
 
@@ -152,7 +154,7 @@ def wikitext2(
             )
         files = _split_files(folder, train_file, test_file)
         reader = HuggingFace(tokenizer)
-        lines = [file.read_bytes().splitlines(keepends=True) for file in files]
+        lines = [read_marked(file).splitlines(keepends=True) for file in files]
     parts = [reader.read(line for line in part if line.strip()) for part in lines]
     return _data(parts, reader.num_tokens, length, (train_samples, test_samples))
 
@@ -168,7 +170,7 @@ def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
     if file.suffix in SUFFIXES:
         return _read_rows(open_rows_of(file), reader, column)
     if file.stat().st_size <= splits.IN_MEMORY and isinstance(reader, Bytes):
-        return reader.read([file.read_bytes()])
+        return reader.read([read_marked(file)])
 
     def write(path: Path) -> None:
         write_parts(path, (reader.read([piece]) for piece in _pieces(file)), reader.dtype)
@@ -187,8 +189,8 @@ def _read_rows(source: RowSource, reader: Tokenizer, column: str) -> Rows:
 
 def _pieces(file: Path) -> Iterator[bytes]:
     """Yield a small text file whole, or a large one in batches of lines."""
-    if file.stat().st_size <= splits.IN_MEMORY:
-        yield file.read_bytes()
+    if file.stat().st_size <= splits.IN_MEMORY or encoding_of(file) is not None:
+        yield read_marked(file)
         return
     with file.open("rb") as lines:
         while piece := b"".join(lines.readlines(2**24)):
@@ -247,11 +249,9 @@ def labelled_texts(
 
     def write(path: Path) -> None:
         array = np.lib.format.open_memmap(path, mode="w+", dtype=tokenizer.dtype, shape=(len(codes), length))
-        array[:] = tokenizer.padding
         texts = (row for source in sources for row in source.texts(columns))
         for i, (text, *other) in enumerate(texts):
-            ids = tokenizer.sample(text, other[0] if other else None, length)
-            array[i, : len(ids)] = ids
+            array[i] = tokenizer.sample(text, other[0] if other else None, length)
 
     files = [file for source in sources for file in source.files]
     tokens = cached_rows("labelled", files, [columns, length, tokenizer.key], write)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from raysim.workloads.options import check_hub, import_hub, local_or_hub
+from raysim.workloads.options import check_hub, import_hub, local_or_hub, reason_of
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
         """Yield the tokens of each text, ending with the document separator."""
 
     def sample(self, text: str, pair: str | None, length: int) -> list[int]:
-        """Return at most `length` tokens of a text or a pair of texts, with the tokenizer's special tokens."""
+        """Return `length` tokens of a text or a pair of texts, truncated or padded, with the tokenizer's special tokens."""
 
 
 class Bytes:
@@ -53,49 +53,43 @@ class Bytes:
             yield np.frombuffer(f"{text}\n".encode(), dtype=np.uint8)
 
     def sample(self, text: str, pair: str | None, length: int) -> list[int]:
-        return list((text if pair is None else f"{text}\n{pair}").encode()[:length])
+        return list((text if pair is None else f"{text}\n{pair}").encode()[:length].ljust(length, b"\0"))
 
 
 class HuggingFace:
-    """A tokenizer from the hub, or from a folder with tokenizer.json, GPT-2's two older files, or other transformers files."""
+    """A tokenizer as transformers' AutoTokenizer reads it from the hub or a folder; GPT-2's two files alone suffice too."""
 
     def __init__(self, name: str) -> None:
         source = local_or_hub("data.tokenizer", name)
-        library = import_hub("tokenizers")
+        library = import_hub("transformers")
         folder = Path(source)
         pairs = [(folder / "vocab.json", folder / "merges.txt"), (folder / "encoder.json", folder / "vocab.bpe")]
         pair = next((files for files in pairs if all(file.is_file() for file in files)), None)
+        named = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+        if folder.is_dir() and not named and pair is None:
+            raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
+        if not folder.is_dir():
+            check_hub(f"`data.tokenizer` = {name!r}", source, "tokenizer.json")
         try:
-            if (folder / "tokenizer.json").is_file():
-                self._tokenizer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            elif pair is not None:
-                self._tokenizer = library.ByteLevelBPETokenizer.from_file(*map(str, pair))
-            elif (folder / "tokenizer_config.json").is_file():
-                library = import_hub("transformers")
-                self._tokenizer = library.AutoTokenizer.from_pretrained(
-                    source, trust_remote_code=False
-                ).backend_tokenizer
-            elif folder.is_dir():
-                raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
+            if pair is not None and not named:
+                backend = import_hub("tokenizers").ByteLevelBPETokenizer.from_file(*map(str, pair))
+                self._tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer)
             else:
-                check_hub(f"`data.tokenizer` = {name!r}", source, "tokenizer.json")
-                self._tokenizer = library.Tokenizer.from_pretrained(source)
+                self._tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # the library raises bare exceptions
             if "trust_remote_code" in str(error):
                 raise ValueError(
                     f"`data.tokenizer` {name!r} needs Python code of its own, which is not run. Write the file tokenizer.json into a "
                     "folder: `AutoTokenizer.from_pretrained(..., trust_remote_code=True).save_pretrained(...)`."
                 ) from error
-            if isinstance(error, ValueError):
-                raise
-            raise ValueError(f"`data.tokenizer` {name!r} cannot be loaded: {str(error).rstrip('.')}.") from error
+            raise ValueError(f"`data.tokenizer` {name!r} cannot be loaded: {reason_of(error)}.") from error
         vocabulary = self._tokenizer.get_vocab()
+        end, padding = self._tokenizer.eos_token, self._tokenizer.pad_token
         self.num_tokens = max(vocabulary.values(), default=-1) + 1
-        named = _special_tokens(folder / "tokenizer_config.json")
-        self._end = next((vocabulary[token] for token in (named.get("eos_token"), *_ENDS) if token in vocabulary), None)
-        self.padding = next((vocabulary[token] for token in (named.get("pad_token"), *_PADS) if token in vocabulary), 0)
-        self.key = hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+        self._end = next((vocabulary[token] for token in (end, *_ENDS) if token in vocabulary), None)
+        self.padding = next((vocabulary[token] for token in (padding, *_PADS) if token in vocabulary), 0)
         self.dtype = np.min_scalar_type(max(self.num_tokens - 1, 0))
+        self.key = _digest_of_files(self._tokenizer)
 
     def read(self, pieces: Iterable[bytes]) -> Tokens:
         try:
@@ -110,13 +104,12 @@ class HuggingFace:
             yield np.concatenate([self._encode(text), end])
 
     def sample(self, text: str, pair: str | None, length: int) -> list[int]:
-        self._tokenizer.enable_truncation(length)
-        ids: list[int] = self._tokenizer.encode(text, pair).ids
-        self._tokenizer.no_truncation()
-        return ids
+        ids: list[int] = self._tokenizer(text, pair, truncation=True, max_length=length, verbose=False)["input_ids"]
+        filling = [self.padding] * (length - len(ids))
+        return filling + ids if self._tokenizer.padding_side == "left" else ids + filling
 
     def _encode(self, text: str) -> Tokens:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False, verbose=False), self.dtype)
 
 
 def make_tokenizer(name: str | None) -> Tokenizer:
@@ -124,12 +117,11 @@ def make_tokenizer(name: str | None) -> Tokenizer:
     return Bytes() if name is None else HuggingFace(name)
 
 
-def _special_tokens(file: Path) -> dict[str, str]:
-    """Return the special tokens named in a tokenizer_config.json."""
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    tokens = {name: entries.get(name) for name in ("eos_token", "pad_token")}
-    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+def _digest_of_files(tokenizer: Any) -> str:
+    """Return the SHA-256 of all files that transformers writes for a tokenizer."""
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder:
+        for file in sorted(map(Path, tokenizer.save_pretrained(folder))):
+            if file.is_file():
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,332 @@
+"""Data as people bring them: labels outside the classes, files of tokenizers, deep images, encodings, and changed files."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from raysim.config import ConfigError, read_config
+from raysim.training.train import train
+from raysim.workloads.data import load_data
+from raysim.workloads.splits import digest_of
+
+
+@pytest.fixture(autouse=True)
+def cache_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
+
+
+def load(name, **options):
+    return load_data(name, {key: str(value) if key == "path" else value for key, value in options.items()}, seed=0)
+
+
+def refusal(call):
+    with pytest.raises(ValueError) as caught:
+        call()
+    return str(caught.value)
+
+
+def everything(split):
+    ids = np.arange(len(split))
+    return split.inputs(ids, 0, 0, False), split.targets(ids)
+
+
+# Labels
+
+
+def saved(path, *, test_label, declared=True, **others):
+    """Write a data set of Hugging Face whose training labels are 0 and 1, and whose test split has `test_label`."""
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["bad", "good"]) if declared else datasets.Value("int64")
+    features = datasets.Features(sentence=datasets.Value("string"), label=label, x=datasets.Value("float32"))
+
+    def split(labels):
+        rows = {"sentence": [f"s {i}" for i in range(len(labels))], "label": labels, "x": [0.5 * i for i in labels]}
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    splits = {"train": split([0, 1] * 8), **others, "test": split([0, test_label, 1])}
+    for name in others:
+        splits[name] = split([0, 1])
+    datasets.DatasetDict(splits).save_to_disk(str(path))
+    return path
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("inputs", [{"column": "sentence", "length": 4}, {"column": "x", "classes": True}])
+def test_unlabelled_test_rows_are_refused_and_the_validation_split_is_named(tmp_path, declared, inputs):
+    path = saved(tmp_path / "set", test_label=-1, declared=declared, validation=None)
+    said = refusal(lambda: load("hf", path=path, target="label", **inputs))
+    assert said == (
+        f"Column `label` holds -1 in row 2 of {path}, split test, which is none of the 2 classes of the training split (0, 1). Try "
+        "`data.test_split=validation`."
+    )
+    data = load("hf", path=path, target="label", test_split="validation", **inputs)
+    assert (data.shape.num_classes, everything(data.test)[1].tolist()) == (2, [0, 1])
+
+
+def test_declared_classes_count_even_if_none_occurs(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(num_classes=3000))
+    rows = datasets.Dataset.from_dict({"text": ["a"] * 20, "label": [2, 0] * 10}, features=features)
+    rows.save_to_disk(str(tmp_path / "set"))
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    assert load("hf", path=tmp_path / "set", target="label").shape.num_classes == 3000
+    assert load("text", path=tmp_path / "rows.parquet", label="label").shape.num_classes == 3000
+
+
+@pytest.mark.parametrize("name", ["text", "table"])
+@pytest.mark.parametrize(("labels", "other"), [(["no", "yes"], "maybe"), ([0, 1], 2), ([0, 1], -1), ([-1, 1], 0)])
+def test_a_class_of_the_test_split_alone_is_refused(tmp_path, name, labels, other):
+    for split, column in (("train", labels * 4), ("test", [labels[0], other])):
+        lines = [f"{i},{label}" for i, label in enumerate(column)]
+        (tmp_path / f"{split}.csv").write_text(
+            "\n".join(["text,label", *lines]).replace("\n", "\n" + "w" * (name == "text"))
+        )
+    options = {"label": "label"} if name == "text" else {"target": "label"}
+    if name == "table" and not isinstance(other, str):
+        options["classes"] = True
+    said = refusal(lambda: load(name, path=tmp_path, **options))
+    assert (
+        f"Column `{'label'}` holds {float(other) if name == 'table' and other != 'maybe' else other!r} in row 2 of"
+        in said
+    )
+    assert "none of the 2 classes of the training split" in said
+
+
+def test_ignored_labels_and_codes_are_no_class_numbers(tmp_path):
+    for labels, rule in (
+        ([62000 + i % 5 for i in range(40)], "different integers up to 62004"),
+        ([-100, 0, 1] * 9, "holds -100"),
+    ):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": "a", "label": y}) + "\n" for y in labels))
+        assert rule in refusal(lambda: load("text", path=tmp_path / "rows.jsonl", label="label"))
+
+
+def test_a_class_folder_of_the_test_split_alone_is_refused(tmp_path):
+    for folder in ("train/cat", "train/dog", "test/cat", "test/dog", "test/owl"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "0.png").write_bytes(grey(np.zeros((8, 8), np.uint8)))
+    assert "has 'owl' and" in refusal(lambda: load("images", path=tmp_path))
+
+
+# Objects of one's own
+
+MODULE = """
+class Pictures:
+    '''As torchvision's: raw `targets`, and a transform of targets in `__getitem__`.'''
+    target_transform = staticmethod(lambda y: y % 2)
+    def __init__(self, count, classes=None):
+        self.targets = [i % 10 for i in range(count)]
+        if classes is not None:
+            self.classes = classes
+    def __len__(self):
+        return len(self.targets)
+    def __getitem__(self, i):
+        return [float(i), 1.0], self.target_transform(self.targets[i])
+def pictures(classes=None):
+    return Pictures(20, classes), Pictures(10)
+def outside(test=5, train=0):
+    return [([1.0], i % 2 + train) for i in range(8)], [([1.0], test)]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "brought_module.py").write_text(MODULE)
+
+
+def test_targets_are_those_of_the_samples(mine):
+    data = load("brought_module:pictures")
+    assert data.shape.num_classes == 2
+    assert everything(data.train)[1].tolist() == [i % 2 for i in range(20)]
+
+
+def test_classes_may_be_a_number_and_bound_all_targets(mine):
+    assert load("brought_module:pictures", classes=4).shape.num_classes == 4
+    assert load("brought_module:pictures", classes=["a", "b"]).shape.num_classes == 2
+    assert "must list the classes or be their number, but is 0" in refusal(
+        lambda: load("brought_module:pictures", classes=0)
+    )
+    assert "but `classes` declares 1 classes" in refusal(lambda: load("brought_module:pictures", classes=1))
+    assert "is 5, but the training split has 2 classes from 0" in refusal(lambda: load("brought_module:outside"))
+    assert "different integers up to 62001" in refusal(lambda: load("brought_module:outside", train=62000))
+
+
+# Tokenizers
+
+
+def tokenizer_folder(path, *, stored=False, **files):
+    """Write a tokenizer of words, with truncation and padding stored in its file if `stored`, and JSON `files` beside it."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<0>", "[UNK]", "<end>", "<fill>", "<other>", *(f"w{i}" for i in range(20))]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    if stored:
+        made.enable_truncation(3)
+        made.enable_padding(length=12, pad_id=4, pad_token="<other>")
+    path.mkdir(exist_ok=True)
+    made.save(str(path / "tokenizer.json"))
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return str(path)
+
+
+TEXTS = [" ".join(f"w{(i + j) % 20}" for j in range(i % 7 + 1)) for i in range(40)]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("file", ["special_tokens_map", "tokenizer_config"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_tokens_are_those_of_transformers(tmp_path, stored, file, side):
+    transformers = pytest.importorskip("transformers")
+    special = {"eos_token": "<end>", "pad_token": "<fill>"}
+    files = {"tokenizer_config": {"padding_side": side}} | {
+        file: special | {"padding_side": side} if "config" in file else special
+    }
+    folder = tokenizer_folder(tmp_path / "tok", stored=stored, **files)
+    rows = "".join(json.dumps({"text": text, "label": i % 2}) + "\n" for i, text in enumerate(TEXTS))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    judge = transformers.AutoTokenizer.from_pretrained(folder)
+    data = load("text", path=tmp_path / "rows.jsonl", label="label", tokenizer=folder, length=5)
+    expected = [judge(text, truncation=True, padding="max_length", max_length=5)["input_ids"] for text in TEXTS]
+    assert everything(data.train)[0].tolist() == [expected[row] for row in data.train.rows]
+    packed = load("text", path=tmp_path / "rows.jsonl", tokenizer=folder, length=5).train
+    tokens = [token for text in TEXTS for token in [*judge.encode(text, add_special_tokens=False), judge.eos_token_id]]
+    assert packed.tokens.tolist() == tokens[: len(packed.tokens)]
+    (tmp_path / "text.txt").write_text(" ".join(TEXTS))
+    plain = load("text", path=tmp_path / "text.txt", tokenizer=folder, length=5).train
+    assert plain.tokens.tolist() == judge.encode(" ".join(TEXTS), add_special_tokens=False)[: len(plain.tokens)]
+
+
+def test_a_changed_file_of_a_tokenizer_makes_the_cache_anew(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text, "label": 0}) + "\n" for text in TEXTS))
+
+    def tokens(end, fill):
+        folder = tokenizer_folder(tmp_path / "tok", tokenizer_config={"eos_token": end, "pad_token": fill})
+        packed = load("text", path=tmp_path / "rows.jsonl", tokenizer=folder, length=5)
+        labelled = load("text", path=tmp_path / "rows.jsonl", label="label", tokenizer=folder, length=9)
+        return packed.train.tokens[1], everything(labelled.train)[0][:, -1].unique().tolist()
+
+    assert tokens("<end>", "<fill>") == (2, [3])
+    assert tokens("<other>", "<0>") == (4, [0])
+
+
+# Images
+
+
+def grey(pixels, form="PNG"):
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image.fromarray(pixels).save(file, form)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_grey_images_of_16_bits_keep_their_256_levels(tmp_path, form):
+    ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            (tmp_path / name / f"{i}.{'png' if form == 'PPM' else form.lower()}").write_bytes(grey(ramp, form))
+    x, _ = everything(load("images", path=tmp_path, mean=[0, 0, 0], std=[1, 1, 1]).train)
+    assert torch.equal((x[0] * 255).round(), torch.arange(256.0).view(16, 16).expand(3, 16, 16))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "floating-point numbers"), (np.int32, "32-bit integers")])
+def test_images_without_a_range_are_refused(tmp_path, dtype, kind):
+    rows = [{"image": {"bytes": grey(np.eye(8, dtype=dtype), "TIFF"), "path": None}, "label": i % 2} for i in range(20)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    said = refusal(lambda: load("images", path=tmp_path / "rows.parquet"))
+    assert f"cannot be read: its pixels are {kind}, which have no range; save it with 8 or 16 bits." in said
+
+
+# Encodings
+
+WORDS = "naïve café, line\nby line\n" * 40
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
+def test_texts_are_read_by_their_mark(tmp_path, encoding):
+    for name, text in (
+        ("a.txt", WORDS),
+        ("a.csv", "text,x\n" + "café,1\n" * 60),
+        ("a.jsonl", '{"text": "café"}\n' * 60),
+    ):
+        found = []
+        for each in ("utf-8", encoding):
+            (tmp_path / name).write_text(text, encoding=each)
+            found.append(load("text", path=tmp_path / name, length=8).train.tokens.tolist())
+        assert found[0] == found[1]
+
+
+def test_texts_that_cannot_be_read_name_file_key_and_remedy(tmp_path):
+    file = tmp_path / "a.txt"
+    for content, rule in (
+        (WORDS.encode("utf-16-le").replace(b"\xef", b"i"), "zero in every second byte"),
+        (WORDS.encode("utf-16") + b"x", "begins with the mark of utf-16, but is not"),
+    ):
+        file.write_bytes(content)
+        said = refusal(lambda: load("text", path=file, length=8))
+        assert said.startswith(f"`data.path`: {file} ")
+        assert rule in said
+    for head, body in (("name,y", "café,1.5"), ("naïve,y", "cafe,1.5")):
+        (tmp_path / "a.csv").write_text("\n".join([head, *[body] * 9]), encoding="cp1252")
+        said = refusal(lambda: load("table", path=tmp_path / "a.csv", target="y"))
+        assert said.startswith(f"`data.path`: {tmp_path / 'a.csv'} must be UTF-8, but")
+        assert said.endswith("Convert it, for example by `iconv -f WINDOWS-1252 -t UTF-8`.")
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("x,x,y\n" + "1,2,3.5\n" * 20)
+    assert refusal(lambda: load("table", path=tmp_path / "a.csv", target="y")) == (
+        f"`data.columns`: {tmp_path / 'a.csv'} has 2 columns 'x'. Rename one of them."
+    )
+
+
+# Changed files and keys
+
+
+def test_a_run_is_not_resumed_with_other_samples(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text(WORDS)
+    keys = ["data=text", f"data.path={file}", "data.length=8", "batch_size=8", "num_microbatches=2", "steps=4"]
+    config = read_config("topics-gpt", [*keys, "model.num_blocks=2", "checkpoint_every_steps=2", "grace_s=60"])
+    from raysim.training.run import Training
+
+    training = Training(config, out=tmp_path / "run", engine="inline")
+    events = training.events()
+    while next(events).kind != "step":
+        pass
+    events.close()
+    file.write_text(WORDS.replace("line", "land"))
+    with pytest.raises(ConfigError, match=r"`data` must have the samples of run .*, but they have changed since\."):
+        train(config, out=tmp_path / "run", engine="inline", resume=True)
+    file.write_text(WORDS)
+    assert train(config, out=tmp_path / "run", engine="inline", resume=True).status == "finished"
+
+
+def test_every_sample_is_in_the_digest(tmp_path):
+    (tmp_path / "houses.csv").write_text("x,y\n" + "".join(f"{i},{i}.5\n" for i in range(40)))
+    digests = {digest_of(load("table", path=tmp_path / "houses.csv", target="y"))}
+    assert digests == {digest_of(load("table", path=tmp_path / "houses.csv", target="y"))}
+    (tmp_path / "houses.csv").write_text("x,y\n" + "".join(f"{i + (i == 39)},{i}.5\n" for i in range(40)))
+    digests.add(digest_of(load("table", path=tmp_path / "houses.csv", target="y")))
+    for value in (0, 1):
+        for name in ("a", "b"):
+            (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+            for i in range(5):
+                (tmp_path / "images" / name / f"{i}.bmp").write_bytes(grey(np.full((8, 8), value, np.uint8), "BMP"))
+        digests.add(digest_of(load("images", path=tmp_path / "images")))
+    assert len(digests) == 4
+
+
+def test_two_keys_of_one_length_are_both_named():
+    with pytest.raises(ConfigError, match="The override of `steps` is undone by that of `epochs`"):
+        read_config("digits-cnn", ["steps=10", "epochs=2"])
