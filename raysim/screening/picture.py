@@ -16,20 +16,13 @@ def draw(done: Screen, path: Path) -> None:
     from matplotlib.figure import Figure
 
     network = repr(done.networks[0])
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    figure = Figure(figsize=(12, 5.2), layout="constrained")
     axes = figure.subplots()
     drawn = [each for each in done.settings[1:] if each.found.measures and network in each.prices]
-    for verdict, colour in COLOURS.items():
-        own = [each for each in drawn if each.verdict == verdict]
-        axes.scatter(
-            [each.prices[network].speedup for each in own],
-            [max(each.found.measures["loss"].difference, LEAST) for each in own],
-            color=colour,
-            label=verdict,
-        )
-    for each in drawn:
+    for i, each in enumerate(drawn, 1):
         point = (each.prices[network].speedup, max(each.found.measures["loss"].difference, LEAST))
-        axes.annotate(words(each.setting), point, fontsize=6.5, xytext=(4, 3), textcoords="offset points")
+        axes.scatter(*point, color=COLOURS[each.verdict], label=f"{i}: {words(each.setting)}")
+        axes.annotate(str(i), point, fontsize=8, xytext=(4, 3), textcoords="offset points")
     loss = done.dense.found.measures["loss"].value
     if loss < done.chance["loss"]:
         axes.axhline(LOST * (done.chance["loss"] - loss), color="0.8", linewidth=0.8, zorder=0)
@@ -38,5 +31,6 @@ def draw(done: Screen, path: Path) -> None:
     axes.set_xlabel(f"speed-up on {network}")
     axes.set_ylabel(f"loss added at once (dense: {loss:.3g})")
     axes.set_title(f"{done.config.name}: screened on {done.num_samples} samples")
-    axes.legend(fontsize=8)
+    title = "green: worth training, red: hopeless at once, grey: no gain"
+    figure.legend(fontsize=7, loc="outside right upper", title=title, title_fontsize=7)
     figure.savefig(path, dpi=120, format="png")

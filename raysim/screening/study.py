@@ -15,8 +15,9 @@ from raysim.quality import MEASURES
 from raysim.screening.screen import Screen, words
 
 SEEDS = 5
-OWN = ("model", "data", "start", "profile")
-"""Keys that may hold paths of this machine."""
+LONGEST = 4096  # characters of a path
+PATHS = ("path", "tokenizer", "config", "start", "profile")
+"""Keys and options that may hold a path; other texts are names, even if there is a file of that name."""
 
 
 def write_study(done: Screen, base: Mapping[str, Any], path: Path, transport: str) -> str:
@@ -30,7 +31,7 @@ def write_study(done: Screen, base: Mapping[str, Any], path: Path, transport: st
     measure = done.plan.task.measures[0]
     objective = f"{measure.name}_on" if measure.name in MEASURES else measure.name
     priced = [f"step_s@{network.name or network!r}/{transport}" for network in done.networks]
-    own = {key: _absolute(value) if key in OWN else value for key, value in base.items() if key != "name"}
+    own = {key: _absolute(key, value) for key, value in base.items() if key != "name"}
     study = {
         "seeds": list(range(SEEDS)),
         "sampler": "grid",
@@ -63,11 +64,12 @@ def _keys(setting: Setting, done: Screen) -> dict[str, str]:
     return keys
 
 
-def _absolute(value: Any) -> Any:
+def _absolute(key: str, value: Any) -> Any:
     """Return a value with the relative paths of existing files made absolute."""
     if isinstance(value, Mapping):
-        return {key: _absolute(inner) for key, inner in value.items()}
-    if (isinstance(value, str) and "/" in value) or (isinstance(value, str) and Path(value).suffix):
-        path = Path(value).expanduser()
-        return str(path.absolute()) if path.exists() else value
-    return value
+        return {name: _absolute(name, inner) for name, inner in value.items()}
+    if key not in PATHS or not isinstance(value, str) or len(value) > LONGEST:
+        return value
+    folder, at, step = value.partition("@") if key == "start" else (value, "", "")
+    path = Path(folder).expanduser()
+    return f"{path.absolute()}{at}{step}" if path.exists() else value

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import tomli_w
 import torch
+from hf_variants import CAUSAL, TEXT
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -30,6 +31,7 @@ from raysim.screening.passes import Passes
 from raysim.screening.verdicts import HOPELESS, NO_GAIN, WORTH, verdict
 from raysim.sweeps.study_file import read_study
 from raysim.training.run import Training
+from raysim.workloads.hf_model import load_model
 
 KEYS = {
     "name": "massive",
@@ -252,6 +254,28 @@ def test_the_study_holds_what_is_worth_training_and_trains(written):
     drawn = study.overrides_at({"variant": "x"})
     assert drawn["forward"] == BLOCK.forward
     assert study.config(drawn).batch_size == 8
+
+
+def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monkeypatch):
+    load_model(TEXT._replace(num_classes=256), config=CAUSAL["llama"]).save_pretrained(tmp_path / "weights")
+    monkeypatch.chdir(tmp_path)
+    keys = ["num_stages=2", "batch_size=4", "num_microbatches=2", "data.length=12", "steps=10"]
+    options = [
+        "--only-tried",
+        "--try",
+        "forward=Quantize(8)",
+        "--network",
+        "1mbps",
+        "--device",
+        "T4",
+        "--study",
+        "s.toml",
+    ]
+    result = CliRunner().invoke(app, ["screen", "weights", *keys, *options])
+    assert result.exit_code == 0, result.output
+    study = read_study(tmp_path / "s.toml")
+    assert study.base["model"] == {"name": "hf", "path": str(tmp_path / "weights")}
+    assert study.config({"forward": "Quantize(8)"}).data.options["length"] == 12
 
 
 @pytest.mark.parametrize(
