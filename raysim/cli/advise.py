@@ -108,7 +108,7 @@ def advise(
         local_steps=_steps(local_steps),
         tried=[parse_setting(text) for text in tried or []],
     )
-    show_advice(advice)
+    show_advice(advice, model)
     _write_files(advice, model, plot, study, json_file)
 
 
@@ -125,7 +125,7 @@ def _write_files(
 
         echo(write_study(advice, model, study))
     if json_file is not None:
-        write_json(advice_figures(advice), json_file)
+        write_json(advice_figures(advice, model), json_file)
 
 
 def _steps(text: str) -> list[int]:
@@ -139,15 +139,24 @@ def _steps(text: str) -> list[int]:
     return numbers
 
 
-def show_advice(advice: Advice) -> None:
-    """Print the answer, then the bandwidth for each utilisation, the steps on each network, and the assumptions."""
+def show_advice(advice: Advice, source: str | None) -> None:
+    """Print the answer, then the bandwidth for each utilisation, the steps on each network, and the assumptions.
+
+    `source`: the model as it was named on the command line.
+    """
     from raysim.cli.terminal import console, show_notes, table_of, write_line
     from raysim.forecast.answer import answer, assumptions, percent
     from raysim.forecast.bandwidth import LEVELS
+    from raysim.forecast.study import screen_command
 
     out, ways = console(), ("layout", "setting")
     for sentence in answer(advice):
         write_line(out, sentence)
+    if (command := screen_command(advice, source)) is not None:
+        write_line(
+            out,
+            f"Some settings are untried on a model like this. To try them on its weights, without training: {command}",
+        )
     write_line(out, "")
     if advice.dense.needed:
         latency = advice.networks[0].latency_s if advice.networks else 0.0
@@ -156,7 +165,7 @@ def show_advice(advice: Advice) -> None:
         rows = [
             names
             | {f"{level:.0%}": _bandwidth(needed) for level, needed in zip(LEVELS, row.needed, strict=True)}
-            | {"memory": _memory(row), "known": row.way.known}
+            | {"memory": _memory(row), "known": str(row.known)}
             for row, names in _named(advice)
         ]
         out.print(table_of(rows, f"Bandwidth for a utilisation{wait}", fold=ways))
@@ -194,13 +203,15 @@ def _memory(row: Row) -> str:
     return f"{format_bytes(row.memory_bytes)}{'' if row.fits else ' too large'}"
 
 
-def advice_figures(advice: Advice) -> dict[str, Any]:
+def advice_figures(advice: Advice, source: str | None) -> dict[str, Any]:
     """Return the content of `show_advice`, for JSON; a bandwidth is null if none is enough."""
     from raysim.forecast.answer import answer, assumptions
     from raysim.forecast.bandwidth import LEVELS
+    from raysim.forecast.study import screen_command
 
     return {
         "answer": answer(advice),
+        "screen": screen_command(advice, source),
         "model": advice.job.model.name,
         "parameters": advice.job.model.num_parameters,
         "devices": repr(advice.job.fleet),
@@ -213,7 +224,8 @@ def advice_figures(advice: Advice) -> dict[str, Any]:
                 "setting": str(row.way),
                 "memory_bytes": row.memory_bytes,
                 "fits": row.fits,
-                "known": row.way.known,
+                "known": row.known.verdict,
+                "known_of": row.known.scope and row.known.scope._asdict(),
                 "bandwidths": [
                     {"utilisation": level}
                     | {name: None if math.isinf(bps) else bps for name, bps in needed._asdict().items()}

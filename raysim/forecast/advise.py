@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
-from raysim.forecast.fleet import HARMFUL, SAME, Layout, Way
+from raysim.forecast.evidence import TRANSFORMER, UNKNOWN, Known, known
+from raysim.forecast.fleet import SAME, Layout, Way
 from raysim.forecast.job import STATE_BYTES, Job
 from raysim.network.presets import DEVICES
 from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
@@ -16,16 +17,22 @@ from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.units import format_bytes
 
-LINKS = (
+PER_TOKEN = (
+    ("Quantize(8, per='row')", "Quantize(8, per='row')"),
+    ("Quantize(4, per='block', block=64)", "Quantize(8, per='row')"),
+    ("Quantize(4, per='block', block=64)", "Quantize(4, per='row')"),
+)
+"""Codecs of activations and gradients to try, mildest first: a range for each token or less, as trained transformers need."""
+PER_TENSOR = (
     ("Quantize(8)", "Quantize(8)"),
     ("Quantize(4)", "Quantize(6)"),
     ("Quantize(3)", "Quantize(6)"),
     ("TopK(0.1)", "TopK(0.1)"),
 )
-"""Codecs of activations and gradients to try, mildest first."""
-METHODS = ("TwoShot(Quantize(8))", "PowerSGD(8)", "ErrorFeedback(TopK(0.01))")
+"""The same for models that are not transformers."""
+METHODS = ("TwoShot(Quantize(8, per='block'))", "PowerSGD(8)", "ErrorFeedback(TopK(0.01))")
 """Replica methods that average in every step."""
-SCATTERS = ("Quantize(8)", "Quantize(4)")
+SCATTERS = ("Quantize(8, per='block')", "Quantize(4, per='block')")
 """Codecs for the gradients scattered by sharded replicas, as in `raysim.distributed.fsdp`."""
 LOCAL_STEPS = (10, 100, 500)
 PAYS = 1.05
@@ -68,6 +75,8 @@ class Row:
     needed: tuple[Needed, ...]
     """By level of `LEVELS`; empty if the network has several bandwidths."""
     networks: tuple[OnNetwork, ...]
+    known: Known
+    """The verdict of raysim's findings on its setting, for models like this one."""
 
     def bandwidth(self, level: float) -> Needed | None:
         """Return the bandwidth needed for a utilisation of `LEVELS`."""
@@ -84,6 +93,8 @@ class Advice:
     networks: tuple[Network, ...]
     rows: tuple[Row, ...]
     """The first is the uncompressed job in its own layout."""
+    chosen: bool = False
+    """Whether the user asked for the layout."""
 
     @property
     def dense(self) -> Row:
@@ -93,17 +104,20 @@ class Advice:
     def remedies(self) -> list[Row]:
         """Return compressed ways in the job's layout not known to be harmful, least bandwidth first."""
         own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense]
-        return sorted((row for row in own if row.way.known != HARMFUL), key=_hunger)
+        return sorted((row for row in own if not row.known.breaks), key=_hunger)
 
     def fastest(self) -> Row | None:
         """Return the fastest fitting way on the first network, except those known to be harmful."""
-        able = [row for row in self.rows if row.fits and row.way.known != HARMFUL]
+        able = [row for row in self.rows if row.fits and not row.known.breaks]
         return max(able, key=lambda row: row.networks[0].samples_per_s, default=None)
 
     def paying(self) -> list[Row]:
-        """Return fitting compressed ways at least `PAYS` times as fast as dense on the first network, fastest first."""
+        """Return compressed ways that fit, are not known to do harm, and are `PAYS` times as fast as dense or faster.
+
+        Fastest on the first network first.
+        """
         limits = {row.way.layout: row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
-        compressed = [row for row in self.rows if row.fits and not row.way.dense]
+        compressed = [row for row in self.rows if row.fits and not row.way.dense and not row.known.breaks]
         paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]
         return sorted(paying, key=lambda row: -row.networks[0].samples_per_s)
 
@@ -129,13 +143,12 @@ def advise(
     """
     own = layout or _pipeline(job)
     _check(job, own, networks, tried)
-    ways = _ways(own, local_steps)
-    for other in _others(job, own):
-        ways += _ways(other, local_steps)
+    links = PER_TOKEN if job.model.scope.kind in (TRANSFORMER, UNKNOWN) else PER_TENSOR
+    ways = [way for each in (own, *_others(job, own)) for way in _ways(each, local_steps, links)]
     ways += [Way(own, *setting) for setting in tried]
     template = networks[0] if networks else Network(1e9)
     rows = tuple(_row(job, way, template, networks) for way in dict.fromkeys(ways))
-    return Advice(job, own, tuple(networks), rows)
+    return Advice(job, own, tuple(networks), rows, chosen=layout is not None)
 
 
 def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[tuple[str, str, str]]) -> None:
@@ -191,9 +204,9 @@ def _others(job: Job, own: Layout) -> list[Layout]:
     ]
 
 
-def _ways(layout: Layout, local_steps: Sequence[int]) -> list[Way]:
-    """Return the ways to try in a layout, dense first."""
-    links = LINKS if layout.workers > 1 else ()
+def _ways(layout: Layout, local_steps: Sequence[int], pairs: Sequence[tuple[str, str]]) -> list[Way]:
+    """Return the ways to try in a layout, dense first; `pairs` are codecs of activations and gradients."""
+    links = pairs if layout.workers > 1 else ()
     if layout.replicas == 1:
         return [Way(layout), *(Way(layout, *pair) for pair in links)]
     local = [f"DiLoCo({steps})" for steps in local_steps]
@@ -219,6 +232,7 @@ def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> 
         fits=memory <= job.fleet.memory_bytes,
         needed=() if isinstance(template.bandwidth_bps, tuple) else needed(job, way, template),
         networks=tuple(_on(job, way, network) for network in networks),
+        known=known(way.setting, job.model.scope),
     )
 
 

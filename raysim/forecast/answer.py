@@ -15,7 +15,7 @@ from raysim.forecast.fleet import SAME, Way
 from raysim.forecast.job import STATE_BYTES
 from raysim.network.topology import Network
 from raysim.notation import InputError
-from raysim.units import format_bandwidth, format_bytes
+from raysim.units import format_bandwidth, format_bytes, three_digits
 
 MOST_LINES = 9
 """Most ways in the plot, one colour each."""
@@ -53,7 +53,7 @@ def _remedy(advice: Advice) -> str:
     if math.isinf(level.bps):
         enough = math.isfinite(advice.dense.needed[0].bps)
         return "no compression tried here would" if enough else "latency takes too long at any bandwidth"
-    return f"with {setting_words(remedies[0].way)} ({remedies[0].way.known}), {_bps(level)} would"
+    return f"with {setting_words(remedies[0].way)} ({remedies[0].known}), {_bps(level)} would"
 
 
 def percent(share: float) -> str:
@@ -72,8 +72,10 @@ def _fastest(advice: Advice) -> list[str]:
     if best is advice.dense:
         return ["No setting that is tried here, and fits, is faster."]
     gain = best.networks[0].samples_per_s / advice.dense.networks[0].samples_per_s
-    known = f" ({best.way.known})" if best.way.known else ""
-    return [f"Fastest that fits: {best.way.layout}, {best.way}{known}, with {gain:.3g} times as many samples a second."]
+    known = f" ({best.known})"
+    return [
+        f"Fastest that fits: {best.way.layout}, {best.way}{known}, with {three_digits(gain)} times as many samples a second."
+    ]
 
 
 def _too_large(advice: Advice) -> list[str]:
@@ -124,7 +126,8 @@ def assumptions(advice: Advice) -> list[str]:
         f"Memory: {STATE_BYTES} bytes a parameter, and 34 bytes a value and block of activations (Korthikanti et al. 2022).",
         "Bandwidth: of one direction between two hosts. Intervals (90 %): the network model's error on real links "
         "(docs/validation.md).",
-        "Known: the worst verdict of raysim's findings, on small models that are not yours. `--study FILE` writes the study "
+        "Known: the worst verdict of raysim's findings on the nearest model tried, which is named. Harm found by training counts "
+        "for every model, other verdicts for models of the same kind, trained and sized alike. `--study FILE` writes the study "
         "that decides.",
     ]
 

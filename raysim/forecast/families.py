@@ -17,6 +17,8 @@ from raysim.notation import InputError, known_words
 from raysim.storage.files import is_file
 
 LONGEST = 8192  # default tokens of a training sequence, if the model has more positions
+WEIGHTS = ("*.safetensors", "*.bin")
+"""Files of trained weights beside a config."""
 _ATTENTION = {"attention_bias": ("qkv", "out")}
 _ALL = ("qkv", "out", "ffn")
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from typing import NamedTuple
 
 from raysim.network.presets import DEVICES, Device
@@ -14,7 +11,6 @@ from raysim.network.sharding import FSDP
 from raysim.notation import InputError, known_words, shown
 
 SAME = "Identity"
-HARMFUL = "harmful"
 
 
 @dataclass(frozen=True)
@@ -131,29 +127,8 @@ class Way:
         """The same way with whole replicas."""
         return replace(self, layout=self.layout._replace(sharding=None))
 
-    @property
-    def known(self) -> str:
-        """The worst verdict of raysim's findings on the setting, else on its links and its method separately; or "untried"."""
-        if self.dense:
-            return ""
-        verdicts = _verdicts()
-        links, replicas = Setting(self.forward, self.backward), Setting(replica_gradient=self.method)
-        reached = verdicts.get(self.setting) or verdicts.get(links, set()) | verdicts.get(replicas, set())
-        return next((verdict for verdict in (HARMFUL, "undecided", "safe") if verdict in reached), "untried")
-
     def __str__(self) -> str:
         """Return the codecs of activations and gradients, and the replica method."""
         links = f"{self.forward} / {self.backward}" if self.links_coded else ""
         words = filter(None, (links, self.method if self.method != SAME else ""))
         return (", ".join(words) or "dense") + (", overlapped" if self.overlap else "")
-
-
-@cache
-def _verdicts() -> dict[Setting, set[str]]:
-    """Return the verdicts written by `make findings`, each on one small model and one data set."""
-    text = resources.files("raysim.forecast").joinpath("evidence.json").read_text(encoding="utf-8")
-    verdicts: dict[Setting, set[str]] = {}
-    for row in json.loads(text):
-        verdicts.setdefault(Setting(*(row[key] for key in Setting._fields)), set()).add(row["verdict"])
-    verdicts.pop(DENSE, None)
-    return verdicts

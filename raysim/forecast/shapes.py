@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raysim.forecast.evidence import ELSEWHERE, SCRATCH, TRANSFORMER, Scope
 from raysim.notation import InputError, check_integer
 
 UNNAMED = "the model"
@@ -94,6 +95,8 @@ class ModelShape:
     tied: bool = False
     """Whether the head is the embedding."""
     name: str = UNNAMED
+    trained: bool = False
+    """Whether its folder holds weights."""
 
     def __post_init__(self) -> None:
         for field in ("layers", "width", "length", "vocabulary", "heads", "experts", "active_experts"):
@@ -140,6 +143,11 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Number of trained values of the model."""
         return count_values(self.embedding) + self.layers * count_values(self.block) + count_values(self.head)
+
+    @property
+    def scope(self) -> Scope:
+        """What raysim's findings are asked about."""
+        return Scope(TRANSFORMER, self.num_parameters, ELSEWHERE if self.trained else SCRATCH, self.name)
 
     @property
     def samples_name(self) -> str:

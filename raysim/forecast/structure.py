@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from raysim.config import RunConfig
+from raysim.forecast.evidence import CONVOLUTIONAL, ELSEWHERE, RECURRENT, SCRATCH, TRANSFORMER, UNKNOWN, Scope
 from raysim.forecast.shapes import StageCost, Unit
+from raysim.forecast.timings import read_values
 from raysim.notation import InputError, check_integer
 from raysim.pipeline.prepare import task_of
 from raysim.workloads.data import DATASETS, load_data
@@ -25,6 +28,11 @@ CIFAR = {
     "cifar100": (DataShape((3, 32, 32), "float32", 100), 50_000),
 }
 WIKITEXT2 = (50_257, 2_391_884)  # GPT-2's vocabulary, and the training text's length in its tokens
+KINDS = {
+    **dict.fromkeys(("gpt", "gpt2"), TRANSFORMER),
+    **dict.fromkeys(("cnn", "resnet18", "resnet101", "vgg16"), CONVOLUTIONAL),
+    "lstm": RECURRENT,
+}
 GPT2 = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-large": (36, 1280, 20), "gpt2-xl": (48, 1600, 25)}
 
 
@@ -83,12 +91,39 @@ class RecipeModel:
         """The most stages the model can be cut into."""
         return _num_layers(self.config)
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the recipe's run; of epochs, those of its data."""
+        if self.config.steps is not None:
+            return self.config.steps
+        return (self.config.epochs or 0) * (data_of(self.config, [])[1] // self.config.batch_size)
+
+    @property
+    def scope(self) -> Scope:
+        """What raysim's findings are asked about; a path or a start means trained weights."""
+        name, options = self.config.model.name, self.config.model.options
+        trained = self.config.start is not None or name == "gpt2" or options.get("path") is not None
+        return Scope(_kind(name, options), self.num_parameters, ELSEWHERE if trained else SCRATCH, self.name)
+
     def stages(self, num_stages: int, samples: int) -> list[StageCost]:
         """Return the costs of a microbatch at each of `num_stages` stages, cut as in a run; raises InputError."""
         try:
             return list(_stages(self.config, num_stages, samples))
         except ValueError as error:
             raise InputError(str(error)) from None
+
+
+def _kind(name: str, options: Mapping[str, Any]) -> str:
+    """Return the kind of a model, by its name; of transformers' models, by the type in their configuration."""
+    if name != "hf":
+        return KINDS.get(name, UNKNOWN)
+    config = options.get("config") or options.get("path")
+    if isinstance(config, str):
+        file = Path(config).expanduser()
+        file = file / "config.json" if file.is_dir() else file
+        config = read_values(file) if file.is_file() else {}
+    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    return CONVOLUTIONAL if kind in ("resnet", "convnext") else TRANSFORMER
 
 
 def _structure(config: RunConfig) -> tuple[DataShape, nn.Sequential]:

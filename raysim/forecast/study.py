@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from raysim.config import read_config
 from raysim.forecast.advise import Advice
 from raysim.forecast.compute import record_profile
-from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.forecast.evidence import ELSEWHERE, UNTRIED
+from raysim.forecast.fleet import DENSE, SAME, Layout, Setting
 from raysim.forecast.job import method_of
 from raysim.forecast.shapes import UNNAMED, ModelShape
 from raysim.forecast.structure import RecipeModel
@@ -23,52 +27,120 @@ SEEDS = 5
 MEASURED_STEPS = 1
 STAND_IN = "topics-gpt"
 """Small recipe used in place of a model given by its shape."""
+STEPS = 200
+"""Steps of a study of a folder's model, unless its local steps need more."""
+NAMELESS = "study"
+"""A file of this name is a sweep's own, whose name stands in it."""
+TOKENIZER = "tokenizer.json"
+FILE = "FILE"
+"""In a command: the text, for the user to fill in."""
+
+
+class _Base(NamedTuple):
+    """The run that a study changes."""
+
+    source: str
+    """A recipe or its file."""
+    changes: dict[str, Any]
+    """Keys that differ from it in every trial."""
+    steps: int
+    asked: tuple[str, ...] = ()
+    """What the user adds to the command."""
 
 
 def write_study(advice: Advice, source: str | None, path: Path) -> str:
-    """Write the study file and return a summary of it; raises InputError if no setting pays."""
-    settings = list(dict.fromkeys(row.way.setting for row in advice.paying()))
+    """Write the study of one layout, and return a summary of it; raises InputError if no setting pays.
+
+    The layout is the one that was asked for, else that of the fastest setting that pays. The summary names what is left out.
+    """
     network = advice.networks[0]
-    if not settings:
+    paying = [row for row in advice.paying() if not advice.chosen or row.way.layout == advice.layout]
+    if not paying:
         raise InputError(
             f"`--study`: nothing pays on {network!r}, where dense is within 5 % of every setting. Try a slower network."
         )
-    base, steps = _base(advice, source)
-    kept = [setting for setting in settings if _divides(setting.replica_gradient, steps)]
+    layout = paying[0].way.layout
+    settings = list(dict.fromkeys(row.way.setting for row in paying if row.way.layout == layout))
+    base = _base(advice, source, layout, settings)
+    kept = [setting for setting in settings if _divides(setting.replica_gradient, base.steps)]
     if not kept:
         raise InputError(
-            f"`--study`: the settings that pay exchange too seldom for {steps} steps. Add --local-steps 10."
+            f"`--study`: the settings that pay exchange too seldom for {base.steps} steps. Add --local-steps 10."
         )
-    replicated = any(setting.replica_gradient != SAME for setting in kept)
-    network_name = network.name or repr(network)
+    with output_file(path) as file:
+        file.write(("\n".join(_lines(advice, path, base, layout, kept)) + "\n").encode())
+    runs = SEEDS * (len(kept) + 1)
+    command = shlex.join(["raysim", "sweep", str(path), *base.asked])
+    return " ".join(
+        [
+            f"Study: {path}, {len(kept)} settings and dense on {SEEDS} seeds, as {layout}.",
+            f"{runs} runs of {base.steps} steps take {_price(advice, kept, base.steps)}.",
+            *_left_out(advice, layout, [setting for setting in settings if setting not in kept], base.steps),
+            f"Train it by: {command}",
+        ]
+    )
+
+
+def _lines(advice: Advice, path: Path, base: _Base, layout: Layout, settings: Sequence[Setting]) -> list[str]:
+    """Return the lines of the study's file."""
+    network = advice.networks[0]
+    name = network.name or repr(network)
+    stem = re.sub(r"[^\w.+=-]+", "-", path.stem).lstrip(".") or NAMELESS
+    if stem == NAMELESS:
+        stem = re.sub(r"[^\w+=-]+", "-", f"{advice.job.model.name} on {name}").strip("-")
     lines = [
-        f"# Written by raysim advise: the settings that would pay on {network_name}, beside dense.",
-        f"# Train them by: raysim sweep {path.name}",
+        f"# Written by raysim advise: the settings of {layout} that would pay on {name}, beside dense.",
+        f"# Train them by: {shlex.join(['raysim', 'sweep', path.name, *base.asked])}",
+        f"name = {json.dumps(stem)}",
+        f"base = {json.dumps(base.source)}",
         f"seeds = {list(range(SEEDS))}",
         'sampler = "grid"',
-        f'objectives = ["loss_on", "wire_bytes", {json.dumps(f"step_s@{network_name}/{advice.job.transport.name}")}]',
+        f'objectives = ["loss_on", "wire_bytes", {json.dumps(f"step_s@{name}/{advice.job.transport.name}")}]',
         'constraints = [{ objective = "loss_on", within = 0.01, of = "dense" }]',
-        *base,
-        *(["", "[set]", "num_replicas = 2"] if replicated else []),
+        "",
+        "[set]",
+        *(f"{json.dumps(key) if '.' in key else key} = {json.dumps(value)}" for key, value in base.changes.items()),
         "",
         "[[baselines]]",
         'name = "dense"',
         'set = { forward = "Identity", backward = "Identity" }',
     ]
-    for setting in kept:
+    for setting in settings:
         changed = {key: value for key, value in setting._asdict().items() if value != SAME}
         lines += ["", f"[space.variants.{json.dumps(' / '.join(changed.values()))}]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in changed.items()]
-    with output_file(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())
-    runs = SEEDS * (len(kept) + 1)
-    price = f"{runs} runs of {steps} steps take {_price(advice, kept, steps)}."
-    return f"Study: {path}, {len(kept)} settings and dense on {SEEDS} seeds. {price} Train it by: raysim sweep {path}"
+    return lines
+
+
+def _left_out(advice: Advice, layout: Layout, seldom: Sequence[Setting], steps: int) -> list[str]:
+    """Return, in sentences, which settings of the tables are not in the study, and why."""
+    sentences = []
+    if seldom:
+        names = ", ".join(setting.replica_gradient for setting in seldom)
+        sentences.append(f"Left out, since they do not exchange after the last of {steps} steps: {names}.")
+    harms = [row for row in advice.rows if row.known.breaks and row.way.layout == layout]
+    if harms:
+        sentences.append(f"Left out as known to do harm: {'; '.join(f'{row.way}, {row.known}' for row in harms)}.")
+    others = dict.fromkeys(row.way.layout for row in advice.paying() if row.way.layout != layout)
+    if others:
+        sentences.append(
+            f"Other layouts have their own studies: {'; '.join(f'{each} by {_options(each)}' for each in others)}."
+        )
+    return sentences
+
+
+def _options(layout: Layout) -> str:
+    """Return the options of `raysim advise` that choose a layout."""
+    words = ["--stages", str(layout.workers), "--replicas", str(layout.replicas)]
+    sharding = (
+        [] if layout.sharding is None else ["--sharding", f'"{layout.sharding!r}"']
+    )  # its texts have single quotes
+    return " ".join([*words, *sharding])
 
 
 def _price(advice: Advice, settings: Sequence[Setting], steps: int) -> str:
     """Return, in words, the duration of a study's runs in sequence: as advised, or measured here for `STAND_IN`."""
-    if isinstance(advice.job.model, ModelShape) and advice.job.model.name == UNNAMED:
+    if _is_unnamed(advice):
         config = read_config(STAND_IN)
         profile = record_profile(config, num_steps=MEASURED_STEPS)
         cpu_s = profile.cpu_s / config.threads_per_stage  # independent of other load on the machine
@@ -92,26 +164,48 @@ def _step_s(advice: Advice, setting: Setting) -> float:
     return min(row.networks[0].step_s for row in rows or [advice.dense])
 
 
-def _base(advice: Advice, source: str | None) -> tuple[list[str], int]:
-    """Return the study's lines on its base, and the base's number of steps."""
-    model = advice.job.model
+def _is_unnamed(advice: Advice) -> bool:
+    """Return whether the model was given by its shape, so that a small one stands for it."""
+    return isinstance(advice.job.model, ModelShape) and advice.job.model.name == UNNAMED
+
+
+def _base(advice: Advice, source: str | None, layout: Layout, settings: Sequence[Setting]) -> _Base:
+    """Return the run that the study changes, long enough for the exchanges of its fastest setting."""
+    job, model = advice.job, advice.job.model
+    if _is_unnamed(advice):  # a small model with the same kinds of link
+        config = read_config(STAND_IN)
+        shape = {"num_stages": 1} if layout.workers == 1 else {}
+        return _lengthened(
+            STAND_IN, shape | ({"num_replicas": 2} if layout.replicas > 1 else {}), config.steps or 0, settings
+        )
+    shape = {
+        "num_stages": job.num_stages(layout),
+        "num_replicas": layout.replicas,
+        "batch_size": job.batch,
+        "num_microbatches": job.num_microbatches(layout),
+        "schedule": repr(job.schedule),
+    }
     if isinstance(model, RecipeModel):
-        return [f"base = {json.dumps(source)}"], model.config.steps or 0
-    if isinstance(model, ModelShape) and source is not None:
-        steps = 200
-        folder = source.removesuffix("config.json").rstrip("/") or "."
-        return [
-            "",
-            "[base] # your data in place of train.txt",
-            f'model = {{ name = "hf", path = {json.dumps(folder)} }}',
-            f'data = {{ name = "text", path = "train.txt", length = {model.length} }}',
-            f"num_stages = {max(row.way.layout.workers for row in [advice.dense, *advice.paying()])}",
-            f"batch_size = {advice.job.batch}",
-            f"num_microbatches = {advice.job.num_microbatches(advice.layout)}",
-            f"steps = {steps}",
-        ], steps
-    config = read_config(STAND_IN)
-    return [f"base = {json.dumps(STAND_IN)} # a small model: put your recipe here"], config.steps or 0
+        assert source is not None
+        own = model.config.flat() | {"num_stages": model.config.stages}
+        changes = {key: value for key, value in shape.items() if str(own[key]) != str(value)}
+        return _lengthened(source, changes, model.num_steps, settings)
+    assert source is not None
+    folder = _folder(source).resolve()
+    weights = {"model.path": str(folder)} if model.trained else {"model.config": str(folder / "config.json")}
+    tokens = {"data.tokenizer": str(folder)} if (folder / TOKENIZER).is_file() else {}
+    data = {"data.name": "text", "data.length": model.length, **tokens}
+    return _lengthened("hf", weights | data | shape, STEPS, settings, (f"data.path={FILE}",))
+
+
+def _lengthened(
+    source: str, changes: dict[str, Any], steps: int, settings: Sequence[Setting], asked: tuple[str, ...] = ()
+) -> _Base:
+    """Return the base with the least steps, from `steps` to ten times as many, that the first setting's exchanges fit."""
+    method = settings[0].replica_gradient
+    most = next((count for count in range(steps, 10 * steps + 1) if _divides(method, count)), steps)
+    given = source == "hf" and asked  # the recipe's length is of its own data
+    return _Base(source, changes | ({"steps": most} if given or most != steps else {}), most, asked)
 
 
 def _divides(method: str, steps: int) -> bool:
@@ -121,3 +215,24 @@ def _divides(method: str, steps: int) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of a transformers config."""
+    return Path(source).parent if source.endswith(".json") else Path(source)
+
+
+def screen_command(advice: Advice, source: str | None) -> str | None:
+    """Return the command that tries the settings on trained weights; None without such weights or untried settings."""
+    model = advice.job.model
+    untried = any(row.known.verdict == UNTRIED for row in advice.rows)
+    if source is None or not untried or model.scope.origin != ELSEWHERE:
+        return None
+    words = [source]
+    if isinstance(model, ModelShape):
+        folder = str(_folder(source))
+        tokens = [f"data.tokenizer={folder}"] if (_folder(source) / TOKENIZER).is_file() else []
+        words = ["hf", f"model.path={folder}", "data=text", f"data.path={FILE}", *tokens]
+    stages = max(advice.job.num_stages(row.way.layout) for row in advice.rows)
+    networks = [word for network in advice.networks for word in ("--network", network.name or repr(network))]
+    return shlex.join(["raysim", "screen", *words, f"num_stages={stages}", *networks])

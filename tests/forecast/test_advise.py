@@ -337,9 +337,7 @@ def test_the_answer_names_bandwidths_and_the_fastest_way_that_fits() -> None:
     best = advice.fastest()
     assert best is not None
     assert all(
-        row.networks[0].samples_per_s <= best.networks[0].samples_per_s
-        for row in advice.rows
-        if row.way.known != "harmful"
+        row.networks[0].samples_per_s <= best.networks[0].samples_per_s for row in advice.rows if not row.known.breaks
     )
     assert answer(advise(job(), []))[0].startswith("This job needs ")
 
@@ -350,7 +348,7 @@ SMALL = ["--layers", "8", "--width", "256", "--length", "512", "--vocabulary", "
 def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     files = ["--study", "s.toml", "--plot", "p.png", "--json", "f.json"]
-    extra = ["--try", "forward=Quantize(5) backward=Quantize(5)"]
+    extra = ["--try", "forward=Quantize(5) backward=Quantize(5)", "--stages", "4"]
     done = CliRunner().invoke(app, ["advise", *SMALL, "--devices", "4xA100", "--network", "100mbps", *files, *extra])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("On 100mbps this job runs at ")
@@ -367,9 +365,10 @@ def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_
     fast = [
         name
         for name, row in rows.items()
-        if row["networks"][0]["step_s"] * 1.05 <= rows["dense"]["networks"][0]["step_s"]
+        if row["known"] not in ("harmful", "hopeless at once")
+        and row["networks"][0]["step_s"] * 1.05 <= rows["dense"]["networks"][0]["step_s"]
     ]
-    assert fast
+    assert len(fast) > 2
     assert all(f'"{name}"' in text for name in fast)
     assert Path("p.png").read_bytes().startswith(b"\x89PNG")
     nothing = CliRunner().invoke(
@@ -418,8 +417,9 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
         words = write_study(advice, "topics-gpt", Path("s.toml"))
         settings = {(row.way.forward, row.way.backward, row.way.method) for row in advice.paying()}
         kept = Path("s.toml").read_text().count("[space.variants.")
+        steps = read_study("s.toml").config({}).steps
         assert 0 < kept <= len(settings)
-        assert f"{5 * (kept + 1)} runs of {model.config.steps} steps take " in words
+        assert f"{5 * (kept + 1)} runs of {steps} steps take " in words
         assert f"on 4xT4 over 1mbps, by the steps above (efficiency {efficiency:g})" in words
         prices.append(words)
     assert prices[0] != prices[1]

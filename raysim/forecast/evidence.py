@@ -1,0 +1,110 @@
+"""What raysim's findings say about a setting, and the models they are about."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from raysim.forecast.fleet import DENSE, SAME, Setting
+
+HARMFUL = "harmful"
+HOPELESS = "hopeless at once"
+BREAKS = (HARMFUL, HOPELESS)
+WORST_FIRST = (*BREAKS, "undecided", "worth training", "safe")
+UNTRIED = "untried"
+TRANSFORMER = "transformer"
+CONVOLUTIONAL = "convolutional"
+RECURRENT = "recurrent"
+UNKNOWN = "unknown"
+"""The kind of a module of the user's own."""
+SCRATCH, ELSEWHERE = "from scratch", "trained elsewhere"
+LARGE = 50_000_000
+"""Parameters of a transformer above which small models trained for minutes say nothing good about it."""
+
+
+class Scope(NamedTuple):
+    """The model that a verdict is about, or that a question is about."""
+
+    kind: str
+    """`transformer`, `convolutional`, `recurrent` or `unknown`."""
+    parameters: int
+    origin: str = SCRATCH
+    """`from scratch`; `fine-tuned` after minutes of training by raysim; or `trained elsewhere`, from a folder or a checkpoint."""
+    model: str = ""
+    peak: float | None = None
+    """Largest value over the root mean square at its cuts, if measured."""
+
+    @property
+    def small(self) -> bool:
+        """True unless weights were trained elsewhere, or it is a transformer above `LARGE`."""
+        return self.origin != ELSEWHERE and not (self.kind == TRANSFORMER and self.parameters > LARGE)
+
+    def distance(self, other: Scope) -> tuple[bool, bool, float]:
+        """Return how far a model is from another: in kind, in training and size, in the number of parameters."""
+        return self.kind != other.kind, self.small != other.small, abs(math.log(self.parameters / other.parameters))
+
+    def __str__(self) -> str:
+        """Return the model and its parameters.
+
+        >>> str(Scope("transformer", 867_072, model="gpt"))
+        'gpt, 0.87 M'
+        """
+        return f"{self.model}, {self.parameters / 1e6:{'.2g' if self.parameters < 1e7 else ',.0f'}} M"
+
+
+class Known(NamedTuple):
+    """A verdict on a setting, and the model of the runs behind it."""
+
+    verdict: str = UNTRIED
+    scope: Scope | None = None
+
+    @property
+    def breaks(self) -> bool:
+        """True if the setting is known to do harm."""
+        return self.verdict in BREAKS
+
+    def __str__(self) -> str:
+        """Return the verdict and the model in words."""
+        return self.verdict if self.scope is None else f"{self.verdict} ({self.scope})"
+
+
+def known(setting: Setting, asked: Scope) -> Known:
+    """Return the verdict on a setting for a model: that of the nearest model, or the worst harm of one of its parts.
+
+    A setting is good only for models of the same kind, and good for small ones only if the model is small. Harm found after
+    training counts for every model; harm at once, which trained weights cause, for models like the tried one. Two parts that
+    are safe alone may do harm together, and are then untried.
+    """
+    if setting == DENSE:
+        return Known("")
+    if whole := _nearest(setting, asked):
+        return whole
+    alone = [Setting(**{key: value}) for key, value in setting._asdict().items()]
+    parts = [*alone, setting._replace(replica_gradient=SAME)]
+    harms = [part for each in parts if (part := _nearest(each, asked)) and part.breaks]
+    return min(harms, key=lambda part: BREAKS.index(part.verdict), default=Known())
+
+
+def _nearest(setting: Setting, asked: Scope) -> Known | None:
+    """Return the worst verdict on this very setting among models as near as any; None if it does not bear on the model."""
+    judged = _evidence().get(setting)
+    if not judged:
+        return None
+    near = min(scope.distance(asked)[:2] for _, scope in judged)
+    alike = [(verdict, scope) for verdict, scope in judged if scope.distance(asked)[:2] == near]
+    worst, scope = min(alike, key=lambda each: (WORST_FIRST.index(each[0]), each[1].distance(asked)))
+    return Known(worst, scope) if near == (False, False) or worst == HARMFUL else None
+
+
+@cache
+def _evidence() -> dict[Setting, list[tuple[str, Scope]]]:
+    """Return the verdicts written by `make findings`, by setting."""
+    text = resources.files("raysim.forecast").joinpath("evidence.json").read_text(encoding="utf-8")
+    judged: dict[Setting, list[tuple[str, Scope]]] = {}
+    for row in json.loads(text):
+        setting = Setting(*(row[key] for key in Setting._fields))
+        judged.setdefault(setting, []).append((row["verdict"], Scope(**row["scope"])))
+    return judged

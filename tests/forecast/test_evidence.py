@@ -1,0 +1,126 @@
+"""Verdicts of the findings are about models: those of small ones say nothing good about trained or large transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from raysim.config import read_config
+from raysim.forecast.advise import PER_TENSOR, PER_TOKEN, advise
+from raysim.forecast.answer import answer
+from raysim.forecast.evidence import Known, Scope, known
+from raysim.forecast.fleet import Fleet, Layout, Setting
+from raysim.forecast.inputs import make_job
+from raysim.forecast.shapes import ModelShape
+from raysim.forecast.structure import RecipeModel
+from raysim.network.presets import parse_network
+
+EVIDENCE = json.loads(resources.files("raysim.forecast").joinpath("evidence.json").read_text(encoding="utf-8"))
+SMALL = Scope("transformer", 867_072, model="gpt")
+LARGE = Scope("transformer", 8_030_261_248, model="llama")
+TRAINED = Scope("transformer", 5_627_136, "trained elsewhere", "gpt2")
+CODECS = sorted({(row["forward"], row["backward"], row["replica_gradient"]) for row in EVIDENCE})
+SHAPE = ModelShape(layers=30, width=576, length=512, vocabulary=49_152, heads=9, kv_heads=3, hidden=1536, gated=True)
+
+
+def advised(model: Any, tried: Any = (), layout: Layout | None = None) -> Any:
+    fields: dict[str, Any] = {"batch": 32, "microbatch": 8, "efficiency": 0.4, "transport": "nccl", "recompute": False}
+    job = make_job(model, Fleet.parse("4xT4"), schedule="1F1B", **fields)
+    return advise(job, [parse_network("100mbps")], layout=layout, tried=tried)
+
+
+@pytest.mark.parametrize("asked", [LARGE, TRAINED], ids=str)
+@pytest.mark.parametrize("setting", CODECS, ids=str)
+def test_runs_of_small_models_call_nothing_safe_for_trained_or_large_transformers(asked: Scope, setting: Any) -> None:
+    verdict, scope = known(Setting(*setting), asked)
+    assert verdict in ("harmful", "untried") or scope is None or not scope.small
+
+
+@pytest.mark.parametrize("scope", list({str(row["scope"]): row["scope"] for row in EVIDENCE}.values()))
+def test_every_verdict_says_what_it_is_about(scope: dict[str, Any]) -> None:
+    assert scope["kind"] in ("transformer", "convolutional", "recurrent")
+    assert scope["origin"] in ("from scratch", "fine-tuned", "trained elsewhere")
+    assert scope["parameters"] > 10_000
+    assert scope["peak"] is None or scope["peak"] > 1
+
+
+def test_one_range_per_tensor_is_hopeless_for_a_trained_transformer_and_safe_for_a_small_one() -> None:
+    eight = Setting("Quantize(8)", "Quantize(8)")
+    assert known(eight, SMALL).verdict == "safe"
+    for asked in (LARGE, TRAINED):
+        verdict = known(eight, asked)
+        assert (verdict.verdict, str(verdict)) == ("hopeless at once", "hopeless at once (SmolLM2, 135 M)")
+    one_way = Setting("Quantize(8)", "Quantize(4, per='row')", "DiLoCo(100)")  # harm of a part is harm of the whole
+    assert known(one_way, TRAINED).verdict == "hopeless at once"
+
+
+def test_two_safe_parts_are_untried_together() -> None:
+    """Eight bits on links and `PowerSGD(8)` are each safe for a small GPT, and harmful together."""
+    links, method = Setting("Quantize(8)", "Quantize(8)"), Setting(replica_gradient="PowerSGD(8)")
+    assert {known(part, SMALL).verdict for part in (links, method)} == {"safe"}
+    assert known(links._replace(replica_gradient="PowerSGD(8)"), SMALL).verdict == "harmful"
+    assert known(links._replace(replica_gradient="PowerSGD(9)"), SMALL) == Known("untried")
+    other = Setting("Hadamard(Quantize(4))", "Hadamard(Quantize(4))")
+    assert known(other, SMALL).verdict == "safe"
+    assert known(other._replace(replica_gradient="PowerSGD(8)"), SMALL) == Known("untried")
+
+
+def test_verdicts_of_another_kind_of_model_are_harm_or_nothing() -> None:
+    mine = Scope("unknown", 100_000, model="mine")
+    pictures = Scope("convolutional", 100_000, model="cnn")
+    for codecs in CODECS:
+        setting = Setting(*codecs)
+        assert known(setting, mine).verdict in ("harmful", "untried", "")
+        scope = known(setting, pictures).scope
+        assert scope is None or scope.kind == "convolutional" or known(setting, pictures).verdict == "harmful"
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_no_headline_breaks_the_model(trained: bool) -> None:
+    tried = [
+        Setting("Quantize(8)", "Quantize(8)"),
+        Setting("Quantize(3)", "Quantize(6)"),
+        Setting("TopK(0.1)", "TopK(0.1)"),
+    ]
+    advice = advised(replace(SHAPE, trained=trained, name="mine"), tried, Layout(4, 1))
+    words = " ".join(answer(advice))
+    assert not any(setting.forward + " " in words for setting in tried)
+    assert not any(row.known.breaks for row in [*advice.paying(), *advice.remedies(), advice.fastest()])
+    known_of = {row.way.forward: row.known.verdict for row in advice.rows if row.way.layout == advice.layout}
+    assert [known_of[setting.forward] for setting in tried] == ["hopeless at once", "hopeless at once", "harmful"]
+    assert known_of["Quantize(8, per='row')"] == "worth training"
+
+
+def test_transformers_are_offered_ranges_of_tokens_and_convolutions_those_of_tensors() -> None:
+    for model, pairs in (
+        (RecipeModel(read_config("topics-gpt")), PER_TOKEN),
+        (RecipeModel(read_config("digits-cnn")), PER_TENSOR),
+    ):
+        advice = advised(model, layout=Layout(4, 1))
+        links = [(row.way.forward, row.way.backward) for row in advice.rows if row.way.layout == Layout(4, 1)]
+        assert links[1:] == list(pairs)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "kind", "origin"),
+    [
+        ("topics-gpt", [], "transformer", "from scratch"),
+        ("topics-gpt", ["start=results/dense@100"], "transformer", "trained elsewhere"),
+        ("gpt2-wikitext2", [], "transformer", "trained elsewhere"),
+        ("topics-lstm", [], "recurrent", "from scratch"),
+        ("resnet18-cifar10", [], "convolutional", "from scratch"),
+        (
+            "hf",
+            ['model.config={ model_type = "gpt2", n_embd = 32, n_layer = 2, n_head = 2 }'],
+            "transformer",
+            "from scratch",
+        ),
+    ],
+)
+def test_the_scope_of_a_recipe(recipe: str, changes: list[str], kind: str, origin: str) -> None:
+    scope = RecipeModel(read_config(recipe, changes)).scope
+    assert (scope.kind, scope.origin) == (kind, origin)
