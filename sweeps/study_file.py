@@ -218,7 +218,7 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
         raise ConfigError(sentence(error, StudyKeys.model_fields, " of a study")) from None
     name = keys.name or file.name
     if name is None:
-        raise ConfigError("`name` must be given.")
+        raise ConfigError("`name` must be given in a study's file called study.toml, as each sweep calls its own.")
     base = _base(keys.base, file.folder)
     for key, value in keys.set.items():
         override(base, key, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -202,7 +203,7 @@ def show_confirmation(sweep: Sweep | None) -> None:
     console.print(table)
     say(RULE)
     _show_verdicts(console, results, sweep.study.compute, code=True)
-    say(f"The choice for every network, with figures: `raysim report {out}`.")
+    say(f"The choice for every network, with figures: `{shlex.join(['raysim', 'report', out])}`.")
 
 
 def _near_chance(row: TrialRow, sweep: Sweep) -> bool:

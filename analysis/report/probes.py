@@ -62,8 +62,11 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
             if row.get(key) not in (None, DENSE)
         ]
         if int(row["num_replicas"]) > 1:
-            stages, most = ("1", 4) if int(row["num_stages"]) == 1 else ("2", 2)
-            changes = [f"num_stages={stages}", f"num_replicas={min(int(row['num_replicas']), most)}", *changes]
+            # samples of a batch of 8 are enough for each replica and microbatch
+            cut, most = (
+                (["num_stages=1", "num_microbatches=1"], 4) if int(row["num_stages"]) == 1 else (["num_stages=2"], 2)
+            )
+            changes = [*cut, f"num_replicas={min(int(row['num_replicas']), most)}", *changes]
         hf = OF_TRANSFORMERS.search(str(row.get("model")))
         words = shlex.join(["raysim", "train", *(["hf", "model.path=MODEL"] if hf else [SMALLER]), *changes])
         seeds = " ".join(map(str, SEEDS))

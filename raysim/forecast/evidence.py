@@ -1,4 +1,4 @@
-"""What raysim's findings say about a setting, and the models they are about."""
+"""Verdicts of raysim's findings on settings, and the models that they are about."""
 
 from __future__ import annotations
 

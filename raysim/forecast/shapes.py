@@ -146,7 +146,7 @@ class ModelShape:
 
     @property
     def scope(self) -> Scope:
-        """What raysim's findings are asked about."""
+        """The model as raysim's findings are asked about it."""
         return Scope(TRANSFORMER, self.num_parameters, ELSEWHERE if self.trained else SCRATCH, self.name)
 
     @property

@@ -100,7 +100,7 @@ class RecipeModel:
 
     @property
     def scope(self) -> Scope:
-        """What raysim's findings are asked about; a path or a start means trained weights."""
+        """The model as raysim's findings are asked about it; a path or a start means trained weights."""
         name, options = self.config.model.name, self.config.model.options
         trained = self.config.start is not None or name == "gpt2" or options.get("path") is not None
         return Scope(_kind(name, options), self.num_parameters, ELSEWHERE if trained else SCRATCH, self.name)
