@@ -36,7 +36,9 @@ ENTRIES = {
         "Cast": Entry("Cast('bfloat16')", "", "Half the bytes at little risk: a first step."),
         "MeanStd": Entry("MeanStd", HIVEMIND, "16 bits for rows with scales too different for float16."),
         "Quantize": Entry(
-            "Quantize(4)", RUDAKOV, "A first choice for activations and gradients on slow links: 4 to 8 bits."
+            "Quantize(4)",
+            RUDAKOV,
+            "A first choice on slow links: 4 to 8 bits. For trained transformers with `per='row'` or `'block'`.",
         ),
         "FixedPoint": Entry(
             "FixedPoint(8)",
@@ -106,7 +108,11 @@ ENTRIES = {
             "Entropy(Quantize(4))", "", "A lossless stage after any codec, if bytes cost more than compute."
         ),
         "MPC": Entry("MPC", "Yang et al. 2015 (MPC)", "Lossless compression if no error is tolerable."),
-        "Hadamard": Entry("Hadamard(Quantize(4))", "", "Few bits if single outliers stretch the range."),
+        "Hadamard": Entry(
+            "Hadamard(Quantize(4))",
+            "",
+            "Few bits if single outliers stretch the range; for trained transformers around `Quantize(4, per='row')`.",
+        ),
         "Outliers": Entry(
             "Outliers(Quantize(4))",
             "Dettmers et al. 2022, arXiv:2208.07339",

@@ -142,6 +142,10 @@ class Quantize(UniformCodec):
     blockwise int8, as hivemind and Petals send tensors (without their codebook). `rounding` is to the nearest level, half to
     even, or `stochastic`: unbiased between the levels, with a key.
 
+    Activations of trained transformers need a range for each `row` or `block`: a few are so large (27,493 beside a root mean
+    square of 88 in SmolLM2-135M; Sun et al. 2024, 2402.17762) that a range of the tensor leaves no levels to the others. Before any
+    training `Quantize(8)` at three cuts takes its loss from 4.21 to 14.63, `Quantize(8, per="block", block=64)` to 4.20.
+
     >>> packet = Quantize(2).encode(torch.tensor([-1.0, 0.0, 1.0]))
     >>> packet.decode(), packet.array_bytes
     (tensor([-1.0000,  0.3333,  1.0000]), 9)

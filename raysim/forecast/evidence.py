@@ -68,7 +68,7 @@ class Known(NamedTuple):
 
     def __str__(self) -> str:
         """Return the verdict and the model in words."""
-        return self.verdict if self.scope is None else f"{self.verdict} ({self.scope})"
+        return self.verdict if self.scope is None else f"{self.verdict}: {self.scope}"
 
 
 def known(setting: Setting, asked: Scope) -> Known:

@@ -120,7 +120,7 @@ def _left_out(advice: Advice, layout: Layout, seldom: Sequence[Setting], steps: 
         sentences.append(f"Left out, since they do not exchange after the last of {steps} steps: {names}.")
     harms = [row for row in advice.rows if row.known.breaks and row.way.layout == layout]
     if harms:
-        sentences.append(f"Left out as known to do harm: {'; '.join(f'{row.way}, {row.known}' for row in harms)}.")
+        sentences.append(f"Left out as known to do harm: {'; '.join(f'{row.way} ({row.known})' for row in harms)}.")
     others = dict.fromkeys(row.way.layout for row in advice.paying() if row.way.layout != layout)
     if others:
         sentences.append(

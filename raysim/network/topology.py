@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.notation import check_choice, check_integer, check_real
+from raysim.notation import check_choice, check_integer, check_real, shown
 
 Matrix = tuple[tuple[float, ...], ...]
 Floats = NDArray[np.float64]
@@ -222,15 +222,24 @@ def _look_up(value: float | Matrix, source: ArrayLike, target: ArrayLike, *, wit
 BANDWIDTHS = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 NUMBER = r"(\d+(?:\.\d+)?)"
+IN_BYTES = re.compile(rf"{NUMBER}\s*([kKMG])(?:B(?:ps|/s)|[Bb]yte/s)")
 PATTERN = re.compile(rf"(?:{NUMBER}(kbps|mbps|gbps)|free)(?:\+{NUMBER}(us|ms|s))?(?:~{NUMBER}(us|ms|s))?(?:/(\w+))?")
 
 
 def read_notation(text: str) -> Network | None:
     """Parse a network such as "100mbps+20ms~2ms/port" or "100 Mbit/s + 20 ms"; None if the text is not a network.
 
+    Latency is one way. Raises ValueError for bytes a second, such as 25MB/s: a bandwidth is in bits.
+
     >>> read_notation("1gbps+0.5ms"), read_notation("200 Mbit/s"), read_notation("fast")
     (1gbps+500us, 200mbps, None)
     """
+    if in_bytes := IN_BYTES.match(text.strip()):
+        bits = f"{8 * float(in_bytes[1]):.12g}{in_bytes[2].lower()}bps"
+        meant = f"{in_bytes[1]}{in_bytes[2].lower()}bps"
+        raise ValueError(
+            f"A bandwidth is in bits a second, but {shown(text)} has bytes: write {bits}, or {meant} if bits were meant."
+        )
     plain = re.sub(r"\s*([+~/])\s*|(?<=\d)\s+(?=[a-z])", r"\1", text.strip().lower())
     match = PATTERN.fullmatch(re.sub(r"(?<=\d)([kmg])bit/s", r"\1bps", plain))
     if match is None:

@@ -53,7 +53,7 @@ def test_one_range_per_tensor_is_hopeless_for_a_trained_transformer_and_safe_for
     assert known(eight, SMALL).verdict == "safe"
     for asked in (LARGE, TRAINED):
         verdict = known(eight, asked)
-        assert (verdict.verdict, str(verdict)) == ("hopeless at once", "hopeless at once (SmolLM2, 135 M)")
+        assert (verdict.verdict, str(verdict)) == ("hopeless at once", "hopeless at once: SmolLM2, 135 M")
     one_way = Setting("Quantize(8)", "Quantize(4, per='row')", "DiLoCo(100)")  # harm of a part is harm of the whole
     assert known(one_way, TRAINED).verdict == "hopeless at once"
 

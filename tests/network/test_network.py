@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raysim.network.exchanges import all_gather_s, all_reduce_s
-from raysim.network.presets import LEVELS, WORLD, load_network, parse_network, presets
+from raysim.network.presets import LEVELS, WORLD, load_network, parse_bandwidths, parse_network, presets
 from raysim.network.topology import Network, Placement
 
 DTFM = ("data-centre", "spot", "two-universities", "four-regions", "worldwide")
@@ -303,3 +303,22 @@ def test_equal_networks_have_one_hash_which_no_other_process_gets() -> None:
     assert "_hash" not in again.__dict__
     assert again == one
     assert hash(again) == hash(one)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("200MBps", "'200MBps' has bytes: write 1600mbps, or 200mbps if bits were meant"),
+        ("1.5 GB/s+30ms", "write 12gbps, or 1.5gbps if bits were meant"),
+        ("64kB/s", "write 512kbps, or 64kbps if bits were meant"),
+        ("10mbps..25MByte/s", "write 200mbps"),
+    ],
+)
+def test_bytes_a_second_are_refused_with_both_readings(text, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        parse_bandwidths(text) if ".." in text else parse_network(text)
+
+
+@pytest.mark.parametrize("text", ["200MBPS", "200mbps", "200Mbps", "200 Mbit/s"])
+def test_bits_a_second_are_read_in_any_case(text):
+    assert parse_network(text).bandwidth_bps == 200e6

@@ -148,7 +148,7 @@ def test_a_study_names_what_it_leaves_out(called):
     output, _ = advised(called, *words, "--study", "s.toml")
     assert "Left out, since they do not exchange after the last of 500 steps: DiLoCo(300)." in output
     assert "Left out as known to do harm: " in output
-    assert "DiLoCo(10), harmful (gpt, 0.87 M)" in output
+    assert "DiLoCo(10) (harmful: gpt, 0.87 M)" in output
 
 
 def cut(training):
