@@ -21,7 +21,7 @@ def findings(done: Screen) -> list[str]:
     """Return what the tensors are like, where fidelity misleads, and what the model knows."""
     lines = sentences(done.facts)
     loss, base = done.dense.found.measures["loss"].value, done.chance["loss"]
-    if not loss < base:
+    if loss >= base:
         lines.append(
             f"The model knows nothing yet: its loss is {loss:.4g}, and {base:.4g} by the frequencies of the targets alone. So no "
             "setting can be called hopeless."

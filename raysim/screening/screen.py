@@ -142,40 +142,45 @@ def screen(
         f"{config.name}: {count} test samples in microbatches of {config.microbatch_size}, {plan.num_stages} stages; "
         f"about {format_bytes(needed)} of memory."
     )
-    kind = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     with _own_threads_and_random():
-        passes = Passes(workload, num_batches, torch.device(kind))
-        bench = Bench(passes, by_replica=averages)
-        settings = candidates.distinct([*([] if only_tried else candidates.defaults(plan, bench.facts)), *own])
-        if not settings:
-            raise ConfigError("The run has one stage and one replica, so it sends nothing: set `num_stages`.")
-        say(
-            f"Dense: loss {bench.dense.measures['loss'].value:.4f} in {format_seconds(bench.pass_s)}; {len(settings)} settings "
-            f"take about {format_seconds(len(settings) * bench.pass_s)}."
-        )
-        bench.warm(settings)
-        found = {DENSE: bench.dense}
-        for i, setting in enumerate(settings, 1):
-            found[setting] = bench.measure(setting)
-            say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(found[setting])}")
-        base = chance(workload.data, plan.task)
-        if networks and prices is None:
-            prices = pricing(device=None, profile=measured_profile(plan, bench.seconds))
-        settled = _judged(found, base["loss"], prices, networks)
+        bench, found = _measure_all(workload, own, num_batches, only_tried=only_tried, averages=averages, say=say)
+    base = chance(workload.data, plan.task)
+    if networks and prices is None:
+        prices = pricing(device=None, profile=measured_profile(plan, bench.seconds))
     return Screen(
         config=config,
         plan=plan,
         num_samples=count,
-        num_messages=len(passes.microbatches),
+        num_messages=len(bench.passes.microbatches),
         chance=base,
         facts=bench.facts,
-        settings=settled,
+        settings=_judged(found, base["loss"], prices, networks),
         networks=tuple(networks),
         shares={repr(network): prices.shares(network) for network in networks} if prices else {},
         notes=list(prices.dense.notes) if prices else [],
         seconds=time.perf_counter() - began,
         pass_s=bench.pass_s,
     )
+
+
+def _measure_all(
+    workload: Workload, own: Sequence[Setting], num_batches: int, *, only_tried: bool, averages: bool, say: Say
+) -> tuple[Bench, dict[Setting, Measurements]]:
+    """Measure dense, then the settings that suit what was seen, and `own`."""
+    plan = workload.plan
+    kind = "cuda" if plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    bench = Bench(Passes(workload, num_batches, torch.device(kind)), by_replica=averages)
+    settings = candidates.distinct([*([] if only_tried else candidates.defaults(plan, bench.facts)), *own])
+    say(
+        f"Dense: loss {bench.dense.measures['loss'].value:.4f} in {format_seconds(bench.pass_s)}; {len(settings)} settings "
+        f"take about {format_seconds(len(settings) * bench.pass_s)}."
+    )
+    bench.warm(settings)
+    found = {DENSE: bench.dense}
+    for i, setting in enumerate(settings, 1):
+        found[setting] = bench.measure(setting)
+        say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(found[setting])}")
+    return bench, found
 
 
 def words(setting: Setting) -> str:
@@ -208,6 +213,11 @@ def _workload(config: RunConfig) -> Workload:
 
 
 def _check(plan: Plan, num_batches: int) -> None:
+    """Raise ConfigError if a run sends nothing, or has fewer test samples than are wanted."""
+    if not plan.boundaries and plan.num_replicas == 1:
+        raise ConfigError(
+            "A run of one stage and one replica sends nothing to compress: set `num_stages` or `num_replicas`."
+        )
     most = plan.num_test_samples // plan.config.batch_size
     if not 1 <= num_batches <= most:
         remedy = "" if most else f" Set `batch_size` to at most {plan.num_test_samples}."
