@@ -57,9 +57,9 @@ class Form(NamedTuple):
         return packed_bytes(self.width, self.bits)
 
     @property
-    def centered(self) -> int:
-        """Values of the center: a row, or none if there are too few rows for one."""
-        return self.width if self.rows > _SAMPLED else 0
+    def centered(self) -> bool:
+        """Whether there are enough rows to send their median."""
+        return self.rows > _SAMPLED
 
     @property
     def position_bits(self) -> int:
@@ -114,12 +114,12 @@ class Rotated(Codec):
             return dict.fromkeys(self.array_names(), np.empty(0, np.uint8))
         rows = x.reshape(form.rows, form.width)
         center = _center(rows, form)
-        encode = kernels.find("rotated.encode", x) or _encode
+        encode = kernels.find("rotated.encode", x) or encode_rows
         error = NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
         codes, scales, values, positions = encode(rows, center.float(), form, error)
         packed = pack(positions.reshape(-1), form.position_bits)
-        arrays = codes, scales, values, packed, center[: form.centered]
-        return {name: to_bytes(array) for name, array in zip(self.array_names(), arrays, strict=True)}
+        arrays = codes, scales, values, packed, *([center] if form.centered else [])
+        return {name: to_bytes(array) for name, array in zip(self.array_names(), arrays, strict=False)}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
         form, dtype = self._form(packet.shape), DTYPES[packet.dtype]
@@ -128,10 +128,11 @@ class Rotated(Codec):
         scales = to_tensor(packet.bytes_of("scales", 2 * form.rows), torch.bfloat16, device)
         values = to_tensor(packet.bytes_of("values", 2 * count), torch.bfloat16, device)
         positions = packet.fields_of("positions", count, form.position_bits, device)
-        center = to_tensor(packet.bytes_of("center", 2 * form.centered), torch.bfloat16, device)
-        center = center.float() if form.centered else torch.zeros(form.width, device=device)
+        center = torch.zeros(form.width, device=device)
+        if form.centered:
+            center = to_tensor(packet.bytes_of("center", 2 * form.width), torch.bfloat16, device).float()
         error = ValueError(f"A packet of {self!r} holds scales, values or positions out of bounds.")
-        decode = kernels.find_on("rotated.decode", device, packet.numel, dtype) or _decode
+        decode = kernels.find_on("rotated.decode", device, packet.numel, dtype) or decode_rows
         packed = to_tensor(codes, torch.uint8, device)
         x: torch.Tensor = decode(packed, scales, values, positions, center, form, dtype, error)
         return x.view(packet.shape)
@@ -197,7 +198,7 @@ def _turn(rows: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _encode(
+def encode_rows(
     x: torch.Tensor, center: torch.Tensor, form: Form, error: Exception
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the packed codes, the scales (bfloat16), and the kept values (bfloat16) and their positions."""
@@ -228,7 +229,7 @@ def _power(rest: torch.Tensor) -> torch.Tensor:
     return ((254 - exponents).clamp_min(1) << 23).view(torch.float32)
 
 
-def _decode(
+def decode_rows(
     codes: torch.Tensor,
     scales: torch.Tensor,
     values: torch.Tensor,

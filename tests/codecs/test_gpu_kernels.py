@@ -49,6 +49,7 @@ SERVED = (  # what Triton's kernels serve from end to end
     "TopK(0.2, index='bitmap')",
     "TopK(0.1, values=Quantize(4))",
     "Hadamard(Quantize(4))",
+    "Rotated(3, kept=2)",
     "Cast('bfloat16')",
     "Cast('float16')",
     "Identity",

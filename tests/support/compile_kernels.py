@@ -12,8 +12,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from raysim.codecs.groups import layout_of
-from raysim.codecs.kernels.triton import linear, packing, rows, select, uniform
+from raysim.codecs.kernels.triton import linear, packing, rotated, rows, select, uniform
 from raysim.codecs.quantize import Coding, Levels
+from raysim.codecs.rotated import Form
 
 TYPES = {
     torch.float32: "*fp32",
@@ -47,7 +48,7 @@ def compile_only(kernel, programs, *arguments, **constants):
         print(kernel.__name__, capability, f"fused={fused} flushed={flushed} shared_bytes={built.metadata.shared}")
 
 
-for module in (linear, packing, rows, select, uniform):
+for module in (linear, packing, rotated, rows, select, uniform):
     module.launch = compile_only  # type: ignore[attr-defined]
 
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -87,3 +88,7 @@ for tile in (2, 32, 4096):
 for dtype, bits, block in itertools.product((torch.float32, torch.bfloat16), (3, 4, 8), (24, 64, 576)):
     coding = Coding(layout_of((4, 6000), "block", block), Levels(bits, 3, 0, 2**bits - 1), lambda: ERROR)
     uniform.dequantize(*uniform.quantize(torch.zeros(4, 6000, dtype=dtype), coding, None), coding, dtype, "cpu")
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for form in (Form(100, 576, 7, 4), Form(100, 300, 0, 3)):
+        center, x = torch.zeros(form.width), torch.zeros(form.rows, form.width, dtype=dtype)
+        rotated.decode(*rotated.encode(x, center, form, ERROR), center, form, dtype, ERROR)

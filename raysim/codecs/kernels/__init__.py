@@ -40,7 +40,7 @@ _LARGE, _KEPT = 1 << 20, 1 << 26  # bytes: least size of an output to reuse, and
 _TRACKED = 64  # most outputs tracked, including those in use
 _MOST = 2**31 - 2**20  # most values of a GPU tensor: Triton kernels use 32-bit indices
 _OLDEST = (7, 0)  # lowest compute capability supported by Triton
-_TRITON = ("linear", "packing", "select", "uniform")  # modules
+_TRITON = ("linear", "packing", "rotated", "select", "uniform")  # modules
 
 
 def find(name: str, x: torch.Tensor) -> Any:

@@ -28,7 +28,8 @@ _FIXED, _LAST, _CELLS, _31 = np.float32(FIXED), np.float32(CELLS - 1), np.int32(
 def encode(x, center, form, error):
     """Return the packed codes, the scales (bfloat16), and the kept values (bfloat16) and their positions; raises `error`."""
     codes = empty(form.rows * form.row_bytes, np.uint8)
-    scales, values, positions = np.empty(form.rows, np.int16), *np.empty((2, form.rows, form.kept), np.int16)
+    scales, values = np.empty(form.rows, np.int16), np.empty((form.rows, form.kept), np.int16)
+    positions = np.empty((form.rows, form.kept), np.int32)
     rows, tables = x.contiguous().float().numpy(), (center.numpy(), factors(form.width), _table(form.bits))
 
     def part(start, stop):
