@@ -111,7 +111,7 @@ class Rotated(Codec):
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         form = self._form(tuple(x.shape))
         if not form.rows:
-            return dict.fromkeys(self.array_names(), np.empty(0, np.uint8))
+            return dict.fromkeys(("codes", "scales", "values", "positions"), np.empty(0, np.uint8))
         rows = x.reshape(form.rows, form.width)
         center = _center(rows, form)
         encode = kernels.find("rotated.encode", x) or encode_rows
