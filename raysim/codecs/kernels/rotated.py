@@ -21,6 +21,7 @@ from raysim.codecs.rotated import CELL, CELLS, FIXED, LEVELS, TILE, UNIT, code_o
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 _16, _23 = np.int32(16), np.int32(23)
+_NONE, _HALVED = np.int32(-1), np.int32(1 << 23)  # below all magnitudes; what halves a magnitude if subtracted
 _GREATEST = np.float32(3.4028234663852886e38)
 _FIXED, _LAST, _CELLS, _31 = np.float32(FIXED), np.float32(CELLS - 1), np.int32(CELLS), np.int32(31)
 
@@ -133,9 +134,12 @@ def _insert(best, at, magnitude, position):
 
 
 @njit(cache=True, nogil=True)
-def _find_largest(bits, best, at):
-    """Write the largest magnitudes of `bits`, which has a multiple of 64 elements, and their positions."""
-    best[:] = -1
+def _find_largest(bits, floor, best, at):
+    """Write the largest magnitudes of `bits`, which has a multiple of 64 elements, and their positions.
+
+    Returns whether all are above `floor`; with a high one few values have to be inserted.
+    """
+    best[:] = floor
     last = len(best) - 1
     for start in range(0, len(bits), 64):
         word = greater_64(bits, start, _MAGNITUDE, best[last])
@@ -145,6 +149,7 @@ def _find_largest(bits, best, at):
             magnitude = bits[i] & _MAGNITUDE
             if magnitude > best[last]:
                 _insert(best, at, magnitude, i)
+    return best[last] > floor
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -207,10 +212,12 @@ def _encode(x, bits, center, factors, table, codes, scales, values, positions):
     narrow, words, bytes_ = np.zeros(padded, np.uint8), np.empty(padded // 8, np.uint64), np.empty(padded + 8, np.uint8)
     best, at = np.empty(kept + 1, np.int32), np.empty(kept + 1, np.int64)
     row_bytes = (width * bits + 7) // 8
+    best[kept] = _MAGNITUDE
     for number in range(len(x)):
         _subtract(x[number], center, row)
         row[width:] = 0
-        _find_largest(patterns, best, at)
+        if not _find_largest(patterns, best[kept] - _HALVED, best, at):  # a row mostly resembles the one before
+            _find_largest(patterns, _NONE, best, at)
         if best[0] >= _INFINITY:
             return False
         for i in range(kept):
