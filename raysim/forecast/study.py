@@ -174,7 +174,7 @@ def _base(advice: Advice, source: str | None, layout: Layout, settings: Sequence
     job, model = advice.job, advice.job.model
     if _is_unnamed(advice):  # a small model with the same kinds of link
         config = read_config(STAND_IN)
-        shape = {"num_stages": 1} if layout.workers == 1 else {}
+        shape: dict[str, Any] = {"num_stages": 1} if layout.workers == 1 else {}
         return _lengthened(
             STAND_IN, shape | ({"num_replicas": 2} if layout.replicas > 1 else {}), config.steps or 0, settings
         )
