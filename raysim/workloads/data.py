@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raysim.notation import check_integer, suggestion
+from raysim.notation import check_integer, shown, suggestion
 from raysim.on_demand import torch
 from raysim.workloads.answer_data import addition, brackets, copying
 from raysim.workloads.digits_cifar import ImageSplit, cifar10, cifar100, digits
@@ -278,7 +278,7 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
             if targets is not None and count > (declared or counts[0]):
                 raise ValueError(
                     f"A target of {part.name} is {count - 1}, but {'`classes` declares' if declared else 'the training split has'} "
-                    f"{declared or counts[0]} classes from 0. Leave such samples out, or declare the number by `classes`."
+                    f"{declared or counts[0]} classes from 0. Leave such samples out, or give the number by an attribute `classes`."
                 )
         if known[0] is not None and declared is None:
             check_codes(f"The training split of `{name}`", len(np.unique(known[0])), counts[0])
@@ -294,7 +294,7 @@ def _declared(name: str, classes: Any) -> int | None:
     count = len(classes) if hasattr(classes, "__len__") else classes
     if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
         raise ValueError(
-            f"The attribute `classes` of `{name}` must list the classes or be their number, but is {classes!r}."
+            f"The attribute `classes` of `{name}` must list the classes or be their number, but is {shown(classes)}."
         )
     return int(count)
 

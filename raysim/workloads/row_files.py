@@ -52,7 +52,13 @@ class RowPart(ABC):
             raise ValueError(
                 f"`{field}`: {self.name} has {names.count(column)} columns {column!r}. Rename one of them."
             )
+        if (problem := self.encoding_problem(column)) is not None:
+            raise ValueError(problem)
         return column
+
+    def encoding_problem(self, column: str) -> str | None:
+        """Return a sentence if a column of a text file is not UTF-8, otherwise None."""
+        return None
 
     @contextmanager
     def _readable(self, as_what: str = "") -> Iterator[None]:
@@ -86,6 +92,9 @@ class RowSource(RowPart):
             for batch in part.batches(columns):
                 yield batch
                 count += batch.num_rows
+
+    def encoding_problem(self, column: str) -> str | None:
+        return self._parts[0].encoding_problem(column)
 
     def row(self, number: int) -> str:
         """Return the name of a row for messages; rows count from 1, up to the last batch read."""
@@ -159,17 +168,17 @@ class _CsvRows(RowPart):
         with self._readable():
             inferred = self._open(None).schema
             names = inferred.names
-        if other := [name for name in names if pa.types.is_binary(inferred.field(names.index(name)).type)]:
-            raise ValueError(self._not_utf8(f"column `{other[0]}`"))
-        whole = [pa.types.is_integer(field.type) or pa.types.is_null(field.type) for field in inferred]
-        return pa.schema(
-            [field.with_type(pa.float64()) if wide else field for field, wide in zip(inferred, whole, strict=True)]
-        )
+        whole = [pa.types.is_integer(kind) or pa.types.is_null(kind) for kind in inferred.types]
+        kinds = (pa.float64() if wide else kind for kind, wide in zip(inferred.types, whole, strict=True))
+        return pa.schema(list(zip(names, kinds, strict=True)))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         options = pa_csv.ConvertOptions(include_columns=list(columns), column_types=self.schema)
         with self._readable():
             yield from self._open(options)
+
+    def encoding_problem(self, column: str) -> str | None:
+        return self._not_utf8(f"column `{column}`") if pa.types.is_binary(self.schema.field(column).type) else None
 
     def _not_utf8(self, where: str) -> str:
         """Return the sentence on text in another encoding."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raysim.on_demand import torch
-from raysim.workloads.labels import check_labels
+from raysim.workloads.labels import check_labels, declared_classes
 from raysim.workloads.options import check_flag
 from raysim.workloads.row_files import RowSource, open_splits
 from raysim.workloads.splits import Data, DataShape, Rows, Wanted, cached_rows, split_rows
@@ -134,18 +135,21 @@ class _Survey:
         self.classes = _targets_are_classes(sources[0], target, kinds, whole, classes)
         coded = [name for name in names if kinds[name] == "word"] + list(target if self.classes else ())
         self.words = {name: sorted(words[name], key=str if kinds[name] == "word" else None) for name in coded}
-        if self.classes and len(sources) > 1:
+        if self.classes:
             self._check_classes(target[0])
         self._target = target
         self._names = names
 
     def _check_classes(self, target: str) -> None:
-        """Raise ValueError naming a row of another split whose class is none of the training split's."""
-        parts = [
-            np.concatenate([np.asarray(b[0].to_pylist()) for b in source.batches([target])]) for source in self.sources
-        ]
-        for source, labels in zip(self.sources[1:], parts[1:], strict=True):
-            check_labels(source, target, labels, np.unique(parts[0]))
+        """Raise ValueError naming a row whose class is not declared, or else does not occur in the training split."""
+        names = declared_classes(self.sources[0].schema, target)
+        if names is None and len(self.sources) == 1:
+            return
+        columns = [[batch[0].to_pylist() for batch in source.batches([target])] for source in self.sources]
+        parts = [np.asarray(list(chain.from_iterable(batches))) for batches in columns]
+        known = np.unique(parts[0]) if names is None else np.arange(len(names))
+        for source, labels in zip(self.sources, parts, strict=True):
+            check_labels(source, target, labels, known)
 
     def width(self, name: str) -> int:
         """Return the number of features made from a column: one per word, or one for numbers."""

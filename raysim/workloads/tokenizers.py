@@ -105,6 +105,11 @@ class HuggingFace:
 
     def sample(self, text: str, pair: str | None, length: int) -> list[int]:
         ids: list[int] = self._tokenizer(text, pair, truncation=True, max_length=length, verbose=False)["input_ids"]
+        if len(ids) > length:
+            special = self._tokenizer.num_special_tokens_to_add(pair=pair is not None)
+            raise ValueError(
+                f"`data.length` must be more than the tokenizer's {special} special tokens, but got {length}."
+            )
         filling = [self.padding] * (length - len(ids))
         return filling + ids if self._tokenizer.padding_side == "left" else ids + filling
 

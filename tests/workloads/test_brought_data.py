@@ -68,6 +68,16 @@ def test_unlabelled_test_rows_are_refused_and_the_validation_split_is_named(tmp_
     assert (data.shape.num_classes, everything(data.test)[1].tolist()) == (2, [0, 1])
 
 
+def test_a_row_without_one_of_the_declared_classes_is_refused(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(x=datasets.Value("float32"), label=datasets.ClassLabel(names=["bad", "good"]))
+    rows = datasets.Dataset.from_dict({"x": [0.5, 1.5, 2.5] * 9, "label": [0, 1, -1] * 9}, features=features)
+    rows.save_to_disk(str(tmp_path / "set"))
+    said = refusal(lambda: load("hf", path=tmp_path / "set", column="x", target="label", classes=True))
+    assert "holds -1 in row 3 of" in said
+    assert said.endswith("Leave these rows out.")
+
+
 def test_declared_classes_count_even_if_none_occurs(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(num_classes=3000))
@@ -218,6 +228,19 @@ def test_a_changed_file_of_a_tokenizer_makes_the_cache_anew(tmp_path):
     assert tokens("<other>", "<0>") == (4, [0])
 
 
+def test_a_length_below_the_special_tokens_is_refused(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tokenizer_folder(tmp_path / "tok")
+    made = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        "<0> $A <end>", special_tokens=[("<0>", 0), ("<end>", 2)]
+    )
+    made.save(f"{folder}/tokenizer.json")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text, "label": 0}) + "\n" for text in TEXTS))
+    said = refusal(lambda: load("text", path=tmp_path / "rows.jsonl", label="label", tokenizer=folder, length=1))
+    assert said == "`data.length` must be more than the tokenizer's 2 special tokens, but got 1."
+
+
 # Images
 
 
@@ -276,11 +299,16 @@ def test_texts_that_cannot_be_read_name_file_key_and_remedy(tmp_path):
         said = refusal(lambda: load("text", path=file, length=8))
         assert said.startswith(f"`data.path`: {file} ")
         assert rule in said
-    for head, body in (("name,y", "café,1.5"), ("naïve,y", "cafe,1.5")):
+    for head, body in (("name,y", "café,1.5"), ("naïve,y", "1,1.5"), ("x,naïve,y", "1,2,1.5")):
         (tmp_path / "a.csv").write_text("\n".join([head, *[body] * 9]), encoding="cp1252")
         said = refusal(lambda: load("table", path=tmp_path / "a.csv", target="y"))
         assert said.startswith(f"`data.path`: {tmp_path / 'a.csv'} must be UTF-8, but")
         assert said.endswith("Convert it, for example by `iconv -f WINDOWS-1252 -t UTF-8`.")
+
+
+def test_other_encodings_of_unused_columns_do_not_matter(tmp_path):
+    (tmp_path / "a.csv").write_text("x,name,y\n" + "1,café,1.5\n" * 20, encoding="cp1252")
+    assert load("table", path=tmp_path / "a.csv", target="y", columns=["x"]).shape.input_shape == (1,)
 
 
 def test_columns_of_one_name_are_refused(tmp_path):
