@@ -334,8 +334,11 @@ REFUSED_TOGETHER = {
     ("num_replicas=2", "forward={1='ACGC(0.1)'}", "backward={1='ACGC(0.1)'}"): (
         "`backward` cannot be ACGC(0.1), which is for forward messages."
     ),
-    ("steps=3", "epochs=2"): "The override of `steps` is undone by another one. Leave one of them out.",
-    ("num_stages=3", 'cuts=["conv1"]'): "The override of `num_stages` is undone by another one. Leave one of them out.",
+    ("steps=3", "epochs=2"): "The override of `steps` is undone by that of `epochs`. Leave one of them out.",
+    (
+        "num_stages=3",
+        'cuts=["conv1"]',
+    ): "The override of `num_stages` is undone by that of `cuts`. Leave one of them out.",
     (
         "model.width=3",
         "model=resnet18",

@@ -345,7 +345,7 @@ def test_the_verdict_is_the_devices():
         (["digits-cnn", "schedule=3", "--device", "A100"], "`schedule` must be a valid string, but got 3"),
         (
             ["digits-cnn", "steps=3", "epochs=2", "--device", "A100"],
-            "The override of `steps` is undone by another one.",
+            "The override of `steps` is undone by that of `epochs`.",
         ),
         (["digits-cnn", "schedule=Interleaved1F1B(3)", "--device", "A100"], "`num_stages` must be a multiple of"),
         (["digits-cnn", "num_stages=12", "--device", "A100"], "`num_stages` must be at most the number of layers (7)"),
