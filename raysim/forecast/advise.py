@@ -239,7 +239,7 @@ def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> 
 def _on(job: Job, way: Way, network: Network) -> OnNetwork:
     parts = parts_of(job, way, network)
     step, free = sum(parts), free_s(job, way.layout)
-    error = NINE_TENTHS * MODEL_ERROR * (parts.links + parts.averaging + parts.latency)
+    error = NINE_TENTHS * MODEL_ERROR * (parts.links + parts.tied + parts.averaging + parts.latency)
     return OnNetwork(
         network=network,
         step_s=step,

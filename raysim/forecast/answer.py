@@ -15,7 +15,7 @@ from raysim.forecast.fleet import SAME, Way
 from raysim.forecast.job import STATE_BYTES
 from raysim.network.topology import Network
 from raysim.notation import InputError
-from raysim.units import format_bandwidth, format_bytes, three_digits
+from raysim.units import format_bandwidth, format_bytes, format_seconds, three_digits
 
 MOST_LINES = 9
 """Most ways in the plot, one colour each."""
@@ -37,7 +37,22 @@ def answer(advice: Advice) -> list[str]:
         for on in advice.dense.networks
     ]
     clauses[0] += [f"{_bps(level)} would give 90 %" if level is not None else "", helped]
-    return [*map(_sentence, clauses), *_fastest(advice), *_too_large(advice)]
+    return [*map(_sentence, clauses), *_tied(advice), *_fastest(advice), *_too_large(advice)]
+
+
+def _tied(advice: Advice) -> list[str]:
+    """Return what a tied embedding costs and what avoids it, if it takes more of a step than anything else."""
+    slowed = next((on for on in advice.dense.networks if on.limit == "tied"), None)
+    if slowed is None:
+        return []
+    sent = advice.job.tied_transfers(advice.layout)
+    own = sent[(sent["source_replica"] == 0) & (sent["source_stage"] == sent["stage"])]
+    return [
+        f"On {slowed.network!r} the tied embedding takes {format_seconds(slowed.parts.tied)} of a step of "
+        f"{format_seconds(slowed.step_s)}: its two stages send each other {format_bytes(own['wire_bytes'].sum())}, which no "
+        "codec compresses. Untie it (`tie_word_embeddings` = false), or keep both ends on one worker by a V-shaped schedule, "
+        "as in --schedule ZBV."
+    ]
 
 
 def _sentence(clauses: Sequence[str]) -> str:

@@ -60,7 +60,9 @@ def _differ(networks: Sequence[Network]) -> bool:
 
 
 def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], count: int, replicas: int) -> Floats:
-    """Return the seconds of a step of `count` microbatches on each network."""
+    """Return the seconds of a step of `count` microbatches on each network; of the first replica if `replicas` is 1."""
+    if replicas == 1:
+        profile = replace(profile, transfers=profile.transfers[profile.transfers["source_replica"] == 0])
 
     def seconds(costs: Profile, on: Sequence[Network]) -> Floats:
         steps: Floats = step_seconds(job.schedule, costs, on, num_microbatches=count, num_replicas=replicas)[:, 0]
@@ -73,10 +75,13 @@ def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], coun
     return np.concatenate([seconds(costs, [network]) for costs, network in zip(own, networks, strict=True)])
 
 
-def quiet_steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
-    """Return the seconds of a step without an exchange of replicas."""
+def _pipeline_s(job: Job, way: Way, networks: Sequence[Network], *, tied: bool) -> Floats:
+    """Return the seconds of a step without an exchange of replicas, and with or without the sums of tied parameters."""
     replicas = way.layout.replicas if _differ(networks) else 1
-    return _run(job, way.unsharded, job.profile(way), networks, job.num_microbatches(way.layout), replicas)
+    profile = job.profile(way)
+    if not tied:
+        profile = replace(profile, transfers=profile.transfers[:0])
+    return _run(job, way.unsharded, profile, networks, job.num_microbatches(way.layout), replicas)
 
 
 class Parts(NamedTuple):
@@ -87,6 +92,8 @@ class Parts(NamedTuple):
     """Idle time due to the schedule, plus the optimiser, on an unlimited network."""
     codecs: float
     links: float
+    tied: float
+    """Sums of tied parameters, such as an embedding that is also the head, over their stages."""
     averaging: float
     latency: float
 
@@ -95,14 +102,15 @@ def parts_of(job: Job, way: Way, network: Network) -> Parts:
     """Return a step's seconds by cause: the time saved by removing the causes one after another."""
     prompt = replace(network, latency_s=0.0, jitter_s=0.0, name="")
     step, without_latency, own = steps_s(job, way, [network, prompt, FREE]).tolist()
-    quiet, quiet_own = quiet_steps_s(job, way, [prompt, FREE]).tolist()
+    quiet, untied = (float(np.subtract(*_pipeline_s(job, way, [prompt, FREE], tied=tied))) for tied in (True, False))
     free, compute = free_s(job, way.layout), job.compute_s(way.layout)
     return Parts(
         compute=compute,
         bubble=free - compute,
         codecs=own - free,
-        links=quiet - quiet_own,
-        averaging=(without_latency - own) - (quiet - quiet_own),
+        links=untied,
+        tied=quiet - untied,
+        averaging=(without_latency - own) - quiet,
         latency=step - without_latency,
     )
 

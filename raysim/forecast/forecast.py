@@ -28,7 +28,7 @@ from raysim.network.topology import FREE, Network
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.groups import exchange_delay, exchange_interval
-from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
+from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners, tied_sizes
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
@@ -202,7 +202,7 @@ def _forecast(
     compute, num_ops = compute.over(transport, num_workers), compute.compute_s.shape[2]
     notes += _schedule_notes(config, weight_shares)
     averages, tied = _exchanges(config, parts, codec_bytes_per_s, notes)
-    endings = endings_of(config, averages, tied_transfers(config, tied))
+    endings = endings_of(config, averages, tied_transfers(tied, config.num_replicas, fused=config.fused_embedding))
     steady, first = (
         replace(compute.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)), **endings[0].costs)
         for visit in (False, True)
@@ -259,9 +259,7 @@ def _exchanges(
     owners = tied_owners(parts)
     shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
     averages = replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
-    sizes = [parts.stages[stage].get_parameter(name).numel() for (stage, name), *_ in owners]
-    stages = [tuple(stage for stage, _ in group) for group in owners]
-    return averages, tuple(zip(stages, sizes, strict=True))
+    return averages, tied_sizes(parts)
 
 
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:

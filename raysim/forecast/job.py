@@ -12,9 +12,11 @@ import numpy as np
 from raysim.config import read_config
 from raysim.forecast.fleet import SAME, Fleet, Layout, Way
 from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
+from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
 from raysim.forecast.timings import TimedStep
+from raysim.network.collectives import Transfers
 from raysim.network.profile import Profile
 from raysim.network.sharding import Sharded, Units
 from raysim.network.topology import Network
@@ -89,7 +91,7 @@ class Job:
 
     @lru_cache(maxsize=256)  # noqa: B019
     def profile(self, way: Way) -> Profile:
-        """Return the costs of a step without the exchange of replicas."""
+        """Return the costs of a step without the exchange of replicas, but with the sums of tied parameters."""
         stages = self.stages(way.layout)
         speed = self.fleet.flops * self.efficiency
         forward = np.array([stage.forward_flops for stage in stages]) / speed
@@ -114,10 +116,17 @@ class Job:
             encode_s=encode_s,
             decode_s=decode_s,
             update_s=UPDATE_BYTES * np.array([stage.num_parameters for stage in stages]) / memory,
+            transfers=self.tied_transfers(way.layout),
             source=f"{self.fleet!r} at {self.efficiency:g} of its datasheet's dense 16-bit peak",
         )
         transport = replace(self.transport, averaging=DDP if way.overlap else Averaging())
         return profile.over(transport, way.layout.workers * way.layout.replicas)
+
+    def tied_transfers(self, layout: Layout) -> Transfers:
+        """Return the transfers that sum tied parameters' gradients over their stages; sharded replicas sum a shard each."""
+        tied = self.model.tied_sizes(self.num_stages(layout))
+        shards = layout.replicas // layout.groups
+        return tied_transfers([(stages, size // shards) for stages, size in tied], layout.replicas)
 
     @lru_cache(maxsize=64)  # noqa: B019
     def sharded(self, way: Way) -> Sharded:
@@ -176,7 +185,10 @@ class Job:
         for exchanges in zip(*stages, strict=True):  # of the same kind of step at all stages
             transfers = [each.transfers(stage, replicas, shards) for stage, each in enumerate(exchanges)]
             work_s = [each.work / self.fleet.codec_bytes_per_s for each in exchanges]
-            costs: dict[str, Any] = {"transfers": np.concatenate(transfers), "method_s": np.array(work_s)}
+            costs: dict[str, Any] = {
+                "transfers": np.concatenate([*transfers, profile.transfers]),
+                "method_s": np.array(work_s),
+            }
             if way.overlap:  # a ring replaces the listed messages
                 sizes = GRADIENT_BYTES * np.array([stage.num_parameters for stage in self.stages(way.layout)])
                 costs |= {"gradient_bytes": sizes, "bucketed_bytes": sizes}

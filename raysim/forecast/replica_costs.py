@@ -207,10 +207,13 @@ def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfe
     return tuple(sorted(endings, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
 
 
-def tied_transfers(config: RunConfig, tied: Sequence[tuple[tuple[int, ...], int]]) -> Transfers:
-    """Return the transfers that sum tied parameters' gradients over their owners, per replica or, if fused, over all."""
-    replicas = range(config.num_replicas)
-    groups = [replicas] if config.fused_embedding else [[replica] for replica in replicas]
+def tied_transfers(tied: Sequence[tuple[tuple[int, ...], int]], num_replicas: int, *, fused: bool = False) -> Transfers:
+    """Return the transfers that sum tied parameters' gradients over their owners, per replica or, if `fused`, over all.
+
+    `tied`: the stages and the number of values of each tied parameter. A run's own packets have the same bytes.
+    """
+    replicas = range(num_replicas)
+    groups = [replicas] if fused else [[replica] for replica in replicas]
     transfers = [as_transfers([])]
     for (stages, size), together in itertools.product(tied, groups):
         members = [(replica, stage) for replica in together for stage in stages]

@@ -154,6 +154,10 @@ class ModelShape:
         """The samples' name in tables."""
         return f"sequences of {self.length:,} tokens"
 
+    def tied_sizes(self, num_stages: int) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """Return the stages of the embedding and its number of values, if it is also the head of another stage."""
+        return (((0, num_stages - 1), self.vocabulary * self.width),) if self.tied and num_stages > 1 else ()
+
     def stages(self, num_stages: int, samples: int) -> list[StageCost]:
         """Return the costs of balanced stages for a microbatch of `samples` sequences; operations weigh the head.
 

@@ -16,11 +16,12 @@ from raysim.forecast.evidence import CONVOLUTIONAL, ELSEWHERE, RECURRENT, SCRATC
 from raysim.forecast.shapes import StageCost, Unit
 from raysim.forecast.timings import read_values
 from raysim.notation import InputError, check_integer
+from raysim.pipeline.plan import tied_sizes
 from raysim.pipeline.prepare import task_of
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, bind_model, build_model, make_structure
 from raysim.workloads.options import bind_options
-from raysim.workloads.partition import partition
+from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import DataShape
 
 CIFAR = {
@@ -105,6 +106,10 @@ class RecipeModel:
         trained = self.config.start is not None or name == "gpt2" or options.get("path") is not None
         return Scope(_kind(name, options), self.num_parameters, ELSEWHERE if trained else SCRATCH, self.name)
 
+    def tied_sizes(self, num_stages: int) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """Return the stages of each tied parameter, and its number of values."""
+        return tied_sizes(_parts(self.config, num_stages, 1))
+
     def stages(self, num_stages: int, samples: int) -> list[StageCost]:
         """Return the costs of a microbatch at each of `num_stages` stages, cut as in a run; raises InputError."""
         try:
@@ -136,10 +141,14 @@ def _num_layers(config: RunConfig) -> int:
     return len(_structure(config)[1])
 
 
+def _parts(config: RunConfig, num_stages: int, samples: int) -> Partition:
+    shape, model = _structure(config)
+    return partition(model, shape, num_stages=num_stages, batch=samples, loss=task_of(config, shape).loss)
+
+
 @lru_cache(maxsize=64)
 def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost, ...]:
-    shape, model = _structure(config)
-    parts = partition(model, shape, num_stages=num_stages, batch=samples, loss=task_of(config, shape).loss)
+    parts = _parts(config, num_stages, samples)
     if any(boundary.several for boundary in parts.boundaries):
         raise InputError(f"Several tensors cross a boundary of {config.name}: `raysim simulate` prices them.")
     outputs = [*(boundary.shape for boundary in parts.boundaries), ()]

@@ -300,6 +300,14 @@ def tied_owners(parts: Partition) -> TiedOwners:
     return tuple(tuple(sorted(group)) for group in groups.values())
 
 
+def tied_sizes(parts: Partition) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Return the stages of each tied parameter, and its number of values."""
+    return tuple(
+        (tuple(stage for stage, _ in owners), parts.stages[owners[0][0]].get_parameter(owners[0][1]).numel())
+        for owners in tied_owners(parts)
+    )
+
+
 def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the gradients averaged by a stage's replicas, by parameter name, in the module's order.
 

@@ -490,3 +490,21 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path
 @pytest.mark.parametrize("shape", [(4096, 4), (4, 4096)])
 def test_a_matrix_narrower_than_the_rank_is_sent_as_a_vector_is(shape):
     assert exchange_of("PowerSGD(8)", shape, 4) == exchange_of("PowerSGD(8)", (math.prod(shape),), 4)
+
+
+def test_a_tied_embedding_takes_its_seconds_on_two_workers_and_none_on_one() -> None:
+    """Its two copies are summed in two rounds of half of it each way; a V-shaped schedule keeps both on one worker."""
+    tied, untied = (replace(SHAPE, tied=tied, vocabulary=50_000) for tied in (True, False))
+    way, own = Way(Layout(4, 1)), replace(job(transport=BARE), model=tied)
+    seconds = parts_of(own, way, SLOW).tied
+    assert seconds == pytest.approx(8 * 4 * tied.vocabulary * tied.width / 1e9, rel=1e-4)
+    assert parts_of(replace(own, schedule=parse_schedule("ZBV")), way, SLOW).tied == 0.0
+    assert parts_of(replace(own, model=untied), way, SLOW).tied == 0.0
+    for layout in (Layout(2, 2), Layout(2, 2, FSDP(2))):  # each replica sums its own, or its shard
+        share = 2 if layout.sharding else 1
+        assert parts_of(own, Way(layout), SLOW).tied == pytest.approx(seconds / share, rel=1e-4)
+    advice = advise(own, [SLOW], layout=way.layout)
+    (sentence,) = [line for line in answer(advice) if "tied embedding" in line]
+    assert "51.2 MB" in sentence
+    assert "--schedule ZBV" in sentence
+    assert not [line for line in answer(advise(replace(own, model=untied), [SLOW])) if "tied" in line]

@@ -7,12 +7,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hf_variants import CAUSAL, FAMILIES, TEXT
 from typer.testing import CliRunner
 
+from raysim import train
 from raysim.cli import app
+from raysim.config import read_config
+from raysim.forecast.fleet import Fleet, Layout, Way
 from raysim.forecast.forecast import forecast
+from raysim.forecast.inputs import make_job
+from raysim.forecast.shapes import FAMILIES as SHAPES
+from raysim.forecast.shapes import shape_of
+from raysim.forecast.structure import RecipeModel
+from raysim.network.collectives import Transfers, transfers_from_columns
+from raysim.pipeline.plan import tied_sizes
 from raysim.workloads.hf_model import hf, load_model
 from raysim.workloads.language_models import gpt2
 from raysim.workloads.models import build_model, make_structure
@@ -100,3 +110,66 @@ print(json.dumps([sum(found.flops_forward), weights, resource.getrusage(resource
     assert parameters == 8_030_261_248
     assert weights == pytest.approx(4 * parameters, rel=1e-4)  # beside them, what rotary embeddings keep
     assert kilobytes < 2e6
+
+
+@pytest.mark.parametrize("family", sorted(SHAPES.keys() & CAUSAL.keys()))
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_a_tied_embedding_is_found_without_its_model(family: str, num_stages: int) -> None:
+    for tied in (True, False):
+        config = {key: value for key, value in CAUSAL[family].items() if key != "word_embed_proj_dim"}
+        config |= {"tie_word_embeddings": tied, "vocab_size": TEXT.num_classes}
+        parts = partition(
+            make_structure("hf", hf, {"shape": TEXT, "config": config}), TEXT, num_stages=num_stages, batch=2
+        )
+        assert shape_of(config, 8).tied_sizes(num_stages) == tied_sizes(parts)
+
+
+def across_workers(transfers: Transfers, owner: list[int]) -> list[tuple[Any, ...]]:
+    """Return the transfers of tied parameters between workers, in order."""
+    tied = transfers[transfers["direction"] == "tied"]
+    owners = np.array(owner)
+    far = owners[tied["source_stage"]] != owners[tied["target_stage"]]
+    return sorted(tied[far | (tied["source_replica"] != tied["target_replica"])].tolist())
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(("schedule", "num_stages"), [("1F1B", 4), ("ZBV", 4), ("Interleaved1F1B(2)", 4)])
+def test_advice_forecast_and_run_send_the_same_bytes_for_a_tied_embedding(
+    schedule: str, num_stages: int, num_replicas: int, tmp_path: Path
+) -> None:
+    """Every transfer of a step that sums a tied embedding, on any layout and schedule."""
+    config = read_config(
+        "topics-gpt",
+        [
+            "model.tied=true",
+            f"schedule={schedule}",
+            f"num_stages={num_stages}",
+            f"num_replicas={num_replicas}",
+            "num_microbatches=4",
+            "batch_size=16",
+            "steps=1",
+            "profile_every_steps=1",
+            "evaluate_every_steps=0",
+        ],
+    )
+    plan = forecast(config, device="A100")
+    workers = plan.num_workers
+    job = make_job(
+        RecipeModel(config),
+        Fleet.parse(f"{workers * num_replicas}xA100"),
+        schedule=schedule,
+        batch=None,
+        microbatch=None,
+        efficiency=0.4,
+        transport="nccl",
+        recompute=False,
+    )
+    advised = job.mixture(Way(Layout(workers, num_replicas)))[0][1].transfers
+    recorded = train(config, engine="inline", out=tmp_path / "run").collectives
+    made = (
+        transfers_from_columns({str(name): recorded[name].to_numpy() for name in recorded}) if len(recorded) else None
+    )
+    sent = across_workers(plan.steady.transfers, plan.owner)
+    assert across_workers(advised, plan.owner) == sent
+    assert (across_workers(made, plan.owner) if made is not None else []) == sent
+    assert bool(sent) == (schedule != "ZBV")
