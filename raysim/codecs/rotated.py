@@ -155,7 +155,8 @@ def factors(width: int) -> np.ndarray:
     sizes = np.repeat(tiles_of(width), tiles_of(width))
     i = np.arange(width)
     odd = (i & i >> 1 ^ i >> 2 & i >> 3 ^ i >> 4 & i >> 5) & 1
-    return ((1 - 2 * odd) / np.sqrt(sizes)).astype(np.float32)
+    result: np.ndarray = ((1 - 2 * odd) / np.sqrt(sizes)).astype(np.float32)
+    return result
 
 
 @functools.cache
@@ -187,7 +188,7 @@ def _turn(rows: torch.Tensor) -> torch.Tensor:
     width = rows.shape[1]
     whole = width - width % TILE
     sizes = (whole, *tiles_of(width)[whole // TILE :])
-    parts = rows.split(sizes, dim=1)
+    parts = torch.split(rows, sizes, dim=1)
     return torch.cat(
         [
             hadamard(part.reshape(-1, min(size, TILE))).view(len(rows), size)

@@ -144,8 +144,8 @@ def _tables(bits: int, width: int, device: torch.device) -> tuple[Tensor, Tensor
     """Return the factors, what a cell means (level * 256 + code), and the levels of codes, on the device."""
     codes = torch.from_numpy(rotated.code_of_cell(bits))
     levels = torch.tensor(LEVELS[bits])
-    tables = levels[codes] * 256 + codes, torch.cat([levels, -levels])
-    return torch.from_numpy(rotated.factors(width)).to(device), *(table.to(torch.int32).to(device) for table in tables)
+    cells, signed = (table.int().to(device) for table in (levels[codes] * 256 + codes, torch.cat([levels, -levels])))
+    return torch.from_numpy(rotated.factors(width)).to(device), cells, signed
 
 
 def _shape(form: Form) -> dict[str, int]:
