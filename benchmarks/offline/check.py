@@ -5,6 +5,8 @@ has a limit of its own and leaves a log; `summary.txt` is the screen that is pri
 CPU, at small sizes, with Triton's interpreter.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -16,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+Step = tuple[str, float, list[list[str]]]  # name, limit in seconds, commands
 BUNDLE = Path(__file__).resolve().parent
 CODECS = (
     "Identity",
@@ -43,7 +46,7 @@ SHOWN = {
     "replay": 16,
     "simulate": 16,
 }  # lines of a log in the summary
-SETTINGS = {
+SETTINGS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "8 bits": ("forward=Quantize(8, per='row')", "backward=Quantize(8, per='row')"),
     "4 bits": ("forward=Quantize(4, per='block', block=64)", "backward=Quantize(8, per='row')"),
@@ -51,7 +54,7 @@ SETTINGS = {
 }
 
 
-def main():
+def main() -> None:
     """Run the steps in order; write the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-check"))
@@ -78,7 +81,7 @@ def main():
 class Check:
     """The steps on one machine, their outcomes, and the environment in which they run."""
 
-    def __init__(self, arguments):
+    def __init__(self, arguments: argparse.Namespace) -> None:
         self.out = arguments.out.resolve()
         self.gpu = arguments.device == "cuda"
         self.device = arguments.device
@@ -93,9 +96,9 @@ class Check:
             self.environment["TRITON_INTERPRET"] = "1"
         self.model = arguments.model
         self.data = arguments.data or ["data=topics"]
-        self.outcomes = []
+        self.outcomes: list[tuple[str, float, str]] = []
 
-    def install(self):
+    def install(self) -> None:
         """Install the wheels and unpack the tests, in a scratch folder."""
         pip = [
             sys.executable,
@@ -112,7 +115,7 @@ class Check:
         with tarfile.open(BUNDLE / "tests.tar.gz") as archive:
             archive.extractall(self.scratch / "tree", filter="data")
 
-    def steps(self):
+    def steps(self) -> list[Step]:
         """Return the name, the limit in seconds and the commands of every step; commands of one step run at the same time."""
         values = [megabytes * 1_000_000 // 4096 * 1024 for megabytes in MEGABYTES] if self.gpu else [65536]
         sizes = [part for count in values for part in ("--size", str(count))]
@@ -158,11 +161,11 @@ class Check:
             ("laws", 150, [[*pytest, "-n", str(max(1, self.cores - 1))] if self.cores > 2 else pytest]),
         ]
 
-    def run(self, name, limit_s, commands):
+    def run(self, name: str, limit_s: float, commands: list[list[str]]) -> None:
         """Run a step's commands within its limit; output goes to its log."""
         start = time.monotonic()
 
-        def call(i):
+        def call(i: int) -> int | str:
             log = self.out / (f"{name}-{i}.log" if len(commands) > 1 else f"{name}.log")
             left = max(1.0, limit_s - (time.monotonic() - start))
             with log.open("wb") as file:
@@ -187,7 +190,7 @@ class Check:
         self.outcomes.append((name, time.monotonic() - start, "ended well" if not bad else f"ended with {bad}"))
         print(f"{name}: {self.outcomes[-1][2]} after {self.outcomes[-1][1]:.0f} s", flush=True)
 
-    def summary(self):
+    def summary(self) -> list[str]:
         """Return the lines of the screen at the end."""
         lines = [f"{name:<14}{seconds:6.0f} s  {outcome}" for name, seconds, outcome in self.outcomes]
         for name, _, _ in self.outcomes:
@@ -196,10 +199,10 @@ class Check:
                 lines += ["", f"== {name}", *log.splitlines()[-SHOWN.get(name, 8) :], *_memory(self.out / name)]
         return lines
 
-    def _raysim(self, *words):
+    def _raysim(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "raysim.cli", *words]
 
-    def _model(self):
+    def _model(self) -> list[str]:
         size = [] if self.gpu else ["num_hidden_layers", "hidden_size", "intermediate_size"]
         if self.model is not None:
             shape = f"model.path={self.model.resolve()}"
@@ -211,7 +214,7 @@ class Check:
             shape = f"model.config={file}"
         return [shape, *self.data, "data.length=128", "num_stages=4", "num_microbatches=4", "batch_size=8"]
 
-    def _training(self, name, keys):
+    def _training(self, name: str, keys: tuple[str, ...]) -> list[str]:
         steps = 60 if self.gpu else 3
         fixed = [
             f"device={self.device}",
@@ -232,7 +235,7 @@ class Check:
             str(self.out / f"train {name}"),
         ]
 
-    def _pricing(self, command, *words):
+    def _pricing(self, command: str, *words: object) -> list[str]:
         json_file = self.out / f"{command}.json"
         return [
             *self._raysim(command, *map(str, words)),
@@ -261,7 +264,7 @@ if torch.cuda.is_available():
 """
 
 
-def _memory(run):
+def _memory(run: Path) -> list[str]:
     try:
         import pyarrow.parquet as pq
 

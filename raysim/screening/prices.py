@@ -46,7 +46,9 @@ class Prices:
         changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
         if averaged:
             costs = [self._cost(stage, setting.replica_gradient, each) for stage, each in enumerate(averaged)]
-            changes["endings"] = endings_of(config, costs, tied_transfers(config, dense.tied))
+            changes["endings"] = endings_of(
+                config, costs, tied_transfers(dense.tied, config.num_replicas, fused=config.fused_embedding)
+            )
             changes["averages"] = tuple(costs)
         endings = changes.get("endings", dense.endings)
         packets = packets_profile(links, dense.num_stages, num_ops, first=False)

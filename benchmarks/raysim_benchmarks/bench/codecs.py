@@ -261,7 +261,7 @@ def _device_seconds(run: Callable[[], Any]) -> float:
 
     The GPU idles before it starts, so that the host can queue the whole call: its time to launch kernels is left out.
     """
-    torch.cuda._sleep(_AHEAD)
+    torch.cuda._sleep(_AHEAD)  # type: ignore[no-untyped-call]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     with Flight().open():
         start.record()

@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,10 +47,11 @@ def bench_overlap(
     for text in codecs:
         codec = parse(text, CODECS)
         packet = codec.encode(x, _KEY)
-        for action, run in (
-            ("encode", lambda codec=codec: codec.encode(x, _KEY)),
-            ("decode", lambda packet=packet: packet.decode(device)),
-        ):
+        actions: dict[str, Callable[[], Any]] = {
+            "encode": partial(codec.encode, x, _KEY),
+            "decode": partial(packet.decode, device),
+        }
+        for action, run in actions.items():
             alone = statistics.median(_seconds([run], device) for _ in range(rounds))
             beside = products(max(1, round(alone / product_s)))
             sides = {"codec": [run], "products": [beside], "together": [run, beside]}
@@ -78,8 +80,9 @@ def table(result: dict[str, Any]) -> Table:
 def _seconds(runs: list[Callable[[], Any]], device: str) -> float:
     """Return the wall seconds of all `runs`, each on a stream of its own, until the device has finished them."""
     gpu = device == "cuda"
-    streams = [torch.cuda.stream(torch.cuda.Stream()) if gpu else contextlib.nullcontext() for _ in runs]
+    streams: list[Any] = [contextlib.nullcontext()] * len(runs)
     if gpu:
+        streams = [torch.cuda.stream(torch.cuda.Stream()) for _ in runs]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     start = time.perf_counter()
     with Flight().open():
