@@ -164,7 +164,8 @@ def read_shape(path: str, length: int | None = None) -> ModelShape | None:
             f"{file} must be a config of transformers with `model_type`. Give --layers, --width, --length, --vocabulary."
         )
     name = str(values.get("_name_or_path") or file.absolute().parent.name)
-    return shape_of(values, length, name=name.rstrip("/").rsplit("/", 1)[-1])
+    shape = shape_of(values, length, name=name.rstrip("/").rsplit("/", 1)[-1])
+    return replace(shape, trained=any(any(file.parent.glob(pattern)) for pattern in WEIGHTS))
 
 
 def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str = UNNAMED) -> ModelShape:

@@ -46,7 +46,7 @@ class StepReport(NamedTuple):
 
 
 class Unreached(NamedTuple):
-    """What no backward of a stage has reached so far, since a layer detaches its input or turns gradients off."""
+    """Parameters that no backward of a stage has reached so far, since a layer detaches its input or turns gradients off."""
 
     parameters: tuple[str, ...]
     """Parameters without a gradient, of those that require one."""

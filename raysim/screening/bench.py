@@ -32,7 +32,7 @@ LATE = 2**20  # a step after any warm-up of a replica method
 
 
 class Measurements(NamedTuple):
-    """What was measured of one setting; no measures and directions if a tensor or gradient overflowed."""
+    """Measurements of one setting; no measures and directions if a tensor or gradient overflowed."""
 
     measures: Mapping[str, Difference]
     """By name."""

@@ -35,6 +35,8 @@ LINKS = (
     Default('Quantize(4, per="block", block=64)', ROWS),
     Default('Quantize(4, per="block", block=32)', 'Quantize(4, per="block", block=32)'),
     Default('Hadamard(Quantize(4, per="row"))', ROWS),
+    Default("Rotated(4)", "Rotated(4)", True),
+    Default("Rotated(3)", "Rotated(4)", True),
     Default("TAHQuant(tile=64)", ROWS),
     Default("TAHQuant(tile=64)", "TAHQuant(tile=64)"),
     Default('Outliers(Quantize(4, per="row"))', ROWS, True),

@@ -1,4 +1,4 @@
-"""What a screen found, in sentences above its table."""
+"""Findings of a screen, in sentences above its table."""
 
 from __future__ import annotations
 

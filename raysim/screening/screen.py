@@ -76,7 +76,7 @@ class Screened:
 
 @dataclass(frozen=True, eq=False)
 class Screen:
-    """All screened settings of a run, dense first."""
+    """Screened settings of a run, dense first."""
 
     config: RunConfig
     plan: Plan

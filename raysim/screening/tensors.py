@@ -1,4 +1,4 @@
-"""What the tensors at the cuts are like, and which groups of values suit them."""
+"""Statistics of the tensors at the cuts, and the groups of values that suit them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a screened setting: hopeless at once, worth training, or no gain on the networks."""
+"""Verdicts on screened settings: hopeless at once, worth training, or no gain on the networks."""
 
 from __future__ import annotations
 

@@ -274,8 +274,9 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
         shape = shape._replace(has_ignored=ignores)
         declared = _declared(name, getattr(pair[0], "classes", None))
         counts = [part.num_classes(targets, shape) for part, targets in zip(parts, known, strict=True)]
+        learned = known[0] is None or bool((known[0] != IGNORED).any())  # otherwise the data are refused for that
         for part, targets, count in zip(parts, known, counts, strict=True):
-            if targets is not None and count > (declared or counts[0]):
+            if targets is not None and learned and count > (declared or counts[0]):
                 raise ValueError(
                     f"A target of {part.name} is {count - 1}, but {'`classes` declares' if declared else 'the training split has'} "
                     f"{declared or counts[0]} classes from 0. Leave such samples out, or give the number by an attribute `classes`."

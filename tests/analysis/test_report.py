@@ -380,7 +380,7 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
             ("topk", 1, {}),
             ("topk", 2, {}),
             ("q8", 1, {"batch_size": 999}),
-            ("feedback", 2, {"batch_size": 999, "steps_done": 5}),
+            ("feedback", 2, {"batch_size": 999, "steps_done": 7}),
         ]
     ):
         copy_run(runs / f"{name}-s{seed}", tmp_path / f"{place}", **changes)
@@ -404,7 +404,7 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
     assert [lead.partition(": ")[0] for lead in leads] == [titles["job1"], titles["job2"]]
     said = " ".join(str(block.text) for block in section(page, "summary").blocks if isinstance(block, Text))
     assert "(1, 2)" in said
-    assert "(steps 5, 6 and seeds 1, 2)" in said
+    assert "(steps 6, 7 and seeds 1, 2)" in said
     outline = Outline(write_html(page))
     links = [attributes["href"] for attributes in outline.all("a")]
     assert links.count("#job1") == links.count("#job2") == 1

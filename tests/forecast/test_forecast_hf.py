@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.cli import app
 from raysim.config import read_config
+from raysim.forecast.families import FAMILIES as SHAPES
+from raysim.forecast.families import shape_of
 from raysim.forecast.fleet import Fleet, Layout, Way
 from raysim.forecast.forecast import forecast
 from raysim.forecast.inputs import make_job
-from raysim.forecast.shapes import FAMILIES as SHAPES
-from raysim.forecast.shapes import shape_of
 from raysim.forecast.structure import RecipeModel
 from raysim.network.collectives import Transfers, transfers_from_columns
 from raysim.pipeline.plan import tied_sizes

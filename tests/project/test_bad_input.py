@@ -71,7 +71,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "no_device.py").write_text("raise RuntimeError('no such device')\n")
     (tmp_path / "houses.csv").write_text("size,price\n" + "".join(f"{i},{2 * i}\n" for i in range(80)))
     (tmp_path / "text.txt").write_text("the quick brown fox\n" * 60)
-    load_model(DataShape((12,), "int64", 300), config=CAUSAL["llama"]).save_pretrained(tmp_path / "weights")
+    load_model(DataShape((12,), "int64", 300, (12,)), config=CAUSAL["llama"]).save_pretrained(tmp_path / "weights")
     for name, count in (("weights", 300), ("larger", 400)):
         tokenizer = Tokenizer(models.WordLevel({f"t{index}": index for index in range(count)}, unk_token="t0"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

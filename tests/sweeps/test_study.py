@@ -14,6 +14,7 @@ from raysim.sweeps.study_file import read_study, study_names
 WORKERS = {
     "equal-bandwidth-2026": 8,
     "finetune-replicas": 8,
+    "trained-replicas": 2,
     "gravac-pictures": 2,
     "gravac-text": 2,
     "gravac-vgg": 2,

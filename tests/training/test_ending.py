@@ -20,6 +20,16 @@ from raysim.training.run import Training
 from raysim.training.train import train
 
 
+@pytest.fixture(autouse=True)
+def nothing_ignored():
+    """End on signals even if the suite was started by `nohup` or in the background, which ignore them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def interrupted(config, folder, number, moment):
     """Train in this process, and send it a signal at a moment; return the exit code."""
     ending = Ending()
