@@ -33,11 +33,11 @@ def test_runs_of_a_study_are_trained_without_ray_and_read_as_one_study(tmp_path)
         'base = "digits-cnn"\nseeds = [0, 1]\nsampler = "grid"\nengine = "inline"\nobjectives = ["loss_on"]\n'
         '[[baselines]]\nname = "dense"\nset = { forward = "Identity" }\n[space]\nforward = ["TopK(0.1)"]\n'
     )
-    program = [sys.executable, OFFLINE / "train_study.py"]
+    program = [sys.executable, str(OFFLINE / "train_study.py")]
     out = tmp_path / "out"
     out.mkdir()
-    subprocess.run([*program, "plan", study, out / "runs.json"], check=True, timeout=120)
-    train = [*program, "train", out / "runs.json", out, "--processes", "2", "--set", "steps=3"]
+    subprocess.run([*program, "plan", str(study), str(out / "runs.json")], check=True, timeout=120)
+    train = [*program, "train", str(out / "runs.json"), str(out), "--processes", "2", "--set", "steps=3"]
     subprocess.run(train, check=True, timeout=400)
     results = load(out)
     assert set(results.runs["status"]) == {"finished"}

@@ -4,6 +4,7 @@ import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -50,7 +51,7 @@ def accept(command, file=None):
     name, *words = [
         word.replace("FILE", str(file)) if word.endswith("=FILE") else word for word in shlex.split(command)[1:]
     ]
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     context = group.make_context("raysim", [name, *words])
     options = {}
     if name in group.list_commands(context):
@@ -75,7 +76,7 @@ def made_folder(folder, kind="llama", *, weights=True):
     import transformers
     from hf_variants import CAUSAL
 
-    values = {**CAUSAL[kind], "vocab_size": 256}
+    values: dict[str, Any] = {**CAUSAL[kind], "vocab_size": 256}
     config = transformers.CONFIG_MAPPING[values.pop("model_type")](**values)
     if weights:
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -238,7 +239,7 @@ def test_commands_of_a_probe_are_accepted_as_printed(called, model):
 
 
 def test_the_examples_of_all_commands_are_accepted(called):
-    group = typer.main.get_command(app)
+    group = typer.main.get_group(app)
     context = group.make_context("raysim", ["keys"])
     for name in group.list_commands(context):
         for line in (group.get_command(context, name).help or "").splitlines():

@@ -47,7 +47,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("kind", TEXTS)
 def test_a_text_in_any_column_is_written_as_its_reader_accepts_it(tmp_path, run, kind):
     row = Run(run).row
-    changed = {
+    changed: dict[str, object] = {
         name: TEXTS[kind] for name, of in COLUMNS.items() if of == "str" and name not in (*NOTATIONS, "schedule_rows")
     }
     changed |= {name: [TEXTS[kind][:1000]] for name, of in COLUMNS.items() if of == "list[str]"}

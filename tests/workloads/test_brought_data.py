@@ -96,7 +96,7 @@ def test_a_class_of_the_test_split_alone_is_refused(tmp_path, name, labels, othe
         (tmp_path / f"{split}.csv").write_text(
             "\n".join(["text,label", *lines]).replace("\n", "\n" + "w" * (name == "text"))
         )
-    options = {"label": "label"} if name == "text" else {"target": "label"}
+    options: dict[str, str | bool] = {"label": "label"} if name == "text" else {"target": "label"}
     if name == "table" and not isinstance(other, str):
         options["classes"] = True
     said = refusal(lambda: load(name, path=tmp_path, **options))
