@@ -37,6 +37,7 @@ CODECS = (
 )
 DTYPES = ("float32", "bfloat16")
 MEGABYTES = (2, 16, 128)  # of float32
+SMALL = {"num_hidden_layers": 4, "hidden_size": 72, "intermediate_size": 96}  # of the model on a CPU
 NETWORK = "200mbps+30ms"
 SHOWN = {
     "machine": 4,
@@ -203,12 +204,11 @@ class Check:
         return [sys.executable, "-m", "raysim.cli", *words]
 
     def _model(self) -> list[str]:
-        size = [] if self.gpu else ["num_hidden_layers", "hidden_size", "intermediate_size"]
         if self.model is not None:
             shape = f"model.path={self.model.resolve()}"
         else:
             config = json.loads((BUNDLE / "shape.json").read_text())
-            config |= dict(zip(size, (4, 72, 96), strict=False))
+            config |= {} if self.gpu else SMALL
             file = self.scratch / "config.json"
             file.write_text(json.dumps(config))
             shape = f"model.config={file}"

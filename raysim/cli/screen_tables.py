@@ -39,7 +39,7 @@ def _row(done: Screen, each: Screened) -> dict[str, str]:
         row["fidelity"] = "\n/ ".join(filter(None, (_range(each.fidelities(way)) for way in ("forward", "backward"))))
     if done.plan.num_replicas > 1:
         row["of replicas"] = _range(each.fidelities("replica_gradient"))
-    worst = max(each.found.directions, key=lambda direction: direction.error, default=None)
+    worst = max(each.result.directions, key=lambda direction: direction.error, default=None)
     row["gradient"] = "-" if worst is None else f"cos {worst.cosine:.3f}\nx{worst.norm_ratio:.2f}"
     row["error, noise"] = "-" if worst is None else _beside(worst.error, worst.noise)
     row["wire"] = f"{each.dense_bytes / each.wire_bytes:.1f}x less" if each.wire_bytes else "-"
@@ -52,13 +52,13 @@ def _row(done: Screen, each: Screened) -> dict[str, str]:
 
 
 def _difference(done: Screen, each: Screened, name: str) -> str:
-    found = each.found.measures.get(name)
-    if found is None:
+    difference = each.result.measures.get(name)
+    if difference is None:
         return "-"
     if not each.linked:
-        return f"{found.value:.4f}" if each is done.dense else "as dense"
-    bound = "" if math.isnan(found.bound) else f" +-{found.bound:.2g}"
-    return f"{found.value:.4f}\n{found.difference:+.2g}{bound}"
+        return f"{difference.value:.4f}" if each is done.dense else "as dense"
+    bound = "" if math.isnan(difference.bound) else f" +-{difference.bound:.2g}"
+    return f"{difference.value:.4f}\n{difference.difference:+.2g}{bound}"
 
 
 def _beside(error: float, noise: float) -> str:
@@ -97,12 +97,12 @@ def _figures(each: Screened) -> dict[str, Any]:
     return {
         **each.setting._asdict(),
         "measures": {
-            name: {key: _known(value) for key, value in found._asdict().items()}
-            for name, found in each.found.measures.items()
+            name: {key: _known(value) for key, value in difference._asdict().items()}
+            for name, difference in each.result.measures.items()
         },
-        "links": [{key: _known(value) for key, value in row.items()} for row in each.found.measured.links],
+        "links": [{key: _known(value) for key, value in row.items()} for row in each.result.measured.links],
         "gradients": [
-            {key: _known(value) for key, value in direction._asdict().items()} for direction in each.found.directions
+            {key: _known(value) for key, value in direction._asdict().items()} for direction in each.result.directions
         ],
         "wire_bytes": each.wire_bytes,
         "dense_bytes": each.dense_bytes,

@@ -94,7 +94,7 @@ class Advice:
     rows: tuple[Row, ...]
     """The first is the uncompressed job in its own layout."""
     chosen: bool = False
-    """Whether the user asked for the layout."""
+    """True if the user asked for the layout."""
 
     @property
     def dense(self) -> Row:

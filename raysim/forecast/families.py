@@ -44,7 +44,7 @@ class Family(NamedTuple):
     positions: int | None = None
     """Learned positions in addition to the config's; None if positions are not learned."""
     grouped: bool = True
-    """Whether keys and values may have fewer heads, and heads a width of their own."""
+    """True if the class allows fewer key and value heads, and a head width independent of the width."""
     hidden_name: str = "intermediate_size"
     """Key of the width within the feed-forward part."""
 

@@ -26,6 +26,7 @@ from raysim.values import UNNAMED, BoundaryTensors
 
 T = TypeVar("T")
 
+SEEDED = "made by the compressors themselves of seeded normal tensors"
 LATE = 2**20  # an epoch after any warm-up
 VISITS = 4  # timed visits of one message, after one that warms up
 
@@ -111,7 +112,7 @@ def link_costs(
     ]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
     seconds = f"measured on {where}" if codec_bytes_per_s is None else "of their counted work"
-    notes.append(f"Packets: made by the compressors themselves of seeded normal tensors. Codec seconds: {seconds}.")
+    notes.append(f"Packets: {SEEDED}. Codec seconds: {seconds}.")
     return tuple(links)
 
 

@@ -96,7 +96,7 @@ class ModelShape:
     """Whether the head is the embedding."""
     name: str = UNNAMED
     trained: bool = False
-    """Whether its folder holds weights."""
+    """True if its folder holds weights."""
 
     def __post_init__(self) -> None:
         for field in ("layers", "width", "length", "vocabulary", "heads", "experts", "active_experts"):

@@ -45,7 +45,7 @@ class _Base(NamedTuple):
     """Keys that differ from it in every trial."""
     steps: int
     asked: tuple[str, ...] = ()
-    """What the user adds to the command."""
+    """Arguments that the user adds to the command."""
 
 
 def write_study(advice: Advice, source: str | None, path: Path) -> str:

@@ -36,7 +36,7 @@ def differences(task: Task, sums: NDArray[np.float64], dense: NDArray[np.float64
     own, reference = _results(task, sums.sum(0)), _results(task, dense.sum(0))
     count = len(sums)
     without = [(_results(task, sums.sum(0) - sums[i]), _results(task, dense.sum(0) - dense[i])) for i in range(count)]
-    found = {}
+    results = {}
     for measure in task.measures:
         name = measure.name
         if math.isnan(reference[name]):  # of generated tokens, which a screen does not generate
@@ -46,8 +46,8 @@ def differences(task: Task, sums: NDArray[np.float64], dense: NDArray[np.float64
         if count > 1:
             error = math.sqrt((count - 1) / count * float(np.square(left_out - left_out.mean()).sum()))
             bound = float(special.stdtrit(count - 1, 1 - ERROR / 2)) * error
-        found[name] = Difference(own[name], own[name] - reference[name], bound)
-    return found
+        results[name] = Difference(own[name], own[name] - reference[name], bound)
+    return results
 
 
 def _results(task: Task, sums: NDArray[np.float64]) -> dict[str, float]:

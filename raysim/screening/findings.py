@@ -20,7 +20,7 @@ SEEN = 0.01
 def findings(done: Screen) -> list[str]:
     """Return what the tensors are like, where fidelity misleads, and what the model knows."""
     lines = sentences(done.facts)
-    loss, base = done.dense.found.measures["loss"].value, done.chance["loss"]
+    loss, base = done.dense.result.measures["loss"].value, done.chance["loss"]
     if loss >= base:
         lines.append(
             f"The model knows nothing yet: its loss is {loss:.4g}, and {base:.4g} by the frequencies of the targets alone. So no "
@@ -28,9 +28,9 @@ def findings(done: Screen) -> list[str]:
         )
     misleading = [each for each in done.settings[1:] if _misleads(done, each)]
     if misleading:
-        worst = max(misleading, key=lambda each: each.found.measures["loss"].difference)
+        worst = max(misleading, key=lambda each: each.result.measures["loss"].difference)
         low, high = (pick(worst.fidelities("forward")) for pick in (min, max))
-        harm = worst.found.measures["loss"].difference
+        harm = worst.result.measures["loss"].difference
         others = f", and {len(misleading) - 1} more" if len(misleading) > 1 else ""
         lines.append(
             f"Fidelity misleads here: {words(worst.setting)} keeps {low:.3f} to {high:.3f} of the energy and adds {harm:.2g} to the "
@@ -58,7 +58,7 @@ def _share_words(done: Screen) -> list[str]:
 
 def _gradient_words(done: Screen) -> list[str]:
     """Return how many settings change gradients by less than their noise."""
-    tried = [each.found.directions for each in done.settings[1:] if each.found.directions]
+    tried = [each.result.directions for each in done.settings[1:] if each.result.directions]
     if not tried or any(math.isnan(stage.noise) for stage in tried[0]):
         return []
     quiet = sum(all(stage.error < stage.noise for stage in stages) for stages in tried)
@@ -69,7 +69,7 @@ def _gradient_words(done: Screen) -> list[str]:
 
 
 def _misleads(done: Screen, each: Screened) -> bool:
-    loss, fidelities = each.found.measures.get("loss"), each.fidelities("forward")
+    loss, fidelities = each.result.measures.get("loss"), each.fidelities("forward")
     if loss is None or not fidelities or min(fidelities) < FAITHFUL:
         return False
     lost = knowledge_lost(loss, done.chance["loss"], surely=True)

@@ -18,12 +18,12 @@ def draw(done: Screen, path: Path) -> None:
     network = repr(done.networks[0])
     figure = Figure(figsize=(12, 5.2), layout="constrained")
     axes = figure.subplots()
-    drawn = [each for each in done.settings[1:] if each.found.measures and network in each.prices]
+    drawn = [each for each in done.settings[1:] if each.result.measures and network in each.prices]
     for i, each in enumerate(drawn, 1):
-        point = (each.prices[network].speedup, max(each.found.measures["loss"].difference, LEAST))
+        point = (each.prices[network].speedup, max(each.result.measures["loss"].difference, LEAST))
         axes.scatter(*point, color=COLOURS[each.verdict], label=f"{i}: {words(each.setting)}")
         axes.annotate(str(i), point, fontsize=8, xytext=(4, 3), textcoords="offset points")
-    loss = done.dense.found.measures["loss"].value
+    loss = done.dense.result.measures["loss"].value
     if loss < done.chance["loss"]:
         axes.axhline(LOST * (done.chance["loss"] - loss), color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(1.0, color="0.8", linewidth=0.8, zorder=0)

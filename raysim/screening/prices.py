@@ -13,7 +13,7 @@ import numpy as np
 from raysim.config import ConfigError, RunConfig
 from raysim.forecast.fleet import DENSE, SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
-from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
+from raysim.forecast.link_costs import SEEDED, LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, tied_transfers
 from raysim.network.collectives import DIRECTIONS, as_transfers
 from raysim.network.presets import DEVICES
@@ -33,6 +33,7 @@ class Prices:
     ) -> None:
         self._plan = plan
         self.dense: Forecast = forecast(config, device=device, profile=profile, transport=transport)
+        self.notes = [note.replace(SEEDED, "those of the screen's own tensors") for note in self.dense.notes]
         self._speed = None if device is None else DEVICES[device].codec_bytes_per_s
 
     def priced(self, setting: Setting, measured: Measured, averaged: Sequence[Sequence[MemberRounds]]) -> Forecast:

@@ -110,11 +110,11 @@ def _rows(each: Screened) -> Iterator[tuple[str, dict[str, Any]]]:
             "reason": each.reason,
         },
     )
-    for name, found in each.found.measures.items():
-        yield "measures", {"measure": name, **found._asdict()}
-    for link in each.found.measured.links:
+    for name, difference in each.result.measures.items():
+        yield "measures", {"measure": name, **difference._asdict()}
+    for link in each.result.measured.links:
         yield "links", dict(link)
-    for direction in each.found.directions:
+    for direction in each.result.directions:
         yield "gradients", direction._asdict()
     for network, price in each.prices.items():
         yield "prices", {"network": network, **price._asdict()}

@@ -44,7 +44,7 @@ class Screened:
     """A setting with its measurements, prices by network, and verdict."""
 
     setting: Setting
-    found: Measurements
+    result: Measurements
     prices: Mapping[str, Price]
     verdict: str
     reason: str
@@ -57,21 +57,21 @@ class Screened:
     @property
     def wire_bytes(self) -> int:
         """Bytes of all messages of the screen."""
-        return sum(int(row["wire_bytes"]) for row in self.found.measured.links)
+        return sum(int(row["wire_bytes"]) for row in self.result.measured.links)
 
     @property
     def dense_bytes(self) -> int:
         """The same, uncompressed."""
-        return sum(int(row["dense_bytes"]) for row in self.found.measured.links)
+        return sum(int(row["dense_bytes"]) for row in self.result.measured.links)
 
     @property
     def codec_s(self) -> float:
         """Seconds of encoding and decoding all messages."""
-        return math.fsum(row["encode_s"] + (row.get("decode_s") or 0.0) for row in self.found.measured.links)
+        return math.fsum(row["encode_s"] + (row.get("decode_s") or 0.0) for row in self.result.measured.links)
 
     def fidelities(self, direction: str) -> list[float]:
         """Return the fidelity of each link, or of each stage's replica gradient, in order."""
-        return [row["fidelity"] for row in self.found.measured.links if row["direction"] == direction]
+        return [row["fidelity"] for row in self.result.measured.links if row["direction"] == direction]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ def screen(
         f"about {format_bytes(needed)} of memory."
     )
     with _own_threads_and_random():
-        bench, found = _measure_all(workload, own, num_batches, only_tried=only_tried, averages=averages, say=say)
+        bench, results = _measure_all(workload, own, num_batches, only_tried=only_tried, averages=averages, say=say)
     base = chance(workload.data, plan.task)
     if networks and prices is None:
         prices = pricing(device=None, profile=measured_profile(plan, bench.seconds))
@@ -154,10 +154,10 @@ def screen(
         num_messages=len(bench.passes.microbatches),
         chance=base,
         facts=bench.facts,
-        settings=_judged(found, base["loss"], prices, networks),
+        settings=_judged(results, base["loss"], prices, networks),
         networks=tuple(networks),
         shares={repr(network): prices.shares(network) for network in networks} if prices else {},
-        notes=list(prices.dense.notes) if prices else [],
+        notes=prices.notes if prices else [],
         seconds=time.perf_counter() - began,
         pass_s=bench.pass_s,
     )
@@ -176,11 +176,11 @@ def _measure_all(
         f"take about {format_seconds(len(settings) * bench.pass_s)}."
     )
     bench.warm(settings)
-    found = {DENSE: bench.dense}
+    results = {DENSE: bench.dense}
     for i, setting in enumerate(settings, 1):
-        found[setting] = bench.measure(setting)
-        say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(found[setting])}")
-    return bench, found
+        results[setting] = bench.measure(setting)
+        say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(results[setting])}")
+    return bench, results
 
 
 def words(setting: Setting) -> str:
@@ -190,10 +190,10 @@ def words(setting: Setting) -> str:
     return ", ".join(parts) or "dense"
 
 
-def _loss_words(found: Measurements) -> str:
-    if not found.measures:
+def _loss_words(result: Measurements) -> str:
+    if not result.measures:
         return "a tensor overflows"
-    loss = found.measures["loss"]
+    loss = result.measures["loss"]
     return f"loss {loss.value:.4f} ({loss.difference:+.4f})"
 
 
@@ -228,12 +228,12 @@ def _check(plan: Plan, num_batches: int) -> None:
 
 
 def _judged(
-    found: Mapping[Setting, Measurements], base: float, prices: Prices | None, networks: Sequence[Network]
+    results: Mapping[Setting, Measurements], base: float, prices: Prices | None, networks: Sequence[Network]
 ) -> list[Screened]:
     """Return the settings with their prices and verdicts."""
     dense_s = {network: prices.dense.step_s(network) for network in networks} if prices else {}
     judged = []
-    for setting, each in found.items():
+    for setting, each in results.items():
         priced: dict[str, Price] = {}
         if prices and each.measures:
             plan = prices.priced(setting, each.measured, each.averaged)

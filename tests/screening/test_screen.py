@@ -76,18 +76,18 @@ def test_dense_differs_from_itself_by_exactly_nothing(screened):
     outcome = one.passes.run(exact)
     again = differences(one.passes.plan.task, outcome.sums, one._sums)
     assert all((each.difference, each.bound) == (0, 0) for each in again.values())
-    for directions in (one._reference.compare(one.passes.gradients()), screened.dense.found.directions):
+    for directions in (one._reference.compare(one.passes.gradients()), screened.dense.result.directions):
         assert [(each.cosine, each.norm_ratio, each.error) for each in directions] == [(1.0, 1.0, 0.0)] * 3
-    assert all(each.difference == 0 for each in screened.dense.found.measures.values())
+    assert all(each.difference == 0 for each in screened.dense.result.measures.values())
 
 
 def test_massive_activations_break_one_range_for_a_tensor_and_not_one_for_each_block(screened):
     broken, kept = found(screened, TENSOR), found(screened, BLOCK)
-    assert screened.dense.found.measures["loss"].value < 0.2 < 2 < screened.chance["loss"]
+    assert screened.dense.result.measures["loss"].value < 0.2 < 2 < screened.chance["loss"]
     assert broken.verdict == HOPELESS
-    assert broken.found.measures["loss"].low > 1
+    assert broken.result.measures["loss"].low > 1
     assert kept.verdict == WORTH
-    assert abs(kept.found.measures["loss"].difference) < 0.05
+    assert abs(kept.result.measures["loss"].difference) < 0.05
     facts = {each.direction: each for each in screened.facts}
     assert facts["forward"].massive
     assert facts["forward"].energy > 0.99
@@ -325,7 +325,7 @@ def test_the_loss_does_not_depend_on_how_the_run_is_trained(changes):
     other = screen(
         config(**changes | {"num_microbatches": 2 // changes.get("num_replicas", 1)}), tried=[BLOCK], only_tried=True
     )
-    ours, theirs = (found(done, BLOCK).found for done in (plain, other))
+    ours, theirs = (found(done, BLOCK).result for done in (plain, other))
     assert ours.measures["loss"] == theirs.measures["loss"]
     assert [each.cosine for each in ours.directions] == pytest.approx(
         [each.cosine for each in theirs.directions], abs=1e-9
@@ -334,7 +334,7 @@ def test_the_loss_does_not_depend_on_how_the_run_is_trained(changes):
 
 def test_every_tensor_of_a_cut_is_measured():
     done = screen(config(model="own_modules:UNet", data="digits", num_stages=4), tried=[BLOCK], only_tried=True)
-    tensors = {(row["boundary"], row["tensor"] or "") for row in found(done, BLOCK).found.measured.links}
+    tensors = {(row["boundary"], row["tensor"] or "") for row in found(done, BLOCK).result.measured.links}
     assert tensors == {(i, name) for i, crossing in enumerate(done.plan.boundaries) for name in crossing.shapes}
     assert len(tensors) > 2
     assert {(each.boundary, each.tensor) for each in done.facts} == tensors
@@ -364,9 +364,9 @@ def test_a_branch_is_screened_with_the_weights_of_its_checkpoint(tmp_path):
     done = screen(config(**changes, start=f"{tmp_path / 'run'}@10"), tried=[BLOCK], only_tried=True, num_batches=2)
     evals = Run(tmp_path / "run").evals
     trained = evals[(evals["step"] == 10) & (evals["mode"] == "off")]["loss"].item()
-    assert done.dense.found.measures["loss"].value == pytest.approx(trained, rel=1e-6)
+    assert done.dense.result.measures["loss"].value == pytest.approx(trained, rel=1e-6)
     assert trained != pytest.approx(
-        screen(config(**changes), tried=[BLOCK], only_tried=True).dense.found.measures["loss"].value
+        screen(config(**changes), tried=[BLOCK], only_tried=True).dense.result.measures["loss"].value
     )
 
 
