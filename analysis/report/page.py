@@ -261,8 +261,7 @@ def number(column: str, text: str | ByNetwork | Typed, value: Any = None) -> Cel
 @dataclass(frozen=True)
 class Table:
     """A table. A `live` table can be sorted and filtered on the page. The rows of a table of `networks` have a network in the first
-    column, those of `verdicts` "supported", "contradicted" or "undecided". A `typed` table is filled in on the page for the reader's
-    typed network, under a sentence with the setting to use there."""
+    column. A `typed` table is filled in on the page for the reader's typed network, under a sentence with the setting to use there."""
 
     key: str
     caption: str
@@ -270,7 +269,6 @@ class Table:
     """All with the same columns."""
     live: bool = False
     networks: bool = False
-    verdicts: bool = False
     typed: bool = False
 
     @property
