@@ -365,7 +365,8 @@ PAGES = {
         "`replica_gradient`",
         "These methods are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
         "[the others](replica-methods.md). What was read of each paper, and what was guessed, is in "
-        "[replica methods of 2025 and 2026](../methods/replicas-2026.md).",
+        "[replica methods of 2025 and 2026](../methods/replicas-2026.md), [local steps](../methods/local-steps.md) and "
+        "[replica gradients](../methods/replica-gradients.md).",
     ),
     "schedules": Page(
         "schedule",

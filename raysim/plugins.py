@@ -24,7 +24,8 @@ from typing import Any
 GROUPS = ("raysim.codecs", "raysim.compressors", "raysim.replica_methods", "raysim.schedules")
 CONTRIB = (
     *("ATOMO", "DAQ", "MPC", "MeanStd", "Outliers", "TAHQuant", "TinyScript", "ZFP", "ResidualVQ"),
-    *("AsyncSPARTA", "DeCoSGD", "DiLoCoX", "Dion", "EDGC", "HALoS"),
+    *("AsyncSPARTA", "DIANA", "DeCoSGD", "DeMo", "DiLoCoX", "Dion", "EDGC", "GTopK", "HALoS"),
+    *("MuLoCo", "SPARTA", "SignSGD", "StreamingDiLoCo"),
 )
 """Names in the package raysim-contrib, for the error message if it is not installed."""
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
