@@ -41,8 +41,11 @@ class DeMo(ReplicaMethod):
 
     Each frequency is averaged over the replicas that sent it. The optimiser must be SGD without momentum. The sides of a
     block are the largest divisors of the matrix's sides up to `side`. All tensors are compressed.
+
+    Use: Comparison with signSGD and DGC: frequencies of the momentum.
     """
 
+    variants: ClassVar[tuple[str, ...]] = ("DeMo",)
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
 
     kept: int = 32

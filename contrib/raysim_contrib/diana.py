@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from raysim.notation import check_real
 from raysim.replication.differences import Differences, beyond
@@ -17,10 +18,14 @@ class DIANA(Differences):
 
     C must be unbiased. `alpha` defaults to 1/(1 + w), where w is the relative variance of C.
 
+    Use: Unbiased codecs.
+
     >>> from raysim.codecs import RandomK
     >>> DIANA(RandomK(0.25, unbiased=True)).alpha_of(1000)
     0.25
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("DIANA(QSGD(4))",)
 
     alpha: float | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Nonzero
 from raysim.codecs.codec import count_work
@@ -25,7 +25,11 @@ class GTopK(Layered):
     In round t replica i swaps its k values with replica i XOR 2^t, adds them and keeps the k largest of the sum, so all end with
     the same k. A replica's value counts as sent if it survives every round, else it stays in the residual. If the number of
     replicas is not a power of two, missing replicas count as empty, and a replica with the same sum sends in their place.
+
+    Use: Sparse gradients among many replicas.
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("GTopK(0.01)",)
 
     density: float
     scope: str = "tensor"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from raysim.codecs import Sign
 from raysim.codecs.message import Entry
@@ -20,7 +21,11 @@ class SignSGD(ReplicaMethod):
     Only the learning rate sets the step size, so all tensors are compressed. With `beta`, replicas vote with the sign
     of a moving average of their gradients, m = beta m + (1 - beta) g (Signum); the optimiser should then have no
     momentum.
+
+    Use: 1 bit a value, by majority vote.
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("SignSGD",)
 
     beta: float = 0.0
 

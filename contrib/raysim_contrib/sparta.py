@@ -19,10 +19,13 @@ class SPARTA(ReplicaMethod):
     Positions, at least one per tensor, are drawn in each step from a seed shared by all replicas, so only values are
     sent, by an all-reduce. All other parameters differ between replicas; evaluations use their mean.
 
+    Use: A few values in every step, to keep replicas close to one another.
+
     >>> SPARTA(0.01)
     SPARTA(share=0.01)
     """
 
+    variants: ClassVar[tuple[str, ...]] = ("SPARTA",)
     after_update: ClassVar[bool] = True
     decentralized: ClassVar[bool] = True
 

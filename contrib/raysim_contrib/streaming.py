@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from raysim.notation import check_integer, check_real
 from raysim.replication.local import CHANGES, DiLoCo
@@ -20,7 +21,11 @@ class StreamingDiLoCo(DiLoCo):
     `delay` steps between sending a fragment and using its mean: then W takes its outer step, and the replica's own
     parameters become W + blend (W_r - W). Arrivals are spread evenly over the steps; the last is in the last step of
     the run. Tensors are assigned largest first, each to the fragment with the fewest values so far.
+
+    Use: DiLoCo if the peak of an exchange matters, or to hide its time (`delay`).
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("StreamingDiLoCo(100, fragments=4)",)
 
     fragments: int = 2
     delay: int = 0
