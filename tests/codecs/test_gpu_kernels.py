@@ -114,7 +114,7 @@ def test_a_thousand_random_tensors() -> None:
 
 @served
 def test_nan_and_infinity_are_refused(codec: Codec) -> None:
-    for bad, length in itertools.product([math.nan, -math.nan, math.inf, -math.inf], [256, 5000]):
+    for bad, length in ((math.nan, 256), (-math.nan, 5000), (math.inf, 5000), (-math.inf, 256)):
         x = normal(2, length)
         x[1, 3] = bad
         with on_gpu(), pytest.raises(NonFiniteError):

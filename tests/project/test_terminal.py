@@ -88,3 +88,9 @@ print(user_here(), _token_file(), cache_folder(), model_title("hf", "~nobody-her
     )
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) in done.stdout
+
+
+def test_help_into_a_closed_pipe_prints_no_error():
+    command = f"'{sys.executable}' -m raysim.cli train --help | true"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert (ended.stdout, ended.stderr) == ("", "")
