@@ -19,15 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raysim_contrib.atomo import ATOMO
 from raysim_contrib.daq import DAQ
+from raysim_contrib.entropy import Entropy
+from raysim_contrib.fixed_point import FixedPoint
 from raysim_contrib.meanstd import MeanStd
 from raysim_contrib.mpc import MPC
 from raysim_contrib.outliers import Outliers
 from raysim_contrib.tahquant import TAHQuant
+from raysim_contrib.terngrad import TernGrad
+from raysim_contrib.threshold import Threshold
 from raysim_contrib.tinyscript import TinyScript
 from raysim_contrib.zfp import ZFP, blocks_of
 
 from raysim import plugins
-from raysim.codecs import CODECS, ErrorBounded, FixedPoint, Quantize
+from raysim.codecs import CODECS, ErrorBounded, Quantize
 from raysim.codecs.draws import uniform
 from raysim.notation import parse
 from raysim.replication import parse_replica_method
@@ -142,6 +146,12 @@ def test_diana_needs_a_codec_of_known_variance() -> None:
         (lambda: ZFP(0), "`tolerance` must be in (0, 1e+30], but got 0."),
         (lambda: MPC(0), "`stride` must be an integer from 1 to 1048576, but got 0."),
         (lambda: TAHQuant(high=2), "`high` must be in [0, 1], but got 2."),
+        (lambda: Threshold(0), "`threshold` must be in (0, 3e+38], but got 0."),
+        (
+            lambda: Entropy(Entropy(Quantize(4))),
+            "`codec` must be one that is not compressed yet, but got Entropy(Quantize(4)).",
+        ),
+        (lambda: TernGrad(0), "`clip` must be in (0, 1e+06], but got 0."),
         (lambda: ATOMO(0), "`budget` must be in (0, 1e+06], but got 0."),
     ],
 )

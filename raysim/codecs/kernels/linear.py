@@ -1,6 +1,6 @@
 """Sums over groups, the Walsh-Hadamard transform, and products with thin matrices in numba, all in float64.
 
-Sums are in the order of the references: `raysim.codecs.groups.group_sums`, `raysim.codecs.wrappers.hadamard` and
+Sums are in the order of the references: `raysim.codecs.groups.group_sums`, `raysim.codecs.hadamard.hadamard` and
 `raysim.codecs.lowrank`. Inner loops of products are unrolled over several terms, still added in order: results are the same, and
 partial sums are loaded and stored less often.
 """
