@@ -56,8 +56,6 @@ ENTRIES = {
             "Mean", "Fang et al. 2019 (RedSync), arXiv:1808.04357", "Values of a sparse codec with a common sign."
         ),
         "QSGD": Entry("QSGD(4)", "Alistarh et al. 2017, arXiv:1610.02132", "An unbiased codec with a choice of bits."),
-        "Sign": Entry("Sign", "Karimireddy et al. 2019, arXiv:1901.09847", "Gradients in 1 bit, under error feedback."),
-        "OneBit": Entry("OneBit", "Seide et al. 2014 (Interspeech)", "Gradients in 1 bit, under error feedback."),
         "TopK": Entry(
             "TopK(0.1)", RUDAKOV, "Tensors with few large and many small values. On gradients, use error feedback."
         ),

@@ -8,13 +8,12 @@ and add it to `CODECS`; the property tests then require an example of it. Rarely
 from collections.abc import Iterable
 
 from raysim.codecs.codec import DTYPES, Codec, NonFiniteError, Packet, check_finite, to_bytes, to_tensor
-from raysim.codecs.fitted import ErrorBounded, NonUniform
+from raysim.codecs.fitted import ErrorBounded, Mean, NonUniform
 from raysim.codecs.floats import MX, Cast, Identity
 from raysim.codecs.hadamard import Hadamard
 from raysim.codecs.lowrank import LowRank
 from raysim.codecs.quantize import QSGD, Quantize
 from raysim.codecs.rotated import Rotated
-from raysim.codecs.signs import Mean, OneBit, Sign
 from raysim.codecs.sparse import RandomK, TopK
 from raysim.codecs.threshold import EstimatedTopK, Nonzero
 from raysim.on_demand import torch
@@ -25,7 +24,7 @@ CODECS: dict[str, type[Codec]] = {
     for cls in (
         *(Cast, Identity),
         *(Mean, MX, NonUniform, Quantize, Rotated),
-        *(OneBit, QSGD, Sign),
+        *(QSGD,),
         *(EstimatedTopK, Nonzero, RandomK, TopK),
         *(ErrorBounded, LowRank),
         Hadamard,
@@ -69,12 +68,10 @@ __all__ = [
     "NonFiniteError",
     "NonUniform",
     "Nonzero",
-    "OneBit",
     "Packet",
     "Quantize",
     "RandomK",
     "Rotated",
-    "Sign",
     "TopK",
     "check_finite",
     "derive_key",

@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from codec_laws import check_unbiased, error_of, groups_of
-from codec_variants import KEY, LAW_TENSORS, normal, student
+from codec_laws import check_unbiased, error_of
+from codec_variants import KEY, normal, student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +21,8 @@ from raysim.codecs import (
     Hadamard,
     LowRank,
     NonUniform,
-    OneBit,
     Quantize,
     RandomK,
-    Sign,
     TopK,
     kernels,
 )
@@ -50,37 +48,6 @@ def test_rows_do_not_see_each_other() -> None:
 
 
 # Signs
-
-
-def test_small_vectors_of_signs() -> None:
-    assert OneBit().encode(torch.tensor([-1.0, -3.0, 2.0, 4.0])).decode().tolist() == [-2, -2, 3, 3]
-    assert Sign().encode(torch.tensor([1.0, -3.0])).decode().tolist() == [2, -2]
-    assert Sign(scaled=False).encode(torch.tensor([0.0, -0.0, -3.0])).decode().tolist() == [1, 1, -1]
-
-
-@pytest.mark.parametrize("name", ["normal", "post-ReLU", "heavy tail", "tokens", "long"])
-@pytest.mark.parametrize("per", ["tensor", "sample", "channel", "row"])
-def test_laws_of_scaled_sign_and_of_one_bit(name: str, per: str) -> None:
-    x = LAW_TENSORS[name]
-    sign, one_bit = Sign(per=per).encode(x).decode(), OneBit(per=per).encode(x).decode()
-    grouping = per
-    pairs = (
-        zip(x.reshape(-1, x.shape[-1]), sign.reshape(-1, x.shape[-1]), one_bit.reshape(-1, x.shape[-1]), strict=True)
-        if per == "row"
-        else zip(groups_of(x, grouping), groups_of(sign, grouping), groups_of(one_bit, grouping), strict=True)
-    )
-    for values, c, b in pairs:
-        values, c, b = values.double(), c.double(), b.double()
-        squared = values.square().sum()
-        assert (values - c).square().sum() == pytest.approx(
-            float(squared - values.abs().sum() ** 2 / len(values)), rel=1e-5, abs=1e-5
-        )
-        assert float(c @ values) == pytest.approx(float(c.square().sum()), rel=1e-5, abs=1e-6)
-        assert float((values - b)[values < 0].sum()) == pytest.approx(0, abs=1e-5 * len(values))
-        assert float((values - b)[values >= 0].sum()) == pytest.approx(0, abs=1e-5 * len(values))
-        assert float(squared) == pytest.approx(
-            float(b.square().sum() + (values - b).square().sum()), rel=1e-5, abs=1e-6
-        )
 
 
 def test_sums_are_exact_where_float64_is() -> None:
@@ -321,10 +288,6 @@ def test_non_uniform_levels_fit_heavy_tails() -> None:
         (
             lambda: Quantize(4, block=64),
             "`block` is the size of a group with `per='block'`, but got 64 with `per='tensor'`.",
-        ),
-        (
-            lambda: Sign(per="row", scaled=False),
-            "`per` has no effect with `scaled=False`, which sends no scales, but got 'row'. Leave it out.",
         ),
         (lambda: NonUniform(9), "`bits` must be an integer from 1 to 8, but got 9."),
     ],

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from codec_laws import bits_of, check_unbiased
-from codec_variants import KEY, normal
+from codec_laws import bits_of, check_unbiased, groups_of
+from codec_variants import KEY, LAW_TENSORS, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raysim_contrib.entropy import Entropy
 from raysim_contrib.fixed_point import FixedPoint
 from raysim_contrib.natural import Natural
+from raysim_contrib.signs import OneBit, Sign
 from raysim_contrib.terngrad import TernGrad
 from raysim_contrib.threshold import Threshold
 from zstandard import ZstdCompressor
@@ -111,3 +112,34 @@ def test_compressed_arrays_cannot_blow_up() -> None:
     packet = Entropy(Quantize(4)).encode(torch.ones(8))
     with pytest.raises(ValueError, match="neither raw nor compressed"):
         packet._replace(arrays=packet.arrays | {"raw.codes": bomb}).decode()
+
+
+def test_small_vectors_of_signs() -> None:
+    assert OneBit().encode(torch.tensor([-1.0, -3.0, 2.0, 4.0])).decode().tolist() == [-2, -2, 3, 3]
+    assert Sign().encode(torch.tensor([1.0, -3.0])).decode().tolist() == [2, -2]
+    assert Sign(scaled=False).encode(torch.tensor([0.0, -0.0, -3.0])).decode().tolist() == [1, 1, -1]
+
+
+@pytest.mark.parametrize("name", ["normal", "post-ReLU", "heavy tail", "tokens", "long"])
+@pytest.mark.parametrize("per", ["tensor", "sample", "channel", "row"])
+def test_laws_of_scaled_sign_and_of_one_bit(name: str, per: str) -> None:
+    x = LAW_TENSORS[name]
+    sign, one_bit = Sign(per=per).encode(x).decode(), OneBit(per=per).encode(x).decode()
+    grouping = per
+    pairs = (
+        zip(x.reshape(-1, x.shape[-1]), sign.reshape(-1, x.shape[-1]), one_bit.reshape(-1, x.shape[-1]), strict=True)
+        if per == "row"
+        else zip(groups_of(x, grouping), groups_of(sign, grouping), groups_of(one_bit, grouping), strict=True)
+    )
+    for values, c, b in pairs:
+        values, c, b = values.double(), c.double(), b.double()
+        squared = values.square().sum()
+        assert (values - c).square().sum() == pytest.approx(
+            float(squared - values.abs().sum() ** 2 / len(values)), rel=1e-5, abs=1e-5
+        )
+        assert float(c @ values) == pytest.approx(float(c.square().sum()), rel=1e-5, abs=1e-6)
+        assert float((values - b)[values < 0].sum()) == pytest.approx(0, abs=1e-5 * len(values))
+        assert float((values - b)[values >= 0].sum()) == pytest.approx(0, abs=1e-5 * len(values))
+        assert float(squared) == pytest.approx(
+            float(b.square().sum() + (values - b).square().sum()), rel=1e-5, abs=1e-6
+        )

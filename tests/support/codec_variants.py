@@ -168,12 +168,6 @@ VARIANTS = [
         Variant(f"EstimatedTopK(0.1, {policy!r})", odd=True)
         for policy in ("sampled", "bisect", "gaussian", "exponential")
     ),
-    Variant("Sign", absmax(1), scales=True),
-    Variant("Sign(per='row')", absmax(1, rows), scales=True),
-    Variant("Sign(per='block', block=100)", absmax(1, blocks(100)), scales=True),
-    Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
-    Variant("OneBit", minmax(1), scales=True),
-    Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
     Variant("Mean", lambda s, v: 4 * bool(numel(s)), scales=True, odd=True),
     Variant("QSGD(4)", absmax(4, blocks(128)), scales=True, unbiased=True),
     Variant("QSGD(8, block=512)", absmax(8, blocks(512)), scales=True, unbiased=True),

@@ -31,6 +31,12 @@ def maps(shape: Shape) -> int:
 
 
 KNOWN = [
+    Variant("Sign", absmax(1), scales=True),
+    Variant("Sign(per='row')", absmax(1, rows), scales=True),
+    Variant("Sign(per='block', block=100)", absmax(1, blocks(100)), scales=True),
+    Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
+    Variant("OneBit", minmax(1), scales=True),
+    Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
     *(Variant(f"FixedPoint({bits})", absmax(bits, channels), scales=True) for bits in (1, 2, 4, 6, 8)),
     Variant("FixedPoint(8, per='block', block=32)", absmax(8, blocks(32)), scales=True),
     Variant("FixedPoint(3, per='tensor', rounding='stochastic')", absmax(3), scales=True),

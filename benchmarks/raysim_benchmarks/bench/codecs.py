@@ -58,8 +58,6 @@ DEFAULTS = (
     "MX('e4m3')",
     "Hadamard(Quantize(4))",
     "Rotated(4)",
-    "Sign",
-    "OneBit",
     "QSGD(4)",
     "ErrorBounded(0.05)",
     "LowRank(4, per='sample')",

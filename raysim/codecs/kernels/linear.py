@@ -35,19 +35,10 @@ def _load_terms(x, term, center, block):
     elif term == 1:
         for i in range(len(x)):
             block[i] = abs(np.float64(np.float32(np.float64(x[i]) - center)))
-    elif term == 2:
+    else:
         for i in range(len(x)):
             value = np.float64(np.float32(np.float64(x[i]) - center))
             block[i] = value * value
-    elif term == 3:
-        for i in range(len(x)):
-            block[i] = x[i] if x[i] > 0 else 0.0
-    elif term == 4:
-        for i in range(len(x)):
-            block[i] = x[i] if x[i] < 0 else 0.0
-    else:
-        for i in range(len(x)):
-            block[i] = 1.0 if x[i] >= 0 else 0.0
 
 
 def group_sums(x, layout, term, center):

@@ -1,31 +1,36 @@
-"""Codecs of at most two bits per value: its sign, two or three levels per group, or only the mean."""
+"""Sign and OneBit: two levels for each group of values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from raysim.codecs import kernels
-from raysim.codecs.bits import pack_bits, packed_bytes, unpack_bits
-from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes, to_tensor
-from raysim.codecs.groups import BLOCK, Layout, check_groups, group_sizes, group_sums, layout_of, total
-from raysim.codecs.quantize import Levels, Quantize
+from raysim.codecs.bits import pack_bits
+from raysim.codecs.codec import DTYPES, Codec, Key, Packet, cast_saturating, check_finite, to_bytes
+from raysim.codecs.groups import BLOCK, Layout, check_groups, group_sums, layout_of
 from raysim.notation import check_flag
 from raysim.on_demand import torch
 
 
 def _two_levels(packet: Packet, layout: Layout, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """Return the tensor with the value `low` or `high` (float64) of each group, chosen by the bitmap `signs`."""
-    data = packet.bytes_of("signs", packed_bytes(packet.numel, 1))
     dtype = DTYPES[packet.dtype]
-    if expand := kernels.find_on("uniform.expand", low.device, layout.numel, dtype):
-        levels = Levels(bits=1, steps=1, middle=0, last=1)
-        x: torch.Tensor = expand(data, layout, levels, low.numpy(), (high - low).numpy())
-        return cast_saturating(x, dtype).view(packet.shape)
-    signs = layout.view(unpack_bits(to_tensor(data, torch.uint8, low.device), packet.numel)).double()
+    signs = layout.view(packet.fields_of("signs", packet.numel, 1, low.device)).double()
     values = signs.mul_(layout.spread(high - low)).add_(layout.spread(low))
     return cast_saturating(layout.flat(values if dtype == torch.float64 else values.float()), dtype).view(packet.shape)
+
+
+def _sizes(layout: Layout, device: torch.device) -> torch.Tensor:
+    """Return the number of values of each group, float64; only the last block may have fewer."""
+    sizes = torch.full(
+        (layout.groups,), float(layout.numel // max(1, layout.groups)), dtype=torch.float64, device=device
+    )
+    if layout.numel % max(1, layout.groups * layout.inner):
+        sizes.fill_(layout.inner)
+        sizes[-1] = layout.numel - layout.inner * (layout.groups - 1)
+    return sizes
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,9 +41,13 @@ class Sign(Codec):
     `scaled=False` is the plain sign of signSGD (Bernstein et al. 2018, 1802.04434): +1 or -1 for any magnitude, for majority
     votes over replicas. Groups as in `Quantize`.
 
+    Use: Gradients in 1 bit, under error feedback.
+
     >>> Sign().encode(torch.tensor([1.0, -3.0])).decode()
     tensor([ 2., -2.])
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("Sign",)
 
     per: str = "tensor"
     block: int = BLOCK
@@ -61,7 +70,7 @@ class Sign(Codec):
         if not self.scaled:
             return signs
         layout = layout_of(tuple(x.shape), self.per, self.block)
-        means = group_sums(x, layout, "magnitudes") / group_sizes(layout, x.device)
+        means = group_sums(x, layout, "magnitudes") / _sizes(layout, x.device)
         return signs | {"scales": to_bytes(cast_saturating(means, torch.float32))}
 
     def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -79,9 +88,13 @@ class OneBit(Codec):
 
     With error feedback the residuals of each sign sum to zero. Groups as in `Quantize`; the original groups by column.
 
+    Use: Gradients in 1 bit, under error feedback.
+
     >>> OneBit().encode(torch.tensor([-1.0, -3.0, 2.0, 4.0])).decode()
     tensor([-2., -2.,  3.,  3.])
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("OneBit",)
 
     per: str = "tensor"
     block: int = BLOCK
@@ -95,10 +108,10 @@ class OneBit(Codec):
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)
         layout = layout_of(tuple(x.shape), self.per, self.block)
-        counts = group_sums(x, layout, "count")
-        others = group_sizes(layout, x.device) - counts
-        high = group_sums(x, layout, "positive") / counts.clamp_min(1)  # no values: mean 0
-        low = group_sums(x, layout, "negative") / others.clamp_min(1)
+        counts = group_sums((x >= 0).float(), layout, "sum")
+        others = _sizes(layout, x.device) - counts
+        high = group_sums(x.clamp_min(0), layout, "sum") / counts.clamp_min(1)  # no values: mean 0
+        low = group_sums(x.clamp_max(0), layout, "sum") / others.clamp_min(1)
         return {
             "signs": to_bytes(pack_bits(x.reshape(-1) >= 0)),
             "low": to_bytes(cast_saturating(low, torch.float32) + 0.0),
@@ -109,29 +122,3 @@ class OneBit(Codec):
         layout = layout_of(packet.shape, self.per, self.block)
         low = packet.floats_of("low", layout.groups, device)
         return _two_levels(packet, layout, low, packet.floats_of("high", layout.groups, device))
-
-
-_TERNARY = Quantize(2, range="absmax", rounding="stochastic")
-
-
-@dataclass(frozen=True, repr=False)
-class Mean(Codec):
-    """Sends only the mean of all values, in 4 bytes: for sparse codecs whose kept values share a sign (RedSync).
-
-    >>> Mean().encode(torch.tensor([1.0, 2.0, 6.0])).decode()
-    tensor([3., 3., 3.])
-    """
-
-    def array_names(self) -> tuple[str, ...]:
-        return ("mean",)
-
-    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
-        check_finite(x)
-        if not x.numel():
-            return {"mean": np.empty(0, np.uint8)}
-        mean = total(x, "sum") / x.numel() + 0.0  # turns -0.0 into +0.0
-        return {"mean": to_bytes(cast_saturating(torch.tensor([mean], dtype=torch.float64), torch.float32))}
-
-    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
-        mean = packet.floats_of("mean", 1 if packet.numel else 0, device)
-        return cast_saturating(mean, DTYPES[packet.dtype]).expand(packet.numel).reshape(packet.shape)
