@@ -1,4 +1,4 @@
-"""Write docs/published.md, published measurements beside raysim's predictions, from docs/published.toml."""
+"""Write docs/measurements/published.md, published measurements beside raysim's predictions, from published.toml beside it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from raysim.network.transport import NCCL
 from raysim.schedules import parse_schedule
 from raysim.schedules.arrays import make_table
 
-HERE = Path(__file__).parent
-DATA, PAGE = HERE / "published.toml", HERE / "published.md"
+FOLDER = Path(__file__).parent / "measurements"
+DATA, PAGE = FOLDER / "published.toml", FOLDER / "published.md"
 Table = Mapping[str, Any]
 Predict = Callable[[Table, Table, str, float], float]
 """The prediction for a table, a row, a column and the fitted constant."""
@@ -275,28 +275,32 @@ def written(content: Mapping[str, Any]) -> str:
             f"{table.get('fitted_words', 'nothing')} |"
         )
         sections += _section(table, constant, cells)
-    lines += [*summary, "", "Errors are of the cells that were not fitted.", "", *sections, "## Not predicted", ""]
-    lines += [f"* **{each['name']}**: {each['why']}" for each in content["missing"]]
+    lines += [*summary, "", *sections, "## Not predicted", "", "| | missing |", "|---|---|"]
+    lines += [f"| {each['name']} | {each['why']} |" for each in content["missing"]]
     return "\n".join(lines) + "\n"
 
 
 def _section(table: Table, constant: float, cells: list[tuple[str, str, float, float, bool]]) -> list[str]:
+    columns = list(table["rows"][0]["measured"])
     lines = [f"## {table['name']}", "", f"{table['source']}. {table['unit'][0].upper()}{table['unit'][1:]}:", ""]
-    lines += ["| row | | published | raysim | error |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {row} | {column} | {measured:g} | {predicted:.4g} | {predicted / measured - 1:+.1%}{' (fitted)' if fitted else ''} |"
-        for row, column, measured, predicted, fitted in cells
-    ]
+    lines += [f"| | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
+    for row in table["rows"]:
+        texts = [
+            f"{measured:g}, {predicted:.4g} ({predicted / measured - 1:+.1%}{', fitted' if fitted else ''})"
+            for name, _, measured, predicted, fitted in cells
+            if name == row["name"]
+        ]
+        lines.append(f"| {row['name']} | {' | '.join(texts)} |")
     if "fitted" in table:
-        lines += ["", f"Fitted on {table['fitted_on']}: {constant:.4g}, the {table['fitted_words']}."]
+        lines += ["", f"Fitted on {table['fitted_on']}: {constant:.4g} {table['fitted_words']}."]
     return [*lines, "", *(f"* {note}" for note in table["notes"]), ""]
 
 
 INTRODUCTION = """# Predicted beside published
 
-Other people's measurements beside raysim's predictions, every cell with its signed error (positive: raysim is larger). Times and
-sizes are the papers'; at most one constant a table is fitted, on the cells that the table names. `python docs/make_published.py`
-computes this page from `docs/published.toml`. raysim's own runs over real links are in [Validation](validation.md).
+A cell holds the published figure, raysim's prediction, and its signed error (positive: raysim's is larger). At most one constant a table
+is fitted, on the cells that the table names; errors in the summary are of the others. raysim's own runs are in [Validation](validation.md).
+`python docs/make_published.py` writes this page.
 """
 
 
