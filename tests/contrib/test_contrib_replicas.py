@@ -12,9 +12,8 @@ from importlib import metadata
 import killed
 import numpy as np
 import pytest
-import raysim_contrib
 from configurations import SMALL
-from contrib_variants import AVERAGES, LOCAL
+from contrib_variants import AVERAGES, CLASSES, LOCAL
 from replica_laws import laws_over
 from replica_variants import (
     SHAPES,
@@ -37,7 +36,7 @@ from raysim.replication import parse_replica_method
 from raysim.replication.local import LocalSteps
 from raysim.replication.method import ReplicaMethod, agreed
 
-METHODS = [cls for name in raysim_contrib.__all__ if issubclass(cls := getattr(raysim_contrib, name), ReplicaMethod)]
+METHODS = [cls for cls in CLASSES.values() if issubclass(cls, ReplicaMethod)]
 STEPS = 8
 local = pytest.mark.parametrize("notation", LOCAL)
 NOTATIONS = [*(variant.notation for variant in AVERAGES), *LOCAL]

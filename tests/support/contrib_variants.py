@@ -1,4 +1,4 @@
-"""The variants of raysim-contrib, codecs, compressors and replica methods: a class that is not here fails a test."""
+"""The variants of raysim-contrib: those of its classes, and what is known of some of its codecs, compressors and replica methods."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 import compressor_variants
 import replica_variants
 from codec_variants import Shape, Variant, channels, minmax, numel, packed, rows, samples
+
+from raysim.codecs import Codec
+from raysim.plugins import contrib, import_object
 
 
 def tah_quant(shape: Shape, itemsize: int) -> int:
@@ -27,7 +30,7 @@ def maps(shape: Shape) -> int:
     return samples(shape) * (channels(shape) if len(shape) > 2 else 1)
 
 
-VARIANTS = [
+KNOWN = [
     Variant("MeanStd", lambda s, v: 2 * numel(s) + 8 * rows(s) if numel(s) else 0),
     *(Variant(f"DAQ({bits})", minmax(bits, maps), scales=True) for bits in (1, 4, 8)),
     Variant(
@@ -48,6 +51,13 @@ VARIANTS = [
     Variant("Outliers(Quantize(4))", scales=True),
     Variant("Outliers(FixedPoint(8), density=0.1, kept=Identity)", scales=True),
     Variant("Outliers(Hadamard(Quantize(2, rounding='stochastic')), density=0.05)", scales=True),
+]
+
+CLASSES = {name: import_object(path) for name, path in contrib().items()}
+CODECS = [cls for cls in CLASSES.values() if issubclass(cls, Codec)]
+VARIANTS = [
+    *KNOWN,
+    *(Variant(text) for cls in CODECS for text in cls.variants if text not in {known.notation for known in KNOWN}),
 ]
 
 COMPRESSORS = [
