@@ -145,11 +145,9 @@ ENTRIES = {
             "DGC(0.01)", "Lin et al. 2018, arXiv:1712.01887", "SGD with momentum at densities of 0.01 and below."
         ),
         "RedSync": Entry("RedSync(0.01)", "Fang et al. 2019, arXiv:1808.04357", "Comparison with DGC."),
-        "GTopK": Entry("GTopK(0.01)", "Shi et al. 2019, arXiv:1901.04359", "Sparse gradients among many replicas."),
         "EF21": Entry(
             "EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Biased codecs without error feedback."
         ),
-        "DIANA": Entry("DIANA(QSGD(4))", "Mishchenko et al. 2019, arXiv:1901.09269", "Unbiased codecs."),
         "MARINA": Entry(
             "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs if compute is cheap."
         ),
@@ -158,7 +156,6 @@ ENTRIES = {
             "Wang et al. 2023 (ZeRO++), arXiv:2306.10209",
             "Codes among three or more replicas: the bytes of an all-reduce, not of a gather.",
         ),
-        "SignSGD": Entry("SignSGD", "Bernstein et al. 2018, arXiv:1802.04434", "1 bit a value, by majority vote."),
         "PowerGossip": Entry(
             "PowerGossip(2)",
             "Vogels et al. 2020, arXiv:2008.01425",
@@ -169,24 +166,10 @@ ENTRIES = {
             "Douillard et al. 2023, arXiv:2311.08105",
             "Links so slow that replicas should exchange once in many steps.",
         ),
-        "MuLoCo": Entry("MuLoCo(30)", "Thérien et al. 2025, arXiv:2505.23725", "The same with `optimizer.name=muon`."),
-        "StreamingDiLoCo": Entry(
-            "StreamingDiLoCo(100, fragments=4)",
-            "Douillard et al. 2025, arXiv:2501.18512",
-            "The same if the peak of an exchange matters, or to hide its time (`delay`).",
-        ),
         "SparseLoCo": Entry(
             "SparseLoCo(30)",
             "Sarfi et al. 2025, arXiv:2508.15706",
             "The fewest bytes of all: sparse changes in two bits.",
-        ),
-        "SPARTA": Entry(
-            "SPARTA", "exo-explore/gym (code)", "A few values in every step, to keep replicas close to one another."
-        ),
-        "DeMo": Entry(
-            "DeMo",
-            "Peng et al. 2024, arXiv:2411.19870",
-            "Comparison with signSGD and DGC: frequencies of the momentum.",
         ),
         "Accordion": Entry(
             "Accordion(TopK(0.1), TopK(0.01))",
@@ -310,7 +293,8 @@ PAGES = {
         "`replica_gradient`",
         "These methods are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
         "[the others](replica-methods.md). What was read of each paper, and what was guessed, is in "
-        "[replica methods of 2025 and 2026](../methods/replicas-2026.md).",
+        "[replica methods of 2025 and 2026](../methods/replicas-2026.md), [local steps](../methods/local-steps.md) and "
+        "[replica gradients](../methods/replica-gradients.md).",
     ),
     "schedules": Page(
         "schedule",

@@ -76,6 +76,17 @@ AVERAGES = [
     replica_variants.Variant("Dion(4, mu=0.5, b1=0.5, b2=0.5, min_values=1, warmup=1)", momentum=None),
     replica_variants.Variant("EDGC(8, window=2, every=1)", conserves=True),
     replica_variants.Variant("EDGC(6, window=3, every=2, sample=1.0, stride=2, bins=20, warmup=1)", conserves=True),
+    replica_variants.Variant("DeMo", momentum=None),
+    replica_variants.Variant("DeMo(kept=5, decay=0.9, side=8)", momentum=None),
+    replica_variants.Variant("SignSGD"),
+    replica_variants.Variant("SignSGD(beta=0.9)"),
+    replica_variants.Variant("DIANA(RandomK(0.2, unbiased=True))"),
+    replica_variants.Variant("DIANA(QSGD(4), alpha=0.5)"),
+    replica_variants.Variant("DIANA(Identity)", exact=True),
+    replica_variants.Variant("GTopK(0.05)", conserves=True),
+    replica_variants.Variant("GTopK(0.02, scope='stage', warmup=1)", conserves=True),
+    replica_variants.Variant("GTopK(1.0)", conserves=True, exact=True),
+    replica_variants.Variant("DIANA(QSGD(4), min_values=1, warmup=2)"),
 ]
 
 # Methods of which each replica steps by itself.
@@ -89,4 +100,11 @@ LOCAL = [
     "AsyncSPARTA(share=0.5, delay=1, decay=0.9, scale=0.5, rise=1, until=6)",
     "AsyncSPARTA(delay=1, steps=2, rise=2)",
     "AsyncSPARTA(delay=0)",
+    "MuLoCo(2, codec=EF21(TopK(0.1)))",
+    "StreamingDiLoCo(4, fragments=3)",
+    "StreamingDiLoCo(3, codec=ErrorFeedback(TopK(0.05)), delay=1, blend=0.5)",
+    "SPARTA",
+    "SPARTA(share=0.2)",
+    "MuLoCo(3, rate=0.5, momentum=0.0)",
+    "StreamingDiLoCo(4, rate=0.5, momentum=0.0)",
 ]
