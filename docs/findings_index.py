@@ -9,7 +9,7 @@ from findings_tables import with_reference
 
 from raysim.analysis import CLAIMS, Finding, Results
 from raysim.analysis.comparison.statistics import bounds
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 
 
 def studies_table(pages: Mapping[str, Results], titles: Mapping[str, str]) -> str:

@@ -2,6 +2,6 @@
 
 from raysim.analysis.claims.claim import HARM, Claim, Contrast, Margins, Measure, Part, Parts, no_harm
 from raysim.analysis.claims.table import CLAIMS
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 
 __all__ = ["CLAIMS", "HARM", "Claim", "Contrast", "Margins", "Measure", "Part", "Parts", "Setting", "no_harm"]

@@ -13,7 +13,7 @@ from raysim.analysis.claims import Claim
 from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.comparison.rule import LOOKS, Sample
 from raysim.analysis.comparison.statistics import Side
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 
 Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
 

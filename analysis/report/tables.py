@@ -13,11 +13,11 @@ from raysim.analysis.claims.finding import Finding
 from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.claims.verdicts import findings
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import is_missing
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.page import Block, ByNetwork, Cell, Section, Table, Text, code, number
 from raysim.analysis.report.words import bytes_of, measure_text, points, quality, seconds, step_time
+from raysim.config.identity import is_missing
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
 

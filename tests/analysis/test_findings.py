@@ -18,9 +18,11 @@ from raysim.analysis.claims import Claim
 from raysim.analysis.claims.train_commands import _folder
 from raysim.analysis.claims.verdicts import verdict_on
 from raysim.analysis.comparison.contexts import Context, Quantities, contexts
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, read_method
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.cli import app
 from raysim.config import make_config, read_config
+from raysim.config.identity import Setting
+from raysim.notation import read_method
 from raysim.quality import MEASURES
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
