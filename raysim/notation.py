@@ -38,6 +38,7 @@ class Notation:
     """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
 
     notation: ClassVar[str | None] = None  # the name, if not the class name
+    variants: ClassVar[tuple[str, ...]] = ()  # of a plug-in's class, for docs, benchmarks and laws: an example first
 
     @classmethod
     def name(cls) -> str:
@@ -217,15 +218,14 @@ def read_method(text: str) -> Method | None:
 def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """Parse a notation into its object: the inverse of `repr`, by syntax tree and never by evaluation.
 
-    `names` maps the known names to their classes; a user's own class must derive from a base of these. Raises ValueError
-    naming the unknown or wrong part.
+    `names`: the known classes; a user's own must derive from a base of these. Raises ValueError naming the wrong part.
     """
 
     def construct(value: Any) -> Any:
-        if isinstance(value, Method):
-            named = {name: construct(option) for name, option in value.options}
-            return _construct(value.name, list(map(construct, value.arguments)), named, text, names, kind)
-        return tuple(map(construct, value)) if isinstance(value, tuple) else value
+        if not isinstance(value, Method):
+            return tuple(map(construct, value)) if isinstance(value, tuple) else value
+        named = {name: construct(option) for name, option in value.options}
+        return _construct(value.name, list(map(construct, value.arguments)), named, text, names, kind)
 
     result: T = construct(_read(text, names, kind))
     if not isinstance(result, (*names.values(), *_bases(names))):
@@ -269,11 +269,11 @@ def _read(text: str, names: Iterable[str] = (), kind: str = "codec") -> Any:
         raise ValueError(f"{text!r} is no {kind}: `{ast.get_source_segment(source, node)}` has no place in it.")
 
     try:
-        tree = ast.parse(source, mode="eval").body
+        tree = ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(malformed) from None
     try:
-        return build(tree)
+        return build(tree.body)
     except RecursionError:
         raise ValueError(malformed) from None
 
@@ -284,7 +284,7 @@ def _construct(
     """Construct an object from its class name and arguments; raises ValueError, quoting the notation `text`."""
     path = name if ":" in name else plugins.entry_points().get(name)
     if name not in names and path is None:
-        if name in plugins.CONTRIB:
+        if name in plugins.contrib():
             raise ValueError(
                 f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
                 "`pip install ./contrib`."

@@ -13,7 +13,7 @@ import pyarrow as pa
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.folders import Contents, find
-from raysim.analysis.data.reading import read_whole, stack, unreadable
+from raysim.analysis.data.reading import read_files, stack, unreadable
 from raysim.analysis.runs.results import Results, RunPool
 from raysim.notation import printable
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
@@ -56,7 +56,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     """Return one row for each readable run, the rows as written, and the keys of the configuration among the columns."""
     files = [path / "run.parquet" for path in contents.runs.values()]
     good = {}
-    for name, file, table in zip(contents.runs, files, read_whole(files, FEW_ROWS), strict=True):
+    for name, file, table in zip(contents.runs, files, read_files(files, FEW_ROWS), strict=True):
         if isinstance(table, str):
             problems.append(table)
         elif lacking := [column for column in NEEDED if column not in table.column_names]:
@@ -99,10 +99,11 @@ def _configuration(columns: list[str]) -> list[str]:
 
 def _trials(studies: Mapping[str, Place]) -> dict[str, tuple[int, str]]:
     """Return the number and the status of the trial of each run, by the run's folder."""
-    tables = read_whole([folder / "trials.parquet" for folder in studies.values()])
+    folders = [folder for folder in studies.values() if (folder / "trials.parquet").is_file()]
+    tables = read_files([folder / "trials.parquet" for folder in folders])
     return {
         str(folder / run): (row["trial"], row["status"])
-        for folder, table in zip(studies.values(), tables, strict=True)
+        for folder, table in zip(folders, tables, strict=True)
         if not isinstance(table, str) and {"trial", "status", "runs"} <= set(table.column_names)
         for row in reversed(table.select(["trial", "status", "runs"]).to_pylist())  # the first of equal trials counts
         for run in row["runs"] or ()
