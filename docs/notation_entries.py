@@ -109,9 +109,6 @@ ENTRIES = {
             "Tyagi, Swany 2023, arXiv:2305.12201; on links our extension",
             "A link whose best strength is unknown or changes during training. Needs a clock.",
         ),
-        "ACGC": Entry(
-            "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
-        ),
     },
     "replica method": {
         "Gathered": Entry(
@@ -128,9 +125,6 @@ ENTRIES = {
         "RedSync": Entry("RedSync(0.01)", "Fang et al. 2019, arXiv:1808.04357", "Comparison with DGC."),
         "EF21": Entry(
             "EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Biased codecs without error feedback."
-        ),
-        "MARINA": Entry(
-            "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs if compute is cheap."
         ),
         "TwoShot": Entry(
             "TwoShot(Quantize(8))",

@@ -129,8 +129,8 @@ def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: in
         ]
         facts: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "step_s": 0.1, "parameters": parameters}
         contexts = [
-            ReplicaContext(i, num_replicas, step, step // 2, 2, _KEY, previous=previous, **facts)
-            for i, previous in enumerate(gradients)
+            ReplicaContext(i, num_replicas, step, step // 2, 2, _KEY, extra=extra, **facts)
+            for i, extra in enumerate(gradients)
         ]
         before, held = [*map(_content, gradients)], [*map(_content, memories)]
         with _subject(written):

@@ -101,7 +101,7 @@ class Epilogue(Compressor):
     """
 
     directions: ClassVar[tuple[str, ...]] = ("backward",)
-    needs_schedule: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"schedule"})
     message_varies: ClassVar[bool] = True
 
     inner: Compressor

@@ -142,8 +142,7 @@ def _ends(run: RunConfig) -> Iterator[tuple[Compressor, Compressor]]:
 def _compressors(run: RunConfig) -> Iterator[str]:
     for ends in dict.fromkeys(_ends(run)):
         for field, method in zip(("forward", "backward"), ends, strict=True):
-            if method.needs_sensitivity and run.gradient_scale != 1:
-                yield f"`loss_scale` must be 1 with {method!r}, which measures gradients, but got {run.gradient_scale:g}."
+            method.check(run)
             if field not in method.directions:
                 yield f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
 
@@ -197,13 +196,10 @@ def _weights(run: RunConfig) -> Iterator[str]:
             f"step, but got {run.num_replicas}."
         )
     for method in run.replica_methods():
-        if method.after_update or method.decentralized or method.uses_previous_gradients:
+        if method.after_update or method.decentralized or "stage" in method.needs:
             yield (
                 f"`replica_gradient` must be a method that averages the gradients of a step with {policy!r}, but got {method!r}."
             )
-    for forward, _ in _ends(run):
-        if forward.needs_sensitivity:
-            yield f"`forward` cannot be {forward!r} with {policy!r}: it measures one version of the weights."
     policy.check(run)
 
 

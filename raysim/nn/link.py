@@ -135,7 +135,7 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
             raise ValueError(
                 f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
             )
-        if method.needs_sensitivity or method.needs_schedule:
+        if method.needs:
             raise ValueError(
                 f"`{field}` cannot be {method!r} outside of `raysim train`, which gives it facts about the whole step."
             )

@@ -45,7 +45,7 @@ class Boundary:
         self.clock = clock
         self._tensors = plan.boundaries[index]
         self.sends, self.receives = DIRECTIONS if stage == index else DIRECTIONS[::-1]
-        # of the largest message: in an evaluation, or in a twin step
+        # of the largest message: in an evaluation, or of stages that send several `copies`
         microbatches = 2 * plan.config.batch_size // plan.config.microbatch_size
         by_direction = {
             direction: {

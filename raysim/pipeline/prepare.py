@@ -173,9 +173,10 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_trained(plan, parts)
     _check_muon(plan, parts)
     _check_groups(plan, parts)
-    _check_twins(plan)
+    _check_boundaries(plan)
     _check_tied_weights(plan)
-    plan.config.weights.check_plan(plan, parts.stages)
+    for method in (plan.config.weights, *dict.fromkeys(plan.replica_methods)):
+        method.check_plan(plan, parts.stages)
     _check_constraints(plan, parts)
     _check_steps(plan)
 
@@ -242,21 +243,12 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 
 
-def _check_twins(plan: Plan) -> None:
-    """Raise ConfigError if twin steps, with messages of twice the size, meet a compressor with a memory or several tensors."""
-    twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
-    if twins and any(boundary.several for boundary in plan.boundaries):
-        raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} if several tensors cross a boundary.")
-    by_boundary = ((i, pair) for links in plan.compressors for i, pairs in enumerate(links) for pair in pairs.values())
-    for boundary, (forward, _) in by_boundary:
-        if forward.needs_sensitivity and plan.boundaries[boundary].several:
-            raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
-    for compressor in plan.methods:
-        if twins and not compressor.any_shape:
-            raise ConfigError(
-                f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which doubles messages between "
-                f"stages in some steps, but got {compressor!r}."
-            )
+def _check_boundaries(plan: Plan) -> None:
+    """Raise ValueError if a compressor does not fit its boundary."""
+    for links in plan.compressors:
+        for i, pairs in enumerate(links):
+            for method in (method for ends in pairs.values() for method in ends):
+                method.check_boundary(i, plan.boundaries[i])
 
 
 def _check_tied_weights(plan: Plan) -> None:

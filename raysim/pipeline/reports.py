@@ -41,7 +41,7 @@ class StepReport(NamedTuple):
     actions: list[ActionRecord]  # of profiled steps
     gradient_norm: float | None  # over all stages, if gradients are clipped
     update_s: float = 0.0  # of the optimiser: CPU seconds per thread, on a GPU wall-clock seconds
-    sensitivities: Mapping[int, float] = {}  # of the receiving stages, by boundary, if a compressor needs them
+    sensitivities: Mapping[int, float] = {}  # measured by receiving stages, by boundary
     unreached: Mapping[int, Unreached] = {}  # by stage, in the run's first step
 
 
@@ -98,7 +98,7 @@ class StepFeedback(NamedTuple):
 
     step_s: float | None = None  # seconds of the step, by the clock
     floors: Mapping[str, float] = {}  # the minimum fidelity of each link with a budget, by `link_name`
-    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors in its messages, by `link_name`
+    sensitivities: Mapping[str, float] = {}  # measured by the receiving stages, by `link_name`
 
 
 def link_name(replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> str:

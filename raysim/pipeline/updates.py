@@ -56,8 +56,6 @@ class Updates:
         clock, threads = self.local.clock, self.plan.config.threads_per_stage
         start, cpu_s = clock.mark(), cpu_seconds(threads)
         for index, stage in self.stages.items():
-            if self.plan.needs_previous_gradients(step + 1):
-                stage.keep_parameters()
             stage.place(self.averaging.parameters(index))
             own = math.sqrt(squared[index]) if index in squared else norm
             self._update(step, index, own, self.averaging.with_momentum(index))

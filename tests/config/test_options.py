@@ -87,7 +87,7 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "EstimatedTopK(0.2, 'sampled')",
         "EstimatedTopK(0.1, 'sampled', values=Quantize(4))",
     ],
-    "compressor": ["ACGC(0.5)", "GraVAC(cf_min=4.0, window=1)", "GraVAC(epsilon=0.3, window=1, omega=1.0)"],
+    "compressor": ["GraVAC(cf_min=4.0, window=1)", "GraVAC(epsilon=0.3, window=1, omega=1.0)"],
     "replica": [
         "Accordion(TopK(0.6), TopK(0.05), interval=1)",
         "Accordion(TopK(0.5), TopK(0.02), interval=1, min_values=1)",
@@ -96,7 +96,6 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "EF21(TopK(0.1), min_values=1, warmup=2)",
         "GraVAC(4.0, 100.0, window=2, min_values=1)",
         "GraVAC(2.0, 100.0, epsilon=0.6, window=1, omega=1.0)",
-        "MARINA(QSGD(5), min_values=1)",
         "SparseLoCo(2, rate=0.5, min_values=1)",
         "PowerGossip(min_values=1)",
         "PowerSGD(2, min_values=1)",

@@ -339,8 +339,7 @@ def test_messages_add_up_to_the_bytes_that_each_replica_sends(variant: Variant) 
     for step in range(3):
         given = [gradients(replica, step) for replica in range(count)]
         contexts = [
-            context(replica, count, step, previous=before[replica], parameters=given[replica])
-            for replica in range(count)
+            context(replica, count, step, extra=before[replica], parameters=given[replica]) for replica in range(count)
         ]
         results, sent = average_together(method, given, memories[0], contexts)
         rounds = [method.average(*each) for each in zip(given, memories[1], contexts, strict=True)]

@@ -102,7 +102,7 @@ ROOMS = {
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_findings": ({*RECORDS, *PRICED_RUNS, "analysis", "cli"}, {"pandas", "typer", "rich"}),
     "raysim_contrib": (
-        {"codecs", "compressors", "notation", "on_demand", "replication", "schedules"},
+        {"pipeline", *TENSORS},
         {"torch", "numba"},
     ),
     "raysim.cli": ({"*"}, {"typer", "rich"}),

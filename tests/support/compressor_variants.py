@@ -16,7 +16,6 @@ from torch import Tensor
 
 from raysim.codecs import Packet, derive_key
 from raysim.compressors import (
-    ACGC,
     Compressor,
     Context,
     Epilogue,
@@ -62,7 +61,7 @@ class Variant:
 
 def key_of(method: Compressor) -> str:
     match method:
-        case Plain() | ACGC():
+        case _ if isinstance(method, Plain) or "stage" in method.needs:  # no memory of messages
             return "none"
         case Epilogue():
             return key_of(method.inner)
@@ -145,7 +144,6 @@ VARIANTS = [
     Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
     Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
     Variant("GraVAC(window=1, budget=0.5)"),
-    Variant("ACGC(0.1)"),
     Variant("WarmStart(LowRank(1))"),
     Variant("WarmStart(LowRank(1, per='sample'))"),
 ]

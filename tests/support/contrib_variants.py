@@ -78,10 +78,13 @@ VARIANTS = [
 ]
 
 COMPRESSORS = [
-    compressor_variants.Variant(
-        f"raysim_contrib.residual_vq:ResidualVQ({settings})"
-    )  # found without an installed plug-in
-    for settings in ("", "4, rounds=3, dim=3, fresh=2, pace=1.0", "5, rounds=1, dim=2, fresh=0")
+    compressor_variants.Variant("ACGC(0.1)"),
+    *(
+        compressor_variants.Variant(
+            f"raysim_contrib.residual_vq:ResidualVQ({settings})"
+        )  # without an installed plug-in
+        for settings in ("", "4, rounds=3, dim=3, fresh=2, pace=1.0", "5, rounds=1, dim=2, fresh=0")
+    ),
 ]
 
 AVERAGES = [
@@ -104,6 +107,10 @@ AVERAGES = [
     replica_variants.Variant("GTopK(0.02, scope='stage', warmup=1)", conserves=True),
     replica_variants.Variant("GTopK(1.0)", conserves=True, exact=True),
     replica_variants.Variant("DIANA(QSGD(4), min_values=1, warmup=2)"),
+    replica_variants.Variant("MARINA(RandomK(0.25, unbiased=True))"),
+    replica_variants.Variant("MARINA(QSGD(5), probability=0.3, warmup=2)"),
+    replica_variants.Variant("MARINA(Identity, probability=0.3)", exact=True),
+    replica_variants.Variant("MARINA(QSGD(5), min_values=1)"),
 ]
 
 # Methods of which each replica steps by itself.

@@ -61,7 +61,7 @@ def parabola(weights: str, stage: int, num_stages: int, *, steps: int = 8, sched
     found = [float(run.module.get_parameter("weight").detach())]
     row = config.executed_schedule.rows(num_stages, MICROBATCHES)[stage]
     for step in range(steps):
-        run.begin(twin=False)
+        run.begin(step)
         rate = policy.rate(RATE, run.versions.longest, step)
         for action in row:
             if action.op == "F":

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from raysim.codecs import Codec, ErrorBounded, Identity, Packet
 from raysim.codecs.message import wire_bytes
 from raysim.compressors.compressor import Compressor, Context, Decision, State
 from raysim.notation import check_real
 from raysim.on_demand import torch
+from raysim_contrib.sensitivity import Sensitivity
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from raysim.values import BoundaryTensors
 
 TALLY = -1  # key of the method's own state; keys of messages are at least 0
 _COARSEST = 1e30  # the largest bound of ErrorBounded
@@ -36,13 +42,16 @@ class ACGC(Compressor):
     The paper stores activations in fixed point with a bit width per channel, chosen from a scale and a budget of 2^-k.
     Here each link has one bound, and each block of ErrorBounded its own bit width.
 
+    Use: Forward links with a bound on the gradient's error.
+
     >>> acgc = ACGC(0.1)
     >>> acgc.bound(sensitivity=60.0, values=900), acgc.bound(sensitivity=0.0, values=900)
     (0.1, None)
     """
 
     directions: ClassVar[tuple[str, ...]] = ("forward",)
-    needs_sensitivity: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"stage"})
+    variants: ClassVar[tuple[str, ...]] = ("ACGC(0.1)",)
     message_varies: ClassVar[bool] = True
 
     budget: float
@@ -54,6 +63,23 @@ class ACGC(Compressor):
     def codec(self) -> Codec:  # type: ignore[override]
         """The codec, with an arbitrary bound."""
         return ErrorBounded(1.0)
+
+    def meter(self, module: nn.Module) -> Sensitivity:
+        return Sensitivity(module)
+
+    def check(self, run: Any) -> None:
+        if run.gradient_scale != 1:
+            raise ValueError(
+                f"`loss_scale` must be 1 with {self!r}, which measures gradients, but got {run.gradient_scale:g}."
+            )
+        if run.weights.between_steps == "continue":
+            raise ValueError(
+                f"`forward` cannot be {self!r} with {run.weights!r}: it measures one version of the weights."
+            )
+
+    def check_boundary(self, boundary: int, tensors: BoundaryTensors) -> None:
+        if tensors.several:
+            raise ValueError(f"`forward` cannot be {self!r} at boundary {boundary}, where several tensors cross.")
 
     def bound(self, sensitivity: float | None, values: float) -> float | None:
         """Return e for `values` values per step; None if the sensitivity S is zero or not finite."""

@@ -11,18 +11,18 @@ from codec_variants import normal
 from compressor_variants import MICROBATCHES, context, message
 from engines import start
 from pipelines import DROPOUT, GPT, RUNS
+from raysim_contrib.acgc import ACGC, TALLY
+from raysim_contrib.sensitivity import Sensitivity
 from torch import Tensor, nn
 
 from raysim import Run, train
 from raysim.codecs import ErrorBounded, Identity
 from raysim.codecs.message import wire_bytes
-from raysim.compressors import ACGC, parse
-from raysim.compressors.acgc import TALLY
+from raysim.compressors import parse
 from raysim.config import ConfigError
 from raysim.forecast.link_costs import link_costs
 from raysim.pipeline.link import Link
 from raysim.pipeline.reports import StepFeedback
-from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.stage import Stage
 from raysim.schedules.actions import Action
 from raysim.training.feedback import sensitivities

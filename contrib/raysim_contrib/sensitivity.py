@@ -36,6 +36,8 @@ class Sensitivity:
     none, the first one that runs. y: a layer's output. u: kernel positions over stride, for all axes of a convolution; 1 for nn.Linear.
     """
 
+    work = "sensitivity"
+
     def __init__(self, module: nn.Module) -> None:
         self._received: Tensor | None = None  # while a forward with gradients runs
         self._passed: list[_Reading] = []  # of that forward
