@@ -91,7 +91,7 @@ def report_of_study(tmp_path_factory, report_runs):
     from report_runs import SPITE, copy_run, make_study, slow_but_small
 
     from raysim.analysis.report import compose
-    from raysim.analysis.report.html import write_html
+    from raysim.analysis.report.write import to_html
 
     def report(runs):
         study = make_study(report_runs, tmp_path_factory.mktemp("reported") / "study", runs - 2)
@@ -99,7 +99,7 @@ def report_of_study(tmp_path_factory, report_runs):
         slow_but_small(copy_run(report_runs / "dense-s1", study / "trials" / "998-s1", forward="Nonzero"))
         start = time.process_time()
         page = compose(study, ("10kbps", "100mbps", "1gbps", "free"))
-        html = write_html(page)
+        html = to_html(page)
         return page, html, time.process_time() - start
 
     return report

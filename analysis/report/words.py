@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from raysim.analysis.comparison.choice import divergence
@@ -107,6 +107,28 @@ def quality(measure: Measure, value: float | None, spread: float | None = None) 
     scale, digits, unit = (100, 1, " %") if measure.counted else (1, 3, "")
     around = "" if spread is None or math.isnan(spread) else f" ± {spread * scale:.{digits}f}"
     return f"{value * scale:.{digits}f}{around}{unit}"
+
+
+def quality_formats(measure: Measure) -> dict[str, Callable[[Any], str]]:
+    """Return the formats of the columns with the quality in each mode, each a mean and its deviation over seeds."""
+    return dict.fromkeys(MODES, lambda spread: quality(measure, *spread))
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("step", "step, simulated"), step_time),
+    **dict.fromkeys(("dense step", "recorded", "encode", "decode"), seconds),
+    **dict.fromkeys(("bytes a step", "dense", "wire"), bytes_of),
+    **dict.fromkeys(
+        ("fidelity", "fidelity, activations", "fidelity, gradients", "fidelity of the average"), "{:.4f}".format
+    ),
+    **dict.fromkeys(("train loss", "mean gain"), "{:.3f}".format),
+    **dict.fromkeys(("seed", "steps", "decisions"), "{:,.0f}".format),
+    "speed-up": speedup,
+    "pays below": str,
+    "factor": "{:.2f}".format,
+    "mean factor": "{:.3g}".format,
+}
+"""How the values of columns are written in all tables of a report."""
 
 
 def against_dense(setting: SettingRuns, measure: Measure) -> str:

@@ -15,6 +15,7 @@ THIRD_PARTY = {
     "ray",
     "pandas",
     "optuna",
+    "jinja2",
     "plotly",
     "matplotlib",
     "numba",
@@ -125,7 +126,7 @@ ROOMS = {
     "raysim.analysis.claims": ({*RECORDS, *PRICED_RUNS, "analysis.comparison"}, {"pandas"}),
     "raysim.analysis.report": (
         {*RECORDS, *PRICED_RUNS, "analysis.comparison", "analysis.claims"},
-        {"pandas", "plotly", "matplotlib"},
+        {"pandas", "jinja2", "plotly", "matplotlib"},
     ),
     "raysim.analysis": ({"analysis"}, set()),
 }
