@@ -16,7 +16,7 @@ from raysim.analysis.report.over_time import branches, curves, decisions, has_br
 from raysim.analysis.report.page import Block, Page, Section, Text
 from raysim.analysis.report.reuse import reproduce
 from raysim.analysis.report.summary import summary
-from raysim.analysis.report.tables import findings_table, importance_charts, probe, runs_tables
+from raysim.analysis.report.tables import importance_charts, probe, runs_tables
 from raysim.analysis.report.words import plural
 from raysim.analysis.report.write import write_report
 from raysim.analysis.runs.loading import load
@@ -112,9 +112,6 @@ def _sections(material: Material) -> Iterator[Section]:
             yield _section(key, title, [block for job in material.jobs for block in topic(job, material)], without)
     without = "It needs a study of `raysim sweep` with more finished trials than there are here."
     yield _section("importance", "Importance of parameters", importance_charts(material), without)
-    yield _section(
-        "findings", "Findings", findings_table(material), "No run here is finished, so no claim could be tested."
-    )
     yield _section("runs", "Runs", runs_tables(material), "There is no run here, other than candidates of a probe.")
     blocks = _of_jobs(material.jobs, reproduce, material)
     yield _section("reproduce", "Settings and versions", blocks, "No run here is finished.")

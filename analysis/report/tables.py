@@ -1,26 +1,22 @@
-"""Tables of all runs, of a probe's candidates, and of papers' claims tested on the runs; the importance of a study's parameters."""
+"""Tables of all runs and of a probe's candidates, and the importance of a study's parameters."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from raysim.analysis.claims.finding import Finding
-from raysim.analysis.claims.train_commands import Cost
-from raysim.analysis.claims.verdicts import findings
 from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import DENSE, is_missing
 from raysim.analysis.report.frontier import faster
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Style, Table, Text, axis, bar
-from raysim.analysis.report.words import measure_text, points, quality_formats, seconds
+from raysim.analysis.report.words import measure_text, quality_formats, seconds
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
 
@@ -106,56 +102,6 @@ def _importance_panels(rows: pd.DataFrame) -> Iterator[Panel]:
         ]
         bars = bar("importance", ordered["parameter"], ordered["importance"], Style(COLOURS[0]), labels)
         yield Panel(str(objective), axis("parameter"), axis("share of importance"), [bars], height=280)
-
-
-# --- claims of papers, tested on these runs -----------------------------------------------------------------------------------
-
-
-MARKS = {"supported": "✓ supported", "contradicted": "✗ contradicted", "undecided": "? undecided"}
-
-
-def findings_table(material: Material) -> list[Block]:
-    """Return a table of the claims that could be tested, and the commands for the others."""
-    if not material.jobs:
-        return []
-    all_findings = findings(material.results)
-    tested = [finding for finding in all_findings if finding.context]
-    counts: Counter[str] = Counter(finding.verdict for finding in tested)
-    words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]) or "none fits these runs"
-    blocks: list[Block] = [Text(f"Published claims on compressed training, tested on these runs: {words}.")]
-    if tested:
-        caption = f"The claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}"
-        blocks.append(Table("finding-table", caption, pd.DataFrame(map(_finding_row, tested))))
-    commands = list(dict.fromkeys(command for finding in all_findings for command in finding.commands))
-    if commands:
-        blocks += [Text(f"To decide the others, run{_cost(all_findings)}:"), Text("\n".join(commands), "code")]
-    return blocks
-
-
-def _cost(all_findings: list[Finding]) -> str:
-    """Return the cost of all commands in brackets; a run that two findings want counts twice."""
-    costs = [finding.cost for finding in all_findings if finding.cost is not None]
-    known = [cost.seconds for cost in costs if cost.seconds is not None]
-    if not costs:
-        return ""
-    return f" ({Cost(sum(cost.runs for cost in costs), sum(known) if len(known) == len(costs) else None)} at most)"
-
-
-def _finding_row(finding: Finding) -> dict[str, Any]:
-    effect = "none"
-    if finding.effect is not None:
-        effect = f"{points(finding.effect)} {finding.unit}"
-        if finding.low is not None and finding.high is not None:
-            effect += f" ({points(finding.low)} to {points(finding.high)})"
-    claim = finding.claim
-    return {
-        "verdict": MARKS[finding.verdict],
-        "claim": f"{claim.text} {f'“{claim.quote}”: ' if claim.quote else ''}{claim.source}",
-        "runs": finding.context,
-        "effect": effect,
-        "seeds": finding.seeds,
-        "why": finding.reason,
-    }
 
 
 # --- candidates of a probe: their bytes, errors and prices, and the training that would judge them ----------------------------

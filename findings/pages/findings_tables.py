@@ -1,0 +1,186 @@
+"""The tables of a study's page of findings: its runs, settings and verdicts, and the seconds to a target on each network."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+
+import pandas as pd
+from raysim_findings.finding import Finding
+
+from raysim.analysis import Results, replay, safe_set
+from raysim.analysis.comparison.choice import divergence
+from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
+from raysim.analysis.comparison.statistics import bounds
+from raysim.analysis.data.settings import Setting, setting_of
+from raysim.quality import Measure, measures_of
+
+HEADS: dict[Mode, str] = {
+    "on": "",
+    "off": ", compression off",
+    "on_estimated": ", estimated statistics",
+    "off_estimated": ", estimated statistics, compression off",
+}
+
+
+def blocks_of(results: Results, verdicts: Sequence[Finding]) -> dict[str, str]:
+    """Return the blocks of a study's page, by name."""
+    blocks = {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(verdicts)}
+    return blocks | ({"networks": _networks(results)} if races(results) else {})
+
+
+def _runs(results: Results) -> str:
+    runs = results.runs
+    seeds = sorted(set(runs["seed"].astype(int)))
+    began, hours = pd.to_datetime(runs["started_at"], utc=True), runs["seconds"].sum() / 3600
+    versions = ", ".join(
+        f"{name} {'/'.join(sorted(set(runs[name].astype(str))))}" for name in ("raysim", "torch", "python")
+    )
+    settings = runs["setting"].nunique()
+    written = ", ".join(map(str, seeds))
+    count = (
+        f"{settings} settings x {len(seeds)} seeds ({written}) = {len(runs)} runs"
+        if settings * len(seeds) == len(runs)
+        else f"{len(runs)} runs of {settings} settings on the seeds {written}"
+    )
+    return (
+        f"{count}, started from {began.min():%Y-%m-%d %H:%M} to {began.max():%Y-%m-%d %H:%M} UTC; {hours:.1f} hours of training "
+        f"on CPU; {versions}."
+    )
+
+
+def _settings(results: Results) -> str:
+    judged = safe_set(results)
+    runs = results.runs.set_index("run")
+    sent = runs["wire_bytes"] / runs["steps_done"]
+    tables = []
+    for context in with_reference(results):
+        name = context.quality.name
+        verdicts = judged[judged["context"] == context.label].set_index("setting")
+        modes = [mode for mode in MODES if context.rows[f"{name}_{mode}"].notna().any()]
+        heads = [f"{name}{HEADS[mode]}" for mode in modes]
+        columns = ["setting", "seeds", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
+        lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        dense = sent[list(context.settings[Setting()]["run"])].mean()
+        for setting in sorted(context.settings, key=lambda setting: _harm(verdicts, str(setting))):
+            rows = context.settings[setting]
+            cells = [
+                f"`{setting}`",
+                str(len(rows)),
+                *(f"{rows[f'{name}_{mode}'].mean():.4g}" for mode in modes),
+                f"{dense / sent[list(rows['run'])].mean():.1f}x",
+            ]
+            lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
+        tables += [f"`{context.label}`", "\n".join(lines)]
+    return "\n\n".join(tables if len(tables) > 2 else tables[1:])
+
+
+def with_reference(results: Results) -> list[Context]:
+    """Return the jobs that have runs without compression, with which others are compared."""
+    return [context for context in contexts(results) if Setting() in context.settings]
+
+
+def races(results: Results) -> dict[str, str]:
+    """Return a study's target by the networks on which it prices steps; empty for a study without a target."""
+    named = tomllib.loads((results.folders[0] / "study.toml").read_text(encoding="utf-8"))["objectives"]
+    targets = [objective["target"] for objective in named if "target" in objective]
+    steps = [name.partition("@")[2] for objective in named if (name := objective["name"]).startswith("step_s@")]
+    return dict.fromkeys(steps, targets[0]) if targets else {}
+
+
+def _networks(results: Results) -> str:
+    """Return a table of all settings of all jobs: harm against dense, bytes, and seconds to the target on each network."""
+    named = races(results)
+    runs = results.runs.set_index("run")
+    names = pd.Series({run: name_of(row) for run, row in runs.iterrows()})
+    prices = replay(results, list(named), target=next(iter(named.values())), split=False)
+    times = prices.assign(name=prices["run"].map(names)).groupby(["name", "network"], sort=False)
+    networks = list(dict.fromkeys(prices["network"]))
+    sent = _sent(results).groupby(names).mean()
+    measure = judged_by(results)
+    reached_by = runs.assign(name=names).set_index(["name", "seed"])[f"final_{measure.name}_on"]
+    rows = []
+    for name in dict.fromkeys(names):
+        pairs = pd.concat([reached_by[name], reached_by["dense"]], axis=1).dropna()
+        harm = bounds([measure.harm(quality, dense) for quality, dense in pairs.to_numpy()], 0.95)
+        reached = [times.get_group((name, network)) for network in networks]
+        cells = [
+            f"`{name}`",
+            f"{reached_by[name].mean():.4g}",
+            f"{harm.mean:+.1f} ({harm.low:+.1f} to {harm.high:+.1f})" if name != "dense" else "",
+            *(
+                f"{factor:.3g}x" if factor < 1000 else f"{factor:,.0f}x"
+                for factor in sent.loc["dense"] / sent.loc[name]
+            ),
+            *(_seconds(each) for each in reached),
+        ]
+        rows.append((harm.mean, f"| {' | '.join(cells)} |"))
+    head = [
+        "setting",
+        measure.name,
+        f"harm ({measure.unit})",
+        "fewer bytes",
+        "between stages",
+        "between replicas",
+        *named,
+    ]
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(row for _, row in sorted(rows))])
+
+
+def judged_by(results: Results) -> Measure:
+    """Return the measure that judges the settings of a study."""
+    return next(iter(measures_of(results.runs.iloc[0].to_dict()).values()))
+
+
+def _seconds(prices: pd.DataFrame) -> str:
+    """Return the mean seconds to the target with the interval of the prices, or "not reached" if a seed missed it."""
+    steps = prices["steps_to_target_on"]
+    if steps.isna().any():
+        return "not reached"
+    value, low, high = ((steps * prices[column]).mean() for column in ("step_s", "step_low_s", "step_high_s"))
+    return f"{value:.3g} s ({low:.3g} to {high:.3g})"
+
+
+def _sent(results: Results) -> pd.DataFrame:
+    """Return the bytes sent by each run: in all, between stages, and between replicas."""
+    links = results.links
+    replicas = links["direction"].astype(str) == "replica_gradient"
+    parts = {"all": links, "stages": links[~replicas], "replicas": links[replicas]}
+    return pd.DataFrame({name: part.groupby("run", observed=True)["wire_bytes"].sum() for name, part in parts.items()})
+
+
+def name_of(row: pd.Series) -> str:
+    """Return the keys in which a run differs from dense, its subspace among them."""
+    setting = setting_of(row)
+    size = row.get("model.subspace")
+    return (
+        " ".join(
+            [*([] if pd.isna(size) else [f"subspace={size:g}"]), *([] if setting == Setting() else [str(setting)])]
+        )
+        or "dense"
+    )
+
+
+def _harm(verdicts: pd.DataFrame, setting: str) -> float:
+    return float(verdicts.loc[setting, "harm"]) if setting in verdicts.index else -math.inf
+
+
+def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
+    """Return the harm of a setting, its bounds and its verdict."""
+    if setting not in verdicts.index:
+        return "", "", "the reference"
+    row = verdicts.loc[setting]
+    bounds = f"{row['harm_low']:+.2f} to {row['harm_high']:+.2f}" if math.isfinite(row["harm_low"]) else "none"
+    why = row["lacking"] or (divergence(row) if row["verdict"] == "safe" else "")
+    return f"{row['harm']:+.2f}", bounds, f"{row['verdict']}: {why}" if why else row["verdict"]
+
+
+def _verdicts(findings: Sequence[Finding]) -> str:
+    lines = ["| claim | verdict | because |", "|---|---|---|"]
+    lines += [f"| {finding.claim.text} | **{finding.verdict}** | {_plain(finding.reason)} |" for finding in findings]
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")

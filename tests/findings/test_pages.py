@@ -1,0 +1,103 @@
+"""The pages of docs/findings say what the runs beside them say, and `raysim findings` prints the same verdicts."""
+
+import json
+from pathlib import Path
+
+import keep_findings
+import make_findings
+import pytest
+from configurations import SMALL
+from findings_index import coverage, deviations
+from findings_pictures import draw, draw_networks
+from findings_tables import races
+from make_findings import DATA, PAGES, decided
+from numpy.testing import assert_allclose
+from pandas.testing import assert_frame_equal
+from raysim_findings.finding import findings_frame
+from typer.testing import CliRunner
+
+from raysim import train
+from raysim.analysis import load
+from raysim.cli import app
+from raysim.config import make_config
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted(folder.name for folder in DATA.iterdir())
+
+pytestmark = pytest.mark.slow
+
+
+def test_there_are_studies():
+    assert STUDIES
+
+
+def test_the_pages_are_what_the_runs_say():
+    for page, text in make_findings.written(make_findings.pages()).items():
+        assert page.read_text(encoding="utf-8") == text, f"{page} is not what its runs say: run `make findings`."
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_pictures_are_drawn_for_each_study(study, tmp_path):
+    results = load(DATA / study)
+    drawn = {study: draw} | ({f"{study}-networks": draw_networks} if races(results) else {})
+    for name, drawer in drawn.items():
+        drawer(results, tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+        assert (ROOT / "docs" / "images" / "findings" / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_command_prints_the_verdicts_of_the_page(study, tmp_path):
+    command = ["findings", str(DATA / study), "--json", str(tmp_path / "found.json")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    page = (PAGES / f"{study}.md").read_text(encoding="utf-8")
+    verdicts = decided(load(DATA / study))
+    assert verdicts
+    for one in verdicts:
+        assert f"| {one.claim.text} | **{one.verdict}** |" in page
+        assert f"{one.verdict:<12} {one.claim.text}" in done.output
+    assert json.loads((tmp_path / "found.json").read_text())
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
+    results = load(DATA / study)
+    assert results.problems == []
+    assert set(results.runs["status"]) == {"finished"}
+    assert set(results.runs["seed"]) <= set(results.planned_seeds(results.runs["study"].iloc[0]))
+    assert set(results.runs["host"].fillna("")) == {""}
+
+
+def test_all_kept_runs_together_are_small():
+    assert sum(file.stat().st_size for file in DATA.rglob("*.parquet")) < 10_000_000
+
+
+def test_bounds_cover_as_stated_on_spreads_that_were_recorded():
+    """Five seeds are drawn from the deviations of the recorded harms, scaled alike; each bound holds the mean in 95 % of draws."""
+    spread = [value for study in STUDIES for value in deviations(load(DATA / study))]
+    for share in coverage(spread):
+        assert 0.93 < share < 0.97
+
+
+def test_keeping_runs_changes_nothing_but_their_size_and_last_digits(monkeypatch, tmp_path):
+    small_study, kept = tmp_path / "study", tmp_path / "kept"
+    for place, forward in enumerate(["Identity", "TopK(0.1)", "ErrorFeedback(TopK(0.1))"]):
+        for seed in (0, 1, 2):
+            config = make_config(SMALL | {"forward": forward, "backward": forward, "seed": seed, "steps": 20})
+            train(config, engine="inline", out=small_study / "trials" / f"{place}-s{seed}")
+    (small_study / "study.toml").write_text('name = "small"\nseeds = [0, 1, 2]\n')
+    monkeypatch.setattr(keep_findings, "DATA", kept)
+    keep_findings.keep(small_study)
+    (folder,) = kept.iterdir()
+    before, after = load(small_study), load(folder)
+    assert sorted(after.runs["run"]) == sorted(before.runs["run"])
+    for table in ("steps", "evals", "links", "actions"):
+        now, then = after.table(table), before.table(table)
+        for column in set(keep_findings.DIGITS) & set(then.columns):
+            assert_allclose(now.pop(column), then.pop(column), rtol=2.0 ** -keep_findings.DIGITS[column])
+        assert now.astype(str).equals(then.astype(str))
+    frames = [findings_frame(decided(results)) for results in (after, before)]
+    assert_frame_equal(*(frame.drop(columns="commands") for frame in frames))  # commands name the folder
+    size = {place: sum(file.stat().st_size for file in place.rglob("*.parquet")) for place in (small_study, folder)}
+    assert size[folder] < size[small_study]
