@@ -19,8 +19,8 @@ from raysim.analysis.comparison.power import chance_of_safe, paired_spread
 from raysim.analysis.comparison.rule import RULE, SKILL
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.gather import gather
-from raysim.analysis.report.over_time import branch_frame, safe_from
 from raysim.analysis.report.reuse import adoption
+from raysim.analysis.report.tables import branch_frame, safe_from
 from raysim.analysis.report.words import listed, plural, verdict
 from raysim.console import PlainConsole
 from raysim.network.presets import parse_network

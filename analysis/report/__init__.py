@@ -12,11 +12,11 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.report.frontier import frontier, links, quality_by_strength
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, Job, Material
-from raysim.analysis.report.over_time import branches, curves, decisions, has_branches, timeline
+from raysim.analysis.report.over_time import curves, decisions, timeline
 from raysim.analysis.report.page import Block, Page, Section, Text
 from raysim.analysis.report.reuse import reproduce
 from raysim.analysis.report.summary import summary
-from raysim.analysis.report.tables import importance_charts, probe, runs_tables
+from raysim.analysis.report.tables import branches, has_branches, importance_charts, probe, runs_tables
 from raysim.analysis.report.words import plural
 from raysim.analysis.report.write import write_report
 from raysim.analysis.runs.loading import load

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,10 +32,9 @@ from raysim.analysis.report.page import (
 )
 from raysim.analysis.report.words import (
     against_dense,
-    bandwidth,
-    bytes_of,
+    below,
+    described,
     measure_text,
-    plural,
     quality,
     quality_formats,
 )
@@ -152,22 +151,6 @@ def faster(setting: SettingRuns) -> Mapping[str, Estimate] | str:
     return "1" if setting.dense and setting.speedup else setting.speedup or "unknown"
 
 
-def below(row: Mapping[Any, Any]) -> str:
-    """Format the break-even bandwidth of a row of `break_even`.
-
-    >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
-    '250 Mbit/s (240 to 260)'
-    >>> below({"pays": "below", "break_even_bps": math.inf, "break_even_low_bps": 9e10, "break_even_high_bps": math.inf})
-    'always (90 Gbit/s to always)'
-    """
-    if row["pays"] != "below":
-        return str(row["pays"] or "unknown")
-    bandwidths = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
-    middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in bandwidths)
-    unit = middle.partition(" ")[2] or " "
-    return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
-
-
 def family(notation: str) -> str:
     """Return a notation without its numbers and options, common to codecs of one kind.
 
@@ -187,29 +170,16 @@ def _kind(method: Method) -> str:
 def grouped(settings: list[SettingRuns]) -> dict[str, tuple[Style, list[SettingRuns]]]:
     """Return settings by the kinds of their codecs, and the style of each kind; dense is drawn last, on top."""
     compressed = [setting for setting in settings if not setting.dense]
-    both = {setting: f"{family(setting.forward)} / {family(setting.backward)}" for setting in compressed}
-    if len(set(both.values())) > len(COLOURS):
-        both = {setting: f"{family(setting.forward)} forward" for setting in compressed}
-    kinds: dict[str, list[SettingRuns]] = {}
-    for setting, kind in both.items():
-        kinds.setdefault(kind, []).append(setting)
-    by_size = sorted(kinds, key=lambda name: -len(kinds[name]))
-    groups = {name: (style(i), kinds[name]) for i, name in enumerate(by_size[: len(COLOURS)])}
-    others = [setting for name in by_size[len(COLOURS) :] for setting in kinds[name]]
-    if others:
-        groups["others"] = (Style(GREY), others)
-    dense = [setting for setting in settings if setting.dense]
-    return groups | ({"dense": (DENSE, dense)} if dense else {})
-
-
-def described(setting: SettingRuns) -> str:
-    """Return the label of a setting's point."""
-    diverged = f", {setting.diverged} diverged" if setting.diverged else ""
-    judged = f", {setting.verdict}" if setting.verdict else ""
-    return (
-        f"{setting.name} ({plural(setting.seeds, 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
-        f"compression factor {setting.factor:.2f}"
-    )
+    kinds = {setting: f"{family(setting.forward)} / {family(setting.backward)}" for setting in compressed}
+    if len(set(kinds.values())) > len(COLOURS):
+        kinds = {setting: f"{family(setting.forward)} forward" for setting in compressed}
+    named = [name for name, _ in Counter(kinds.values()).most_common(len(COLOURS))]
+    groups = {
+        name: (style(i), [setting for setting, kind in kinds.items() if kind == name]) for i, name in enumerate(named)
+    }
+    groups["others"] = Style(GREY), [setting for setting, kind in kinds.items() if kind not in named]
+    groups["dense"] = DENSE, [setting for setting in settings if setting.dense]
+    return {name: (look, members) for name, (look, members) in groups.items() if members}
 
 
 # --- quality against density and bits, forward and backward separately, with compression on and off at inference --------------

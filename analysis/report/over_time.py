@@ -1,4 +1,4 @@
-"""Training over time: learning curves, decisions of adaptive methods, branches from a dense run, and a step of the pipeline."""
+"""Training over time: learning curves, decisions of adaptive methods, and a step of the pipeline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms, parts_and_whole
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import is_missing
 from raysim.analysis.report.frontier import looks
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.page import (
@@ -32,7 +30,6 @@ from raysim.analysis.report.page import (
     thinned,
 )
 from raysim.analysis.report.words import seconds
-from raysim.analysis.runs.results import Results
 from raysim.analysis.runs.step import Replay
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
@@ -102,9 +99,10 @@ def _curve_traces(
             rows = rows.iloc[thinned(len(rows), MOST_CURVE_POINTS if is_named else MOST_FAINT_POINTS)]
             x = rows["step"] * setting.step_s[network].value if network is not None else rows[quantity]
             if is_named:
-                spread = rows["sd"] if len(rows) <= 20 else None
+                few = len(rows) <= 20
+                mode, spread = ("lines+markers", rows["sd"]) if few else ("lines", None)
                 look = chosen[setting.name]
-                named.append(scatter(setting.name, x, rows["value"], look, "lines", "", spread, network))
+                named.append(scatter(setting.name, x, rows["value"], look, mode, "", spread, network))
             else:
                 faint.append((x, rows["value"], setting.name))
         if faint:
@@ -196,64 +194,6 @@ def _counted(names: pd.Series[Any], form: str) -> str:
     return ", ".join(form.format(name, count / len(names), count) for name, count in counts.items() if count)
 
 
-# --- branches: the harm of compressing each part of training, and from which step on a setting is safe --------------------
-
-
-def has_branches(results: Results) -> bool:
-    """Return whether runs branch from another one at several steps; the other tables cover a single step."""
-    if "parent" not in results.runs:
-        return False
-    starts = results.runs[results.runs["parent"].notna()].groupby("parent")["first_step"].nunique()
-    return bool((starts > 1).any())
-
-
-def branches(material: Material) -> list[Block]:
-    """Return a table for each dense run from which others branch: settings by point, with a sentence on where each is safe."""
-    harms, blocks = branch_harms(material.results), list[Block]()
-    for i, (job, rows) in enumerate(harms.groupby("job", sort=False), start=1):
-        safe = " ".join(safe_from(of_setting) for _, of_setting in rows.groupby("setting", sort=False))
-        caption = f"{job}: harm in {rows['unit'].iloc[0]}, with a margin of {rows['within'].iloc[0]:g}"
-        blocks += [Text(safe, "lead"), Table(f"branches{i}", caption, branch_frame(rows))]
-    sums = [Text(sum_sentence(row), "note") for row in parts_and_whole(material.results).to_dict("records")]
-    return [*blocks, Text(ASSUMPTION, "note"), *sums] if blocks else []
-
-
-def branch_frame(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of `branch_harms` as people read them, all texts."""
-    parts = [f"{first:,} to {end:,}" for first, end in zip(rows["first_step"], rows["end_step"], strict=True)]
-    frame = pd.DataFrame({"setting": rows["setting"], "compressed steps": parts, "seeds": rows["seeds"].map(str)})
-    for prefix, end in (("", ""), ("rest_", " to the end")):
-        why = rows[f"{prefix}lacking"].map(lambda lacking: f" ({lacking})" if lacking else "")
-        frame[f"harm{end}"] = rows[f"{prefix}harm"].map("{:+.2f}".format)
-        frame[f"at most{end}"] = rows[f"{prefix}harm_high"].map("{:+.2f}".format)
-        frame[f"verdict{end}"] = rows[f"{prefix}verdict"] + why
-    return frame
-
-
-def safe_from(rows: pd.DataFrame) -> str:
-    """Return a sentence on the step from which on a setting is safe, and where it harms most; `rows` of `branch_harms`."""
-    setting, start, planned = rows["setting"].iloc[0], rows["safe_from"].iloc[0], int(rows["planned_steps"].iloc[0])
-    harmed = rows[rows["harm"] > 0].sort_values("harm")
-    where = ""
-    if len(harmed):
-        worst = harmed.iloc[-1]
-        where = f" It harms most in steps {worst['first_step']:,} to {worst['end_step']:,} ({worst['harm']:+.2f} {worst['unit']})."
-    if is_missing(start):
-        return f"`{setting}` is not shown to be safe from any of these steps on.{where}"
-    if start == 0:
-        return f"`{setting}` is safe for all {planned:,} steps.{where}"
-    return f"`{setting}` is safe from step {start:,} of {planned:,} on: `compress_from={start}`.{where}"
-
-
-def sum_sentence(row: Mapping[Any, Any]) -> str:
-    """Return a sentence that compares the sum of parts with the whole, by a row of `parts_and_whole`."""
-    return (
-        f"Steps {row['first_step']:,} to {row['end_step']:,} of `{row['setting']}`: the {row['parts']} parts add up to "
-        f"{row['sum_of_parts']:+.2f} {row['unit']}, the whole is {row['whole']:+.2f} (difference {row['difference']:+.2f}, from "
-        f"{row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)."
-    )
-
-
 # --- a step of the pipeline on the chosen network, dense and compressed on one axis of time ------------------------------
 
 
@@ -318,7 +258,7 @@ def _timeline_panel(name: str, by_network: Mapping[str, Iterable[Span]]) -> Pane
                 labels = [f"{kind} {text}: {when}" for text, when in zip(label, ends, strict=True)]
                 options = {"base": start, "orientation": "h", "width": 0.7, "meta": network}
                 traces.append(bar(kind, width, lane, look, labels, **options))
-    y = axis("") | {"categoryorder": "array", "categoryarray": lanes, "autorange": "reversed"}
+    y = axis("") | {"categoryorder": "array", "categoryarray": lanes, "autorange": "reversed", "dtick": 1}
     return Panel(name, axis("time", "s"), y, traces, height=90 + 19 * len(lanes))
 
 

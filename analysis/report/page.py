@@ -122,12 +122,9 @@ class Chart:
         figure.update_annotations(font_size=13)
         legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
         figure.update_layout(height=sum(heights) + 60, legend=legend, showlegend=len({name for name, _ in seen}) > 1)
-        figure.update_layout(margin={"t": 30, "b": 10, "l": 10, "r": 14}, barmode="overlay" if self._spans else "group")
+        spans = any(trace.orientation == "h" for panel in self.panels for trace in panel.traces)
+        figure.update_layout(margin={"t": 30, "b": 10, "l": 10, "r": 14}, barmode="overlay" if spans else "group")
         return figure
-
-    @property
-    def _spans(self) -> bool:
-        return any(trace.base is not None for panel in self.panels for trace in panel.traces if trace.type == "bar")
 
     def table(self, network: str | None = None) -> pd.DataFrame:
         """Return the drawn points as rows, for one network or for all; columns are named by the axes."""

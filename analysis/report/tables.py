@@ -1,4 +1,4 @@
-"""Tables of all runs and of a probe's candidates, and the importance of a study's parameters."""
+"""Tables of all runs, of branches and of a probe's candidates, and the importance of a study's parameters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms, parts_and_whole
 from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import DENSE, is_missing
@@ -17,6 +18,7 @@ from raysim.analysis.report.frontier import faster
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Style, Table, Text, axis, bar
 from raysim.analysis.report.words import measure_text, quality_formats, seconds
+from raysim.analysis.runs.results import Results
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
 
@@ -102,6 +104,64 @@ def _importance_panels(rows: pd.DataFrame) -> Iterator[Panel]:
         ]
         bars = bar("importance", ordered["parameter"], ordered["importance"], Style(COLOURS[0]), labels)
         yield Panel(str(objective), axis("parameter"), axis("share of importance"), [bars], height=280)
+
+
+# --- branches: the harm of compressing each part of training, and from which step on a setting is safe --------------------
+
+
+def has_branches(results: Results) -> bool:
+    """Return whether runs branch from another one at several steps; the other tables cover a single step."""
+    if "parent" not in results.runs:
+        return False
+    starts = results.runs[results.runs["parent"].notna()].groupby("parent")["first_step"].nunique()
+    return bool((starts > 1).any())
+
+
+def branches(material: Material) -> list[Block]:
+    """Return a table for each dense run from which others branch: settings by point, with a sentence on where each is safe."""
+    harms, blocks = branch_harms(material.results), list[Block]()
+    for i, (job, rows) in enumerate(harms.groupby("job", sort=False), start=1):
+        safe = " ".join(safe_from(of_setting) for _, of_setting in rows.groupby("setting", sort=False))
+        caption = f"{job}: harm in {rows['unit'].iloc[0]}, with a margin of {rows['within'].iloc[0]:g}"
+        blocks += [Text(safe, "lead"), Table(f"branches{i}", caption, branch_frame(rows))]
+    sums = [Text(sum_sentence(row), "note") for row in parts_and_whole(material.results).to_dict("records")]
+    return [*blocks, Text(ASSUMPTION, "note"), *sums] if blocks else []
+
+
+def branch_frame(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of `branch_harms` as people read them, all texts."""
+    parts = [f"{first:,} to {end:,}" for first, end in zip(rows["first_step"], rows["end_step"], strict=True)]
+    frame = pd.DataFrame({"setting": rows["setting"], "compressed steps": parts, "seeds": rows["seeds"].map(str)})
+    for prefix, end in (("", ""), ("rest_", " to the end")):
+        why = rows[f"{prefix}lacking"].map(lambda lacking: f" ({lacking})" if lacking else "")
+        frame[f"harm{end}"] = rows[f"{prefix}harm"].map("{:+.2f}".format)
+        frame[f"at most{end}"] = rows[f"{prefix}harm_high"].map("{:+.2f}".format)
+        frame[f"verdict{end}"] = rows[f"{prefix}verdict"] + why
+    return frame
+
+
+def safe_from(rows: pd.DataFrame) -> str:
+    """Return a sentence on the step from which on a setting is safe, and where it harms most; `rows` of `branch_harms`."""
+    setting, start, planned = rows["setting"].iloc[0], rows["safe_from"].iloc[0], int(rows["planned_steps"].iloc[0])
+    harmed = rows[rows["harm"] > 0].sort_values("harm")
+    where = ""
+    if len(harmed):
+        worst = harmed.iloc[-1]
+        where = f" It harms most in steps {worst['first_step']:,} to {worst['end_step']:,} ({worst['harm']:+.2f} {worst['unit']})."
+    if is_missing(start):
+        return f"`{setting}` is not shown to be safe from any of these steps on.{where}"
+    if start == 0:
+        return f"`{setting}` is safe for all {planned:,} steps.{where}"
+    return f"`{setting}` is safe from step {start:,} of {planned:,} on: `compress_from={start}`.{where}"
+
+
+def sum_sentence(row: Mapping[Any, Any]) -> str:
+    """Return a sentence that compares the sum of parts with the whole, by a row of `parts_and_whole`."""
+    return (
+        f"Steps {row['first_step']:,} to {row['end_step']:,} of `{row['setting']}`: the {row['parts']} parts add up to "
+        f"{row['sum_of_parts']:+.2f} {row['unit']}, the whole is {row['whole']:+.2f} (difference {row['difference']:+.2f}, from "
+        f"{row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)."
+    )
 
 
 # --- candidates of a probe: their bytes, errors and prices, and the training that would judge them ----------------------------

@@ -131,6 +131,32 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 """How the values of columns are written in all tables of a report."""
 
 
+def below(row: Mapping[Any, Any]) -> str:
+    """Format the break-even bandwidth of a row of `break_even`.
+
+    >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
+    '250 Mbit/s (240 to 260)'
+    >>> below({"pays": "below", "break_even_bps": math.inf, "break_even_low_bps": 9e10, "break_even_high_bps": math.inf})
+    'always (90 Gbit/s to always)'
+    """
+    if row["pays"] != "below":
+        return str(row["pays"] or "unknown")
+    bandwidths = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
+    middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in bandwidths)
+    unit = middle.partition(" ")[2] or " "
+    return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
+
+
+def described(setting: SettingRuns) -> str:
+    """Return the label of a setting's point."""
+    diverged = f", {setting.diverged} diverged" if setting.diverged else ""
+    judged = f", {setting.verdict}" if setting.verdict else ""
+    return (
+        f"{setting.name} ({plural(setting.seeds, 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
+        f"compression factor {setting.factor:.2f}"
+    )
+
+
 def against_dense(setting: SettingRuns, measure: Measure) -> str:
     """Return the difference of a setting's quality from dense with compression on, with its interval if it has one."""
     judged = setting.judged

@@ -18,7 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.page import BLACK, NOTATIONS, Block, Chart, Page, Panel, Table, Text, on_network
+from raysim.analysis.report.page import (
+    BLACK,
+    DASHES,
+    NOTATIONS,
+    SYMBOLS,
+    Block,
+    Chart,
+    Page,
+    Panel,
+    Table,
+    Text,
+    on_network,
+)
 from raysim.storage.files import check_inside, output_file, write_whole
 
 if TYPE_CHECKING:
@@ -195,24 +207,8 @@ def _plain(text: str) -> str:
 # --- pictures by matplotlib, which needs no browser; values that depend on a network are drawn for one ------------------------
 
 
-MARKERS = {
-    "circle": "o",
-    "square": "s",
-    "diamond": "D",
-    "triangle-up": "^",
-    "triangle-down": "v",
-    "cross": "P",
-    "x": "X",
-    "star": "*",
-}
-LINES: dict[str, Any] = {
-    "solid": "-",
-    "dash": (0, (5, 2.5)),
-    "dot": (0, (1.2, 1.8)),
-    "dashdot": (0, (5, 1.8, 1.2, 1.8)),
-    "longdash": (0, (9, 3)),
-    "longdashdot": (0, (9, 2.5, 1.2, 2.5)),
-}
+MARKERS = dict(zip((*SYMBOLS, "star"), "osD^PXv*", strict=True))
+LINES: Mapping[str, Any] = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (9, 3)), (0, (9, 3, 1, 3)), "-"), strict=True))
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -258,67 +254,67 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
     """Draw the traces of a panel, and add each new name to the handles of the legend."""
     axes.set_title(panel.title, loc="left")
     traces = [trace for trace in panel.traces if trace.meta in (None, network)]
-    lanes = [html.unescape(lane) for lane in panel.y.get("categoryarray", ())]
     bars = [trace for trace in traces if trace.type == "bar" and trace.base is None]
-    names = list(dict.fromkeys(html.unescape(str(name)) for trace in bars for name in trace.x))
-    missing = float("nan")
+    names = list(dict.fromkeys(html.unescape(name) for trace in bars for name in trace.x))
+    if "categoryarray" in panel.y:
+        axes.yaxis.update_units([html.unescape(lane) for lane in panel.y["categoryarray"]])
     for trace in traces:
-        x, y = (
-            [html.unescape(v) if isinstance(v, str) else missing if v is None else v for v in trace[key]]
-            for key in "xy"
-        )
+        x, y = ([html.unescape(value) if isinstance(value, str) else value for value in trace[key]] for key in "xy")
         if trace.type == "scatter":
-            handle = axes.errorbar(
-                x,
-                y,
-                [missing if sd is None else sd for sd in trace.error_y.array]
-                if trace.error_y.array is not None
-                else None,
-                color=trace.line.color,
-                alpha=trace.opacity,
-                linestyle=LINES[trace.line.dash or "solid"] if "lines" in trace.mode else "none",
-                linewidth=trace.line.width * 0.65,
-                marker=MARKERS[trace.marker.symbol] if "markers" in trace.mode else "none",
-                markersize=trace.marker.size * 0.65,
-                elinewidth=0.8,
-                drawstyle="steps-post" if trace.line.shape == "hv" else "default",
-            )
-            for text, *point in zip(trace.text or (), x, y, strict=bool(trace.text)):
-                axes.annotate(text, point, (4, 4), textcoords="offset points", fontsize=7, color=trace.line.color)
+            handle = _scatter(axes, trace, x, y)
         else:
             hatch = 2 * (trace.marker.pattern.shape or "") or None
             fill = {"color": trace.marker.color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.0}
             if trace.base is not None:
-                handle = axes.barh([lanes.index(lane) for lane in y], x, 0.7, left=trace.base, **fill)
+                handle = axes.barh(y, x, 0.7, left=trace.base, **fill)
             else:
-                width = 0.8 / len(bars)
-                shift = (bars.index(trace) - (len(bars) - 1) / 2) * width
-                handle = axes.bar([names.index(name) + shift for name in x], y, width, **fill)
+                shift = (bars.index(trace) - (len(bars) - 1) / 2) * 0.8 / len(bars)
+                handle = axes.bar([names.index(name) + shift for name in x], y, 0.8 / len(bars), **fill)
         handles.setdefault(html.unescape(trace.name), handle)
     if panel.level is not None and math.isfinite(panel.level):
-        axes.axhline(panel.level, color=BLACK, linewidth=0.8, linestyle=LINES["dash"], zorder=0)
+        axes.axhline(panel.level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0)
     _axis(axes.xaxis, panel.x)
     _axis(axes.yaxis, panel.y)
     if names:
         axes.set_xticks(range(len(names)), names, rotation=25 if max(map(len, names)) > 12 else 0)
-    if lanes:
-        axes.set_yticks(range(len(lanes)), lanes)
+    if "categoryarray" in panel.y:
         axes.invert_yaxis()
 
 
-def _axis(axis: Any, of: Any) -> None:
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+def _scatter(axes: Any, trace: Any, x: list[Any], y: list[Any]) -> Any:
+    missing = float("nan")
+    x, y, errors = ([missing if v is None else v for v in values or ()] for values in (x, y, trace.error_y.array))
+    for text, *point in zip(trace.text or (), x, y, strict=bool(trace.text)):
+        axes.annotate(text, point, (4, 4), textcoords="offset points", fontsize=7, color=trace.line.color)
+    return axes.errorbar(
+        x,
+        y,
+        errors or None,
+        color=trace.line.color,
+        alpha=trace.opacity,
+        linestyle=LINES[trace.line.dash] if "lines" in trace.mode else "none",
+        linewidth=trace.line.width * 0.65,
+        marker=MARKERS[trace.marker.symbol] if "markers" in trace.mode else "none",
+        markersize=trace.marker.size * 0.65,
+        elinewidth=0.8,
+        drawstyle="steps-post" if trace.line.shape == "hv" else "default",
+    )
+
+
+def _axis(axis: Any, of: Mapping[str, Any]) -> None:
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
     axis.set_label_text(of["title"])
     low, high = axis.get_data_interval()
     if "type" in of and high > 2 * low > 0:
         (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)("log")
-        axis.set_major_locator(
-            LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high / low < 8 else (1, 2, 5) if high / low < 160 else (1,))
-        )
+        subs = (1, 1.5, 2, 3, 5, 7) if high / low < 8 else (1, 2, 5) if high / low < 160 else (1,)
+        axis.set_major_locator(LogLocator(subs=subs))
         axis.set_minor_formatter(NullFormatter())
-        axis.set_major_formatter(EngFormatter(of.get("ticksuffix", "")))
-    elif of.get("ticksuffix"):
-        axis.set_major_formatter(EngFormatter(of["ticksuffix"]))
-    elif "tickformat" in of:
-        axis.set_major_formatter(PercentFormatter(1, decimals=None))
+    elif "categoryarray" not in of:
+        axis.set_major_locator(MaxNLocator(5))
+    if "tickformat" in of:
+        unit = of.get("ticksuffix")
+        axis.set_major_formatter(EngFormatter(unit) if unit else PercentFormatter(1, decimals=None))
+    elif "type" in of:
+        axis.set_major_formatter(EngFormatter())

@@ -14,7 +14,7 @@ from raysim.analysis.comparison.branches import Family, Part
 from raysim.analysis.comparison.contexts import Context
 from raysim.analysis.data.settings import Setting
 from raysim.analysis.report import compose
-from raysim.analysis.report.over_time import safe_from
+from raysim.analysis.report.tables import safe_from
 from raysim.config import make_config
 from raysim.quality import MEASURES
 from raysim.training.train import train

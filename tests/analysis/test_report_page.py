@@ -33,7 +33,7 @@ def browser():
 @pytest.fixture(scope="module")
 def report(tmp_path_factory, report_of_study):
     """Return a report of `RUNS` runs and the file of its page."""
-    page, html, _ = report_of_study(RUNS)
+    page, html = report_of_study(RUNS)
     file = tmp_path_factory.mktemp("browser") / "report.html"
     file.write_text(html, encoding="utf-8")
     return page, file
