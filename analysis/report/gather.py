@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import judged_contexts
-from raysim.analysis.comparison.samples import sample_harms, sample_sentence
 from raysim.analysis.data.settings import Setting, as_text, candidate_name, is_probe, job_of, setting_of, titles
 from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns, Spread
 from raysim.analysis.runs.estimates import Estimate
@@ -56,16 +55,13 @@ def gather(
 
 
 def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `safe_set` that it is evidence for, with a sentence on its samples."""
-    sentences = {
-        (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
+    """Return, for each run, the row of `safe_set` that it is evidence for."""
+    return {
+        str(run): rows[setting]
+        for context, rows in judged_contexts(results)
+        for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True)
+        if setting in rows
     }
-    judged = {}
-    for context, rows in judged_contexts(results):
-        for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True):
-            if setting in rows:
-                judged[str(run)] = rows[setting] | {"samples": sentences.get((context.label, str(setting)), "")}
-    return judged
 
 
 def _home(job: Job, material: Material) -> dict[str, dict[str, Mapping[str, Estimate]]]:
