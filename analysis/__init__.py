@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raysim.analysis.comparison.branches import branch_harms as branch_harms
-    from raysim.analysis.comparison.branches import parts_and_whole as parts_and_whole
     from raysim.analysis.comparison.choice import break_even as break_even
     from raysim.analysis.comparison.choice import safe_set as safe_set
     from raysim.analysis.comparison.objectives import frontier as frontier
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from raysim.analysis.runs.step import Replay as Replay
 
 _MODULES = {
-    "comparison.branches": ("branch_harms", "parts_and_whole"),
+    "comparison.branches": ("branch_harms",),
     "comparison.choice": ("break_even", "safe_set"),
     "comparison.objectives": ("frontier", "importance"),
     "comparison.race_plan": ("race_plan",),
