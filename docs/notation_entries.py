@@ -71,9 +71,6 @@ ENTRIES = {
         "LowRank": Entry(
             "LowRank(4)", "Vogels et al. 2019, arXiv:1905.13727", "Gradients of transformers, which are low rank."
         ),
-        "ErrorBounded": Entry(
-            "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
-        ),
         "Hadamard": Entry(
             "Hadamard(Quantize(4))",
             "",
@@ -108,9 +105,6 @@ ENTRIES = {
             "GraVAC(ladder='bits')",
             "Tyagi, Swany 2023, arXiv:2305.12201; on links our extension",
             "A link whose best strength is unknown or changes during training. Needs a clock.",
-        ),
-        "ACGC": Entry(
-            "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
         ),
     },
     "replica method": {

@@ -16,7 +16,7 @@ from compressor_variants import Pair, bits_of, messages
 from replica_variants import LOCAL, Apart, Team
 
 from raysim.codecs import CODECS, Codec
-from raysim.compressors import COMPRESSORS, Compressor
+from raysim.compressors import COMPRESSORS, Compressor, StepFacts
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import Notation, parse
 from raysim.replication import METHODS, parse_replica_method
@@ -44,7 +44,7 @@ def of_compressor(method: Compressor) -> Iterator[Any]:
         for x, context in messages(step, step + 1):
             packet, y = pair.send(x, context)
             yield repr(packet.codec), [(key, array.tobytes()) for key, array in packet.arrays.items()], bits_of(y)
-        account = pair.sender.end_step(step_s=1 / (1 + step), sensitivity=1.0, batch_size=4)
+        account = pair.sender.end_step(StepFacts(step_s=1 / (1 + step), sensitivity=1.0, batch_size=4))
         pair.receiver.end_step()
         yield account.decisions
         yield [(repr(key), bits_of(row)) for key, row in pair.sender.state.items()]
@@ -87,7 +87,7 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "EstimatedTopK(0.2, 'sampled')",
         "EstimatedTopK(0.1, 'sampled', values=Quantize(4))",
     ],
-    "compressor": ["ACGC(0.5)", "GraVAC(cf_min=4.0, window=1)", "GraVAC(epsilon=0.3, window=1, omega=1.0)"],
+    "compressor": ["GraVAC(cf_min=4.0, window=1)", "GraVAC(epsilon=0.3, window=1, omega=1.0)"],
     "replica": [
         "Accordion(TopK(0.6), TopK(0.05), interval=1)",
         "Accordion(TopK(0.5), TopK(0.02), interval=1, min_values=1)",
