@@ -68,10 +68,9 @@ def test_a_run_without_a_profiled_compressed_step_is_not_priced(small, tmp_path)
 
 
 def test_settings_are_told_apart(small, tmp_path):
-    from raysim.analysis.data.settings import setting_of
 
     run = train(small(forward="TopK(0.1)", compress_from=2), engine="inline", out=tmp_path / "run")
-    assert str(setting_of(Run(run.folder).row)) == "forward=TopK(0.1) compress_from=2"
+    assert Run(run.folder).row["setting"] == "forward=TopK(0.1) compress_from=2"
 
 
 @pytest.mark.parametrize(
