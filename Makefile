@@ -31,7 +31,7 @@ test-cluster: $(VENV)/installed-dev
 SHARE ?= 1
 RECORD ?= build/campaign.jsonl
 campaign: $(VENV)/installed-dev
-	$(BIN)/python tests/campaign --share $(SHARE) --record $(RECORD)
+	$(BIN)/python benchmarks/campaign --share $(SHARE) --record $(RECORD)
 
 BUNDLE ?= build/gpu-bundle
 GPU_PYTHON ?= 3.12

@@ -14,13 +14,13 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import raysim_contrib
 import torch
-from notation_entries import ENTRIES, INTRODUCTION, PAGES
+from notation_entries import ENTRIES, INTRODUCTION, PAGES, Entry
 
 from raysim.codecs import CODECS, Codec
 from raysim.compressors import COMPRESSORS, Compressor, parse
 from raysim.notation import Notation
+from raysim.plugins import contrib, import_object
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
@@ -33,7 +33,7 @@ VARYING = {"EDGC", "GraVAC", "MARINA"}  # replica methods whose bytes depend on 
 
 def plug_ins(base: type[Notation]) -> dict[str, type[Notation]]:
     """Return the classes of the plug-in raysim-contrib that derive from `base`."""
-    classes = {name: getattr(raysim_contrib, name) for name in raysim_contrib.__all__}
+    classes = {name: import_object(path) for name, path in contrib().items()}
     return {name: cls for name, cls in classes.items() if issubclass(cls, base)}
 
 
@@ -44,6 +44,20 @@ CLASSES: dict[str, dict[str, type[Notation]]] = {
     "schedule": dict(SCHEDULES),
     "weight policy": dict(POLICIES),
 }
+
+
+def with_plug_ins() -> dict[str, dict[str, Entry]]:
+    """Return `ENTRIES` with those of the plug-in's classes: their first variant, and the paragraph `Use` of the docstring."""
+    made = {kind: dict(known) for kind, known in ENTRIES.items()}
+    for kind, classes in CLASSES.items():
+        for name, cls in classes.items():
+            if cls.variants and name not in made[kind]:
+                made[kind][name] = Entry(cls.variants[0], "", USE.findall(inspect.cleandoc(cls.__doc__ or ""))[0])
+    return made
+
+
+USE = re.compile(r"^Use: (.*)\n?", re.MULTILINE)
+TABLE = with_plug_ins()
 
 
 READERS: dict[str, Callable[[str], object]] = {
@@ -60,7 +74,7 @@ def packet_factors(codec: Codec) -> tuple[str, str]:
     gradient = torch.randn(8, 16, 16, 16, generator=torch.Generator().manual_seed(1))
     if type(codec) is CODECS["Mean"]:
         return "-", "-"  # it is a codec of one value, for the values of others
-    packets = [codec.encode(x, key=1) for x in (gradient.relu(), gradient)]
+    packets = [codec.encode(x, key=3) for x in (gradient.relu(), gradient)]
     activation, gradient_factor = (f"{packet.dense_bytes / packet.array_bytes:.1f}x" for packet in packets)
     return activation, gradient_factor
 
@@ -99,7 +113,7 @@ def signature(cls: type[Notation]) -> str:
 def prose(cls: type[Notation]) -> str:
     """Return a class's docstring, without its doctest, as Markdown."""
     first, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n")
-    text = re.split(r"^>>> ", f"{first}\n{textwrap.dedent(rest)}", maxsplit=1, flags=re.MULTILINE)[0]
+    text = USE.split(re.split(r"^>>> ", f"{first}\n{textwrap.dedent(rest)}", maxsplit=1, flags=re.MULTILINE)[0])[0]
     text = re.sub(r'\n("\w+") {2,}', r"\n\n- \1: ", text)  # a list of choices
     text = re.sub(r"^Args:\n", "Arguments:\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
@@ -111,9 +125,9 @@ def prose(cls: type[Notation]) -> str:
 
 
 def names_of(page: str) -> list[str]:
-    """Return the names on a page, in the order of `ENTRIES`."""
+    """Return the names on a page, in the order of `TABLE`."""
     kind = PAGES[page].kind
-    return [name for name in ENTRIES[kind] if is_plug_in(CLASSES[kind][name]) == page.startswith("rare-")]
+    return [name for name in TABLE[kind] if is_plug_in(CLASSES[kind][name]) == page.startswith("rare-")]
 
 
 def is_plug_in(cls: type[Notation]) -> bool:
@@ -127,7 +141,7 @@ def table(page: str) -> list[str]:
     sizes = {"codec": ["activations", "gradients"], "replica method": ["factor"]}.get(kind, [])
     lines = ["| " + " | ".join(["example", *sizes, "use"]) + " |", "|---" * (len(sizes) + 2) + "|"]
     for name in names_of(page):
-        entry = ENTRIES[kind][name]
+        entry = TABLE[kind][name]
         figures: tuple[str, ...] = ()
         if kind == "codec":
             figures = packet_factors(parse(entry.example).codec)
@@ -144,7 +158,7 @@ def anchor(kind: str, name: str) -> str:
 
 def heading(kind: str, name: str) -> str:
     """Return the heading of a name; a name of two methods, such as `EF21`, is followed by its kind."""
-    twice = sum(name in names for names in ENTRIES.values()) > 1
+    twice = sum(name in names for names in TABLE.values()) > 1
     return f"{name} as a {kind}" if twice else name
 
 
@@ -153,7 +167,7 @@ def text_of(page: str) -> str:
     kind, title, keys, introduction = PAGES[page]
     lines = [f"# {title}\n", f"{introduction}\n\nKeys: {keys}. See [notation](index.md).\n", *table(page), ""]
     for name in names_of(page):
-        cls, entry = CLASSES[kind][name], ENTRIES[kind][name]
+        cls, entry = CLASSES[kind][name], TABLE[kind][name]
         lines += [f"## {heading(kind, name)}\n", f"`{signature(cls)}`\n", f"{prose(cls)}\n"]
         if entry.source:
             lines.append(f"Source: {entry.source}.\n")
@@ -176,7 +190,7 @@ def texts() -> dict[Path, str]:
 
 def check_entries() -> None:
     """Raise SystemExit unless every class has one entry, and every example is read."""
-    for kind, entries in ENTRIES.items():
+    for kind, entries in TABLE.items():
         if differ := sorted(set(CLASSES[kind]) ^ set(entries)):
             raise SystemExit(
                 f"docs/notation_entries.py needs one entry for each {kind}; too many or missing: {differ}."

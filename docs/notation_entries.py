@@ -34,7 +34,6 @@ ENTRIES = {
     "codec": {
         "Identity": Entry("Identity", "", "The dense baseline that every other setting is compared with."),
         "Cast": Entry("Cast('bfloat16')", "", "Half the bytes at little risk: a first step."),
-        "MeanStd": Entry("MeanStd", HIVEMIND, "16 bits for rows with scales too different for float16."),
         "Quantize": Entry(
             "Quantize(4)",
             RUDAKOV,
@@ -49,14 +48,6 @@ ENTRIES = {
             "NonUniform(4)",
             "Lloyd 1957, Max 1960; hivemind",
             "Few bits for values far from uniformly distributed.",
-        ),
-        "DAQ": Entry(
-            "DAQ(4)", "Hong et al. 2022 (DAQ, WACV)", "Few bits for convolutional features with different channels."
-        ),
-        "TAHQuant": Entry(
-            "TAHQuant",
-            "He et al. 2025, arXiv:2506.01352",
-            "3 to 4 bits for activations of language models with outliers.",
         ),
         "Rotated": Entry(
             "Rotated(4)",
@@ -78,7 +69,6 @@ ENTRIES = {
         ),
         "Sign": Entry("Sign", "Karimireddy et al. 2019, arXiv:1901.09847", "Gradients in 1 bit, under error feedback."),
         "OneBit": Entry("OneBit", "Seide et al. 2014 (Interspeech)", "Gradients in 1 bit, under error feedback."),
-        "TinyScript": Entry("TinyScript(4)", "Fu et al. 2020 (ICML)", "Unbiased rounding for heavy-tailed values."),
         "TopK": Entry(
             "TopK(0.1)", RUDAKOV, "Tensors with few large and many small values. On gradients, use error feedback."
         ),
@@ -97,26 +87,16 @@ ENTRIES = {
         "LowRank": Entry(
             "LowRank(4)", "Vogels et al. 2019, arXiv:1905.13727", "Gradients of transformers, which are low rank."
         ),
-        "ATOMO": Entry("ATOMO(4)", "Wang et al. 2018, arXiv:1806.04090", "An unbiased low-rank codec."),
         "ErrorBounded": Entry(
             "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
-        ),
-        "ZFP": Entry(
-            "ZFP(0.01)", "Lindstrom 2014 (ZFP)", "Smooth images; otherwise `ErrorBounded` is smaller and faster."
         ),
         "Entropy": Entry(
             "Entropy(Quantize(4))", "", "A lossless stage after any codec, if bytes cost more than compute."
         ),
-        "MPC": Entry("MPC", "Yang et al. 2015 (MPC)", "Lossless compression if no error is tolerable."),
         "Hadamard": Entry(
             "Hadamard(Quantize(4))",
             "",
             "Few bits if single outliers stretch the range; for trained transformers around `Quantize(4, per='row')`.",
-        ),
-        "Outliers": Entry(
-            "Outliers(Quantize(4))",
-            "Dettmers et al. 2022, arXiv:2208.07339",
-            "Few bits if whole channels are outliers.",
         ),
     },
     "compressor": {
@@ -151,11 +131,6 @@ ENTRIES = {
         "ACGC": Entry(
             "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
         ),
-        "ResidualVQ": Entry(
-            "ResidualVQ(8, rounds=2, dim=4)",
-            "Janson et al. 2026 (MAPL), arXiv:2606.05484",
-            "2 to 4 bits a value for activations whose neighbouring values depend on one another.",
-        ),
     },
     "replica method": {
         "Gathered": Entry(
@@ -170,11 +145,9 @@ ENTRIES = {
             "DGC(0.01)", "Lin et al. 2018, arXiv:1712.01887", "SGD with momentum at densities of 0.01 and below."
         ),
         "RedSync": Entry("RedSync(0.01)", "Fang et al. 2019, arXiv:1808.04357", "Comparison with DGC."),
-        "GTopK": Entry("GTopK(0.01)", "Shi et al. 2019, arXiv:1901.04359", "Sparse gradients among many replicas."),
         "EF21": Entry(
             "EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Biased codecs without error feedback."
         ),
-        "DIANA": Entry("DIANA(QSGD(4))", "Mishchenko et al. 2019, arXiv:1901.09269", "Unbiased codecs."),
         "MARINA": Entry(
             "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs if compute is cheap."
         ),
@@ -183,7 +156,6 @@ ENTRIES = {
             "Wang et al. 2023 (ZeRO++), arXiv:2306.10209",
             "Codes among three or more replicas: the bytes of an all-reduce, not of a gather.",
         ),
-        "SignSGD": Entry("SignSGD", "Bernstein et al. 2018, arXiv:1802.04434", "1 bit a value, by majority vote."),
         "PowerGossip": Entry(
             "PowerGossip(2)",
             "Vogels et al. 2020, arXiv:2008.01425",
@@ -194,24 +166,10 @@ ENTRIES = {
             "Douillard et al. 2023, arXiv:2311.08105",
             "Links so slow that replicas should exchange once in many steps.",
         ),
-        "MuLoCo": Entry("MuLoCo(30)", "Thérien et al. 2025, arXiv:2505.23725", "The same with `optimizer.name=muon`."),
-        "StreamingDiLoCo": Entry(
-            "StreamingDiLoCo(100, fragments=4)",
-            "Douillard et al. 2025, arXiv:2501.18512",
-            "The same if the peak of an exchange matters, or to hide its time (`delay`).",
-        ),
         "SparseLoCo": Entry(
             "SparseLoCo(30)",
             "Sarfi et al. 2025, arXiv:2508.15706",
             "The fewest bytes of all: sparse changes in two bits.",
-        ),
-        "SPARTA": Entry(
-            "SPARTA", "exo-explore/gym (code)", "A few values in every step, to keep replicas close to one another."
-        ),
-        "DeMo": Entry(
-            "DeMo",
-            "Peng et al. 2024, arXiv:2411.19870",
-            "Comparison with signSGD and DGC: frequencies of the momentum.",
         ),
         "Accordion": Entry(
             "Accordion(TopK(0.1), TopK(0.01))",
@@ -222,36 +180,6 @@ ENTRIES = {
             "GraVAC(10, 1000)",
             "Tyagi, Swany 2023, arXiv:2305.12201",
             "A strength that adapts to what the gradient keeps. Needs a clock.",
-        ),
-        "DiLoCoX": Entry(
-            "DiLoCoX(20, rank=64)",
-            "Qi et al. 2025, arXiv:2506.21263",
-            "Local steps that never wait for an exchange, at a few kilobytes each.",
-        ),
-        "HALoS": Entry(
-            "HALoS(5, sites=2, updates=4)",
-            "Kim et al. 2025, arXiv:2506.04531",
-            "Sites with fast links inside and slow links between them.",
-        ),
-        "AsyncSPARTA": Entry(
-            "AsyncSPARTA(delay=5)",
-            "Ajanthan et al. 2026 (AsyncMesh), arXiv:2601.22442",
-            "Links of high latency, if replicas may differ from one another.",
-        ),
-        "DeCoSGD": Entry(
-            "DeCoSGD(0.05, delay=2)",
-            "Lu et al. 2025, arXiv:2507.17346",
-            "Links of high latency, if all replicas must step alike.",
-        ),
-        "Dion": Entry(
-            "Dion(16)",
-            "Ahn et al. 2025, arXiv:2504.05295",
-            "Orthonormal updates like Muon's from two thin matrices; with plain SGD.",
-        ),
-        "EDGC": Entry(
-            "EDGC(16, window=100)",
-            "Yi et al. 2025, arXiv:2511.10333",
-            "PowerSGD with a rank that falls once the gradients' entropy settles.",
         ),
     },
     "schedule": {
@@ -365,7 +293,8 @@ PAGES = {
         "`replica_gradient`",
         "These methods are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
         "[the others](replica-methods.md). What was read of each paper, and what was guessed, is in "
-        "[replica methods of 2025 and 2026](../methods/replicas-2026.md).",
+        "[replica methods of 2025 and 2026](../methods/replicas-2026.md), [local steps](../methods/local-steps.md) and "
+        "[replica gradients](../methods/replica-gradients.md).",
     ),
     "schedules": Page(
         "schedule",

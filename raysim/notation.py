@@ -38,6 +38,9 @@ class Notation:
     """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
 
     notation: ClassVar[str | None] = None  # the name, if not the class name
+    variants: ClassVar[
+        tuple[str, ...]
+    ] = ()  # of a plug-in's class: what docs, benchmarks and laws try, an example first
 
     @classmethod
     def name(cls) -> str:
@@ -237,7 +240,7 @@ def _construct(
     """Construct an object from its class name and arguments; raises ValueError, quoting the notation `text`."""
     path = name if ":" in name else plugins.entry_points().get(name)
     if name not in names and path is None:
-        if name in plugins.CONTRIB:
+        if name in plugins.contrib():
             raise ValueError(
                 f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
                 "`pip install ./contrib`."

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,11 +23,6 @@ from types import ModuleType
 from typing import Any
 
 GROUPS = ("raysim.codecs", "raysim.compressors", "raysim.replica_methods", "raysim.schedules")
-CONTRIB = (
-    *("ATOMO", "DAQ", "MPC", "MeanStd", "Outliers", "TAHQuant", "TinyScript", "ZFP", "ResidualVQ"),
-    *("AsyncSPARTA", "DeCoSGD", "DiLoCoX", "Dion", "EDGC", "HALoS"),
-)
-"""Names in the package raysim-contrib, for the error message if it is not installed."""
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
 _FROM_RECORD = ContextVar("from_record", default=False)
@@ -79,6 +75,18 @@ def entry_points() -> dict[str, str]:
         for point in metadata.entry_points(group=group):
             paths.setdefault(point.name, point.value)
     return paths
+
+
+def plug_ins(group: str) -> list[Any]:
+    """Return the classes that installed packages register in a group of entry points."""
+    return [import_object(point.value) for point in metadata.entry_points(group=group)]
+
+
+@lru_cache(maxsize=1)
+def contrib() -> dict[str, str]:
+    """Return the import path of every class of raysim-contrib by name, installed or not."""
+    project = tomllib.loads(Path(__file__).with_name("contrib.toml").read_text(encoding="utf-8"))["project"]
+    return {name: path for points in project["entry-points"].values() for name, path in points.items()}
 
 
 def written_name(cls: type) -> str:

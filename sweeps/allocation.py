@@ -19,7 +19,7 @@ from raysim.engine.connection import first_reason, lost_nodes, node_address
 from raysim.engine.ray_internals import cpus_by_driver
 from raysim.engine.resources import GRAINS, Demand, Waiting, free_resources, shortage, stages_that_fit, total_resources
 from raysim.pipeline.prepare import prepare
-from raysim.storage.places import PlaceError, in_bucket, open_system
+from raysim.storage.places import PlaceError, check_answers, in_bucket
 from raysim.sweeps.study import Study, workers
 
 DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
@@ -283,7 +283,7 @@ def _check_seen(out: str, by: Iterable[str]) -> None:
         if mark is not None:
             return None if mark.is_file() else ""
         try:
-            open_system(out)
+            check_answers(out)
         except PlaceError as error:
             return str(error)
         return None

@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 
 from pyarrow import fs
 
 from raysim.config import ConfigError
-from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, private_folder
-from raysim.storage.places import ListedPath, Place, PlaceError, in_bucket, local_path, open_system
+from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, private_folder, write_whole
+from raysim.storage.places import Place, PlaceError, check_answers, in_bucket, list_bucket, local_path
 from raysim.training.checkpoint import checkpoints
 
 FOLDERS = ("trials", "confirm", "tensorboard", "tune")  # in a study's folder
@@ -48,7 +48,7 @@ class Store:
         """Return the store; raises ConfigError within seconds if its bucket does not answer."""
         if in_bucket(out):
             try:
-                open_system(str(out))
+                check_answers(str(out))
             except PlaceError as error:
                 raise ConfigError(f"`out`: {error}") from None
         return cls(out)
@@ -60,7 +60,7 @@ class Store:
         """
         if not self.remote:
             return self.local
-        return ListedPath.listed(f"{self.out.partition('://')[0]}://", self._system, self._root)
+        return list_bucket(f"{self.out.partition('://')[0]}://", self._system, self._root)
 
     def fetch(self, name: str) -> Path:
         """Return the local folder of a run, copied from the bucket: another machine may have continued it.
@@ -70,10 +70,9 @@ class Store:
         folder = self.inside(name)
         if self.remote:
             shutil.rmtree(folder, ignore_errors=True)
-            for key in self._files(name):
-                file = self.local / key
-                file.parent.mkdir(parents=True, exist_ok=True)
-                fs.copy_files(f"{self._root}/{key}", str(file), source_filesystem=self._system)
+            folder.mkdir(parents=True)
+            with suppress(FileNotFoundError):  # the bucket has no such run
+                fs.copy_files(f"{self._root}/{name}", str(folder), source_filesystem=self._system)
             for step in folder.glob("checkpoints/step-*"):
                 if not (step / "manifest.json").is_file():  # sent last: without it the copy is incomplete
                     shutil.rmtree(step)
@@ -94,14 +93,12 @@ class Store:
 
     def fetch_file(self, name: str) -> bool:
         """Download a file from the bucket, replacing the local one; return whether the bucket has it."""
-        if not self.remote or self._system.get_file_info(f"{self._root}/{name}").type != fs.FileType.File:
-            return (self.local / name).is_file()
         file = self.local / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-        fs.copy_files(f"{self._root}/{name}", str(draft), source_filesystem=self._system)
-        draft.replace(file)  # atomic: another process may read it
-        return True
+        if self.remote:
+            with suppress(FileNotFoundError), self._system.open_input_stream(f"{self._root}/{name}") as stream:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(file, stream.read())  # atomic: another process may read it
+        return file.is_file()
 
     def send(self, name: str) -> None:
         """Copy a file, or the files in a folder, to the bucket; files removed here are removed there."""
@@ -111,16 +108,13 @@ class Store:
         if source.is_file():
             self._send_file(name)
             return
-        files = {
-            str(path.relative_to(self.local))
-            for path in source.rglob("*")
-            if path.is_file() and not path.name.startswith(".")
-        }
-        for file in sorted(
-            files, key=lambda file: (file.endswith("run.parquet"), file.endswith("manifest.json"), file)
-        ):
-            self._send_file(file)
-        self._remove(name, [file for file in self._files(name) if file not in files], files)
+        paths = [path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        for path in sorted(paths, key=lambda path: (path.name == "run.parquet", path.name == "manifest.json", path)):
+            self._send_file(str(path.relative_to(self.local)))
+        held = self._files(name)
+        # whole folders, since pyarrow keeps a key for a folder whose files are removed one by one
+        for gone in sorted({part for part in map(self._removed, held, repeat(name)) if part}):
+            (self._system.delete_file if gone in held else self._system.delete_dir)(f"{self._root}/{gone}")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -180,27 +174,11 @@ class Store:
         fs.copy_files(str(self.local / name), target, destination_filesystem=self._system)
         self._files_sent[name] = version
 
-    def _remove(self, name: str, gone: list[str], kept: set[str]) -> None:
-        """Remove files, and whole folders if nothing in them is kept.
-
-        pyarrow writes an empty key for a folder after removing something from it, to preserve the folder. So the highest folder
-        without files is removed: otherwise its key would stay and become a folder in every copy.
-        """
-        tops = set()
-        for file in gone:
-            top = file
-            while (parent := top.rpartition("/")[0]) != name and not any(
-                other.startswith(f"{parent}/") for other in kept
-            ):
-                top = parent
-            tops.add(top)
-        for file in gone:
-            self._files_sent.pop(file, None)
-        for top in sorted(tops):
-            if top in gone:
-                self._system.delete_file(f"{self._root}/{top}")
-            else:
-                self._system.delete_dir(f"{self._root}/{top}")
+    def _removed(self, file: str, name: str) -> str | None:
+        """Return the outermost folder below `name` around a file that is no longer here, or the file; None if it is here."""
+        parts = file.removeprefix(f"{name}/").split("/")
+        around = ("/".join((name, *parts[: i + 1])) for i in range(len(parts)))
+        return next((part for part in around if not (self.local / part).exists()), None)
 
     def _files(self, name: str) -> list[str]:
         """Return the files in a folder of the bucket, by their names in the study's."""

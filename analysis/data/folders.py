@@ -12,7 +12,7 @@ from raysim.network.transport import TRANSPORTS
 from raysim.quality import MEASURES, Measure
 from raysim.records import RecordsError
 from raysim.records.packs import open_pack
-from raysim.storage.places import ListedPath, Place, read_place, walk
+from raysim.storage.places import Place, inside, read_place, walk
 from raysim.storage.texts import LARGEST_TOML, parse_toml
 
 CONFIRMATION = "confirm"
@@ -46,8 +46,8 @@ def find(folders: Iterable[Place]) -> Contents:
         if not root.is_dir():
             raise AnalysisError(f"There is no folder {root}.")
         for folder, study, is_run in _walk(root, problems):
-            name = _name(folder, root, alone=len(roots) == 1)
             path = folder.resolve()
+            name = _name(path, root, alone=len(roots) == 1)
             if path in runs or path in studies:
                 continue
             if is_run:
@@ -56,7 +56,10 @@ def find(folders: Iterable[Place]) -> Contents:
                     study_of[name] = _name(study, root, alone=len(roots) == 1)
             else:
                 studies[path] = name
-    return Contents(_by_name(runs), _by_name(studies), study_of, list(dict.fromkeys(problems)))
+    runs_by_name, studies_by_name = (
+        dict(sorted((name, folder) for folder, name in names.items())) for names in (runs, studies)
+    )
+    return Contents(runs_by_name, studies_by_name, study_of, list(dict.fromkeys(problems)))
 
 
 def is_confirmation(run: Place) -> bool:
@@ -75,9 +78,9 @@ def _walk(root: Place, problems: list[str], around: Place | None = None) -> Iter
 
     `problems` takes the sentences on unreadable packs; `around` is the study around the root.
     """
-    inside: dict[Place, Place] = {} if around is None else {root: around}
+    study_around: dict[Place, Place] = {} if around is None else {root: around}
     for folder, folders, files in walk(root):
-        study = inside.get(folder)
+        study = study_around.get(folder)
         if "run.parquet" in files:
             yield folder, study, True
             folders.clear()
@@ -97,19 +100,15 @@ def _walk(root: Place, problems: list[str], around: Place | None = None) -> Iter
             folders[:] = [name for name in folders if name in ("trials", CONFIRMATION)]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if study is not None:
-            inside |= dict.fromkeys((folder / name for name in folders), study)
+            study_around |= dict.fromkeys((folder / name for name in folders), study)
 
 
 def _name(folder: Place, root: Place, *, alone: bool) -> str:
     """Return the name of a folder: its path from the root, or its own name if it is the root; with several roots, its whole path."""
-    inside = str(folder.relative_to(str(root.resolve() if isinstance(folder, ListedPath) else root)))
-    if inside in ("", "."):
+    name = inside(folder, root)
+    if not name:
         return root.resolve().name or str(root) if alone else str(root)
-    return inside if alone else str(root / inside)
-
-
-def _by_name(folders: dict[Place, str]) -> dict[str, Place]:
-    return dict(sorted((name, folder) for folder, name in folders.items()))
+    return name if alone else str(root / name)
 
 
 USUAL_TRANSPORT = "ray"  # if neither the caller nor a study names one

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,9 +14,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
-from raysim.records import tables as records
 from raysim.records.bounds import check_values, printable_rows
-from raysim.storage.places import ListedPath, Place, arrow_source
+from raysim.records.tables import check_size, read_as, read_whole
+from raysim.storage.places import ListedPath, Place, origin_of, read_place
 
 READERS = 32  # files of a bucket read at once
 
@@ -44,26 +43,31 @@ def unreadable(file: Place, error: Exception) -> str:
     return f"{file} cannot be read and is left out: {reason}."
 
 
+def read_each(files: Iterable[Place], read: Callable[[Place], pa.Table]) -> list[pa.Table | str]:
+    """Return what `read` returns of each file, or a sentence on why it cannot be read, for instance because it was deleted meanwhile.
+
+    Local files are read one after another: they are so small that threads would only wait for each other.
+    """
+
+    def attempt(file: Place) -> pa.Table | str:
+        try:
+            return read(file)
+        except (OSError, pa.ArrowException) as error:
+            return unreadable(origin_of(file), error)
+
+    files = list(files)
+    if any(isinstance(file, ListedPath) for file in files):
+        with ThreadPoolExecutor(READERS) as readers:
+            return list(readers.map(attempt, files))
+    return [attempt(file) for file in files]
+
+
 # --- small files with different columns: `run.parquet` and `trials.parquet` ---------------------------------------------------
 
 
-def read_whole(files: Sequence[Place], most_rows: int | None = None) -> list[pa.Table | str]:
-    """Return each file's table, or a sentence on why it cannot be read, for instance because it was deleted meanwhile.
-
-    `most_rows`: the most rows that each may have.
-    Local files are read one after another: they are so small that threads would only wait for each other.
-    """
-    if any(isinstance(file, ListedPath) for file in files):
-        with ThreadPoolExecutor(READERS) as readers:
-            return list(readers.map(_read, files, repeat(most_rows)))
-    return [_read(file, most_rows) for file in files]
-
-
-def _read(file: Place, most_rows: int | None) -> pa.Table | str:
-    try:
-        return records.read_whole(file, most_rows).replace_schema_metadata()
-    except (OSError, pa.ArrowException) as error:
-        return unreadable(file, error)
+def read_files(files: Iterable[Place], most_rows: int | None = None) -> list[pa.Table | str]:
+    """Return each file's table, or a sentence; `most_rows`: the most rows that each may have."""
+    return read_each(files, lambda file: read_whole(file, most_rows).replace_schema_metadata())
 
 
 def stack(tables: Sequence[pa.Table], key: str, values: Sequence[str]) -> pd.DataFrame:
@@ -121,50 +125,23 @@ def _rewritten(table: pa.Table, names: set[str], change: Callable[[pa.ChunkedArr
 
 def scan(
     files: Mapping[Place, int | None], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
-) -> Iterator[tuple[Place, pa.RecordBatch | str]]:
-    """Yield each file with batches of its rows, or with a sentence if it cannot be read.
+) -> list[pa.Table | str]:
+    """Return `columns` of the rows `where` of each file, or a sentence if it cannot be read.
 
     `files`: the most rows that each may have, None if unknown.
     """
-    by_system: dict[object, list[Place]] = {}
-    for file in files:
-        packed = isinstance(file, ListedPath) and file.pack is not None
-        by_system.setdefault(file if packed else id(arrow_source(file)[1]), []).append(file)
-    for group in by_system.values():
-        try:
-            yield from list(_scan({file: files[file] for file in group}, schema, columns, where))
-        except (OSError, pa.ArrowException):
-            for file in group:
-                try:
-                    yield from list(_scan({file: files[file]}, schema, columns, where))
-                except (OSError, pa.ArrowException) as error:
-                    yield file, unreadable(origin_of(file), error)
 
+    def read(file: Place) -> pa.Table:
+        if isinstance(file, ListedPath) and file.listing.rows(file.key) is not None:
+            table = ds.dataset(read_as(file, schema)).to_table(columns=list(columns), filter=where)
+        else:
+            fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(read_place(file)))
+            check_size(fragment.metadata, files[file])
+            table = fragment.to_table(schema=schema, columns=list(columns), filter=where)
+        check_values(table)
+        return printable_rows(table)
 
-def _scan(
-    files: Mapping[Place, int | None], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
-) -> Iterator[tuple[Place, pa.RecordBatch]]:
-    """Yield the rows of files of one file system, or of one file of a pack."""
-    first = next(iter(files))
-    if isinstance(first, ListedPath) and first.pack is not None:
-        by_path: dict[str, Place] = {}
-        dataset = ds.dataset(records.read_as(first, schema, files[first]))
-    else:
-        by_path = {arrow_source(file)[0]: file for file in files}
-        dataset = ds.dataset(list(by_path), schema=schema, format="parquet", filesystem=arrow_source(first)[1])
-        if arrow_source(first)[1] is None:  # the metadata of files in buckets take a request each
-            for fragment in dataset.get_fragments():
-                records.check_size(fragment.metadata, files[by_path[fragment.path]])
-    for tagged in dataset.scanner(columns=list(columns), filter=where).scan_batches():
-        if tagged.record_batch.num_rows:
-            check_values(tagged.record_batch)
-            file = by_path[tagged.fragment.path] if by_path else first
-            yield file, printable_rows(tagged.record_batch)
-
-
-def origin_of(file: Place) -> Place:
-    """Return the file that holds a run's rows: its own, or the pack's file for a run in a pack."""
-    return file.origin if isinstance(file, ListedPath) else file
+    return read_each(files, read)
 
 
 def condition_of(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
@@ -180,9 +157,9 @@ def condition_of(where: Filter | None, schema: pa.Schema) -> pc.Expression | Non
     return condition
 
 
-def labelled(batch: pa.RecordBatch, runs: pa.Array, i: int) -> pa.RecordBatch:
+def labelled(table: pa.Table, runs: pa.Array, i: int) -> pa.Table:
     """Return the rows of run `i` with its name as first column, and texts as categories."""
-    index = pa.array(np.full(batch.num_rows, i, np.int32))
+    index = pa.array(np.full(len(table), i, np.int32))
     columns = [pa.DictionaryArray.from_arrays(index, runs)]
-    columns += [c.dictionary_encode() if pa.types.is_string(c.type) else c for c in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, ["run", *batch.schema.names])
+    columns += [c.dictionary_encode() if pa.types.is_string(c.type) else c for c in table.columns]
+    return pa.table(columns, ["run", *table.column_names])

@@ -18,10 +18,10 @@ from raysim.analysis.report.material import NETWORKS, Job, Material
 from raysim.analysis.report.one_step import links_section, timeline_section
 from raysim.analysis.report.over_time import branches_section, curves_section, decisions_section, has_branches
 from raysim.analysis.report.page import Block, Heading, Page, Section, Text
-from raysim.analysis.report.parameters import importance_section, parallel_section
+from raysim.analysis.report.parameters import importance_section
 from raysim.analysis.report.probes import probes_section
 from raysim.analysis.report.reuse import reproduce_section
-from raysim.analysis.report.summary import own_network_section, summary_section
+from raysim.analysis.report.summary import summary_section
 from raysim.analysis.report.tables import findings_section, runs_section
 from raysim.analysis.report.words import plural
 from raysim.analysis.runs.loading import load
@@ -81,11 +81,9 @@ def _sections(material: Material) -> list[Section]:
         links_section,
         decisions_section,
         timeline_section,
-        parallel_section,
     )
     return [
         summary_section(material),
-        own_network_section(material),
         *([probes_section(material)] if material.probes else []),
         *([branches_section(material)] if has_branches(material.results) else []),
         *(

@@ -18,7 +18,6 @@ from string import Template
 from typing import Any
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import WORTH, Price
 from raysim.analysis.report.page import (
     PATTERNS,
     Axis,
@@ -34,9 +33,7 @@ from raysim.analysis.report.page import (
     Series,
     Table,
     Text,
-    Typed,
 )
-from raysim.analysis.report.summary import BANDWIDTHS_BPS, LATENCIES_S
 
 FEW_ROWS = 12  # need no filter
 MOST_LINES = 32  # of code shown at once: a recipe is shorter
@@ -57,7 +54,6 @@ class _Writer:
         self.spans: list[list[str]] = []  # texts by network, in the order of its networks
         self.values: list[list[Any]] = []
         self.figures: dict[str, Any] = {}
-        self.prices: dict[int, Price] = {}  # interpolated by the page, by id
 
     def write(self, plotly: str) -> str:
         page = self.page
@@ -69,15 +65,12 @@ class _Writer:
             "values": self.values,
             "figures": self.figures,
             "strings": list(self.strings),
-            "over": over(page.transport),
-            "grid": {"bandwidths_bps": BANDWIDTHS_BPS, "latencies_s": LATENCIES_S, "worth": WORTH},
-            "nodes": [_on_grid(price) for price in self.prices.values()],
         }
-        script, typed = _own("page.js"), _own("typed.js")
+        script = _own("page.js")
         policy = "; ".join(
             [
                 "default-src 'none'",
-                f"script-src {_hash(plotly)} {_hash(script)} {_hash(typed)}",
+                f"script-src {_hash(plotly)} {_hash(script)}",
                 "style-src 'unsafe-inline'",  # plotly's, and ours
                 "img-src data: blob:",
                 "base-uri 'none'",
@@ -97,7 +90,6 @@ class _Writer:
             data=_json(data),
             plotly=plotly,
             script=script,
-            typed=typed,
         )
 
     def _control(self) -> str:
@@ -107,16 +99,10 @@ class _Writer:
             f'<option value="{escape(n)}"{" selected" if n == self.page.network else ""}>{escape(n)}</option>'
             for n in self.page.networks
         )
-        typed = ""
-        if any(isinstance(block, Table) and block.typed for section in self.page.sections for block in section.blocks):
-            typed = (
-                '<label for="typed">or on</label> <input id="typed" placeholder="300mbps+8ms" size="14" autocomplete="off" '
-                'spellcheck="false" aria-describedby="wrong"> '
-            )
         return (
             '<p class="control"><label for="network">Times on the network</label> '
-            f'<select id="network" autocomplete="off">{options}</select> {typed}{over(self.page.transport)} '
-            '<span id="said" class="unseen" role="status"></span> <span id="wrong" role="alert"></span></p>'
+            f'<select id="network" autocomplete="off">{options}</select> {over(self.page.transport)} '
+            '<span id="said" class="unseen" role="status"></span></p>'
         )
 
     def _problems(self) -> str:
@@ -152,12 +138,9 @@ class _Writer:
             return f"<details><summary>{lines} lines</summary>{code}</details>" if lines > MOST_LINES else code
         return f'<p class="{block.kind}">{inner}</p>'
 
-    def _changing(self, text: str | ByNetwork | Typed, kind: str = "") -> str:
+    def _changing(self, text: str | ByNetwork, kind: str = "") -> str:
         """Return a text of a kind of cells as HTML. Texts that depend on the network are marked, and a script changes them."""
         write = _figure_text if kind == "number" else _prose
-        if isinstance(text, Typed):
-            self.prices.setdefault(id(text.price), text.price)
-            return f'<span data-nodes="{list(self.prices).index(id(text.price))}" data-part="{text.part}"></span>'
         if not isinstance(text, ByNetwork):
             return f"<code>{escape(text)}</code>" if kind == "code" else write(text)
         self.spans.append([write(text.values[network]) for network in self.page.networks])
@@ -178,11 +161,8 @@ class _Writer:
                 f'<span role="status" data-count="{table.key}">{len(table.rows)} of {len(table.rows)}</span></p>'
             )
         live = " data-live" if table.live else ""
-        lead = hidden = ""
-        if table.typed:
-            lead, live, hidden = f'<p class="lead" id="{table.key}-lead" hidden></p>', " data-typed", " hidden"
         return (
-            f'{lead}{filter_}<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.key}-caption"{hidden}>'
+            f'{filter_}<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.key}-caption">'
             f'<table id="{table.key}"{live}><caption id="{table.key}-caption"><span>{_prose(table.caption)}</span></caption>'
             f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
         )
@@ -272,18 +252,6 @@ class _Writer:
         if isinstance(value, ByNetwork):
             return {"by": [write(value.values[network]) for network in self.page.networks]}
         return write(value)
-
-
-def _on_grid(price: Price) -> dict[str, Any]:
-    """Return prices as lists over the grid; the ends of a speed-up's interval as shares of it, which stays a ratio of steps."""
-    return {
-        "step": [_numbers(ends) for ends in zip(*price.step_s.values(), strict=True)],
-        "dense": _numbers(price.dense_step_s.values()),
-        "shares": [
-            _numbers(getattr(estimate, end) / estimate.value for estimate in price.speedup.values())
-            for end in ("low", "high")
-        ],
-    }
 
 
 def _class(kind: str) -> str:

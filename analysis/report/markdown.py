@@ -58,8 +58,7 @@ def _lines(page: Page) -> Iterator[str]:
         yield "## Not in this report"
         yield "\n".join(f"- {_prose(problem)}" for problem in page.problems)
     for section in page.sections:
-        if not section.interactive:
-            yield from _section(section, page.network)
+        yield from _section(section, page.network)
 
 
 def _section(section: Section, network: str) -> Iterator[str]:

@@ -391,6 +391,6 @@
     for (const plot of all(".plot")) Plotly.relayout(plot, { width: null, autosize: true });
   });
 
-  globalThis.raysimReport = { drawAll, csv: (key) => csv(document.getElementById(key)), data, all, asked, keep, say };
+  globalThis.raysimReport = { drawAll, csv: (key) => csv(document.getElementById(key)) };
   choose();
 })();

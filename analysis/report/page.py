@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from raysim.analysis.data.folders import USUAL_TRANSPORT
 from raysim.analysis.report.words import measure_text
 from raysim.quality import Measure
-
-if TYPE_CHECKING:
-    from raysim.analysis.report.material import Price
 
 Values = Sequence[Any]
 
@@ -229,19 +226,11 @@ class Text(NamedTuple):
     "note" (limits of figures), "code" (shell commands) or "python"."""
 
 
-class Typed(NamedTuple):
-    """A price on the reader's typed network, interpolated by the page: the "step" or the "speedup" of a setting."""
-
-    price: Price
-    """On every network of the page's grid."""
-    part: str
-
-
 class Cell(NamedTuple):
     """A cell; the heading of its column has the unit."""
 
     column: str
-    text: str | ByNetwork | Typed
+    text: str | ByNetwork
     value: Any = None
     """The value to sort by, if the text is another."""
     kind: str = "word"
@@ -253,7 +242,7 @@ def code(column: str, text: str) -> Cell:
     return Cell(column, text, kind="code")
 
 
-def number(column: str, text: str | ByNetwork | Typed, value: Any = None) -> Cell:
+def number(column: str, text: str | ByNetwork, value: Any = None) -> Cell:
     """Return a cell of a column of numbers."""
     return Cell(column, text, value, "number")
 
@@ -261,8 +250,7 @@ def number(column: str, text: str | ByNetwork | Typed, value: Any = None) -> Cel
 @dataclass(frozen=True)
 class Table:
     """A table. A `live` table can be sorted and filtered on the page. The rows of a table of `networks` have a network in the first
-    column, those of `verdicts` "supported", "contradicted" or "undecided". A `typed` table is filled in on the page for the reader's
-    typed network, under a sentence with the setting to use there."""
+    column, those of `verdicts` "supported", "contradicted" or "undecided"."""
 
     key: str
     caption: str
@@ -271,7 +259,6 @@ class Table:
     live: bool = False
     networks: bool = False
     verdicts: bool = False
-    typed: bool = False
 
     @property
     def heads(self) -> Sequence[Cell]:
@@ -304,8 +291,6 @@ class Section:
     blocks: Sequence[Block] = ()
     absent: str = ""
     """Why it lacks figures; empty if it lacks none."""
-    interactive: bool = False
-    """True if it means nothing without a browser."""
 
     @classmethod
     def of(cls, key: str, title: str, blocks: Sequence[Block], without: str) -> Section:

@@ -26,7 +26,6 @@ from raysim.analysis.report.page import (
     Style,
     Table,
     Text,
-    Typed,
     code,
     finite,
     number,
@@ -51,11 +50,6 @@ from raysim.analysis.report.words import (
 from raysim.network.topology import Network
 
 BANDWIDTHS_BPS = (*(step * 10.0**decade for decade in range(6, 11) for step in (1, 2, 5)), 1e11)
-LATENCIES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-GRID = {
-    repr(network): network
-    for network in (Network(bandwidth, latency) for bandwidth in BANDWIDTHS_BPS for latency in LATENCIES_S)
-}
 MOST_WARNINGS = 5  # distinct warnings of runs
 MOST_CURVES = 4  # settings
 
@@ -98,11 +92,11 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
 
 def _curve(job: Job, material: Material) -> Figure:
     """Return the seconds of a step against bandwidth, of dense and of the settings chosen on some network."""
-    instant = [name for name, network in GRID.items() if not network.latency_s]
+    instant = {repr(network): network for network in map(Network, BANDWIDTHS_BPS)}
     series = []
     settings = _curve_settings(job)
     for i, setting in enumerate(settings):
-        price = price_on_grid(setting, material)
+        price = Price.mean([*material.prices(setting.runs, instant).values()])
         look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
         seconds_s = finite(price.step_s[name].value for name in instant)
         series.append(Series(setting.name, list(BANDWIDTHS_BPS), seconds_s, look, kind="line"))
@@ -241,57 +235,3 @@ def _row(job: Job, network: str) -> list[Cell]:
         *(number(mode, quality(job.measure, *chosen.quality[mode])) for mode in MODES),
         Cell("evidence", evidence, kind="long"),
     ]
-
-
-# --- prices on the reader's typed network, interpolated by the page between simulated networks
-#
-# The seconds of a step are interpolated linearly in latency and in seconds a bit. If the schedule alone orders every wire, a
-# step is the longest of paths that are linear in both, so the interpolation is never below the simulation.
-
-
-def own_network_section(material: Material) -> Section:
-    """Return a table per job, to be priced on the page: the settings named in figures, and all safe settings."""
-    key, title = "typed-network", "A network of your own"
-    jobs = [job for job in material.jobs if job.priced]
-    if not jobs:
-        return Section(key, title, absent="No trained run here can be priced.", interactive=True)
-    blocks: list[Block] = [
-        Text(
-            "Type a bandwidth and a latency, such as `300mbps+8ms`, at the top of the page. Its prices are interpolated between "
-            f"{len(GRID)} simulated networks, from 1 Mbit/s to 100 Gbit/s and up to 300 ms. For an exact simulation, "
-            "and for other kinds of networks, pass the network or its file to `raysim report --network`."
-        )
-    ]
-    for job in jobs:
-        blocks += [Heading(job.title)] if len(jobs) > 1 else []
-        blocks.append(_typed_table(job, material))
-    return Section(key, title, blocks, interactive=True)
-
-
-def _typed_table(job: Job, material: Material) -> Table:
-    named = [setting for setting in job.named if setting.step_s]  # dense first
-    settings = [*named, *(setting for setting in job.priced if setting.verdict == "safe" and setting not in named)]
-    rows = []
-    for setting in settings:
-        price = price_on_grid(setting, material)
-        rows.append(
-            [
-                code("setting", setting.name),
-                number("step", Typed(price, "step")),
-                number("speed-up", "1" if setting.dense else Typed(price, "speedup") if price.speedup else "unknown"),
-                *(number(mode, quality(job.measure, *setting.quality[mode])) for mode in MODES),
-                Cell("verdict", setting.verdict or ("baseline" if setting.dense else "no dense run")),
-            ]
-        )
-    return Table(
-        f"{job.key}-typed",
-        f"The settings of {job.title} that are named in figures, and all safe settings, on the typed network "
-        f"{over(job.transport)}. Step times and speed-ups over dense have 90 % intervals in brackets. Compute: {job.source}.",
-        rows,
-        typed=True,
-    )
-
-
-def price_on_grid(setting: SettingRuns, material: Material) -> Price:
-    """Return the price of a setting on all networks of `GRID`."""
-    return Price.mean([*material.prices(setting.runs, GRID).values()])

@@ -14,7 +14,7 @@ import pyarrow as pa
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.folders import Contents, find
-from raysim.analysis.data.reading import read_whole, stack, unreadable
+from raysim.analysis.data.reading import read_files, stack, unreadable
 from raysim.analysis.data.settings import configuration, setting_texts
 from raysim.analysis.runs.results import Results, RunPool
 from raysim.notation import printable
@@ -58,7 +58,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     """Return one row for each readable run, the rows as written, and the keys of the configuration among the columns."""
     files = [path / "run.parquet" for path in contents.runs.values()]
     good = {}
-    for name, file, table in zip(contents.runs, files, read_whole(files, FEW_ROWS), strict=True):
+    for name, file, table in zip(contents.runs, files, read_files(files, FEW_ROWS), strict=True):
         if isinstance(table, str):
             problems.append(table)
         elif lacking := [column for column in NEEDED if column not in table.column_names]:
@@ -95,7 +95,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
 
 
 def _pruned_trials(studies: Mapping[str, Place]) -> set[tuple[str, int]]:
-    tables = read_whole([folder / "trials.parquet" for folder in studies.values()])
+    tables = read_files([folder / "trials.parquet" for folder in studies.values()])
     return {
         (name, row["trial"])
         for name, table in zip(studies, tables, strict=True)

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
-from raysim.analysis.data.reading import read_whole, stacked
+from raysim.analysis.data.reading import read_files, stacked
 from raysim.analysis.runs.loading import load
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION
 from raysim.storage.files import make_folder, sync_folder, write_through
-from raysim.storage.places import Place, in_bucket, local_path
+from raysim.storage.places import Place, in_bucket, inside, local_path, read_place
 
 OF_STUDIES = ("study.toml", "trials.parquet")
 
@@ -49,7 +49,8 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
     over = results.select(results.runs["status"].isin(FINISHED))
     if not len(over):
         raise AnalysisError(" ".join(results.problems))
-    folders = {_inside(over.path(run), root): over.path(run) for run in over.runs["run"].astype(str)}
+    paths = [over.path(run) for run in over.runs["run"].astype(str)]
+    folders = {inside(path, root) or path.name.lstrip("."): path for path in paths}
     files = {
         name: {table: table_files(folder_of_run, table) for table in SCHEMAS} for name, folder_of_run in folders.items()
     }
@@ -66,11 +67,11 @@ def pack(folder: str | Path, target: str | Path) -> Packed:
         rows = [_with_own(row, tables) for row, tables in zip(rows, has, strict=True)]
         _write(stacked(rows, "run", list(folders)), draft / RUNS)
         for folder_of_run in results.studies.values():
-            below = draft / _path(folder_of_run, root)
+            below = draft / inside(folder_of_run, root)
             below.mkdir(parents=True, exist_ok=True)
             for file in (folder_of_run / name for name in OF_STUDIES):
                 if file.is_file():
-                    write_through(below / file.name, file.read_bytes())
+                    write_through(below / file.name, read_place(file))
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
         for below in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
             sync_folder(below)
@@ -100,18 +101,9 @@ def _checked(target: str | Path) -> Path:
     return home
 
 
-def _path(path: Place, root: Place) -> str:
-    return str(path).removeprefix(str(root.resolve())).strip("/")
-
-
-def _inside(run: Place, root: Place) -> str:
-    """Return the name of a run: its path in the packed folder, or the name of that folder if it is the run."""
-    return _path(run, root) or run.name.lstrip(".")
-
-
 def _read(files: list[Place]) -> list[pa.Table]:
     """Return the tables of files; raises AnalysisError if one cannot be read."""
-    tables = read_whole(files)
+    tables = read_files(files)
     wrong = [sentence.replace(" and is left out", "") for sentence in tables if isinstance(sentence, str)]
     if wrong:
         raise AnalysisError(wrong[0])

@@ -325,8 +325,7 @@ def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
         except PlaceError as error:
             raise AnalysisError(str(error)) from None
     if isinstance(run, ListedPath):
-        _, names, _ = next(run.parent.walk())
-        siblings = [run.parent / name for name in names] if run.pack is not None else []
+        siblings = run.parent.iterdir() if run.listing.system is None else ()
         return [sibling for sibling in siblings if (sibling / "run.parquet").is_file()]
     files = run.resolve().parent.glob("*/run.parquet")
     return [file.parent for file in sorted(files, key=lambda file: (-file.stat().st_mtime, file))]

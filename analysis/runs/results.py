@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.data.folders import USUAL_TRANSPORT, Contents, StudyFile, natural_direction
-from raysim.analysis.data.reading import Filter, condition_of, labelled, origin_of, read_whole, scan, stack, to_frame
+from raysim.analysis.data.reading import Filter, condition_of, labelled, read_files, scan, stack, to_frame
 from raysim.notation import printable
 from raysim.quality import Measure, measures_of
 from raysim.records import SCHEMAS, schema_of, table_files
 from raysim.records.bounds import most_rows
-from raysim.storage.places import Place
+from raysim.storage.places import Place, origin_of
 
 if TYPE_CHECKING:
     from raysim.analysis.data.recording import Recording
@@ -152,7 +152,7 @@ class Results:
         """One row for each trial: parameters, objectives, their spread over seeds, constraints; `folder` is the study's."""
         files = {name: path / "trials.parquet" for name, path in self._contents.studies.items()}
         there = {name: file for name, file in files.items() if file.is_file()}
-        read = read_whole(list(there.values()))
+        read = read_files(list(there.values()))
         for sentence in read:
             if isinstance(sentence, str):
                 self.complain(sentence)
@@ -238,17 +238,16 @@ class Results:
                 raise AnalysisError(f"`columns` of {name} must be of {', '.join(schema.names)}, but got {column!r}.")
         condition = condition_of(where, schema)
         runs = pa.array(list(files), pa.string())
-        parts = []
-        scanned = list(scan(bounds, schema, wanted, condition))
-        if any(isinstance(batch, str) for _, batch in scanned) and self._files(name) != files:
+        scanned = scan(bounds, schema, wanted, condition)
+        if any(isinstance(rows, str) for rows in scanned) and self._files(name) != files:
             return self.table(name, columns, where)  # some were merged or dropped by processes that write runs
-        for file, batch in scanned:
-            if isinstance(batch, pa.RecordBatch):
-                parts.append(labelled(batch, runs, source[file]))
-            elif not any(problem.startswith(f"{file} ") for problem in self.problems):  # known since it was loaded
-                self.complain(batch)
-        schema = labelled(pa.RecordBatch.from_pylist([], pa.schema([schema.field(c) for c in wanted])), runs, 0).schema
-        table = pa.Table.from_batches(parts, schema).unify_dictionaries()
+        parts = [labelled(pa.schema([schema.field(c) for c in wanted]).empty_table(), runs, 0)]
+        for file, rows in zip(bounds, scanned, strict=True):
+            if not isinstance(rows, str):
+                parts.append(labelled(rows, runs, source[file]))
+            elif not any(problem.startswith(f"{origin_of(file)} ") for problem in self.problems):  # known since loading
+                self.complain(rows)
+        table = pa.concat_tables(parts).unify_dictionaries()
         frame = to_frame(table)
         if name == "steps" and where is None:
             self._check_steps(frame)

@@ -34,10 +34,13 @@ class AsyncSPARTA(ReplicaMethod):
     rises along a half cosine from step `rise` to 0.99 at the end of `until` steps; without `until` it is constant. Evaluation
     uses the mean of the replicas. The same paper's pipelines without flush are `weights=AsyncPP`.
 
+    Use: Links of high latency, if replicas may differ from one another.
+
     >>> AsyncSPARTA(delay=10).steps_under_way
     10
     """
 
+    variants: ClassVar[tuple[str, ...]] = ("AsyncSPARTA(delay=5)",)
     after_update: ClassVar[bool] = True
     decentralized: ClassVar[bool] = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -41,9 +41,13 @@ class DAQ(Codec):
     bytes a group; `deviation_bits` 4 or 8 quantises s over the channels of a sample. For vectors (batch, features) a group is a
     sample. The published code takes the step of one bit less, and does not clip after a ReLU; neither is done here.
 
+    Use: Few bits for convolutional features with different channels.
+
     >>> DAQ(1).encode(torch.tensor([[1.0, -1.0, 1.0, -1.0]])).decode()
     tensor([[ 0.7980, -0.7980,  0.7980, -0.7980]])
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("DAQ(4)",)
 
     bits: int
     deviation_bits: int | None = None

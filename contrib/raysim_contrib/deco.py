@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from raysim.codecs import Codec, Identity, TopK
 from raysim.codecs.codec import check_codec
@@ -31,9 +31,13 @@ class DeCoSGD(Layered):
     The first `delay` steps change nothing. An exchange may take `delay` steps; `choose` picks delay and density for a network.
     One-dimensional tensors, and tensors of fewer than `min_values` values, are delayed too, but not compressed.
 
+    Use: Links of high latency, if all replicas must step alike.
+
     >>> DeCoSGD(0.05, delay=2)
     DeCoSGD(0.05, delay=2)
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("DeCoSGD(0.05, delay=2)",)
 
     density: float
     delay: int = 1

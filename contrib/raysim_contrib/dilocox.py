@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, Quantize, derive_key
 from raysim.codecs.codec import cast_saturating, check_codec, check_finite, count_work
@@ -38,9 +38,13 @@ class DiLoCoX(LocalSteps):
     the mean effective rank of D in the window: e to the entropy of the columns' shares of Q's energy. `window=0` keeps the rank.
     The entropy is our reading of an adaptive rank; `steps` does not adapt.
 
+    Use: Local steps that never wait for an exchange, at a few kilobytes each.
+
     >>> DiLoCoX(125, rank=64).steps_under_way
     125
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("DiLoCoX(20, rank=64)",)
 
     rate: float = 0.7
     momentum: float = 0.9

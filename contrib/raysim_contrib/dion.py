@@ -38,8 +38,11 @@ class Dion(Layered):
     uncompressed mean: the sign of b1 m + (1 - b1) g with m = b2 m + (1 - b2) g (Chen et al. 2023, 2302.06675). Ours: embeddings
     and the last layer are matrices like any other, while the authors' code gives them to Lion; and there is no weight decay.
     The optimiser must be SGD without momentum; its learning rate is the authors' (0.02).
+
+    Use: Orthonormal updates like Muon's from two thin matrices; with plain SGD.
     """
 
+    variants: ClassVar[tuple[str, ...]] = ("Dion(16)",)
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
 
     rank: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs.codec import count_work
 from raysim.codecs.lowrank import check_rank
@@ -35,7 +35,11 @@ class EDGC(Layered):
     rounded down to an even number, at most `stride` away from the previous rank. In the first two windows it is `rank`. The
     first `warmup` steps are dense. Ours: each stage follows its own entropy. The authors' first stage does so, and the others
     choose the rank whose exchange takes as long as the first one's plus their wait for it.
+
+    Use: PowerSGD with a rank that falls once the gradients' entropy settles.
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("EDGC(16, window=100)",)
 
     rank: int
     window: int = 1000

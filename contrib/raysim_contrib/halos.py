@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from raysim.codecs import Identity
 from raysim.codecs.codec import check_finite, count_work
@@ -44,9 +45,13 @@ class HALoS(LocalSteps):
     Ours: all replicas are equally fast, so the changes of an exchange arrive together and update the momentum once. Defaults
     are the authors' for four sites of four replicas, per mean instead of per change.
 
+    Use: Sites with fast links inside and slow links between them.
+
     >>> HALoS(8, sites=2).site_of(2, 4)
     [2, 3]
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("HALoS(5, sites=2, updates=4)",)
 
     rate: float = 0.8
     sites: int = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -21,13 +21,17 @@ _EPSILON = 2.0**-23  # of float32
 class MeanStd(Codec):
     """Sends rows (along the last axis) in float16, less their mean and divided by their deviation.
 
-    This is hivemind's `MEANSTD_16BIT`, used by Petals and SWARM. The deviation is the root mean square of the centred row, at
-    least the epsilon of float32. Mean and deviation are sent in float32: 2 bytes a value and 8 a row.
+    This is hivemind's `MEANSTD_16BIT`, used by Petals (2209.01188) and SWARM. The deviation is the root mean square of the
+    centred row, at least the epsilon of float32. Mean and deviation are sent in float32: 2 bytes a value and 8 a row.
+
+    Use: 16 bits for rows with scales too different for float16.
 
     >>> packet = MeanStd().encode(torch.tensor([[1e6, 1e6 + 2.0]]))  # too large for float16 alone
     >>> packet.decode(), packet.array_bytes
     (tensor([[1000000., 1000002.]]), 12)
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("MeanStd",)
 
     def array_names(self) -> tuple[str, ...]:
         return ("values", "means", "deviations")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -33,12 +33,16 @@ class Outliers(Codec):
     A channel is a feature: an index along the last axis of (batch, length, width), or along axis 1 of vectors and of images (B, C,
     H, W). The share `density` of channels, at least one, with the greatest magnitudes is sent by `kept`.
 
+    Use: Few bits if whole channels are outliers.
+
     >>> from raysim.codecs import Quantize
     >>> x = torch.tensor([[1.0, 2.0, 500.0, 4.0], [4.0, 3.0, -700.0, 1.0]])
     >>> Outliers(Quantize(2), density=0.25).encode(x).decode()
     tensor([[   1.,    2.,  500.,    4.],
             [   4.,    3., -700.,    1.]])
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("Outliers(Quantize(4))",)
 
     codec: Codec
     density: float = 0.01

@@ -46,6 +46,8 @@ class ResidualVQ(Compressor):
     an unused code moves to the r_j / s_j furthest from its code. Code 0 stays zero, so no round adds to the error. Vectors run
     along the last axis; the last one of a message is padded with zeros. Evaluations send the codebooks along.
 
+    Use: 2 to 4 bits a value for activations whose neighbouring values depend on one another.
+
     >>> method, x = ResidualVQ(bits=4, rounds=2, dim=2, fresh=4), torch.tensor([[3.0, -5.0, 1.0, 5.0]])
     >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, changes = method.encode(x, {}, context)
@@ -53,6 +55,7 @@ class ResidualVQ(Compressor):
     42
     """
 
+    variants: ClassVar[tuple[str, ...]] = ("ResidualVQ(8, rounds=2, dim=4)",)
     two_ended: ClassVar[bool] = True
     any_shape: ClassVar[bool] = True
 

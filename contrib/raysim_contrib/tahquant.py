@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -62,10 +62,14 @@ class TAHQuant(Codec):
     The paper's tokens have shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a row of
     the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
 
+    Use: 3 to 4 bits for activations of language models with outliers.
+
     >>> packet = TAHQuant().encode(torch.arange(640.0).view(1, 640).sin())
     >>> 8 * packet.array_bytes / 640 < 5.1
     True
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("TAHQuant",)
 
     high: float = 0.8
     tile: int = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -34,10 +34,14 @@ class TinyScript(Codec):
     by 50 sweeps. A value takes `bits` bits, one of them its sign, and a tensor 12 bytes more: shape and scale of the distribution
     and the greatest magnitude, from which the receiver computes the same levels.
 
+    Use: Unbiased rounding for heavy-tailed values.
+
     >>> packet = TinyScript(3).encode(torch.tensor([0.0, 0.5, -4.0, 0.25]), key=1)
     >>> packet.decode()[[0, 2]], packet.array_bytes
     (tensor([ 0., -4.]), 14)
     """
+
+    variants: ClassVar[tuple[str, ...]] = ("TinyScript(4)",)
 
     bits: int
 

@@ -30,12 +30,15 @@ class ZFP(Codec):
     The transform pays if neighbours along both axes are similar, as in smooth images. Elsewhere `ErrorBounded` is smaller, and it
     is always faster: ZFP's errors on noise are a quarter of its tolerance, since it allows for the worst case.
 
+    Use: Smooth images; otherwise `ErrorBounded` is smaller and faster.
+
     >>> x = torch.linspace(0, 1, 64).view(8, 8)
     >>> packet = ZFP(0.01).encode(x)
     >>> packet.array_bytes, bool((packet.decode() - x).abs().max() <= 0.01)
     (28, True)
     """
 
+    variants: ClassVar[tuple[str, ...]] = ("ZFP(0.01)",)
     size_varies: ClassVar[bool] = True
 
     tolerance: float

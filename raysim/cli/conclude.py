@@ -209,7 +209,7 @@ def report(
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
 
-    Given networks come before the presets in the page's menu; any other network can be typed on the page.
+    Given networks come before the presets in the page's menu.
     For example: raysim report results -o report.html
     """
     for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("auto", "cpu", "wall"))):

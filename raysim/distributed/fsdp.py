@@ -2,7 +2,7 @@
 
 Each rank sends every other rank a packet of the gradients of that rank's shard, and sums the packets received for its own
 shard. So only methods with one message for each shard are possible: a codec, alone or with error feedback. Methods that need
-whole matrices, several rounds, or state shared by all replicas (PowerSGD, DGC, gTop-k, EF21, DIANA, Accordion, GraVAC) do not
+whole matrices, several rounds, or state shared by all replicas (PowerSGD, DGC, EF21, Accordion, GraVAC) do not
 fit: FSDP2 passes flat shards, and a rank sees only the sum of its own shard.
 """
 

@@ -6,7 +6,7 @@ run; the rows of a run are consecutive. Files of studies keep their paths relati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from threading import Lock
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.records.tables import UNREADABLE, RecordsError, read_whole
-from raysim.storage.places import ListedPath, Listing, Place, arrow_source, open_place, walk
+from raysim.records.tables import UNREADABLE, RecordsError
+from raysim.storage.places import ListedPath, Listing, Place, folders_above, inside, open_place, read_place, walk
 
 RUNS = "runs.parquet"
 ROW = "row"  # column of `runs.parquet`: the run's original row, an Arrow stream
@@ -31,10 +31,11 @@ class _Rows(NamedTuple):
     spans: Mapping[str, tuple[int, int]]
 
 
-class PackedTables:
-    """The tables of a pack, each read completely on first use, and kept."""
+class Pack(Listing):
+    """The files of the original folder; each table of the pack is read completely on first use, and kept."""
 
-    def __init__(self, origins: Mapping[str, Place], packed: set[str]) -> None:
+    def __init__(self, home: str, origins: Mapping[str, Place], packed: set[str]) -> None:
+        super().__init__(home, "", origins, None)
         self._origins, self._packed = origins, packed
         self._read: dict[Place, _Rows | Exception] = {}
         self._lock = Lock()
@@ -43,10 +44,10 @@ class PackedTables:
         """Return the pack's file that holds the contents of a run's or a study's file."""
         return self._origins[key]
 
-    def table(self, key: str) -> pa.Table:
-        """Return the rows of a run's or a study's Parquet file; raises one of `UNREADABLE`."""
+    def rows(self, key: str) -> pa.Table | None:
+        """Return the rows of a run's Parquet file, None for other files; raises one of `UNREADABLE`."""
         if key not in self._packed:
-            return read_whole(self._origins[key])
+            return None
         run, file = key.rsplit("/", 1)
         rows = self._rows(self._origins[key])
         own = rows.table.slice(*rows.spans.get(run, (0, 0)))
@@ -70,8 +71,8 @@ class PackedTables:
 
 
 def _read(file: Place) -> _Rows:
-    path, system = arrow_source(file)
-    with pq.ParquetFile(path, filesystem=system, read_dictionary=["run"], page_checksum_verification=True) as opened:
+    content = pa.BufferReader(read_place(file))
+    with pq.ParquetFile(content, read_dictionary=["run"], page_checksum_verification=True) as opened:
         table = opened.read(use_threads=False).replace_schema_metadata()
     column = table["run"].combine_chunks()
     codes, names = column.indices.to_numpy(), column.dictionary.to_pylist()
@@ -90,9 +91,8 @@ def open_pack(folder: Place) -> ListedPath | None:
     """
     if not (folder / RUNS).is_file():
         return None
-    path, system = arrow_source(folder / RUNS)
     try:
-        with pq.ParquetFile(path, filesystem=system) as opened:
+        with pq.ParquetFile(pa.BufferReader(read_place(folder / RUNS))) as opened:
             version = (opened.metadata.metadata or {}).get(MARK)
             if version is None:
                 return None
@@ -106,12 +106,13 @@ def open_pack(folder: Place) -> ListedPath | None:
         raise
     except UNREADABLE as error:
         raise RecordsError(f"{folder / RUNS} cannot be read: {str(error).rstrip('.')}.") from None
-    files = {_inside(inner / name, folder): inner / name for inner, _, names in walk(folder) for name in names}
+    files = {inside(path, folder): path for within, _, names in walk(folder) for path in (within / n for n in names)}
     packed = {f"{run['run']}/run.parquet": folder / RUNS for run in runs}
     packed |= {f"{run['run']}/{table}.parquet": folder / f"{table}.parquet" for run in runs for table in run[TABLES]}
     used = set(packed.values())
     origins = {key: file for key, file in files.items() if file not in used} | packed
-    return ListedPath(Listing.of(f"{folder.resolve()}/", None, "", origins, PackedTables(origins, set(packed))), "")
+    home = f"{folder.resolve()}/"
+    return ListedPath(home, "", Pack(home, origins, set(packed)))
 
 
 def open_folder(where: str | Place) -> Place:
@@ -122,18 +123,12 @@ def open_folder(where: str | Place) -> Place:
     folder = open_place(where)
     if (folder / "run.parquet").is_file() or (isinstance(folder, ListedPath) and folder.is_dir()):
         return folder
-    above: Iterable[Place] = folder.above(RUNS) if isinstance(folder, ListedPath) else folder.resolve().parents
-    for home in above:
+    for home in folders_above(folder, RUNS):
         try:
             pack = open_pack(home)
         except RecordsError:  # perhaps a foreign file of that name
             continue
         if pack is not None:
-            inside = pack / _inside(folder.resolve(), home)
-            return inside if inside.is_dir() else folder
+            packed = pack / inside(folder, home)
+            return packed if packed.is_dir() else folder
     return folder
-
-
-def _inside(file: Place, folder: Place) -> str:
-    """Return the path of a file relative to a folder."""
-    return str(file).removeprefix(str(folder)).lstrip("/")

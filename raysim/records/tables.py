@@ -72,10 +72,10 @@ def part_files(folder: Place, table: str) -> list[Place]:
     try:
         parts: list[Place] = [
             path
-            for path in (folder / PARTS).glob(f"{table}-*.parquet")
-            if _PART.fullmatch(path.name) is not None and path.is_file()
+            for path in (folder / PARTS).iterdir()
+            if path.name.startswith(f"{table}-") and _PART.fullmatch(path.name) is not None and path.is_file()
         ]
-    except FileNotFoundError:  # the run has just merged them and removed their folder
+    except OSError:  # there are none, or the run has just merged them
         return []
     return sorted(parts, key=lambda path: (len(path.name), path.name))
 
@@ -99,8 +99,8 @@ def read_whole(file: Place, most_rows: int | None = None) -> pa.Table:
     Raises one of `UNREADABLE`, also if it has more than `most_rows` rows or more than fit into memory: a small file may hold
     billions.
     """
-    if isinstance(file, ListedPath) and file.pack is not None:
-        return file.pack.table(file.key)
+    if isinstance(file, ListedPath) and (rows := file.listing.rows(file.key)) is not None:
+        return rows
     content = pa.BufferReader(read_place(file))  # one request to a bucket
     with pq.ParquetFile(content, page_checksum_verification=True) as opened:
         check_size(opened.metadata, most_rows)

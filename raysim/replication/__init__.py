@@ -8,36 +8,29 @@ from raysim.compressors.memory import ErrorFeedback, MixedErrorFeedback
 from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 from raysim.replication.accordion import Accordion
-from raysim.replication.blocks import DeMo, SparseLoCo
-from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
-from raysim.replication.gathered import Gathered, SignSGD, TwoShot, as_method
+from raysim.replication.blocks import SparseLoCo
+from raysim.replication.differences import MARINA, ReplicaEF21
+from raysim.replication.gathered import Gathered, TwoShot, as_method
 from raysim.replication.gravac import ReplicaGraVAC
-from raysim.replication.local import SPARTA, DiLoCo, MuLoCo, StreamingDiLoCo
+from raysim.replication.local import DiLoCo
 from raysim.replication.low_rank import PowerGossip, PowerSGD
 from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, Round, average_together
-from raysim.replication.sparsified import DGC, GTopK, RedSync
+from raysim.replication.sparsified import DGC, RedSync
 
 METHODS: dict[str, type[ReplicaMethod]] = {
     cls.name(): cls
     for cls in (
         Accordion,
-        DeMo,
         DGC,
-        DIANA,
         DiLoCo,
         ReplicaEF21,
         Gathered,
         ReplicaGraVAC,
-        GTopK,
         MARINA,
-        MuLoCo,
         PowerGossip,
         PowerSGD,
         RedSync,
-        SignSGD,
         SparseLoCo,
-        SPARTA,
-        StreamingDiLoCo,
         TwoShot,
     )
 }

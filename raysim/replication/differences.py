@@ -1,4 +1,4 @@
-"""Replica gradients sent as differences from a reference known to all replicas: EF21, DIANA and MARINA."""
+"""Replica gradients sent as differences from a reference known to all replicas: EF21 and MARINA."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Differences(Coded):
         return own, {name: means[name].view_as(x) for name, x in differences.items()}
 
 
-def _beyond(gradients: Gradients, memory: Memory) -> Gradients:
+def beyond(gradients: Gradients, memory: Memory) -> Gradients:
     """Return the differences of `gradients` from this replica's reference."""
     return {name: gradient - remembered(memory, "own", name, gradient) for name, gradient in gradients.items()}
 
@@ -65,52 +65,13 @@ class ReplicaEF21(Differences):
             means = yield from mean_dense("first gradients", gradients, context)
             own = {f"own/{name}": gradient.clone() for name, gradient in gradients.items()}
             return Averaged(means, {**memory, **own, **{f"mean/{name}": mean for name, mean in means.items()}})
-        sent, means = yield from self._exchange(_beyond(gradients, memory), context)
+        sent, means = yield from self._exchange(beyond(gradients, memory), context)
         moved, averaged = dict(memory), {}
         for name, gradient in gradients.items():
             scale = 1 / (1 + (self.codec.relative_variance(gradient.numel()) or 0.0))
             moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + scale * sent[name]
             averaged[name] = remembered(memory, "mean", name, gradient) + scale * means[name]
             moved[f"mean/{name}"] = averaged[name]
-        return Averaged(averaged, moved)
-
-
-@dataclass(frozen=True, repr=False)
-class DIANA(Differences):
-    """Sends d = C(g - h), uses mean(h) + mean(d) as the gradient, and sets h = h + `alpha` d (Mishchenko et al.
-    2019, 1901.09269).
-
-    C must be unbiased. `alpha` defaults to 1/(1 + w), where w is the relative variance of C.
-
-    >>> from raysim.codecs import RandomK
-    >>> DIANA(RandomK(0.25, unbiased=True)).alpha_of(1000)
-    0.25
-    """
-
-    alpha: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None:
-            self._coerce(alpha=check_real("alpha", self.alpha, 0, 1, open_low=True))
-        elif self.codec.relative_variance(1) is None:
-            raise ValueError(
-                "`alpha` must be given for a codec of unknown variance. It is known for RandomK(..., unbiased=True), QSGD, "
-                f"Natural and TernGrad(clip=None), but got {self.codec!r}."
-            )
-
-    def alpha_of(self, numel: int) -> float:
-        """Return the step size of h for a tensor of `numel` values."""
-        return self.alpha or 1 / (1 + (self.codec.relative_variance(numel) or 0.0))
-
-    def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
-        sent, means = yield from self._exchange(_beyond(gradients, memory), context)
-        moved, averaged = dict(memory), {}
-        for name, gradient in gradients.items():
-            alpha, known = self.alpha_of(gradient.numel()), remembered(memory, "mean", name, gradient)
-            averaged[name] = known + means[name]
-            moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + alpha * sent[name]
-            moved[f"mean/{name}"] = known + alpha * means[name]
         return Averaged(averaged, moved)
 
 

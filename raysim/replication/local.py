@@ -1,19 +1,16 @@
-"""Local steps: replicas train separately and average parameters every N steps, or a few parameters in each step."""
+"""Local steps: replicas train separately and average parameters every N steps."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from raysim.codecs import RandomK
 from raysim.codecs.codec import count_work
 from raysim.codecs.message import Entry
 from raysim.notation import check_integer, check_real
 from raysim.replication.gathered import Dense, as_method
-from raysim.replication.layers import key_of
 from raysim.replication.method import (
     AGREED,
     Averaged,
@@ -23,10 +20,9 @@ from raysim.replication.method import (
     ReplicaMethod,
     Rounds,
     num_values,
-    sum_tensors,
 )
 
-_CHANGES = "changes/"  # memory prefix of the method that averages changes
+CHANGES = "changes/"  # memory prefix of the method that averages changes
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +85,7 @@ class LocalSteps(ReplicaMethod):
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.part(context.step) is None:
             return Averaged({}, memory)
-        mean, moved = yield from self.mean_change(gradients, memory, context, _CHANGES)
+        mean, moved = yield from self.mean_change(gradients, memory, context, CHANGES)
         after, outer = self.outer_step(mean, memory)
         return Averaged({}, {**moved, **outer}, parameters=after)
 
@@ -170,116 +166,3 @@ class DiLoCo(LocalSteps):
     @property
     def outer_momentum(self) -> float:
         return self.momentum
-
-
-@dataclass(frozen=True, repr=False)
-class MuLoCo(DiLoCo):
-    """DiLoCo with Muon as the inner optimiser and the paper's outer momentum (Thérien et al. 2025, 2505.23725; their code
-    exchanges every 30 steps).
-    """
-
-    optimizers: ClassVar[frozenset[str] | None] = frozenset({"muon"})
-
-    momentum: float = 0.6
-
-
-@dataclass(frozen=True, repr=False)
-class StreamingDiLoCo(DiLoCo):
-    """DiLoCo with the tensors divided into `fragments`, exchanged in turn, each every `steps` steps (Douillard et al. 2025,
-    2501.18512).
-
-    An exchange sends one fragment, which divides peak traffic by the number of fragments. Training continues for
-    `delay` steps between sending a fragment and using its mean: then W takes its outer step, and the replica's own
-    parameters become W + blend (W_r - W). Arrivals are spread evenly over the steps; the last is in the last step of
-    the run. Tensors are assigned largest first, each to the fragment with the fewest values so far.
-    """
-
-    fragments: int = 2
-    delay: int = 0
-    blend: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._coerce(
-            fragments=check_integer("fragments", self.fragments, 1, self.steps),
-            delay=check_integer("delay", self.delay, 0, self.steps - 1),
-            blend=check_real("blend", self.blend, 0, 1),
-        )
-
-    @property
-    def steps_under_way(self) -> int:
-        return self.delay
-
-    def part(self, step: int) -> int | None:
-        arrivals = {(i * self.steps) // self.fragments: i for i in range(self.fragments)}
-        return arrivals.get((step + 1 + self.delay) % self.steps)
-
-    def fragment(self, shapes: Mapping[str, tuple[int, ...]], part: int) -> list[str]:
-        """Return the names of the tensors of a fragment."""
-        filled = [0] * self.fragments
-        names: list[str] = []
-        for name in sorted(shapes, key=lambda name: -math.prod(shapes[name])):  # equal sizes in the module's order
-            i = filled.index(min(filled))
-            filled[i] += max(1, math.prod(shapes[name]))
-            if i == part:
-                names.append(name)
-        return [name for name in shapes if name in names]
-
-    def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return super().memory_bytes(shapes) + (4 * num_values(shapes) if self.delay else 0)
-
-    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
-        shapes = {name: tuple(x.shape) for name, x in gradients.items()}
-        moved = memory
-        sent, arrived = self.part(context.step), self.part(context.step - self.delay)
-        if sent is not None:
-            fragment = {name: gradients[name] for name in self.fragment(shapes, sent)}
-            mean, moved = yield from self.mean_change(fragment, memory, context, f"{_CHANGES}{sent}/")
-            moved |= {f"waiting/{name}": x for name, x in mean.items()}
-        if arrived is None or context.step < self.delay:
-            return Averaged({}, moved)
-        names = self.fragment(shapes, arrived)
-        mean = {name: moved[f"waiting/{name}"].view_as(gradients[name]) for name in names}
-        after, outer = self.outer_step(mean, moved)
-        left = {name: x for name, x in moved.items() if name.removeprefix("waiting/") not in names}
-        blended = {name: x + self.blend * (gradients[name] - x) if self.blend else x for name, x in after.items()}
-        return Averaged({}, {**left, **outer}, parameters=blended)
-
-
-@dataclass(frozen=True, repr=False)
-class SPARTA(ReplicaMethod):
-    """Trains replicas on their own gradients and averages a random `share` of the parameters after each step (`sparta.py` of
-    exo-explore/gym).
-
-    Positions, at least one per tensor, are drawn in each step from a seed shared by all replicas, so only values are
-    sent, by an all-reduce. All other parameters differ between replicas; evaluations use their mean.
-
-    >>> SPARTA(0.01)
-    SPARTA(share=0.01)
-    """
-
-    after_update: ClassVar[bool] = True
-    decentralized: ClassVar[bool] = True
-
-    share: float = 0.005
-
-    def __post_init__(self) -> None:
-        self._coerce(share=check_real("share", self.share, 0, 1, open_low=True))
-
-    def num_rounds(self, num_replicas: int) -> int:
-        return 2
-
-    def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
-        drawn = {
-            name: RandomK(self.share, per="tensor").draw(key_of(name, context, shared=True), tuple(x.shape), x.device)
-            for name, x in gradients.items()
-        }
-        if not drawn:
-            return Averaged({}, memory)
-        values = {name: x.reshape(-1)[drawn[name]] for name, x in gradients.items()}
-        sums = yield from sum_tensors("share of parameters", values, context)
-        after = {}
-        for name, x in gradients.items():
-            mean = sums[name] / context.num_replicas
-            after[name] = x.reshape(-1).clone().index_copy_(0, drawn[name], mean).view_as(x)
-        return Averaged({}, memory, parameters=after)

@@ -25,7 +25,6 @@ from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import WORTH, Job, Price, SettingRuns, Spread
 from raysim.analysis.report.page import ByNetwork, Details, Figure, Heading, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
-from raysim.analysis.report.summary import BANDWIDTHS_BPS, LATENCIES_S
 from raysim.analysis.report.words import sure, verdict
 from raysim.cli import app
 from raysim.config import read_config
@@ -126,7 +125,7 @@ def test_what_comes_from_runs_is_never_markup(runs, html, tmp_path):
     outline = Outline(write_html(written))
     assert {tag for tag, _ in outline.elements} <= {tag for tag, _ in Outline(html).elements}
     assert not any(name.startswith("on") for _, attributes in outline.elements for name in attributes)
-    assert len(outline.all("script")) == 4
+    assert len(outline.all("script")) == 3
     assert SPITE.replace("`", "") in "".join(outline.text).replace("`", "")
     write_markdown(written, tmp_path / "md")
     markdown = (tmp_path / "md" / "report.md").read_text()
@@ -386,7 +385,7 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
         copy_run(runs / f"{name}-s{seed}", tmp_path / f"{place}", **changes)
     page = compose(tmp_path, ["100mbps"])
     keys = [one.key for one in page.sections]
-    assert keys == ["summary", "typed-network", "job1", "job2", "importance", "findings", "runs", "reproduce"]
+    assert keys == ["summary", "job1", "job2", "importance", "findings", "runs", "reproduce"]
     titles = {one.key: one.title for one in page.sections}
     assert "batch_size=" in titles["job1"]
     assert titles["job1"] != titles["job2"]
@@ -563,34 +562,6 @@ def test_own_networks_stand_before_the_presets(runs, tmp_path):
     assert [name for name, _ in options] == ["mine", "1gbps", *(one for one in MATERIAL_NETWORKS if one != "1gbps")]
     assert [name for name, selected in options if selected] == ["mine"]
     assert result.output.count("\nOn ") == 2
-
-
-def interpolated(values, network):
-    """Return the plain reference of the page's interpolation: linear in latency and in seconds a bit."""
-    pairs = []
-    for nodes, value in ((BANDWIDTHS_BPS, network.bandwidth_bps), (LATENCIES_S, network.latency_s)):
-        place = min(max(i for i, one in enumerate(nodes) if one <= value), len(nodes) - 2)
-        low, high = (1 / nodes[place], 1 / nodes[place + 1]) if nodes is BANDWIDTHS_BPS else nodes[place : place + 2]
-        share = ((1 / value if nodes is BANDWIDTHS_BPS else value) - low) / (high - low)
-        pairs.append(((place, 1 - share), (place + 1, share)))
-    return sum(a * b * values[row * len(LATENCIES_S) + column] for row, a in pairs[0] for column, b in pairs[1])
-
-
-def test_a_typed_network_is_priced_as_a_simulated_one(page, runs):
-    """At the nodes it is the price of the other tables; between them at most a twentieth above the simulation, and never below."""
-    typed, settings = table(page, "job1-typed"), table(page, "job1-settings")
-    prices = {row[0].text: row[1].text.price for row in typed.rows}
-    assert [*prices] == [row[0].text for row in settings.rows]
-    for row in settings.rows:
-        for network in ("100mbps", "10mbps"):
-            assert prices[row[0].text].step_s[network].value == row[5].value.values[network]
-    asked = [parse_network(text) for text in ("1.5mbps", "7mbps+2ms", "45mbps+60ms", "333mbps+0.4ms", "77gbps+250ms")]
-    results = load(runs)
-    for name, prefix in (("dense", "dense"), ("TopK(0.1) / Identity", "topk")):
-        each = [results.replay(f"{prefix}-s{seed}").step_seconds(asked).mean(axis=1) for seed in SEEDS]
-        values = [estimate.value for estimate in prices[name].step_s.values()]
-        for network, simulated in zip(asked, sum(each) / len(each), strict=True):  # type: ignore[assignment]
-            assert 1 - 1e-9 < interpolated(values, network) / simulated < 1.05
 
 
 def test_bad_input_is_one_sentence(runs, tmp_path):

@@ -246,41 +246,6 @@ def test_the_network_is_kept_in_the_address(opened):
 
 
 @pytest.mark.slow
-def test_a_typed_network_is_priced_and_kept_in_the_address(opened, report):
-    from raysim.analysis.report.words import seconds, speedup, step_time
-
-    page = opened()
-    table = next(block for one in report[0].sections for block in one.blocks if getattr(block, "typed", False))
-
-    def typed(text):
-        page.get_by_label("or on").fill(text)
-        page.keyboard.press("Enter")
-
-    for network in ("10mbps+10ms", "200mbps", "5gbps+100ms"):  # nodes, where the page has to show the simulation itself
-        typed(network)
-        prices = [row[1].text.price for row in table.rows]
-        assert column(page, table.key, 2) == [step_time(price.step_s[network]) for price in prices]
-        assert column(page, table.key, 3)[1:] == [speedup(price.speedup[network]) for price in prices[1:]]
-        lead = page.locator(f"#{table.key}-lead").inner_text()
-        assert lead.startswith(f"On {network} over Ray, ")
-        assert seconds(prices[0].step_s[network].value) in lead  # of dense, whatever is recommended
-    typed("300mbps+8ms")
-    between = column(page, table.key, 2)
-    page.reload()
-    page.wait_for_function("window.raysimReport !== undefined")
-    assert page.get_by_label("or on").input_value() == "300mbps+8ms"
-    assert column(page, table.key, 2) == between
-    for text, sentence in (("300", "Type a bandwidth and a latency"), ("1kbps", "Prices reach from 1mbps")):
-        typed(text)
-        assert page.get_by_role("alert").inner_text().startswith(sentence)
-        assert not page.locator(f"#{table.key}").is_visible()
-    typed("100mbps")  # a network of the page itself
-    assert page.get_by_label("Times on the network").input_value() == "100mbps"
-    assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
-    assert not page.locator(f"#{table.key}").is_visible()
-
-
-@pytest.mark.slow
 def test_ticks_of_an_axis_never_repeat(opened):
     page = opened()
     page.evaluate("raysimReport.drawAll()")

@@ -1,4 +1,4 @@
-"""DeCo-SGD, Dion and EDGC are the formulas of their sources."""
+"""Methods that average gradients are the formulas of their sources."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ import pytest
 import torch
 from codec_variants import normal
 from raysim_contrib.deco import choose, noise
+from raysim_contrib.demo import cosines, transformed
+from raysim_contrib.diana import DIANA
 from raysim_contrib.edgc import EDGC, entropy
+from raysim_contrib.gtopk import GTopK, partners
 from replica_variants import (
     Team,
+    context,
     dense_mean,
     gradients,
     same_tensors,
 )
 
+from raysim.codecs import RandomK
+from raysim.codecs.positions import index_bytes, select_topk
 from raysim.replication import parse_replica_method
+from raysim.replication.blocks import from_blocks, to_blocks
+from raysim.replication.method import average_together
 
 STEPS = 8
 MATRIX = {"weight": (40, 60)}
+
+
+def together(method, given, memories=None, step=0, **changes):
+    count = len(given)
+    contexts = [context(replica, count, step, **changes) for replica in range(count)]
+    return average_together(method, given, memories or [{}] * count, contexts)
 
 
 # DeCo-SGD.
@@ -182,3 +196,149 @@ def test_windows_of_entropy_choose_the_ranks() -> None:
 def test_a_dearer_byte_leaves_a_lower_density() -> None:
     assert choose(0.1, 10e6, 50e6, 0.0, cost=2.0).density == pytest.approx(choose(0.1, 10e6, 50e6, 0.0).density / 2)
     assert noise(0.5, 2) == pytest.approx(0.5 / (0.5 * 0.75**2))
+
+
+# DIANA.
+
+
+def test_the_mean_that_is_known_is_the_mean_of_what_each_knows() -> None:
+    for notation in ("DIANA(QSGD(4))", "DIANA(RandomK(0.2, unbiased=True))"):
+        team = Team(parse_replica_method(notation), 3, MATRIX)
+        for step in range(5):
+            team.step(step)
+        own = sum(memory["own/weight"].double() for memory in team.memories) / 3
+        torch.testing.assert_close(team.memories[0]["mean/weight"].double(), own, rtol=1e-5, atol=1e-5)
+
+
+def test_l9_diana_s_memory_closes_in_by_alpha_in_expectation() -> None:
+    n, k, draws = 20, 5, 4000
+    g, h = normal(4, 5, seed=1), normal(4, 5, seed=2)
+    method = DIANA(RandomK(k / n, unbiased=True), min_values=1)
+    assert method.alpha_of(n) == k / n
+    before = float((h - g).double().square().sum())
+    after, total = 0.0, torch.zeros(4, 5, dtype=torch.float64)
+    for step in range(draws):
+        memory = {"own/weight": h, "mean/weight": h}
+        results, _ = together(method, [{"weight": g}], [memory], step)
+        after += float((results[0].memory["own/weight"] - g).double().square().sum()) / draws
+        total += results[0].gradients["weight"].double()
+    assert after / before == pytest.approx(0.75, rel=0.02)
+    spread = (g - h).abs().double() * math.sqrt(3)  # of one draw
+    assert ((total / draws - g).abs() <= 5 * spread / math.sqrt(draws) + 1e-6).all()  # unbiased
+
+
+def test_diana_needs_a_codec_whose_variance_is_known() -> None:
+    for notation in ("DIANA(TopK(0.1))", "DIANA(RandomK(0.1))", "DIANA(LowRank(2))"):
+        with pytest.raises(ValueError) as error:
+            parse_replica_method(notation)
+        assert "`alpha` must be given for a codec of unknown variance" in str(error.value)
+    assert repr(parse_replica_method("DIANA(TopK(1), alpha=0.5)")) == "DIANA(TopK(1.0), alpha=0.5)"
+
+
+# Signs.
+
+
+def test_the_majority_decides_and_ties_are_positive() -> None:
+    given = [{"w": torch.tensor([[1.0, -1.0, 0.0, -2.0]])}, {"w": torch.tensor([[1.0, -3.0, 0.0, 5.0]])}]
+    results, sent = together(parse_replica_method("SignSGD"), given)
+    assert results[0].gradients["w"].tolist() == [[1.0, -1.0, 1.0, 1.0]]
+    assert sent == [1 + 7, 1 + 7]  # a bitmap, and a header
+    given.append({"w": torch.tensor([[-1.0, 1.0, -1.0, -1.0]])})
+    assert together(parse_replica_method("SignSGD"), given)[0][0].gradients["w"].tolist() == [[1.0, -1.0, 1.0, -1.0]]
+
+
+def test_signum_takes_the_sign_of_the_moving_average() -> None:
+    team, mean = Team(parse_replica_method("SignSGD(beta=0.8)"), 1, MATRIX), torch.zeros(40, 60)
+    for step in range(4):
+        mean = 0.8 * mean + 0.2 * gradients(0, step, MATRIX)["weight"]
+        result = team.step(step)[0].gradients["weight"]
+    assert torch.equal(result, torch.where(mean >= 0, 1.0, -1.0))
+    with pytest.raises(ValueError):
+        parse_replica_method("SignSGD(beta=1)")
+
+
+# gTop-k.
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_every_replica_gets_all_of_the_others(count: int) -> None:
+    """Who has what, as sets: after all rounds everyone has everyone's, each just once."""
+    held = [{replica} for replica in range(count)]
+    for group in (1 << t for t in range((count - 1).bit_length())):
+        received = []
+        for replica in range(count):
+            source, targets = partners(replica, group, count)
+            assert all(partners(target, group, count)[0] == replica for target in targets)
+            received.append(held[source] if source is not None else set())
+        for replica in range(count):
+            assert not held[replica] & received[replica]
+        held = [own | other for own, other in zip(held, received, strict=True)]
+    assert all(one == set(range(count)) for one in held)
+
+
+def test_l12_nothing_is_lost_on_the_way() -> None:
+    """Over many small tensors, where the rule that clears by the final positions alone fails often."""
+    shape = {"weight": (2, 4)}
+    for seed in range(60):
+        given = [{"weight": (normal(2, 4, seed=10 * seed + r) * 2).round() / 2} for r in range(4)]
+        results, _ = together(GTopK(0.25, min_values=1), given)
+        left = sum(result.memory["residual/weight"].view(2, 4) for result in results)
+        total = sum(one["weight"] for one in given)
+        torch.testing.assert_close(4 * results[0].gradients["weight"] + left, total, rtol=0, atol=1e-6)
+        assert int((results[0].gradients["weight"] != 0).sum()) <= 2
+    assert GTopK(0.25, min_values=1).compressed_values(shape) == 8
+
+
+def test_of_disjoint_values_the_greatest_of_all_are_taken() -> None:
+    x = normal(40, 60)
+    owner = torch.arange(2400).view(40, 60) % 4
+    given = [{"weight": torch.where(owner == replica, x, 0.0)} for replica in range(4)]
+    results, sent = together(GTopK(0.05), given)
+    expected = torch.zeros(2400)
+    positions = select_topk(x.view(1, -1), 120)
+    expected[positions] = x.view(-1)[positions]
+    assert torch.equal(results[0].gradients["weight"].view(-1), expected / 4)
+    gathered = together(parse_replica_method("TopK(0.05)"), given)[1]
+    assert sent[0] < gathered[0]  # two rounds of k values, and not three times k
+
+
+# DeMo.
+
+
+def test_the_cosine_transform_is_orthonormal_and_blocks_come_back() -> None:
+    for size in (1, 5, 64):
+        matrix = cosines(size)
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert transformed(torch.ones(1, 4, 4))[0, 0, 0] == pytest.approx(4)  # a constant is its first frequency
+    for shape in ((24, 3, 5, 5), (40,), (7, 9), (128, 96)):
+        x = normal(*shape)
+        assert torch.equal(from_blocks(to_blocks(x, 64), shape, 64), x)
+        there = transformed(to_blocks(x, 16))
+        assert float(there.square().sum()) == pytest.approx(float(x.square().sum()), rel=1e-5)
+        torch.testing.assert_close(from_blocks(transformed(there, back=True), shape, 16), x, rtol=1e-4, atol=1e-5)
+
+
+def test_demo_sends_all_or_the_strongest_frequency_and_keeps_the_rest() -> None:
+    shapes = {"weight": (16, 24)}
+    given = [gradients(replica, 0, shapes) for replica in range(2)]
+    everything = Team(parse_replica_method("DeMo(kept=64, side=8)"), 2, shapes)
+    steps = everything.step(0, given)[0].gradients["weight"]
+    mean = dense_mean(given)["weight"]
+    assert torch.equal(steps, mean.sign())
+    assert float(everything.memories[0]["momentum/weight"].abs().max()) < 1e-5
+    one = Team(parse_replica_method("DeMo(kept=1, decay=0.5, side=8)"), 1, shapes)
+    results = one.step(0, given[:1])
+    left = transformed(to_blocks(one.memories[0]["momentum/weight"], 8)).flatten(1)
+    before = transformed(to_blocks(0.1 * given[0]["weight"], 8)).flatten(1)  # the learning rate
+    strongest = before.abs().argmax(dim=1, keepdim=True)
+    torch.testing.assert_close(left, before.scatter(1, strongest, 0.0), rtol=1e-4, atol=1e-5)
+    sent = torch.zeros_like(before).scatter(1, strongest, before.gather(1, strongest)).view(-1, 8, 8)
+    expected = from_blocks(transformed(sent, back=True), (16, 24), 8)
+    clear = expected.abs() > 1e-4
+    assert torch.equal(results[0].gradients["weight"][clear], expected.sign()[clear])
+
+
+def test_demo_s_bytes_are_values_and_positions_of_blocks() -> None:
+    team = Team(parse_replica_method("DeMo"), 2, {"weight": (128, 128)})
+    team.step(0)
+    assert team.array_bytes == 2 * (4 * 4 * 32 + index_bytes("elias_fano", 4 * 32, 128 * 128))

@@ -1,4 +1,4 @@
-"""DiLoCoX, HALoS and AsyncSPARTA are the formulas of their sources, and older methods in their limits."""
+"""Local steps are the formulas of their sources, and older methods in their limits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from replica_variants import (
     Apart,
     Team,
     context,
+    dense_mean,
     gradients,
     same_tensors,
 )
 
 from raysim.codecs import Identity, Quantize
+from raysim.replication.method import AGREED
 
 STEPS = 8
 MATRIX = {"weight": (40, 60)}
+ONE = {"weight": (4, 6)}
 
 
 # DiLoCoX.
@@ -278,3 +281,82 @@ def test_late_averages_of_parts_are_placed_where_they_were_sent_from() -> None:
     assert all(places["a"].tolist() != places["b"].tolist() for places, _ in past)
     assert method.steps_under_way == 4
     assert (DiLoCoX(5).steps_under_way, DiLoCoX(5, delay=0).steps_under_way) == (5, 0)
+
+
+# Streaming.
+
+
+def test_one_fragment_without_delay_is_diloco_bit_for_bit() -> None:
+    one, other = Apart("DiLoCo(3)"), Apart("StreamingDiLoCo(3, fragments=1)")
+    for step in range(6):
+        one.step(step), other.step(step)
+        assert one.array_bytes == other.array_bytes
+        assert all(same_tensors(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
+
+
+def test_fragments_share_the_bytes_and_the_peak_falls() -> None:
+    streaming, whole = Apart("StreamingDiLoCo(6, fragments=3)"), Apart("DiLoCo(6)")
+    method: Any = streaming.method
+    fragments = [method.fragment(SHAPES, part) for part in range(3)]
+    assert sorted(name for names in fragments for name in names) == sorted(SHAPES)
+    sent = [[team.step(step) and sum(team.array_bytes) for step in range(6)] for team in (streaming, whole)]
+    assert [step for step, size in enumerate(sent[0]) if size] == [1, 3, 5]
+    assert sum(sent[0]) == sum(sent[1]) == sent[1][5]  # type: ignore[arg-type]
+    largest = max(sum(math.prod(SHAPES[name]) for name in names) for names in fragments)
+    assert max(sent[0]) == 2 * 4 * largest < 0.5 * max(sent[1])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_what_was_sent_arrives_after_the_delay(delay) -> None:
+    """The delay of an exchange changes nothing if the replicas take no steps meanwhile."""
+    one, other = Apart("DiLoCo(4)"), Apart(f"StreamingDiLoCo(4, fragments=1, delay={delay})")
+    still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
+    for step in range(12):
+        given = still if step % 4 >= 4 - delay else [gradients(replica, step) for replica in range(2)]
+        one.step(step, given), other.step(step, given)
+        assert bool(sum(other.array_bytes)) is (step % 4 == 3 - delay)
+        if step % 4 == 3:
+            assert all(same_tensors(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
+
+
+def test_own_parameters_are_blended_with_those_agreed_on() -> None:
+    team = Apart("StreamingDiLoCo(2, fragments=1, blend=0.25)", 2, ONE)
+    for step in range(4):
+        given = [gradients(replica, step, ONE) for replica in range(2)]
+        stepped = [own["weight"] - 0.125 * g["weight"] for own, g in zip(team.parameters, given, strict=True)]
+        team.step(step, given)
+        if step % 2:
+            for own, mine, memory in zip(team.parameters, stepped, team.memories, strict=True):
+                expected = torch.lerp(memory[f"{AGREED}/weight"], mine, 0.25)
+                torch.testing.assert_close(own["weight"], expected, rtol=1e-6, atol=1e-6)
+
+
+# SPARTA.
+
+
+def test_sparta_averages_the_positions_that_are_drawn_and_no_others() -> None:
+    team = Apart("SPARTA(share=0.2)", 3)
+    for step in range(3):
+        given = [gradients(replica, step) for replica in range(3)]
+        stepped = [
+            {name: x - 0.125 * g[name] for name, x in own.items()}
+            for own, g in zip(team.parameters, given, strict=True)
+        ]
+        team.step(step, given)
+        mean, total = dense_mean(stepped), 0
+        for name, x in mean.items():
+            same = torch.stack([own[name] == team.parameters[0][name] for own in team.parameters]).all(dim=0)
+            drawn = same & (team.parameters[0][name] != stepped[0][name])
+            total += math.ceil(0.2 * x.numel())
+            assert int(drawn.sum()) <= math.ceil(0.2 * x.numel())
+            for own, before in zip(team.parameters, stepped, strict=True):
+                changed = own[name] != before[name]
+                torch.testing.assert_close(own[name][changed], x[changed], rtol=1e-6, atol=1e-6)
+        assert sum(team.array_bytes) == 2 * 2 * 4 * total
+
+
+def test_all_of_the_parameters_are_their_mean() -> None:
+    team = Apart("SPARTA(share=1.0)", 2)
+    for step in range(3):
+        team.step(step)
+        assert same_tensors(*team.parameters)

@@ -12,9 +12,8 @@ from importlib import metadata
 import killed
 import numpy as np
 import pytest
-import raysim_contrib
 from configurations import SMALL
-from contrib_variants import AVERAGES, LOCAL
+from contrib_variants import AVERAGES, CLASSES, LOCAL
 from replica_laws import laws_over
 from replica_variants import (
     SHAPES,
@@ -37,7 +36,7 @@ from raysim.replication import parse_replica_method
 from raysim.replication.local import LocalSteps
 from raysim.replication.method import ReplicaMethod, agreed
 
-METHODS = [cls for name in raysim_contrib.__all__ if issubclass(cls := getattr(raysim_contrib, name), ReplicaMethod)]
+METHODS = [cls for cls in CLASSES.values() if issubclass(cls, ReplicaMethod)]
 STEPS = 8
 local = pytest.mark.parametrize("notation", LOCAL)
 NOTATIONS = [*(variant.notation for variant in AVERAGES), *LOCAL]
@@ -267,6 +266,12 @@ def test_engines_agree_bit_for_bit(ray, small, name) -> None:
         ("AsyncSPARTA(rise=5, until=6)", "`until` must be an integer of at least 7, but got 6"),
         ("DeCoSGD(0)", "`density` must be in (0, 1], but got 0"),
         ("Dion(0)", "`rank` must be an integer of at least 1, but got 0"),
+        ("StreamingDiLoCo(2, fragments=3)", "`fragments` must be an integer from 1 to 2, but got 3"),
+        ("StreamingDiLoCo(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
+        ("StreamingDiLoCo(2, blend=2)", "`blend` must be in [0, 1], but got 2"),
+        ("SPARTA(0)", "`share` must be in (0, 1], but got 0"),
+        ("DeMo(0)", "`kept` must be an integer from 1 to 4096, but got 0"),
+        ("GTopK(2)", "`density` must be in (0, 1], but got 2"),
         ("EDGC(4, window=5, every=6)", "`every` must be an integer from 1 to 5, but got 6"),
     ],
 )
@@ -285,6 +290,14 @@ def test_bad_settings_are_refused(notation, sentence) -> None:
         ),
         ({"replica_gradient": "HALoS(2, updates=2)"}, "(4) must divide the 6 steps of the run"),
         ({"replica_gradient": "Dion(2)"}, "`optimizer.momentum` must be 0 with Dion(2)"),
+        (
+            {"replica_gradient": "MuLoCo(3)"},
+            "`optimizer.name` must be muon with MuLoCo(3), but got 'sgd'.",
+        ),
+        (
+            {"replica_gradient": "DeMo", "optimizer": {"momentum": 0.9}},
+            "`replica_gradient` at stage 0: `optimizer.momentum` must be 0 with DeMo, which keeps a momentum itself, but got 0.9.",
+        ),
         ({"replica_gradient": "EDGC(400)"}, "`rank` must be at most"),
     ],
 )

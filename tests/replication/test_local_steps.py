@@ -1,7 +1,6 @@
 """Laws of methods whose replicas step by themselves, and exchange parameters afterwards."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +8,16 @@ import torch
 from codec_variants import normal
 from engines import start, weights
 from pipelines import REPLICAS, TIED
-from replica_variants import LOCAL, SHAPES, Apart, Team, copy_of, dense_mean, gradients, same_tensors
+from replica_variants import LOCAL, SHAPES, Apart, copy_of, dense_mean, gradients, same_tensors
 
 from raysim.cli.train import exchange_words
 from raysim.codecs.positions import index_bytes
 from raysim.config import ConfigError
 from raysim.pipeline.prepare import prepare
 from raysim.replication import parse_replica_method
-from raysim.replication.blocks import cosines, from_blocks, to_blocks, transformed
-from raysim.replication.local import LocalSteps, StreamingDiLoCo
-from raysim.replication.method import AGREED, agreed
+from raysim.replication.blocks import from_blocks, to_blocks
+from raysim.replication.local import LocalSteps
+from raysim.replication.method import agreed
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
 from raysim.units import format_bytes
@@ -40,22 +39,20 @@ def test_notation(notation) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_replicas_agree_bit_for_bit_after_an_exchange_and_send_nothing_else(notation, count) -> None:
     team = Apart(notation, count)
-    whole = isinstance(team.method, LocalSteps) and not isinstance(team.method, StreamingDiLoCo)
     for step in range(STEPS):
         held = team.memories
         results = team.step(step)
         assert all(result.gradients == {} for result in results)
         if team.method.part(step) is None:
             assert team.array_bytes == [0] * count
-            if not team.method.steps_under_way:
-                assert all(result.parameters == {} for result in results)
-                assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
+            assert all(result.parameters == {} for result in results)
+            assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
         else:
             assert count == 1 or min(team.array_bytes) > 0
         known = [agreed(own, memory) for own, memory in zip(team.parameters, team.memories, strict=True)]
-        if isinstance(team.method, LocalSteps):
-            assert all(same_tensors(one, known[0]) for one in known)
-        if whole and team.method.part(step) is not None:
+        assert isinstance(team.method, LocalSteps)
+        assert all(same_tensors(one, known[0]) for one in known)
+        if team.method.part(step) is not None:
             assert all(same_tensors(own, known[0]) for own in team.parameters)
 
 
@@ -179,54 +176,6 @@ def test_the_codec_s_memory_counts_exchanges() -> None:
         assert ("changes/residual/wide.weight" in one.memories[0]) is (exchange > 0)
 
 
-# Streaming.
-
-
-def test_one_fragment_without_delay_is_diloco_bit_for_bit() -> None:
-    one, other = Apart("DiLoCo(3)"), Apart("StreamingDiLoCo(3, fragments=1)")
-    for step in range(6):
-        one.step(step), other.step(step)
-        assert one.array_bytes == other.array_bytes
-        assert all(same_tensors(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
-
-
-def test_fragments_share_the_bytes_and_the_peak_falls() -> None:
-    streaming, whole = Apart("StreamingDiLoCo(6, fragments=3)"), Apart("DiLoCo(6)")
-    method: Any = streaming.method
-    fragments = [method.fragment(SHAPES, part) for part in range(3)]
-    assert sorted(name for names in fragments for name in names) == sorted(SHAPES)
-    sent = [[team.step(step) and sum(team.array_bytes) for step in range(6)] for team in (streaming, whole)]
-    assert [step for step, size in enumerate(sent[0]) if size] == [1, 3, 5]
-    assert sum(sent[0]) == sum(sent[1]) == sent[1][5]  # type: ignore[arg-type]
-    largest = max(sum(math.prod(SHAPES[name]) for name in names) for names in fragments)
-    assert max(sent[0]) == 2 * 4 * largest < 0.5 * max(sent[1])  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("delay", [1, 2])
-def test_what_was_sent_arrives_after_the_delay(delay) -> None:
-    """The delay of an exchange changes nothing if the replicas take no steps meanwhile."""
-    one, other = Apart("DiLoCo(4)"), Apart(f"StreamingDiLoCo(4, fragments=1, delay={delay})")
-    still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
-    for step in range(12):
-        given = still if step % 4 >= 4 - delay else [gradients(replica, step) for replica in range(2)]
-        one.step(step, given), other.step(step, given)
-        assert bool(sum(other.array_bytes)) is (step % 4 == 3 - delay)
-        if step % 4 == 3:
-            assert all(same_tensors(*pair) for pair in zip(one.parameters, other.parameters, strict=True))
-
-
-def test_own_parameters_are_blended_with_those_agreed_on() -> None:
-    team = Apart("StreamingDiLoCo(2, fragments=1, blend=0.25)", 2, ONE)
-    for step in range(4):
-        given = [gradients(replica, step, ONE) for replica in range(2)]
-        stepped = [own["weight"] - 0.125 * g["weight"] for own, g in zip(team.parameters, given, strict=True)]
-        team.step(step, given)
-        if step % 2:
-            for own, mine, memory in zip(team.parameters, stepped, team.memories, strict=True):
-                expected = torch.lerp(memory[f"{AGREED}/weight"], mine, 0.25)
-                torch.testing.assert_close(own["weight"], expected, rtol=1e-6, atol=1e-6)
-
-
 # SparseLoCo.
 
 
@@ -272,77 +221,10 @@ def test_the_published_factor_of_sparseloco_is_one_of_twelve_bits_a_position_aga
     assert round(2 * values / team.array_bytes[0], 1) == 102.3
 
 
-# SPARTA.
-
-
-def test_sparta_averages_the_positions_that_are_drawn_and_no_others() -> None:
-    team = Apart("SPARTA(share=0.2)", 3)
-    for step in range(3):
-        given = [gradients(replica, step) for replica in range(3)]
-        stepped = [
-            {name: x - 0.125 * g[name] for name, x in own.items()}
-            for own, g in zip(team.parameters, given, strict=True)
-        ]
-        team.step(step, given)
-        mean, total = dense_mean(stepped), 0
-        for name, x in mean.items():
-            same = torch.stack([own[name] == team.parameters[0][name] for own in team.parameters]).all(dim=0)
-            drawn = same & (team.parameters[0][name] != stepped[0][name])
-            total += math.ceil(0.2 * x.numel())
-            assert int(drawn.sum()) <= math.ceil(0.2 * x.numel())
-            for own, before in zip(team.parameters, stepped, strict=True):
-                changed = own[name] != before[name]
-                torch.testing.assert_close(own[name][changed], x[changed], rtol=1e-6, atol=1e-6)
-        assert sum(team.array_bytes) == 2 * 2 * 4 * total
-
-
-def test_all_of_the_parameters_are_their_mean() -> None:
-    team = Apart("SPARTA(share=1.0)", 2)
-    for step in range(3):
-        team.step(step)
-        assert same_tensors(*team.parameters)
-
-
-# DeMo.
-
-
-def test_the_cosine_transform_is_orthonormal_and_blocks_come_back() -> None:
-    for size in (1, 5, 64):
-        matrix = cosines(size)
-        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64), rtol=0, atol=1e-12)
-    assert transformed(torch.ones(1, 4, 4))[0, 0, 0] == pytest.approx(4)  # a constant is its first frequency
+def test_blocks_come_back() -> None:
     for shape in ((24, 3, 5, 5), (40,), (7, 9), (128, 96)):
         x = normal(*shape)
         assert torch.equal(from_blocks(to_blocks(x, 64), shape, 64), x)
-        there = transformed(to_blocks(x, 16))
-        assert float(there.square().sum()) == pytest.approx(float(x.square().sum()), rel=1e-5)
-        torch.testing.assert_close(from_blocks(transformed(there, back=True), shape, 16), x, rtol=1e-4, atol=1e-5)
-
-
-def test_demo_sends_all_or_the_strongest_frequency_and_keeps_the_rest() -> None:
-    shapes = {"weight": (16, 24)}
-    given = [gradients(replica, 0, shapes) for replica in range(2)]
-    everything = Team(parse_replica_method("DeMo(kept=64, side=8)"), 2, shapes)
-    steps = everything.step(0, given)[0].gradients["weight"]
-    mean = dense_mean(given)["weight"]
-    assert torch.equal(steps, mean.sign())
-    assert float(everything.memories[0]["momentum/weight"].abs().max()) < 1e-5
-    one = Team(parse_replica_method("DeMo(kept=1, decay=0.5, side=8)"), 1, shapes)
-    results = one.step(0, given[:1])
-    left = transformed(to_blocks(one.memories[0]["momentum/weight"], 8)).flatten(1)
-    before = transformed(to_blocks(0.1 * given[0]["weight"], 8)).flatten(1)  # the learning rate
-    strongest = before.abs().argmax(dim=1, keepdim=True)
-    torch.testing.assert_close(left, before.scatter(1, strongest, 0.0), rtol=1e-4, atol=1e-5)
-    sent = torch.zeros_like(before).scatter(1, strongest, before.gather(1, strongest)).view(-1, 8, 8)
-    expected = from_blocks(transformed(sent, back=True), (16, 24), 8)
-    clear = expected.abs() > 1e-4
-    assert torch.equal(results[0].gradients["weight"][clear], expected.sign()[clear])
-
-
-def test_demo_s_bytes_are_values_and_positions_of_blocks() -> None:
-    team = Team(parse_replica_method("DeMo"), 2, {"weight": (128, 128)})
-    team.step(0)
-    assert team.array_bytes == 2 * (4 * 4 * 32 + index_bytes("elias_fano", 4 * 32, 128 * 128))
 
 
 # In a run.
@@ -401,14 +283,6 @@ def test_records_hold_the_steps_without_an_exchange(small, tmp_path) -> None:
             "never be averaged, but got 4.",
         ),
         (
-            {**REPLICAS, "replica_gradient": "MuLoCo(3)"},
-            "`optimizer.name` must be muon with MuLoCo(3), but got 'sgd'.",
-        ),
-        (
-            {**REPLICAS, "replica_gradient": "DeMo"},
-            "`replica_gradient` at stage 0: `optimizer.momentum` must be 0 with DeMo, which keeps a momentum itself, but got 0.9.",
-        ),
-        (
             {
                 **REPLICAS,
                 "optimizer": {"learning_rate": 0.1, "clip_norm": 0.5},
@@ -443,14 +317,9 @@ def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
             "`codec` must be a codec, alone or under error feedback, or a replica method that averages gradients only, "
             "but got MARINA(Natural)",
         ),
-        ("StreamingDiLoCo(2, fragments=3)", "`fragments` must be an integer from 1 to 2, but got 3"),
-        ("StreamingDiLoCo(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
-        ("StreamingDiLoCo(2, blend=2)", "`blend` must be in [0, 1], but got 2"),
         ("SparseLoCo(2, kept=0)", "`kept` must be an integer from 1 to 4096, but got 0"),
         ("SparseLoCo(2, decay=2)", "`decay` must be in [0, 1], but got 2"),
         ("SparseLoCo(2, values=3)", "`values` must be a codec, but got 3"),
-        ("SPARTA(0)", "`share` must be in (0, 1], but got 0"),
-        ("DeMo(0)", "`kept` must be an integer from 1 to 4096, but got 0"),
         ("DiLoCo(2, codec=DiLoCo(2))", "`codec` must be a codec, alone or under error feedback"),
         ("DiLoCo(2, codec=7)", "`codec` must be a codec, alone or under error feedback"),
     ],

@@ -11,12 +11,11 @@ from codec_variants import normal
 from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, dense_mean, gradients
 
 from raysim.codecs import QSGD, Mean, Natural, Quantize, RandomK, TernGrad, TopK
-from raysim.codecs.positions import select_topk
 from raysim.replication import parse_replica_method
-from raysim.replication.differences import DIANA, MARINA, ReplicaEF21
+from raysim.replication.differences import MARINA, ReplicaEF21
 from raysim.replication.low_rank import PowerSGD
 from raysim.replication.method import average_together
-from raysim.replication.sparsified import DGC, GTopK, RedSync, partners
+from raysim.replication.sparsified import DGC, RedSync
 
 MATRIX = {"weight": (40, 60)}
 
@@ -269,7 +268,7 @@ def test_the_mean_codec() -> None:
     )
 
 
-# EF21 and DIANA.
+# EF21.
 
 
 def test_ef21_starts_from_the_first_gradient_or_from_zero() -> None:
@@ -300,31 +299,12 @@ def test_the_mean_that_is_known_is_the_mean_of_what_each_knows() -> None:
     for notation in (
         "EF21(TopK(0.1))",
         "EF21(QSGD(4), start='zero')",
-        "DIANA(QSGD(4))",
-        "DIANA(RandomK(0.2, unbiased=True))",
     ):
         team = Team(parse_replica_method(notation), 3, MATRIX)
         for step in range(5):
             team.step(step)
         own = sum(memory["own/weight"].double() for memory in team.memories) / 3
         torch.testing.assert_close(team.memories[0]["mean/weight"].double(), own, rtol=1e-5, atol=1e-5)
-
-
-def test_l9_diana_s_memory_closes_in_by_alpha_in_expectation() -> None:
-    n, k, draws = 20, 5, 4000
-    g, h = normal(4, 5, seed=1), normal(4, 5, seed=2)
-    method = DIANA(RandomK(k / n, unbiased=True), min_values=1)
-    assert method.alpha_of(n) == k / n
-    before = float((h - g).double().square().sum())
-    after, total = 0.0, torch.zeros(4, 5, dtype=torch.float64)
-    for step in range(draws):
-        memory = {"own/weight": h, "mean/weight": h}
-        results, _ = together(method, [{"weight": g}], [memory], step)
-        after += float((results[0].memory["own/weight"] - g).double().square().sum()) / draws
-        total += results[0].gradients["weight"].double()
-    assert after / before == pytest.approx(0.75, rel=0.02)
-    spread = (g - h).abs().double() * math.sqrt(3)  # of one draw
-    assert ((total / draws - g).abs() <= 5 * spread / math.sqrt(draws) + 1e-6).all()  # unbiased
 
 
 def test_l10_marina_is_unbiased_given_its_past() -> None:
@@ -386,81 +366,6 @@ def test_relative_variances_bound_what_is_measured(codec) -> None:
     error = sum(float((codec.encode(x, key).decode() - x).square().sum()) for key in range(1, draws + 1)) / draws
     assert error / float(x.square().sum()) <= bound * 1.1
     assert TopK(0.1).relative_variance(256) is None
-
-
-def test_diana_needs_a_codec_whose_variance_is_known() -> None:
-    for notation in ("DIANA(TopK(0.1))", "DIANA(RandomK(0.1))", "DIANA(LowRank(2))"):
-        with pytest.raises(ValueError) as error:
-            parse_replica_method(notation)
-        assert "`alpha` must be given for a codec of unknown variance" in str(error.value)
-    assert repr(parse_replica_method("DIANA(TopK(1), alpha=0.5)")) == "DIANA(TopK(1.0), alpha=0.5)"
-
-
-# Signs.
-
-
-def test_the_majority_decides_and_ties_are_positive() -> None:
-    given = [{"w": torch.tensor([[1.0, -1.0, 0.0, -2.0]])}, {"w": torch.tensor([[1.0, -3.0, 0.0, 5.0]])}]
-    results, sent = together(parse_replica_method("SignSGD"), given)
-    assert results[0].gradients["w"].tolist() == [[1.0, -1.0, 1.0, 1.0]]
-    assert sent == [1 + 7, 1 + 7]  # a bitmap, and a header
-    given.append({"w": torch.tensor([[-1.0, 1.0, -1.0, -1.0]])})
-    assert together(parse_replica_method("SignSGD"), given)[0][0].gradients["w"].tolist() == [[1.0, -1.0, 1.0, -1.0]]
-
-
-def test_signum_takes_the_sign_of_the_moving_average() -> None:
-    team, mean = Team(parse_replica_method("SignSGD(beta=0.8)"), 1, MATRIX), torch.zeros(40, 60)
-    for step in range(4):
-        mean = 0.8 * mean + 0.2 * gradients(0, step, MATRIX)["weight"]
-        result = team.step(step)[0].gradients["weight"]
-    assert torch.equal(result, torch.where(mean >= 0, 1.0, -1.0))
-    with pytest.raises(ValueError):
-        parse_replica_method("SignSGD(beta=1)")
-
-
-# gTop-k.
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8])
-def test_every_replica_gets_all_of_the_others(count: int) -> None:
-    """Who has what, as sets: after all rounds everyone has everyone's, each just once."""
-    held = [{replica} for replica in range(count)]
-    for group in (1 << t for t in range((count - 1).bit_length())):
-        received = []
-        for replica in range(count):
-            source, targets = partners(replica, group, count)
-            assert all(partners(target, group, count)[0] == replica for target in targets)
-            received.append(held[source] if source is not None else set())
-        for replica in range(count):
-            assert not held[replica] & received[replica]
-        held = [own | other for own, other in zip(held, received, strict=True)]
-    assert all(one == set(range(count)) for one in held)
-
-
-def test_l12_nothing_is_lost_on_the_way() -> None:
-    """Over many small tensors, where the rule that clears by the final positions alone fails often."""
-    shape = {"weight": (2, 4)}
-    for seed in range(60):
-        given = [{"weight": (normal(2, 4, seed=10 * seed + r) * 2).round() / 2} for r in range(4)]
-        results, _ = together(GTopK(0.25, min_values=1), given)
-        left = sum(result.memory["residual/weight"].view(2, 4) for result in results)
-        total = sum(one["weight"] for one in given)
-        torch.testing.assert_close(4 * results[0].gradients["weight"] + left, total, rtol=0, atol=1e-6)
-        assert int((results[0].gradients["weight"] != 0).sum()) <= 2
-    assert GTopK(0.25, min_values=1).compressed_values(shape) == 8
-
-
-def test_of_disjoint_values_the_greatest_of_all_are_taken() -> None:
-    x = normal(40, 60)
-    owner = torch.arange(2400).view(40, 60) % 4
-    given = [{"weight": torch.where(owner == replica, x, 0.0)} for replica in range(4)]
-    results, sent = together(GTopK(0.05), given)
-    expected = torch.zeros(2400)
-    positions = select_topk(x.view(1, -1), 120)
-    expected[positions] = x.view(-1)[positions]
-    assert torch.equal(results[0].gradients["weight"].view(-1), expected / 4)
-    gathered = together(parse_replica_method("TopK(0.05)"), given)[1]
-    assert sent[0] < gathered[0]  # two rounds of k values, and not three times k
 
 
 # Accordion.
@@ -527,7 +432,6 @@ def test_a_fall_of_the_learning_rate_makes_all_layers_mild() -> None:
         ("DGC(0.1, select='random')", "`select` must be one of exact, sampled, bisect, but got 'random'"),
         ("RedSync(0.1, search='fast')", "`search` must be one of binary, trimmed, but got 'fast'"),
         ("EF21(TopK(0.1), start='warm')", "`start` must be one of dense, zero, but got 'warm'"),
-        ("GTopK(2)", "`density` must be in (0, 1], but got 2"),
     ],
 )
 def test_bad_settings_are_refused(notation: str, message: str) -> None:

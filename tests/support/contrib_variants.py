@@ -1,4 +1,4 @@
-"""The variants of raysim-contrib, codecs, compressors and replica methods: a class that is not here fails a test."""
+"""The variants of raysim-contrib: those of its classes, and what is known of some of its codecs, compressors and replica methods."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 import compressor_variants
 import replica_variants
 from codec_variants import Shape, Variant, channels, minmax, numel, packed, rows, samples
+
+from raysim.codecs import Codec
+from raysim.plugins import contrib, import_object
 
 
 def tah_quant(shape: Shape, itemsize: int) -> int:
@@ -27,7 +30,7 @@ def maps(shape: Shape) -> int:
     return samples(shape) * (channels(shape) if len(shape) > 2 else 1)
 
 
-VARIANTS = [
+KNOWN = [
     Variant("MeanStd", lambda s, v: 2 * numel(s) + 8 * rows(s) if numel(s) else 0),
     *(Variant(f"DAQ({bits})", minmax(bits, maps), scales=True) for bits in (1, 4, 8)),
     Variant(
@@ -50,6 +53,13 @@ VARIANTS = [
     Variant("Outliers(Hadamard(Quantize(2, rounding='stochastic')), density=0.05)", scales=True),
 ]
 
+CLASSES = {name: import_object(path) for name, path in contrib().items()}
+CODECS = [cls for cls in CLASSES.values() if issubclass(cls, Codec)]
+VARIANTS = [
+    *KNOWN,
+    *(Variant(text) for cls in CODECS for text in cls.variants if text not in {known.notation for known in KNOWN}),
+]
+
 COMPRESSORS = [
     compressor_variants.Variant(
         f"raysim_contrib.residual_vq:ResidualVQ({settings})"
@@ -66,6 +76,17 @@ AVERAGES = [
     replica_variants.Variant("Dion(4, mu=0.5, b1=0.5, b2=0.5, min_values=1, warmup=1)", momentum=None),
     replica_variants.Variant("EDGC(8, window=2, every=1)", conserves=True),
     replica_variants.Variant("EDGC(6, window=3, every=2, sample=1.0, stride=2, bins=20, warmup=1)", conserves=True),
+    replica_variants.Variant("DeMo", momentum=None),
+    replica_variants.Variant("DeMo(kept=5, decay=0.9, side=8)", momentum=None),
+    replica_variants.Variant("SignSGD"),
+    replica_variants.Variant("SignSGD(beta=0.9)"),
+    replica_variants.Variant("DIANA(RandomK(0.2, unbiased=True))"),
+    replica_variants.Variant("DIANA(QSGD(4), alpha=0.5)"),
+    replica_variants.Variant("DIANA(Identity)", exact=True),
+    replica_variants.Variant("GTopK(0.05)", conserves=True),
+    replica_variants.Variant("GTopK(0.02, scope='stage', warmup=1)", conserves=True),
+    replica_variants.Variant("GTopK(1.0)", conserves=True, exact=True),
+    replica_variants.Variant("DIANA(QSGD(4), min_values=1, warmup=2)"),
 ]
 
 # Methods of which each replica steps by itself.
@@ -79,4 +100,11 @@ LOCAL = [
     "AsyncSPARTA(share=0.5, delay=1, decay=0.9, scale=0.5, rise=1, until=6)",
     "AsyncSPARTA(delay=1, steps=2, rise=2)",
     "AsyncSPARTA(delay=0)",
+    "MuLoCo(2, codec=EF21(TopK(0.1)))",
+    "StreamingDiLoCo(4, fragments=3)",
+    "StreamingDiLoCo(3, codec=ErrorFeedback(TopK(0.05)), delay=1, blend=0.5)",
+    "SPARTA",
+    "SPARTA(share=0.2)",
+    "MuLoCo(3, rate=0.5, momentum=0.0)",
+    "StreamingDiLoCo(4, rate=0.5, momentum=0.0)",
 ]

@@ -63,6 +63,7 @@ def test_what_is_sent_is_there_and_what_is_gone_goes(bucket, buckets, machine):
     here.send(RUN)
     assert f"{top}/parts/steps-00000.parquet" not in buckets.keys(bucket.removesuffix("/sweeps/small"))
     (run / "parts" / "steps-00001.parquet").unlink()
+    (run / "parts").rmdir()
     (run / "steps.parquet").write_bytes(b"whole")
     here.send(RUN)
     held = {key: value for key, value in buckets.content(bucket).items() if not key.endswith("/")}

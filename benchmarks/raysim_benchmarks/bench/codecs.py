@@ -26,14 +26,13 @@ from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.codecs.transfers import Flight
 from raysim.notation import InputError, parse
 from raysim.on_demand import OnDemand
-from raysim.plugins import entry_points
+from raysim.plugins import plug_ins
 from raysim.units import format_bandwidth
 from raysim_benchmarks.harness import in_turn, seconds_of, torch_threads
 
 numcodecs = OnDemand("numcodecs")  # measured on CPUs only
 SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 KINDS = ("normal", "relu", "heavy tail")
-_CONTRIB = "ATOMO(4)", "DAQ(4)", "MeanStd", "MPC", "Outliers(Quantize(4))", "TAHQuant", "TinyScript(4)", "ZFP(0.05)"
 DEFAULTS = (
     "Identity",
     "Cast('bfloat16')",
@@ -71,7 +70,7 @@ DEFAULTS = (
     "ErrorBounded(0.05)",
     "LowRank(4, per='sample')",
     "Mean",
-    *(text for text in _CONTRIB if text.partition("(")[0] in entry_points()),  # if raysim-contrib is installed
+    *(codec.variants[0] for codec in plug_ins("raysim.codecs") if codec.variants),
 )
 _KEY = 1
 _AHEAD = 10_000_000  # cycles: some 6 ms on an H100, more than the host takes to queue an encode

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "support")]
 
 from attacks import ATTACKS  # noqa: E402
 from plans import PLANS, next_plans  # noqa: E402
