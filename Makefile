@@ -56,7 +56,7 @@ types: $(VENV)/installed-dev
 dist: $(VENV)/installed
 	$(PIP) -e '.[release]'
 	rm -rf dist build/empty
-	for folder in . contrib benchmarks; do $(BIN)/python -m build --outdir dist $$folder || exit 1; done
+	for folder in . contrib benchmarks findings; do $(BIN)/python -m build --outdir dist $$folder || exit 1; done
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 	$(PYTHON) -m venv build/empty
@@ -79,9 +79,9 @@ picture: $(VENV)/installed-dev
 golden: $(VENV)/installed-dev
 	PYTHONPATH=tests/support $(BIN)/python tests/codecs/test_laws.py
 
-findings: $(VENV)/installed
-	RAYSIM_CACHE=build/cache $(BIN)/python docs/make_findings.py
-	RAYSIM_CACHE=build/cache $(BIN)/python docs/draw_frontier.py
+findings: $(VENV)/installed-dev
+	RAYSIM_CACHE=build/cache $(BIN)/python findings/pages/make_findings.py
+	RAYSIM_CACHE=build/cache $(BIN)/python findings/pages/draw_frontier.py
 
 notation: $(VENV)/installed-dev
 	$(BIN)/python docs/generate_notation.py
@@ -92,8 +92,8 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/installed-dev: $(VENV)/installed contrib/pyproject.toml benchmarks/pyproject.toml
-	$(PIP) -e '.[dev,hub]' -e ./contrib -e ./benchmarks
+$(VENV)/installed-dev: $(VENV)/installed contrib/pyproject.toml benchmarks/pyproject.toml findings/pyproject.toml
+	$(PIP) -e '.[dev,hub]' -e ./contrib -e ./benchmarks -e ./findings
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

@@ -1,4 +1,4 @@
-"""Analysis of runs in pandas: their records, their prices on other networks, and the evidence on the papers' claims.
+"""Analysis of runs in pandas: their records, their prices on other networks, and verdicts on settings.
 
 Names are imported on first use, so that `from raysim import analysis` imports neither pandas nor numba.
 
@@ -14,12 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raysim.analysis.claims import CLAIMS as CLAIMS
-    from raysim.analysis.claims import Claim as Claim
-    from raysim.analysis.claims.finding import Comparison as Comparison
-    from raysim.analysis.claims.finding import Finding as Finding
-    from raysim.analysis.claims.finding import findings_frame as findings_frame
-    from raysim.analysis.claims.verdicts import findings as findings
     from raysim.analysis.comparison.branches import branch_harms as branch_harms
     from raysim.analysis.comparison.branches import parts_and_whole as parts_and_whole
     from raysim.analysis.comparison.choice import break_even as break_even
@@ -45,9 +39,6 @@ if TYPE_CHECKING:
     from raysim.analysis.runs.step import Replay as Replay
 
 _MODULES = {
-    "claims": ("CLAIMS", "Claim"),
-    "claims.finding": ("Comparison", "Finding", "findings_frame"),
-    "claims.verdicts": ("findings",),
     "comparison.branches": ("branch_harms", "parts_and_whole"),
     "comparison.choice": ("break_even", "safe_set"),
     "comparison.objectives": ("frontier", "importance"),

@@ -22,7 +22,7 @@ from raysim.analysis.report.parameters import importance_section
 from raysim.analysis.report.probes import probes_section
 from raysim.analysis.report.reuse import reproduce_section
 from raysim.analysis.report.summary import summary_section
-from raysim.analysis.report.tables import findings_section, runs_section
+from raysim.analysis.report.tables import runs_section
 from raysim.analysis.report.words import plural
 from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network
@@ -91,7 +91,7 @@ def _sections(material: Material) -> list[Section]:
             if len(material.jobs) > 1
             else [topic(material) for topic in topics]
         ),
-        *(topic(material) for topic in (importance_section, findings_section, runs_section, reproduce_section)),
+        *(topic(material) for topic in (importance_section, runs_section, reproduce_section)),
     ]
 
 

@@ -182,8 +182,6 @@ class _Writer:
         current = ""
         if table.networks:
             current = f' data-network="{escape(str(row[0].text))}"'
-        if table.verdicts:
-            current = f' class="verdict-{escape(str(row[0].value))}"'
         return f"<tr{current}>{''.join(cells)}</tr>"
 
     def _figure(self, figure: Figure) -> str:

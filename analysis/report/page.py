@@ -250,7 +250,7 @@ def number(column: str, text: str | ByNetwork, value: Any = None) -> Cell:
 @dataclass(frozen=True)
 class Table:
     """A table. A `live` table can be sorted and filtered on the page. The rows of a table of `networks` have a network in the first
-    column, those of `verdicts` "supported", "contradicted" or "undecided"."""
+    column."""
 
     key: str
     caption: str
@@ -258,7 +258,6 @@ class Table:
     """All with the same columns."""
     live: bool = False
     networks: bool = False
-    verdicts: bool = False
 
     @property
     def heads(self) -> Sequence[Cell]:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, plain
-from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import Job, Material
 from raysim.analysis.report.page import Block, Cell, Heading, Section, Table, Text
 from raysim.analysis.report.words import speedup
 from raysim.config.boundaries import OTHERS, is_by_replica
 from raysim.storage.texts import parse_toml
-
-if TYPE_CHECKING:
-    from raysim.analysis.runs.results import Results
-    from raysim.network.topology import Network
-
 
 # --- the recommended setting, as lines for the reader's own training loop -----------------------------------------------------------
 
@@ -59,13 +53,6 @@ def _price(job: Job, setting: str, network: str) -> str:
         if network in prices
     ]
     return f"# on {network}, against dense: {'; '.join(speedups)}\n" if speedups else ""
-
-
-def adoptions(results: Results, network: Network, transport: str | None = None) -> list[Adoption]:
-    """Return the `adoption` of every job of results on a network, with the title of each if there are several."""
-    jobs = gather(results, [network], transport=transport).jobs
-    adopted = [(job, adoption(job, repr(network))) for job in jobs]
-    return [own if len(jobs) == 1 else own._replace(text=f"{job.title}: {own.text}") for job, own in adopted]
 
 
 def snippet(row: Mapping[Any, Any], price: str = "") -> str:

@@ -1,25 +1,19 @@
-"""Tables: all runs, candidates of a probe, and claims of papers tested on the runs."""
+"""The tables of all runs."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from raysim.analysis.claims.finding import Finding
-from raysim.analysis.claims.train_commands import Cost
-from raysim.analysis.claims.verdicts import findings
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import is_missing
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
-from raysim.analysis.report.page import Block, ByNetwork, Cell, Section, Table, Text, code, number
-from raysim.analysis.report.words import bytes_of, measure_text, points, quality, seconds, step_time
-
-# --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
+from raysim.analysis.report.page import ByNetwork, Cell, Section, Table, code, number
+from raysim.analysis.report.words import bytes_of, measure_text, quality, seconds, step_time
 
 
 def runs_section(material: Material) -> Section:
@@ -92,54 +86,3 @@ def _number(value: Any) -> float:
 def _recorded(column: str, row: Mapping[Any, Any]) -> Cell:
     value = row.get(column)
     return Cell(column, "none") if is_missing(value) else Cell(column, str(value), value)
-
-
-# --- claims of papers, tested on these runs -----------------------------------------------------------------------------------
-
-
-MARKS = {"supported": "✓ supported", "contradicted": "✗ contradicted", "undecided": "? undecided"}
-
-
-def findings_section(material: Material) -> Section:
-    """Return a table of the claims that could be tested, and the commands for the others."""
-    if not material.jobs:
-        return Section("findings", "Findings", absent="No run here is finished, so no claim could be tested.")
-    all_findings = findings(material.results)
-    tested = [finding for finding in all_findings if finding.context]
-    counts: Counter[str] = Counter(finding.verdict for finding in tested)
-    words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict]) or "none fits these runs"
-    blocks: list[Block] = [Text(f"Published claims on compressed training, tested on these runs: {words}.")]
-    if tested:
-        caption = f"The claims by job, each effect with its one-sided bounds over seeds. {tested[0].rule}"
-        rows = [_finding_row(finding) for finding in tested]
-        blocks.append(Table("finding-table", caption, rows, live=True, verdicts=True))
-    commands = list(dict.fromkeys(command for finding in all_findings for command in finding.commands))
-    if commands:
-        blocks += [Text(f"To decide the others, run{_cost(all_findings)}:"), Text("\n".join(commands), "code")]
-    return Section("findings", "Findings", blocks)
-
-
-def _cost(all_findings: list[Finding]) -> str:
-    """Return the cost of all commands in brackets; a run that two findings want counts twice."""
-    costs = [finding.cost for finding in all_findings if finding.cost is not None]
-    known = [cost.seconds for cost in costs if cost.seconds is not None]
-    if not costs:
-        return ""
-    return f" ({Cost(sum(cost.runs for cost in costs), sum(known) if len(known) == len(costs) else None)} at most)"
-
-
-def _finding_row(finding: Finding) -> list[Cell]:
-    effect = "none"
-    if finding.effect is not None:
-        effect = f"{points(finding.effect)} {finding.unit}"
-        if finding.low is not None and finding.high is not None:
-            effect += f" ({points(finding.low)} to {points(finding.high)})"
-    claim = finding.claim
-    return [
-        Cell("verdict", MARKS[finding.verdict], finding.verdict),
-        Cell("claim", f"{claim.text} {f'“{claim.quote}”: ' if claim.quote else ''}{claim.source}", kind="long"),
-        Cell("runs", finding.context, kind="long"),
-        Cell("effect", effect, finding.effect, "long"),
-        number("seeds", str(finding.seeds), finding.seeds),
-        Cell("why", finding.reason, kind="long"),
-    ]

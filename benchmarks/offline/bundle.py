@@ -51,7 +51,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "wheels").mkdir(parents=True)
     _download(folder / "wheels", arguments.python)
-    for source in (".", "contrib", "benchmarks"):
+    for source in (".", "contrib", "benchmarks", "findings"):
         _pip("wheel", "--no-deps", "-w", str(folder / "wheels"), str(ROOT / source))
     names = subprocess.run(
         ["git", "ls-files", *TESTS], cwd=ROOT, capture_output=True, text=True, check=True

@@ -27,7 +27,6 @@ for command in (
     lists.studies,
     sweep.submit,
     price.replay,
-    conclude.findings,
     price.simulate,
     price.profile,
     price.calibrate,

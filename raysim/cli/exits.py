@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from raysim.training.events import Ending
 
 LONGEST = 4000  # characters of a sentence
-BENCHMARKS = ("bench", "validate")  # commands of the distribution raysim-benchmarks
+ELSEWHERE = {"bench": "benchmarks", "validate": "benchmarks", "findings": "findings"}
+"""Commands of the distributions raysim-NAME, by NAME, their folder in a clone."""
 
 
 class Commands(TyperGroup):
@@ -47,10 +48,10 @@ class Commands(TyperGroup):
             command = get_command(installed.load())
             command.name = cmd_name
             return command
-        if cmd_name in BENCHMARKS:
+        if cmd_name in ELSEWHERE:
+            name = ELSEWHERE[cmd_name]
             fail(
-                f"`raysim {cmd_name}` is in raysim-benchmarks, which is not installed: run `pip install ./benchmarks` in a "
-                "clone of raysim.",
+                f"`raysim {cmd_name}` is in raysim-{name}, which is not installed: run `pip install ./{name}` in a clone of raysim.",
                 2,
             )
         return None

@@ -10,11 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from configurations import SMALL
+from raysim_findings.finding import findings_frame
+from raysim_findings.verdicts import findings
 from records_made import write_run, write_study
 from typer.testing import CliRunner
 
 from raysim import Run, train
-from raysim.analysis import AnalysisError, findings, findings_frame, load, pack, replay
+from raysim.analysis import AnalysisError, load, pack, replay
 from raysim.analysis.report import compose
 from raysim.analysis.runs import pack as pack_module
 from raysim.cli import app

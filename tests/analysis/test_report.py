@@ -356,14 +356,6 @@ def test_the_setting_to_take_home_is_python_that_raysim_reads(page):
         assert CompressedLink(*map(ast.literal_eval, call.args), **named).num_microbatches == named["num_microbatches"]
 
 
-def test_findings_end_with_the_setting_that_the_report_recommends(runs, page):
-    (code,) = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
-    done = CliRunner().invoke(app, ["findings", str(runs), "--network", "10mbps"])
-    assert done.exit_code == 0, done.output
-    assert done.output.endswith(code.values["10mbps"] + "\n")
-    assert code.values["10mbps"] != "# dense"
-
-
 def test_warnings_of_runs_are_among_the_limits_of_the_figures(runs, tmp_path):
     for number, name in enumerate(("dense-s1", "topk-s1", "topk-s2")):
         copy_run(runs / name, tmp_path / name, warning="Node b holds the others up." if number else None)
@@ -385,7 +377,7 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
         copy_run(runs / f"{name}-s{seed}", tmp_path / f"{place}", **changes)
     page = compose(tmp_path, ["100mbps"])
     keys = [one.key for one in page.sections]
-    assert keys == ["summary", "job1", "job2", "importance", "findings", "runs", "reproduce"]
+    assert keys == ["summary", "job1", "job2", "importance", "runs", "reproduce"]
     titles = {one.key: one.title for one in page.sections}
     assert "batch_size=" in titles["job1"]
     assert titles["job1"] != titles["job2"]

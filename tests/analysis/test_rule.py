@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raysim_findings.verdicts import findings
 from records_made import write_run
 from scipy import stats
 
-from raysim.analysis import findings, load, safe_set
+from raysim.analysis import load, safe_set
 from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.rule import (
     LOOKS,

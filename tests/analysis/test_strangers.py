@@ -4,6 +4,7 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
+from raysim_findings.verdicts import findings
 from record_mutations import EVIL, SIGNS, VALUES, copy_run, mutate, train_runs
 from typer.testing import CliRunner
 
@@ -162,7 +163,7 @@ def test_a_bad_run_is_named_and_the_rest_opens(stranger, spoil, reason):
     spoil(stranger / "changed")
     results = analysis.load(".")
     assert {"dense-s0", "topk-s0"} <= set(analysis.replay(results, "1gbps", against="dense")["run"])
-    analysis.findings(results)
+    findings(results)
     page = compose(".", ["1gbps"])
     write_report(page, stranger.parent / "report.html")
     for problems in (results.problems, page.problems):

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysim.cli import app
+from raysim.cli.exits import ELSEWHERE
 from raysim.cli.options import check_writable
 from raysim.records import Run
 
@@ -43,6 +44,14 @@ def test_missing_gpu_is_refused(called, monkeypatch, words, sentence):
     done = called(*words.split())
     assert done.exit_code == 2, done.output
     assert sentence in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("command", "folder"), list(ELSEWHERE.items()))
+def test_a_command_of_a_distribution_that_is_not_installed_says_how_to_get_it(called, monkeypatch, command, folder):
+    monkeypatch.setattr("raysim.cli.exits.entry_points", lambda group: ())
+    done = called(command, "results")
+    assert done.exit_code == 2
+    assert f"is in raysim-{folder}, which is not installed: run `pip install ./{folder}` in a clone" in done.stderr
 
 
 def test_training_prints_links_and_evaluations(called, tmp_path):

@@ -100,6 +100,7 @@ ROOMS = {
     "raysim.screening": ({*RUNS, "pipeline", "forecast", "probing", "training"}, {"torch", "pyarrow", "matplotlib"}),
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
+    "raysim_findings": ({*RECORDS, *PRICED_RUNS, "analysis", "cli"}, {"pandas", "typer", "rich"}),
     "raysim_contrib": ({"codecs", "compressors", "notation", "on_demand", "replication"}, {"torch", "numba"}),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
@@ -122,11 +123,7 @@ ROOMS = {
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
     "raysim.analysis.runs": ({*RECORDS, "analysis.data"}, {"pandas", "pyarrow"}),
     "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS}, {"pandas", "optuna"}),
-    "raysim.analysis.claims": ({*RECORDS, *PRICED_RUNS, "analysis.comparison"}, {"pandas"}),
-    "raysim.analysis.report": (
-        {*RECORDS, *PRICED_RUNS, "analysis.comparison", "analysis.claims"},
-        {"pandas", "plotly", "matplotlib"},
-    ),
+    "raysim.analysis.report": ({*RECORDS, *PRICED_RUNS, "analysis.comparison"}, {"pandas", "plotly", "matplotlib"}),
     "raysim.analysis": ({"analysis"}, set()),
 }
 
@@ -147,7 +144,8 @@ BENCHMARKS = {
 
 def modules():
     ours = (ROOT / "raysim", ROOT / "sweeps", ROOT / "analysis")
-    for folder in (*ours, ROOT / "contrib" / "raysim_contrib", ROOT / "benchmarks" / "raysim_benchmarks"):
+    beside = [ROOT / name / f"raysim_{name}" for name in ("contrib", "benchmarks", "findings")]
+    for folder in (*ours, *beside):
         for path in sorted(folder.rglob("*.py")):
             parts = path.relative_to(folder.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

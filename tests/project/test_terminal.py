@@ -58,7 +58,7 @@ def test_commands_read_folders_of_any_name(tmp_path, monkeypatch, command, name)
 def test_all_consoles_are_plain():
     made = [
         path
-        for folder in ("raysim", "analysis", "sweeps", "benchmarks")
+        for folder in ("raysim", "analysis", "sweeps", "benchmarks", "findings")
         for path in (ROOT / folder).rglob("*.py")
         if re.search(r"(?<!Plain)\bConsole\(", path.read_text(encoding="utf-8")) and path.name != "console.py"
     ]

@@ -5,6 +5,7 @@ import random
 from contextlib import suppress
 
 import pytest
+from raysim_findings.verdicts import findings
 from record_mutations import EVIL, copy_run, mutate, mutations, train_runs
 from typer.testing import CliRunner
 
@@ -32,7 +33,7 @@ def read_together(home, out):
     wrong = [f"{run} is not priced" for run in SOUND if run not in set(priced["run"])]
     for table in ("steps", "evals", "links", "actions", "decisions"):
         results.table(table)
-    analysis.findings(results)
+    findings(results)
     write_report(compose(home, ["100mbps"]), out / "report.html")
     with suppress(analysis.AnalysisError):  # runs that disagree on a column, or a table that cannot be read
         analysis.pack(home, out / "pack")

@@ -9,14 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from raysim_findings.claim import HARM, Claim, Contrast
+from raysim_findings.finding import findings_frame
+from raysim_findings.table import CLAIMS
+from raysim_findings.train_commands import _folder
+from raysim_findings.verdicts import findings, verdict_on
 from records_made import write_run
 from typer.testing import CliRunner
 
 from raysim import train
-from raysim.analysis import CLAIMS, AnalysisError, Estimate, findings, findings_frame, in_company, load
-from raysim.analysis.claims import Claim
-from raysim.analysis.claims.train_commands import _folder
-from raysim.analysis.claims.verdicts import verdict_on
+from raysim.analysis import AnalysisError, Estimate, in_company, load
 from raysim.analysis.comparison.contexts import Context, Quantities, contexts
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, read_method
 from raysim.cli import app
@@ -549,8 +551,6 @@ def test_another_claim_is_added_in_one_place(tmp_path):
     made(tmp_path, {DENSE: (0.9, 0.9), PLAIN: (0.9, 0.9)})
 
     def contrasts(context, settings):
-        from raysim.analysis.claims import HARM, Contrast
-
         for setting in settings:
             if setting.forward == "TopK(0.1)":
                 yield Contrast("mine", setting, DENSE, HARM, "below", 5.0)

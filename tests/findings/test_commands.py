@@ -4,10 +4,10 @@ import shlex
 from pathlib import Path
 
 import pandas as pd
+from raysim_findings.train_commands import train_commands
 from records_made import write_run
 
 from raysim.analysis import load
-from raysim.analysis.claims.train_commands import train_commands
 from raysim.analysis.comparison.contexts import Context
 from raysim.analysis.data.settings import Setting
 

@@ -15,12 +15,15 @@ from findings_evidence import evidence
 from findings_index import claims_table, coverage_table, studies_table
 from findings_pictures import draw, draw_networks
 from findings_tables import blocks_of, races
+from raysim_findings.finding import Finding
+from raysim_findings.verdicts import findings
 
-from raysim.analysis import Finding, Results, findings, load
+from raysim.analysis import Results, load
 
-PAGES = Path(__file__).with_name("findings")
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "findings"
 DATA = PAGES / "data"
-EVIDENCE = PAGES.parents[1] / "raysim" / "forecast" / "evidence.json"
+EVIDENCE = ROOT / "raysim" / "forecast" / "evidence.json"
 PICTURES = PAGES.parent / "images" / "findings"
 
 

@@ -19,8 +19,9 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-DATA = Path(__file__).parent / "findings" / "data"
-PICTURE = Path(__file__).parent / "images" / "frontier.png"
+DOCS = Path(__file__).parents[2] / "docs"
+DATA = DOCS / "findings" / "data"
+PICTURE = DOCS / "images" / "frontier.png"
 NETWORK = "100mbps"
 STUDIES = {"finetune-links": "Links between four stages", "finetune-replicas": "Gradients of two replicas, and links"}
 LABELS = {  # of settings to name: text, its offset in points, and its alignment

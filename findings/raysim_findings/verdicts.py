@@ -15,9 +15,6 @@ from dataclasses import replace
 
 import pandas as pd
 
-from raysim.analysis.claims import CLAIMS, Claim, Contrast
-from raysim.analysis.claims.finding import Comparison, Finding, Verdict
-from raysim.analysis.claims.train_commands import cost_of, train_commands
 from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, Sample, judge, looks_after
@@ -27,6 +24,10 @@ from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
 from raysim.plugins import from_record
 from raysim.quality import MEASURES
+from raysim_findings.claim import Claim, Contrast
+from raysim_findings.finding import Comparison, Finding, Verdict
+from raysim_findings.table import CLAIMS
+from raysim_findings.train_commands import cost_of, train_commands
 
 
 @from_record()

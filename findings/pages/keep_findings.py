@@ -1,4 +1,4 @@
-"""Keep the runs of a study for docs/findings: `python docs/keep_findings.py FOLDER`, then `make findings`.
+"""Keep the runs of a study for docs/findings: `python findings/pages/keep_findings.py FOLDER`, then `make findings`.
 
 Copies the finished runs of the study's folder into its pack in docs/findings/data, without the name of the host, and with times,
 norms and gains rounded to `DIGITS` binary digits.
@@ -20,7 +20,7 @@ from raysim.analysis import load, pack
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.tables import read_whole
 
-DATA = Path(__file__).with_name("findings") / "data"
+DATA = Path(__file__).parents[2] / "docs" / "findings" / "data"
 DIGITS = {  # binary, that are kept of a column; times vary by more than their rounding, and 24 is float32
     **dict.fromkeys(("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "update_s", "seconds"), 8),
     **dict.fromkeys(("gain", "gain_minimum", "gain_candidate", "gradient_norm", "learning_rate", "throughput"), 24),

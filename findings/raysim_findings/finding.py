@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from raysim.analysis.claims import Claim
-from raysim.analysis.claims.train_commands import Cost
 from raysim.analysis.comparison.rule import LOOKS, Sample
 from raysim.analysis.comparison.statistics import Side
 from raysim.analysis.data.settings import Setting
+from raysim_findings.claim import Claim
+from raysim_findings.train_commands import Cost
 
 Verdict: TypeAlias = Literal["supported", "contradicted", "undecided"]
 

@@ -13,10 +13,11 @@ from findings_tables import races
 from make_findings import DATA, PAGES, decided
 from numpy.testing import assert_allclose
 from pandas.testing import assert_frame_equal
+from raysim_findings.finding import findings_frame
 from typer.testing import CliRunner
 
 from raysim import train
-from raysim.analysis import findings_frame, load
+from raysim.analysis import load
 from raysim.cli import app
 from raysim.config import make_config
 

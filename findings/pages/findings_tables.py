@@ -7,8 +7,9 @@ import tomllib
 from collections.abc import Sequence
 
 import pandas as pd
+from raysim_findings.finding import Finding
 
-from raysim.analysis import Finding, Results, replay, safe_set
+from raysim.analysis import Results, replay, safe_set
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from findings_tables import with_reference
+from raysim_findings.finding import Finding
+from raysim_findings.table import CLAIMS
 
-from raysim.analysis import CLAIMS, Finding, Results
+from raysim.analysis import Results
 from raysim.analysis.comparison.statistics import bounds
 from raysim.analysis.data.settings import Setting
 

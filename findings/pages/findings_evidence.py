@@ -15,7 +15,8 @@ from raysim.analysis import Results, safe_set
 KEYS = ("forward", "backward", "replica_gradient")
 SAME = {"shared_indices": False, "fused_embedding": False, "weights": "Synchronous"}
 """Settings that differ in these are left out: `raysim advise` tries none of them."""
-ABOUT = tomllib.loads(Path(__file__).with_name("findings").joinpath("evidence.toml").read_text(encoding="utf-8"))
+SCOPES = Path(__file__).parents[2] / "docs" / "findings" / "evidence.toml"
+ABOUT = tomllib.loads(SCOPES.read_text(encoding="utf-8"))
 HOPELESS_LOSS = 0.5
 """Loss above dense before any training, as a share of dense, from which a setting is hopeless at once."""
 HOPELESS_NORM = 2.0

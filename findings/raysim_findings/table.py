@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from raysim.analysis.claims import claim, matches
-from raysim.analysis.claims.claim import HARM, MARGIN, SWITCHED_OFF, Claim, Margins, Part, Parts, no_harm
-from raysim.analysis.claims.matches import FAR_FEWER, FEEDBACK, LEAST_FLOOR, NOISE, both_ways
 from raysim.analysis.data.settings import Setting
+from raysim_findings import claim, matches
+from raysim_findings.claim import HARM, MARGIN, SWITCHED_OFF, Claim, Margins, Part, Parts, no_harm
+from raysim_findings.matches import FAR_FEWER, FEEDBACK, LEAST_FLOOR, NOISE, both_ways
 
 RUDAKOV = "Rudakov, Beznosikov, Kholodov, Gasnikov 2023 (2401.07788)"
 GRAVAC = "Tyagi, Swany 2023, GraVAC (2305.12201)"
