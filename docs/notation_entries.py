@@ -39,11 +39,6 @@ ENTRIES = {
             RUDAKOV,
             "A first choice on slow links: 4 to 8 bits. For trained transformers with `per='row'` or `'block'`.",
         ),
-        "FixedPoint": Entry(
-            "FixedPoint(8)",
-            "Wang et al. 2022 (AC-SGD), arXiv:2206.01299",
-            "Comparison with AQ-SGD's published quantiser.",
-        ),
         "NonUniform": Entry(
             "NonUniform(4)",
             "Lloyd 1957, Max 1960; hivemind",
@@ -60,24 +55,13 @@ ENTRIES = {
         "Mean": Entry(
             "Mean", "Fang et al. 2019 (RedSync), arXiv:1808.04357", "Values of a sparse codec with a common sign."
         ),
-        "Natural": Entry(
-            "Natural", "Horváth et al. 2019, arXiv:1905.10988", "An unbiased codec for DIANA and MARINA: 9 bits."
-        ),
         "QSGD": Entry("QSGD(4)", "Alistarh et al. 2017, arXiv:1610.02132", "An unbiased codec with a choice of bits."),
-        "TernGrad": Entry(
-            "TernGrad", "Wen et al. 2017, arXiv:1705.07878", "Gradients in 2 bits, unbiased after clipping."
-        ),
-        "Sign": Entry("Sign", "Karimireddy et al. 2019, arXiv:1901.09847", "Gradients in 1 bit, under error feedback."),
-        "OneBit": Entry("OneBit", "Seide et al. 2014 (Interspeech)", "Gradients in 1 bit, under error feedback."),
         "TopK": Entry(
             "TopK(0.1)", RUDAKOV, "Tensors with few large and many small values. On gradients, use error feedback."
         ),
         "Nonzero": Entry("Nonzero", "", "Lossless, for activations after a ReLU."),
         "RandomK": Entry(
             "RandomK(0.1)", "Stich et al. 2018, arXiv:1809.07599", "Sparsity without positions on the wire."
-        ),
-        "Threshold": Entry(
-            "Threshold(0.01)", "Xu et al. 2021 (GRACE, ICDCS)", "Values whose scale is known in advance."
         ),
         "EstimatedTopK": Entry(
             "EstimatedTopK(0.1, 'sampled')",
@@ -89,9 +73,6 @@ ENTRIES = {
         ),
         "ErrorBounded": Entry(
             "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
-        ),
-        "Entropy": Entry(
-            "Entropy(Quantize(4))", "", "A lossless stage after any codec, if bytes cost more than compute."
         ),
         "Hadamard": Entry(
             "Hadamard(Quantize(4))",

@@ -21,8 +21,8 @@ from raysim.codecs.codec import (
 )
 from raysim.codecs.floats import power_of_two
 from raysim.codecs.groups import channel_axis, channels_last
+from raysim.codecs.hadamard import check_tile, hadamard
 from raysim.codecs.positions import select_topk
-from raysim.codecs.wrappers import check_tile, hadamard
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 

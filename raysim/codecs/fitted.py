@@ -1,4 +1,4 @@
-"""Quantisation fitted to the tensor: NonUniform fits the levels, ErrorBounded chooses the bits from an error bound."""
+"""Quantisation fitted to the tensor: NonUniform and Mean fit the levels, ErrorBounded chooses the bits from an error bound."""
 
 from __future__ import annotations
 
@@ -118,6 +118,29 @@ class NonUniform(Codec):
         codes = packet.fields_of("codes", packet.numel, self.bits, device)
         levels = packet.floats_of("levels", (1 << self.bits) if packet.numel else 0, device)
         return cast_saturating(levels, DTYPES[packet.dtype])[codes.int()].view(packet.shape)
+
+
+@dataclass(frozen=True, repr=False)
+class Mean(Codec):
+    """Sends only the mean of all values, in 4 bytes: for sparse codecs whose kept values share a sign (RedSync).
+
+    >>> Mean().encode(torch.tensor([1.0, 2.0, 6.0])).decode()
+    tensor([3., 3., 3.])
+    """
+
+    def array_names(self) -> tuple[str, ...]:
+        return ("mean",)
+
+    def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
+        check_finite(x)
+        if not x.numel():
+            return {"mean": np.empty(0, np.uint8)}
+        mean = total(x, "sum") / x.numel() + 0.0  # turns -0.0 into +0.0
+        return {"mean": to_bytes(cast_saturating(torch.tensor([mean], dtype=torch.float64), torch.float32))}
+
+    def decode(self, packet: Packet, device: torch.device | str = "cpu") -> torch.Tensor:
+        mean = packet.floats_of("mean", 1 if packet.numel else 0, device)
+        return cast_saturating(mean, DTYPES[packet.dtype]).expand(packet.numel).reshape(packet.shape)
 
 
 def bucket_of(x: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:

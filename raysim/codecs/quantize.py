@@ -178,33 +178,6 @@ class Quantize(UniformCodec):
 
 
 @dataclass(frozen=True, repr=False)
-class FixedPoint(UniformCodec):
-    """Rounds x/s to a signed fixed-point number of `bits` bits, s the greatest magnitude of its group (AC-SGD, 2206.01299).
-
-    z = clip(round(2^f x/s), -2^f, 2^f - 1) with f = bits - 1, decoded to s z/2^f: -s is kept exactly, +s becomes
-    (1 - 2^-f) s. s is sent in float32, without the published code's float16 and epsilon, which shrink small gradients. `per`,
-    `block` and `rounding` as in `Quantize`; the published group is the `channel`.
-
-    >>> FixedPoint(2, per="tensor").encode(torch.tensor([-1, -0.6, -0.25, 0, 0.3, 0.6, 1])).decode()
-    tensor([-1.0000, -0.5000,  0.0000,  0.0000,  0.5000,  0.5000,  0.5000])
-    """
-
-    bits: int
-    per: str = "channel"
-    rounding: str = "nearest"
-    block: int = 4096
-
-    def __post_init__(self) -> None:
-        self._check_groups()
-        self._coerce(bits=check_integer("bits", self.bits, 1, 8))
-
-    @property
-    def levels(self) -> Levels:
-        steps = 1 << (self.bits - 1)
-        return Levels(self.bits, steps, middle=steps, last=2 * steps - 1)
-
-
-@dataclass(frozen=True, repr=False)
 class QSGD(UniformCodec):
     """Stochastically rounds s x/N to a neighbouring integer, N the Euclidean norm of a block of `block` values
     (Alistarh et al. 2017, 1610.02132): k = floor(s x/N + u), u uniform in [0, 1), decoded to k N/s.

@@ -23,7 +23,7 @@ from raysim.codecs.codec import (
     to_bytes,
     to_tensor,
 )
-from raysim.codecs.wrappers import hadamard
+from raysim.codecs.hadamard import hadamard
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 

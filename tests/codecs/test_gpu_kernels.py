@@ -42,7 +42,6 @@ SERVED = (  # what Triton's kernels serve from end to end
     "Quantize(8, per='block', block=24)",
     "Quantize(3, range='absmax', per='block', block=40, rounding='stochastic')",
     "Quantize(7, rounding='stochastic')",
-    "FixedPoint(4)",
     "TopK(0.1)",
     "TopK(0.3)",
     "TopK(0.01, per='tensor')",

@@ -32,7 +32,7 @@ def test_a_constant_row_stays_nearly_constant(width: int) -> None:
 
 
 def test_signs_spread_a_constant_tile_evenly() -> None:
-    from raysim.codecs.wrappers import hadamard
+    from raysim.codecs.hadamard import hadamard
 
     signs = torch.from_numpy(factors(TILE)).view(1, -1).double()
     assert torch.allclose(hadamard(signs).abs(), torch.tensor(1.0, dtype=torch.float64))

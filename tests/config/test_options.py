@@ -84,7 +84,6 @@ def of_weights(policy: WeightPolicy) -> Iterator[Any]:
 
 MORE = {  # settings whose laws hold by other settings of the same class, but whose options need a value
     "codec": [
-        "OneBit(per='block', block=100)",
         "EstimatedTopK(0.2, 'sampled')",
         "EstimatedTopK(0.1, 'sampled', values=Quantize(4))",
     ],

@@ -103,7 +103,7 @@ def test_traffic_counts_packets_as_they_are_sent(workload):
 def test_replica_traffic_is_counted_by_pair_and_step():
     """Of three: a third of the values to each other and a third of the sums back, in one of four steps by DiLoCo(4)."""
     changes = ["steps=4", "num_stages=2", "num_replicas=3", "batch_size=96", "replica_gradient=DiLoCo(4)"]
-    workload = prepare(read_config("digits-cnn", [*changes, "forward=Threshold(0.1)", "num_microbatches=4"]))
+    workload = prepare(read_config("digits-cnn", [*changes, "forward=Nonzero", "num_microbatches=4"]))
     traffic = Traffic.of(workload)
     values = sum(parameter.numel() for parameter in workload.modules[1].parameters())
     for a, b in ((1, 3), (1, 5), (3, 5)):

@@ -7,7 +7,7 @@ import pytest
 
 RUNS = """
 import importlib.metadata as metadata, sys
-for name in ("ray", "zstandard", "numcodecs", "optuna", "matplotlib", "plotly", "tensorboardX"):
+for name in ("ray", "numcodecs", "optuna", "matplotlib", "plotly", "tensorboardX"):
     sys.modules[name] = None  # as if it were not installed
 version = metadata.version
 def known(name):
@@ -42,7 +42,6 @@ def test_optional_packages_may_be_missing(tmp_path, code):
 
 
 SAID = {
-    'raysim.train("digits-cnn", "steps=2", "forward=Entropy(Quantize(4))", engine="inline")': "`Entropy` needs the package zstandard",
     'raysim.train("digits-cnn", "steps=2")': "`engine` = 'ray' needs the package ray",
     '__import__("raysim_benchmarks.bench.codecs").bench.codecs.bench_codecs([1 << 12], ["normal"], ["MX"])': "numcodecs, which",
 }

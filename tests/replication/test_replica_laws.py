@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from codec_variants import normal
+from raysim_contrib.natural import Natural
+from raysim_contrib.terngrad import TernGrad
 from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, dense_mean, gradients
 
-from raysim.codecs import QSGD, Mean, Natural, Quantize, RandomK, TernGrad, TopK
+from raysim.codecs import QSGD, Mean, Quantize, RandomK, TopK
 from raysim.replication import parse_replica_method
 from raysim.replication.differences import MARINA, ReplicaEF21
 from raysim.replication.low_rank import PowerSGD

@@ -72,7 +72,7 @@ def found(done, setting):
 def test_dense_differs_from_itself_by_exactly_nothing(screened):
     """A candidate whose packets are exact goes the whole way through links, and changes no bit."""
     one = bench()
-    exact = LinkCandidate((Plain(parse("Entropy(Identity)").codec),) * 2, one.passes.links)
+    exact = LinkCandidate((Plain(parse("Nonzero").codec),) * 2, one.passes.links)
     outcome = one.passes.run(exact)
     again = differences(one.passes.plan.task, outcome.sums, one._sums)
     assert all((each.difference, each.bound) == (0, 0) for each in again.values())

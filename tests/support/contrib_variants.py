@@ -6,7 +6,7 @@ import math
 
 import compressor_variants
 import replica_variants
-from codec_variants import Shape, Variant, channels, minmax, numel, packed, rows, samples
+from codec_variants import Shape, Variant, absmax, blocks, channels, minmax, numel, packed, rows, samples
 
 from raysim.codecs import Codec
 from raysim.plugins import contrib, import_object
@@ -31,6 +31,23 @@ def maps(shape: Shape) -> int:
 
 
 KNOWN = [
+    Variant("Sign", absmax(1), scales=True),
+    Variant("Sign(per='row')", absmax(1, rows), scales=True),
+    Variant("Sign(per='block', block=100)", absmax(1, blocks(100)), scales=True),
+    Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
+    Variant("OneBit", minmax(1), scales=True),
+    Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
+    *(Variant(f"FixedPoint({bits})", absmax(bits, channels), scales=True) for bits in (1, 2, 4, 6, 8)),
+    Variant("FixedPoint(8, per='block', block=32)", absmax(8, blocks(32)), scales=True),
+    Variant("FixedPoint(3, per='tensor', rounding='stochastic')", absmax(3), scales=True),
+    Variant("Threshold(0.5)", odd=True, idempotent=True),
+    Variant("Threshold(1.0, values=Cast('bfloat16'))", odd=True),
+    Variant("TernGrad", absmax(2), scales=True),
+    Variant("TernGrad(clip=None)", absmax(2), scales=True, unbiased=True),
+    Variant("Natural", lambda s, v: packed(9 * numel(s), 1), scales=True, odd=True, unbiased=True),
+    Variant("Entropy(Quantize(4))", scales=True),
+    Variant("Entropy(TopK(0.1))", scales=True, odd=True, idempotent=True),
+    Variant("Entropy(Identity, level=3)", lossless=True, scales=True, odd=True, idempotent=True),
     Variant("MeanStd", lambda s, v: 2 * numel(s) + 8 * rows(s) if numel(s) else 0),
     *(Variant(f"DAQ({bits})", minmax(bits, maps), scales=True) for bits in (1, 4, 8)),
     Variant(
