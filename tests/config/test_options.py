@@ -22,7 +22,7 @@ from raysim.notation import Notation, parse
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.families import SCHEDULES, Custom, Schedule, parse_schedule
-from raysim.schedules.weights import POLICIES, WeightPolicy, parse_weights
+from raysim.schedules.weights import WeightPolicy, parse_weights
 
 TENSORS = ("outlier", "normal", "images", "tokens", "heavy tail", "long")
 STEPS = 8
@@ -115,7 +115,7 @@ KINDS: dict[str, tuple[dict[str, type[Any]], list[Any], Outcome]] = {
         of_replica_method,
     ),
     "schedule": (SCHEDULES, [v.schedule for v in schedule_variants.VARIANTS], of_schedule),
-    "weights": (POLICIES, [parse_weights(text) for text in weight_variants.VARIANTS], of_weights),
+    "weights": (weight_variants.KNOWN, [parse_weights(text) for text in weight_variants.VARIANTS], of_weights),
 }
 PARSERS: dict[str, Callable[[str], Any]] = {
     "codec": lambda text: parse(text, CODECS),

@@ -101,7 +101,10 @@ ROOMS = {
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_findings": ({*RECORDS, *PRICED_RUNS, "analysis", "cli"}, {"pandas", "typer", "rich"}),
-    "raysim_contrib": ({"codecs", "compressors", "notation", "on_demand", "replication"}, {"torch", "numba"}),
+    "raysim_contrib": (
+        {"codecs", "compressors", "notation", "on_demand", "replication", "schedules"},
+        {"torch", "numba"},
+    ),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
     "raysim.sweeps": ({"*"}, THIRD_PARTY),

@@ -68,10 +68,9 @@ def test_run_without_profiled_compressed_step_has_no_price(small, tmp_path):
 
 
 def test_runs_are_distinguished_by_settings(small, tmp_path):
-    from raysim.analysis.data.settings import setting_of
 
     run = train(small(forward="TopK(0.1)", compress_from=2), engine="inline", out=tmp_path / "run")
-    assert str(setting_of(Run(run.folder).row)) == "forward=TopK(0.1) compress_from=2"
+    assert Run(run.folder).row["setting"] == "forward=TopK(0.1) compress_from=2"
 
 
 @pytest.mark.parametrize(
