@@ -202,16 +202,6 @@ ENTRIES = {
             "Narayanan et al. 2021 (PipeDream-2BW), arXiv:2006.09503",
             "A first choice: no bubble, a delay of one step, one copy of the weights.",
         ),
-        "PipeMare": Entry(
-            "PipeMare(200)",
-            "Yang et al. 2019, arXiv:1910.05124",
-            "Many stages, if a deployment cannot keep stashed versions.",
-        ),
-        "Predicted": Entry(
-            "Predicted",
-            "Chen et al. 2018 (SpecTrain), arXiv:1809.02839; Guan et al. 2019 (XPipe), arXiv:1911.04610",
-            "Long delays with momentum or Adam.",
-        ),
     },
 }
 
@@ -282,6 +272,14 @@ PAGES = {
         "Weight policies",
         "`weights`",
         "A weight policy says which version of a stage's weights its passes read, and when the stage updates: see "
-        "[asynchronous pipelines](../asynchronous.md). All but `Synchronous` need the schedule 1F1B and run it without a flush.",
+        "[asynchronous pipelines](../asynchronous.md). `Stashed` and `DoubleBuffered` need the schedule 1F1B and run it without "
+        "a flush.",
+    ),
+    "rare-weights": Page(
+        "weight policy",
+        "Rarely used weight policies",
+        "`weights`",
+        "These policies are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
+        "[the others](weights.md), need the schedule 1F1B and run it without a flush.",
     ),
 }

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting
 from raysim.quality import Measure
 
 MEASURED = ("loss", "accuracy")
