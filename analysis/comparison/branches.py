@@ -16,8 +16,9 @@ import pandas as pd
 from raysim.analysis.comparison.choice import VERDICTS, outcome_columns
 from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, plain
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting, plain
 
 ASSUMPTION = (
     "Harm to the end is a sum of parts: each part stands for the steps until the next point, harm per step is constant in it, and "

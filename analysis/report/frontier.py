@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.analysis.comparison.choice import break_even, divergence
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import COMPRESSION, Method, read_method
+from raysim.analysis.data.settings import COMPRESSION
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import (
     BLACK,
@@ -44,6 +44,7 @@ from raysim.analysis.report.words import (
     step_time,
 )
 from raysim.analysis.runs.estimates import Estimate
+from raysim.notation import Method, read_method
 
 # --- step time against quality, with the dense baseline -----------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import is_missing
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.over_time import looks
 from raysim.analysis.report.page import (
@@ -32,6 +31,7 @@ from raysim.analysis.report.page import (
 )
 from raysim.analysis.report.words import bytes_of, seconds
 from raysim.analysis.runs.step import Replay
+from raysim.config.identity import is_missing
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network

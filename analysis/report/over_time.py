@@ -10,7 +10,6 @@ import pandas as pd
 
 from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import is_missing
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.page import (
     DENSE,
@@ -37,6 +36,7 @@ from raysim.analysis.report.page import (
     thinned,
 )
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import is_missing
 
 MOST_CURVE_POINTS = 120  # of a setting with its own style
 MOST_FAINT_POINTS = 30  # of a line for comparison

@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import DENSE
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.page import Block, ByNetwork, Cell, Section, Table, Text, code, number
 from raysim.analysis.report.words import bytes_of, seconds, speedup, step_time
+from raysim.config.identity import DENSE
 
 LIMIT = (
     "A probe measures bytes, error and time, not whether training stays sound under a candidate: its errors are not fed into the "

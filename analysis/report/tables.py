@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import is_missing
 from raysim.analysis.report.frontier import priced
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.page import ByNetwork, Cell, Section, Table, code, number
 from raysim.analysis.report.words import bytes_of, measure_text, quality, seconds, step_time
+from raysim.config.identity import is_missing
 
 
 def runs_section(material: Material) -> Section:

@@ -152,7 +152,7 @@ OWN_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("first_step", "rate_steps", "model_seed", "memories_from"), "int"),
     **dict.fromkeys(("wire_bytes", "dense_bytes", "steps_done", "probe_every", "diverged_step"), "int"),
     **dict.fromkeys(("device_forecast_bytes", "device_peak_bytes"), "int"),  # of the worker with the most GPU memory
-    **dict.fromkeys(("run_id", "started_at", "host", "status", "engine", "measures"), "str"),
+    **dict.fromkeys(("run_id", "started_at", "host", "status", "engine", "measures", "job", "setting"), "str"),
     **dict.fromkeys(("python", "raysim", "torch", "ray", "numpy", "device_kind"), "str"),
     **dict.fromkeys(("device_name", "device_capability", "driver", "cuda"), "str"),  # of a GPU
     "parent": "str",  # the parent run of a branch

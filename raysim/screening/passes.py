@@ -161,16 +161,14 @@ class Passes:
                 seen(direction, boundary, name, x)
             context = Context(
                 direction=direction,
-                boundary=boundary,
                 step=0,
                 epoch=0,
                 microbatch=i,
                 sample_ids=tuple(microbatch.ids.tolist()),
                 num_stages=len(self.stages),
-                num_microbatches=len(self.microbatches),
                 key=derive_key(key, name) if name else key,
             )
-            received[name] = candidate.send(x, context, name)
+            received[name] = candidate.send(x, boundary, context, name)
         return join(received, exact if direction == "forward" else {})
 
     def _key(self, stage: int, i: int) -> int:

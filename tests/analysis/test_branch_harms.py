@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from raysim import analysis
 from raysim.analysis.comparison.branches import Family, Part
 from raysim.analysis.comparison.contexts import Context
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.report import compose
 from raysim.analysis.report.over_time import safe_from
 from raysim.config import make_config
+from raysim.config.identity import Setting
 from raysim.quality import MEASURES
 from raysim.training.train import train
 
