@@ -14,10 +14,10 @@ from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
 from raysim.analysis.comparison.statistics import ALONE, Prior, highest_rate, priors, studentise
 from raysim.analysis.data import AnalysisError, ReplayError
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 

@@ -15,8 +15,8 @@ from raysim.analysis.comparison.choice import safe_set
 from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.harm_forecast import Trace, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Part, Race
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
 
 _COLUMNS = ("context", "setting", "full", "harm", "race", "reason", "seeds", "steps", "runs", "full_runs")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from raysim.analysis.comparison.choice import break_even, divergence
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import COMPRESSION, Method, is_missing, read_method
+from raysim.analysis.data.settings import COMPRESSION
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import (
     BLACK,
@@ -39,6 +39,8 @@ from raysim.analysis.report.words import (
     quality_formats,
 )
 from raysim.analysis.runs.estimates import Estimate
+from raysim.config.identity import is_missing
+from raysim.notation import Method, read_method
 from raysim.records import with_replicas
 
 # --- step time against quality, with the dense baseline -----------------------------------------------------------------------

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, plain
 from raysim.analysis.report.material import Job, Material
 from raysim.analysis.report.page import Block, Table, Text
 from raysim.analysis.report.words import speedup
 from raysim.config.boundaries import OTHERS, is_by_replica
+from raysim.config.identity import DENSE, SYNCHRONOUS, plain
 from raysim.storage.texts import parse_toml
 
 # --- the recommended setting, as lines for the reader's own training loop -----------------------------------------------------------

@@ -111,9 +111,6 @@ def _caveats(job: Job, material: Material) -> Iterator[str]:
     yield from sorted(filter(None, {recording.more_than_dense for recording in others}))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
         yield f"{plural(runs, 'run')} warned: {warning}"
-    for setting in job.on_some_network(job.taken_home):
-        if setting.judged.get("samples"):
-            yield f"{setting.name}: {setting.judged['samples']}"
     if any(setting.judged for setting in job.settings):
         undecided = sum(setting.verdict == "undecided" for setting in job.settings)
         count = f" {plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided." if undecided else ""

@@ -10,15 +10,15 @@ from typing import Any
 
 import pandas as pd
 
-from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms, parts_and_whole
+from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import DENSE, is_missing
 from raysim.analysis.report.frontier import faster
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Style, Table, Text, axis, bar
 from raysim.analysis.report.words import measure_text, quality_formats, seconds
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import DENSE, is_missing
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
 
@@ -124,8 +124,7 @@ def branches(material: Material) -> list[Block]:
         safe = " ".join(safe_from(of_setting) for _, of_setting in rows.groupby("setting", sort=False))
         caption = f"{job}: harm in {rows['unit'].iloc[0]}, with a margin of {rows['within'].iloc[0]:g}"
         blocks += [Text(safe, "lead"), Table(f"branches{i}", caption, branch_frame(rows))]
-    sums = [Text(sum_sentence(row), "note") for row in parts_and_whole(material.results).to_dict("records")]
-    return [*blocks, Text(ASSUMPTION, "note"), *sums] if blocks else []
+    return [*blocks, Text(ASSUMPTION, "note")] if blocks else []
 
 
 def branch_frame(rows: pd.DataFrame) -> pd.DataFrame:
@@ -153,15 +152,6 @@ def safe_from(rows: pd.DataFrame) -> str:
     if start == 0:
         return f"`{setting}` is safe for all {planned:,} steps.{where}"
     return f"`{setting}` is safe from step {start:,} of {planned:,} on: `compress_from={start}`.{where}"
-
-
-def sum_sentence(row: Mapping[Any, Any]) -> str:
-    """Return a sentence that compares the sum of parts with the whole, by a row of `parts_and_whole`."""
-    return (
-        f"Steps {row['first_step']:,} to {row['end_step']:,} of `{row['setting']}`: the {row['parts']} parts add up to "
-        f"{row['sum_of_parts']:+.2f} {row['unit']}, the whole is {row['whole']:+.2f} (difference {row['difference']:+.2f}, from "
-        f"{row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)."
-    )
 
 
 # --- candidates of a probe: their bytes, errors and prices, and the training that would judge them ----------------------------

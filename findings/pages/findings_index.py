@@ -11,7 +11,7 @@ from raysim_findings.table import CLAIMS
 
 from raysim.analysis import Results
 from raysim.analysis.comparison.statistics import bounds
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 
 
 def studies_table(pages: Mapping[str, Results], titles: Mapping[str, str]) -> str:

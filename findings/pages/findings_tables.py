@@ -13,7 +13,7 @@ from raysim.analysis import Results, replay, safe_set
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
-from raysim.analysis.data.settings import Setting, setting_of
+from raysim.config.identity import Setting
 from raysim.quality import Measure, measures_of
 
 HEADS: dict[Mode, str] = {
@@ -152,14 +152,9 @@ def _sent(results: Results) -> pd.DataFrame:
 
 def name_of(row: pd.Series) -> str:
     """Return the keys in which a run differs from dense, its subspace among them."""
-    setting = setting_of(row)
     size = row.get("model.subspace")
-    return (
-        " ".join(
-            [*([] if pd.isna(size) else [f"subspace={size:g}"]), *([] if setting == Setting() else [str(setting)])]
-        )
-        or "dense"
-    )
+    setting = [row["setting"]] if row["setting"] != "dense" else []
+    return " ".join([*([] if pd.isna(size) else [f"subspace={size:g}"]), *setting]) or "dense"
 
 
 def _harm(verdicts: pd.DataFrame, setting: str) -> float:

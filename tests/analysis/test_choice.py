@@ -27,8 +27,8 @@ from raysim.analysis.comparison.choice import is_promising
 from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.race import Evidence, Race
 from raysim.analysis.comparison.rule import judge, sample
-from raysim.analysis.data.settings import Setting
 from raysim.config import make_config
+from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
 
 POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=40)

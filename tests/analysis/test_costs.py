@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from raysim import train
 from raysim.analysis import Replay, ReplayError, break_even, in_company, load, replay
-from raysim.analysis.data.settings import job_of, titles
+from raysim.analysis.data.settings import titles
 from raysim.analysis.runs.estimates import RESAMPLES, Estimate
 from raysim.cli import app
 from raysim.config import make_config
@@ -157,7 +157,7 @@ def test_runs_of_different_jobs_are_not_compared(runs, tmp_path):
     frame = replay(load(tmp_path), "free", against="dense")
     assert frame["compute"].tolist() == ["recorded in this run alone"] * 2
     assert frame["speedup"].notna().tolist() == [True, False]
-    words = titles(job_of(Run(tmp_path / name).row) for name in ("dense", "topk"))
+    words = titles(Run(tmp_path / name).row for name in ("dense", "topk"))
     assert sorted(words.values()) == ["cnn on digits, threads_per_stage=1", "cnn on digits, threads_per_stage=2"]
 
 

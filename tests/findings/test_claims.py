@@ -20,9 +20,11 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, in_company, load
 from raysim.analysis.comparison.contexts import Context, Quantities, contexts
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, read_method
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.cli import app
 from raysim.config import make_config, read_config
+from raysim.config.identity import Setting
+from raysim.notation import read_method
 from raysim.quality import MEASURES
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}

@@ -27,11 +27,11 @@ STUDIES = sorted(folder.name for folder in DATA.iterdir())
 pytestmark = pytest.mark.slow
 
 
-def test_there_are_studies():
+def test_kept_studies_exist():
     assert STUDIES
 
 
-def test_the_pages_are_what_the_runs_say():
+def test_findings_pages_match_kept_runs():
     for page, text in make_findings.written(make_findings.pages()).items():
         assert page.read_text(encoding="utf-8") == text, f"{page} is not what its runs say: run `make findings`."
 
@@ -47,7 +47,7 @@ def test_pictures_are_drawn_for_each_study(study, tmp_path):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_the_command_prints_the_verdicts_of_the_page(study, tmp_path):
+def test_findings_command_prints_verdicts_of_page(study, tmp_path):
     command = ["findings", str(DATA / study), "--json", str(tmp_path / "found.json")]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -61,7 +61,7 @@ def test_the_command_prints_the_verdicts_of_the_page(study, tmp_path):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
+def test_kept_runs_are_finished_and_of_planned_seeds(study):
     results = load(DATA / study)
     assert results.problems == []
     assert set(results.runs["status"]) == {"finished"}
@@ -69,18 +69,18 @@ def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
     assert set(results.runs["host"].fillna("")) == {""}
 
 
-def test_all_kept_runs_together_are_small():
+def test_kept_runs_total_under_10_mb():
     assert sum(file.stat().st_size for file in DATA.rglob("*.parquet")) < 10_000_000
 
 
-def test_bounds_cover_as_stated_on_spreads_that_were_recorded():
+def test_bounds_have_stated_coverage_on_recorded_spreads():
     """Five seeds are drawn from the deviations of the recorded harms, scaled alike; each bound holds the mean in 95 % of draws."""
     spread = [value for study in STUDIES for value in deviations(load(DATA / study))]
     for share in coverage(spread):
         assert 0.93 < share < 0.97
 
 
-def test_keeping_runs_changes_nothing_but_their_size_and_last_digits(monkeypatch, tmp_path):
+def test_keep_findings_changes_only_size_and_rounding(monkeypatch, tmp_path):
     small_study, kept = tmp_path / "study", tmp_path / "kept"
     for place, forward in enumerate(["Identity", "TopK(0.1)", "ErrorFeedback(TopK(0.1))"]):
         for seed in (0, 1, 2):
