@@ -84,7 +84,7 @@ def show_branches(sweep: Sweep) -> None:
         table = Table(title=f"Harm in {unit}, margin {within:g}, by the steps that are compressed")
         frame = branch_frame(harms)
         for column in frame:
-            table.add_column(column)
+            table.add_column(str(column))
         for row in frame.itertuples(index=False):
             table.add_row(*row)
         console.print(table)

@@ -113,8 +113,8 @@ def _sections(material: Material) -> Iterator[Section]:
     without = "It needs a study of `raysim sweep` with more finished trials than there are here."
     yield _section("importance", "Importance of parameters", importance_charts(material), without)
     yield _section("runs", "Runs", runs_tables(material), "There is no run here, other than candidates of a probe.")
-    blocks = _of_jobs(material.jobs, reproduce, material)
-    yield _section("reproduce", "Settings and versions", blocks, "No run here is finished.")
+    reproduced = _of_jobs(material.jobs, reproduce, material)
+    yield _section("reproduce", "Settings and versions", reproduced, "No run here is finished.")
 
 
 def _section(key: str, title: str, blocks: Iterable[Block], without: str) -> Section:

@@ -120,7 +120,7 @@ def _setting(
     prices: Mapping[str, Price],
     judged: Mapping[str, Mapping[str, Any]],
 ) -> SettingRuns:
-    how = Setting.of(runs.iloc[0])
+    how = Setting.of(runs.iloc[0].to_dict())
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]

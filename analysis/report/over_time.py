@@ -106,8 +106,8 @@ def _curve_traces(
             else:
                 faint.append((x, rows["value"], setting.name))
         if faint:
-            x, y, labels = joined(faint)
-            yield scatter("other settings", x, y, Style(GREY, faint=True), "lines", labels, None, network)
+            xs, ys, labels = joined(faint)
+            yield scatter("other settings", xs, ys, Style(GREY, faint=True), "lines", labels, None, network)
         yield from named
 
 
@@ -242,7 +242,7 @@ def timeline(job: Job, material: Material) -> list[Block]:
         for setting, replay in replays.items()
     }
     panels = [_timeline_panel(name, spans) for name, spans in steps.items()]
-    panels[1:] = [panel._replace(x=panel.x | {"matches": "x"}) for panel in panels[1:]]
+    panels[1:] = [panel._replace(x={**panel.x, "matches": "x"}) for panel in panels[1:]]
     return [Chart(f"{job.key}-gantt", f"{job.title}: where a step's time goes", caption, panels, 1)] if panels else []
 
 

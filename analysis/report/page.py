@@ -63,9 +63,11 @@ class Table:
 
     def on(self, network: str) -> pd.DataFrame:
         """Return the table as the reader sees it on a network."""
-        return self.frame.apply(
-            lambda column: column.map(lambda value: self.text(str(column.name), on_network(value, network)))
-        )
+        texts = {
+            str(name): column.map(lambda value, name=name: self.text(str(name), on_network(value, network)))
+            for name, column in self.frame.items()
+        }
+        return pd.DataFrame(texts)
 
     def is_number(self, column: str) -> bool:
         """Return whether a column is aligned to the right."""

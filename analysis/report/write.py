@@ -175,9 +175,10 @@ def _block(block: Block, network: str) -> Iterator[str]:
     elif isinstance(block, Table):
         yield _marked(block.caption)
         shown = block.on(network)
-        heads = [_plain(column) for column in shown]
-        lines = ["---:" if block.is_number(column) else "---" for column in shown]
-        codes = [column in NOTATIONS for column in shown]
+        columns = [str(column) for column in shown]
+        heads = [_plain(column) for column in columns]
+        lines = ["---:" if block.is_number(column) else "---" for column in columns]
+        codes = [column in NOTATIONS for column in columns]
         rows = [[_md_cell(*cell) for cell in zip(row, codes, strict=True)] for row in shown.itertuples(index=False)]
         yield "\n".join(f"| {' | '.join(cells)} |" for cells in [heads, lines, *rows])
     else:
