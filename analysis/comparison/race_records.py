@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import safe_set
+from raysim.analysis.comparison.choice import settings
 from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.harm_forecast import Trace, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Part, Race
@@ -30,7 +30,7 @@ def race_on_records(results: Results, *, first: int = Race.first, within: float 
     left the race. Settings are ordered by the price of their step on the network of their study. `first`: the number of seeds of the
     first parts. Jobs without dense runs, or with fewer than three seeds, are left out.
     """
-    judged = safe_set(results, within=within)
+    judged = settings(results, within)
     rows: list[dict[str, Any]] = []
     for context in contexts(results, margin=within):
         if Setting() not in context.settings or len(context.settings) < 2:

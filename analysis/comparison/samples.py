@@ -34,7 +34,7 @@ _COLUMNS = (
 def sample_harms(results: Results) -> pd.DataFrame:
     """Return one row for each setting that, like dense, has per-sample scores on two seeds or more.
 
-    `harm` is the mean of `safe_set` over these `seeds`, and `deviation` the standard deviation between seeds of their harm, in
+    `harm` is the mean of `settings` over these `seeds`, and `deviation` the standard deviation between seeds of their harm, in
     `unit`. It is split into `of_training`, which more seeds average out, and `of_samples`, the noise of so few `samples` in each
     seed, which a larger test set would reduce: the squares of both add up to its square, unless an estimate is below 0 and counts as 0.
     `another_test` is the standard deviation of the mean harm over test sets of this size: bounds over seeds do not include it.

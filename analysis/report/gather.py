@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import judged_contexts
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.comparison.samples import sample_harms, sample_sentence
 from raysim.analysis.data.settings import candidate_name, differing, is_probe, titles
 from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns, Spread
@@ -55,16 +55,15 @@ def gather(
 
 
 def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `safe_set` that it is evidence for, with a sentence on its samples."""
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for, with a sentence on its samples."""
     sentences = {
         (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
     }
-    judged = {}
-    for context, rows in judged_contexts(results):
-        for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True):
-            if setting in rows:
-                judged[str(run)] = rows[setting] | {"samples": sentences.get((context.label, str(setting)), "")}
-    return judged
+    return {
+        run: {**row, "samples": sentences.get((row["context"], row["setting"]), "")}
+        for row in judge_settings(results).to_dict("records")
+        for run in row["runs"]
+    }
 
 
 def _home(job: Job, material: Material) -> dict[str, dict[str, Mapping[str, Estimate]]]:

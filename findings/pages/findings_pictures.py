@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pandas as pd
 from findings_tables import judged_by, name_of, races
 
-from raysim.analysis import Results, replay, safe_set
+from raysim.analysis import Results, replay, settings
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -22,7 +22,7 @@ COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
 
 def draw(results: Results, path: Path) -> None:
     """Draw the harm of each setting with its one-sided bounds, beside the margin."""
-    judged = safe_set(results).dropna(subset="harm").sort_values("harm", ascending=False)
+    judged = settings(results).dropna(subset="harm").sort_values("harm", ascending=False)
     figure, axes = plt.subplots(figsize=(9, 0.9 + 0.42 * len(judged)), layout="constrained")
     many = judged["context"].nunique() > 1
     for i, row in enumerate(judged.to_dict("records")):

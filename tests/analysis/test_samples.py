@@ -7,7 +7,7 @@ from configurations import SMALL
 from records_made import write_run
 
 from raysim import Run, train
-from raysim.analysis import load, pack, safe_set, sample_harms
+from raysim.analysis import load, pack, sample_harms, settings
 from raysim.analysis.comparison.samples import sample_sentence
 from raysim.config import make_config
 from raysim.records import Recorder
@@ -76,7 +76,7 @@ def test_harm_is_that_of_the_verdict_and_packs_keep_it(tmp_path):
             train(config, engine="inline", out=tmp_path / "runs" / f"{place}-s{seed}")
     results = load(tmp_path / "runs")
     (row,) = sample_harms(results).to_dict("records")
-    (judged,) = safe_set(results).to_dict("records")
+    (judged,) = settings(results).to_dict("records")
     assert row["harm"] == pytest.approx(judged["harm"])
     assert (row["seeds"], row["samples"]) == (3, results.evals["predictions"].max())
     changed = results.samples.merge(results.runs[["run", "seed", "forward"]], on="run")
@@ -96,7 +96,7 @@ def test_records_without_scores_say_nothing_of_samples(tmp_path):
             )
     results = load(tmp_path)
     assert sample_harms(results).empty
-    assert len(safe_set(results)) == 1
+    assert len(settings(results)) == 1
     assert Run(tmp_path / "0-s0").samples.empty
     assert not results.problems
 

@@ -89,7 +89,7 @@ def test_a_profile_given_as_a_device_is_answered_with_the_option_for_it(tmp_path
 def test_a_margin_that_is_no_number_is_a_sentence(within, report_runs):
     results = raysim.analysis.load(report_runs)
     with pytest.raises(raysim.analysis.AnalysisError) as error:
-        raysim.analysis.safe_set(results, within=within)
+        raysim.analysis.settings(results, within=within)
     assert str(error.value).startswith(
         "`within` must be a number, in points of accuracy or per cent of the loss, but got"
     )
