@@ -60,7 +60,8 @@ def _judged(results: Results) -> dict[str, dict[str, Any]]:
         (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
     }
     return {
-        run: {**row, "samples": sentences.get((row["context"], row["setting"]), "")}
+        run: {str(key): value for key, value in row.items()}
+        | {"samples": sentences.get((row["context"], row["setting"]), "")}
         for row in judge_settings(results).to_dict("records")
         for run in row["runs"]
     }
@@ -123,7 +124,7 @@ def _setting(
     prices: Mapping[str, Price],
     judged: Mapping[str, Mapping[str, Any]],
 ) -> SettingRuns:
-    how = Setting.of(runs.iloc[0])
+    how = Setting.of(runs.iloc[0].to_dict())
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]
