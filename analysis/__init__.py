@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from raysim.analysis.comparison.objectives import frontier as frontier
     from raysim.analysis.comparison.objectives import importance as importance
     from raysim.analysis.comparison.race_plan import race_plan as race_plan
-    from raysim.analysis.comparison.race_records import race_on_records as race_on_records
     from raysim.analysis.data import AnalysisError as AnalysisError
     from raysim.analysis.data import ReplayError as ReplayError
     from raysim.analysis.data.folders import natural_direction as natural_direction
@@ -41,7 +40,6 @@ _MODULES = {
     "comparison.choice": ("break_even", "safe_set"),
     "comparison.objectives": ("frontier", "importance"),
     "comparison.race_plan": ("race_plan",),
-    "comparison.race_records": ("race_on_records",),
     "data": ("AnalysisError", "ReplayError"),
     "data.folders": ("natural_direction",),
     "runs.estimates": ("Estimate",),
