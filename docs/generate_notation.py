@@ -24,7 +24,7 @@ from raysim.plugins import contrib, import_object
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
-from raysim.schedules.weights import POLICIES, parse_weights
+from raysim.schedules.weights import POLICIES, WeightPolicy, parse_weights
 
 FOLDER = Path(__file__).with_name("notation")
 
@@ -42,7 +42,7 @@ CLASSES: dict[str, dict[str, type[Notation]]] = {
     "compressor": COMPRESSORS | plug_ins(Compressor),
     "replica method": METHODS | plug_ins(ReplicaMethod),
     "schedule": dict(SCHEDULES),
-    "weight policy": dict(POLICIES),
+    "weight policy": POLICIES | plug_ins(WeightPolicy),
 }
 
 

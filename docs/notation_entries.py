@@ -71,9 +71,6 @@ ENTRIES = {
         "LowRank": Entry(
             "LowRank(4)", "Vogels et al. 2019, arXiv:1905.13727", "Gradients of transformers, which are low rank."
         ),
-        "ErrorBounded": Entry(
-            "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
-        ),
         "Hadamard": Entry(
             "Hadamard(Quantize(4))",
             "",
@@ -108,9 +105,6 @@ ENTRIES = {
             "GraVAC(ladder='bits')",
             "Tyagi, Swany 2023, arXiv:2305.12201; on links our extension",
             "A link whose best strength is unknown or changes during training. Needs a clock.",
-        ),
-        "ACGC": Entry(
-            "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
         ),
     },
     "replica method": {
@@ -208,16 +202,6 @@ ENTRIES = {
             "Narayanan et al. 2021 (PipeDream-2BW), arXiv:2006.09503",
             "A first choice: no bubble, a delay of one step, one copy of the weights.",
         ),
-        "PipeMare": Entry(
-            "PipeMare(200)",
-            "Yang et al. 2019, arXiv:1910.05124",
-            "Many stages, if a deployment cannot keep stashed versions.",
-        ),
-        "Predicted": Entry(
-            "Predicted",
-            "Chen et al. 2018 (SpecTrain), arXiv:1809.02839; Guan et al. 2019 (XPipe), arXiv:1911.04610",
-            "Long delays with momentum or Adam.",
-        ),
     },
 }
 
@@ -288,6 +272,14 @@ PAGES = {
         "Weight policies",
         "`weights`",
         "A weight policy says which version of a stage's weights its passes read, and when the stage updates: see "
-        "[asynchronous pipelines](../asynchronous.md). All but `Synchronous` need the schedule 1F1B and run it without a flush.",
+        "[asynchronous pipelines](../asynchronous.md). `Stashed` and `DoubleBuffered` need the schedule 1F1B and run it without "
+        "a flush.",
+    ),
+    "rare-weights": Page(
+        "weight policy",
+        "Rarely used weight policies",
+        "`weights`",
+        "These policies are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
+        "[the others](weights.md), need the schedule 1F1B and run it without a flush.",
     ),
 }

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import settings as judge_settings
-from raysim.analysis.comparison.samples import sample_harms, sample_sentence
 from raysim.analysis.data.settings import candidate_name, differing, is_probe, titles
 from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns, Spread
 from raysim.analysis.runs.estimates import Estimate
@@ -55,13 +54,9 @@ def gather(
 
 
 def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for, with a sentence on its samples."""
-    sentences = {
-        (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
-    }
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for."""
     return {
         run: {str(key): value for key, value in row.items()}
-        | {"samples": sentences.get((row["context"], row["setting"]), "")}
         for row in judge_settings(results).to_dict("records")
         for run in row["runs"]
     }

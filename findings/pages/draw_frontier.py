@@ -9,7 +9,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
-from findings_pictures import COLOURS
 from findings_tables import name_of
 from PIL import Image
 
@@ -24,6 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 DATA = DOCS / "findings" / "data"
 PICTURE = DOCS / "images" / "frontier.png"
 NETWORK = "100mbps"
+COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
 STUDIES = {"finetune-links": "Links between four stages", "finetune-replicas": "Gradients of two replicas, and links"}
 LABELS = {  # of settings to name: text, its offset in points, and its alignment
     "backward=LowRank(16)": ("LowRank(16)\non gradients", (6, -24), "left"),

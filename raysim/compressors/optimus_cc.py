@@ -10,7 +10,7 @@ from typing import ClassVar
 from raysim.codecs import Codec, Identity, LowRank, Packet
 from raysim.codecs.lowrank import orthonormal
 from raysim.codecs.message import Entry
-from raysim.compressors.compressor import Compressor, Context, Decision, Plain, State
+from raysim.compressors.compressor import Compressor, Context, Decision, Plain, State, StepFacts
 from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_choice, check_flag
 from raysim.on_demand import torch
@@ -73,8 +73,8 @@ class LazyErrorPropagation(Compressor):
         kept = state.get(RESIDUAL)
         return kept if kept is not None and kept.shape == x.shape else None
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
-        changes, decisions = self.inner.end_step(_without(state), context)
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
+        changes, decisions = self.inner.end_step(_without(state), context, facts)
         if self.reset == "step" and RESIDUAL in state:
             changes = {**changes, RESIDUAL: torch.zeros_like(state[RESIDUAL])}
         return changes, decisions
@@ -95,7 +95,7 @@ class Epilogue(Compressor):
 
     `flush`: adds the residual of LazyErrorPropagation to the next dense message.
 
-    >>> message = Context("backward", boundary=1, step=0, epoch=0, microbatch=0, sample_ids=())
+    >>> message = Context("backward", step=0, epoch=0, microbatch=0, sample_ids=())
     >>> [Epilogue.compresses(message._replace(phase=phase)) for phase in ("steady", "cooldown")]
     [False, True]
     """
@@ -152,8 +152,8 @@ class Epilogue(Compressor):
     def commit(self, state: State, changes: State) -> None:
         self.inner.commit(state, changes)
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
-        return self.inner.end_step(state, context)
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
+        return self.inner.end_step(state, context, facts)
 
     def evaluation(self, mode: str, state: State) -> Codec:
         return self.inner.evaluation(mode, state)

@@ -237,8 +237,8 @@ class RunFields(Strict):
     compress_from: Natural = Field(default=0, json_schema_extra=role("compression"))
     """Step from which links and replica gradients are compressed; before it they are sent as they are."""
     weights: WeightsField = Field(default=SYNCHRONOUS, json_schema_extra=role("compression"))
-    """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
-    `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""
+    """Versions of the weights that passes read, and times of updates: `Synchronous`, `PostValidated`, or `Stashed` and
+    `DoubleBuffered`, which run without a flush between steps."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Positive = Field(default=32, json_schema_extra=role("computation"))
     """Samples a step, over all replicas."""

@@ -135,7 +135,7 @@ class Plan:
     @property
     def validates(self) -> bool:
         """True if workers send each other their gradient norms, for post-validation."""
-        return self.config.weights.validates and self.config.optimizer.clip_norm is not None
+        return self.config.weights.between_steps == "validate" and self.config.optimizer.clip_norm is not None
 
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:

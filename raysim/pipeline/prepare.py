@@ -175,6 +175,7 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_groups(plan, parts)
     _check_twins(plan)
     _check_tied_weights(plan)
+    plan.config.weights.check_plan(plan, parts.stages)
     _check_constraints(plan, parts)
     _check_steps(plan)
 
@@ -261,9 +262,9 @@ def _check_twins(plan: Plan) -> None:
 def _check_tied_weights(plan: Plan) -> None:
     """Raise ConfigError if the copies of tied parameters would diverge."""
     policy = plan.config.weights
-    if not policy.clips_by_stage or not plan.tied:
+    if policy.between_steps != "continue" or not plan.tied:
         return
-    if policy.updates_each_microbatch or policy.rate_by_stage:
+    if policy.updates_each_microbatch:
         raise ConfigError(
             f"`weights` cannot be {policy!r} with parameters that are tied between stages: their copies would diverge. Use "
             "'DoubleBuffered'."
@@ -276,7 +277,7 @@ def _check_tied_weights(plan: Plan) -> None:
 
 
 def _check_constraints(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError if exchanged or predicted weights would violate the constraints of modules."""
+    """Raise ConfigError if exchanged parameters would violate the constraints of modules."""
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         if not any(isinstance(part, Constrained) for part in module.modules()):
             continue
@@ -284,9 +285,4 @@ def _check_constraints(plan: Plan, parts: Partition) -> None:
             raise ConfigError(
                 f"`replica_gradient` cannot be {method!r} at stage {stage}, whose weights are constrained after each update: "
                 "the parameters that replicas exchange would not be."
-            )
-        if plan.config.weights.predicts:
-            raise ConfigError(
-                f"`weights` cannot be {plan.config.weights!r} at stage {stage}, whose weights are constrained after each update: "
-                "predicted ones would not be."
             )

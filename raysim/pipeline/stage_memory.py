@@ -56,7 +56,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         )
-        validates = policy.validates and config.optimizer.clip_norm is not None
+        validates = policy.between_steps == "validate" and config.optimizer.clip_norm is not None
         snapshot = trained + slots if validates else 0  # kept by post-validation until an update is validated
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(

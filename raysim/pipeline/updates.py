@@ -48,7 +48,7 @@ class Updates:
         norm, squared = None, norms[self.local.replica]
         if self.plan.config.optimizer.clip_norm is not None:
             norm = finite_norm(step, [squared[stage] for stage in sorted(squared)])  # independent of the owners
-        self.update(step, norm, squared if self.plan.config.weights.clips_by_stage else {})
+        self.update(step, norm, squared if self.plan.config.weights.between_steps == "continue" else {})
         return norm
 
     def update(self, step: int, norm: float | None, squared: Mapping[int, float] = MappingProxyType({})) -> None:

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from raysim.codecs import Codec, ErrorBounded, Identity, Packet
+from raysim.codecs import Codec, Identity, Packet
 from raysim.codecs.message import wire_bytes
-from raysim.compressors.compressor import Compressor, Context, Decision, State
+from raysim.compressors.compressor import Compressor, Context, Decision, State, StepFacts
 from raysim.notation import check_real
 from raysim.on_demand import torch
+from raysim_contrib.error_bounded import ErrorBounded
 
 TALLY = -1  # key of the method's own state; keys of messages are at least 0
 _COARSEST = 1e30  # the largest bound of ErrorBounded
@@ -36,11 +37,14 @@ class ACGC(Compressor):
     The paper stores activations in fixed point with a bit width per channel, chosen from a scale and a budget of 2^-k.
     Here each link has one bound, and each block of ErrorBounded its own bit width.
 
+    Use: Forward links with a bound on the gradient's error.
+
     >>> acgc = ACGC(0.1)
     >>> acgc.bound(sensitivity=60.0, values=900), acgc.bound(sensitivity=0.0, values=900)
     (0.1, None)
     """
 
+    variants: ClassVar[tuple[str, ...]] = ("ACGC(0.1)",)
     directions: ClassVar[tuple[str, ...]] = ("forward",)
     needs_sensitivity: ClassVar[bool] = True
     message_varies: ClassVar[bool] = True
@@ -72,9 +76,9 @@ class ACGC(Compressor):
         )
         return packet, {TALLY: sent.tensor()}
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         tally = _read(state)
-        following = _Tally(bound=self.bound(context.sensitivity, tally.values) or tally.bound)
+        following = _Tally(bound=self.bound(facts.sensitivity, tally.values) or tally.bound)
         decision = Decision(
             branch="bounded" if tally.bound else "dense",
             factor=tally.dense_bytes / tally.wire_bytes if tally.wire_bytes else 1.0,
