@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms, parts_and_whole
+from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.page import (
@@ -270,8 +270,6 @@ def branches_section(material: Material) -> Section:
         caption = f"{job}: harm in {unit}, with a margin of {within:g}"
         blocks.append(Table(f"branches{i}", caption, [branch_cells(row) for row in rows.to_dict("records")]))
     blocks.append(Text(ASSUMPTION, "note"))
-    for row in parts_and_whole(material.results).to_dict("records"):
-        blocks.append(Text(sum_sentence(row), "note"))
     return Section.of(key, title, blocks, "No branch has a dense one beside it.")
 
 
@@ -305,12 +303,3 @@ def safe_from(rows: pd.DataFrame) -> str:
     if start == 0:
         return f"`{setting}` is safe for all {planned:,} steps.{where}"
     return f"`{setting}` is safe from step {start:,} of {planned:,} on: `compress_from={start}`.{where}"
-
-
-def sum_sentence(row: Mapping[Any, Any]) -> str:
-    """Return a sentence that compares the sum of parts with the whole, by a row of `parts_and_whole`."""
-    return (
-        f"Steps {row['first_step']:,} to {row['end_step']:,} of `{row['setting']}`: the {row['parts']} parts add up to "
-        f"{row['sum_of_parts']:+.2f} {row['unit']}, the whole is {row['whole']:+.2f} (difference {row['difference']:+.2f}, from "
-        f"{row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)."
-    )

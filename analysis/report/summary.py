@@ -149,9 +149,6 @@ def _caveats(job: Job, material: Material) -> Iterator[Text]:
     yield from (Text(sentence, "note") for sentence in sorted(filter(None, exceeding)))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
         yield Text(f"{plural(runs, 'run')} warned: {warning}", "note")
-    for setting in job.on_some_network(job.taken_home):
-        if setting.judged.get("samples"):
-            yield Text(f"{setting.name}: {setting.judged['samples']}", "note")
     if any(setting.judged for setting in job.settings):
         undecided = sum(setting.verdict == "undecided" for setting in job.settings)
         text = f"{RULE} {_basis(job)}"

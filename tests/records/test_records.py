@@ -42,13 +42,6 @@ GOLDEN = {
         "wire_bytes": "int64",
         "dense_bytes": "int64",
     },
-    "samples": {
-        "step": "int32",
-        "sample": "int32",
-        "loss": "float",
-        "right": "int32",
-        "predictions": "int32",
-    },
     "evals": {
         "step": "int32",
         "mode": "string",

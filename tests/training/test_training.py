@@ -52,7 +52,7 @@ def test_run_writes_its_tables(small, tmp_path):
     assert row["wire_bytes"] == run.steps["wire_bytes"].sum()
     assert not (run.folder / "parts").exists()  # type: ignore[union-attr]
     assert {path.name for path in run.folder.iterdir()} == {  # type: ignore[union-attr]
-        *(f"{name}.parquet" for name in ("run", "steps", "evals", "samples", "links", "actions")),
+        *(f"{name}.parquet" for name in ("run", "steps", "evals", "links", "actions")),
         "checkpoints",
     }
 
