@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import break_even, divergence
+from raysim.analysis.comparison.choice import divergence
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import COMPRESSION
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
@@ -114,7 +115,7 @@ SIDES = ("middle right", "top right", "middle left", "bottom right")  # of a poi
 def _settings_table(job: Job, material: Material) -> Table:
     """Return a table of the highlighted settings, with the bandwidth below which they pay off."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = break_even(runs, BREAK_EVEN, **material.options)
+    even = judge_settings(runs, networks=BREAK_EVEN, **material.options)
     rows = []
     for i, setting in enumerate(job.named, start=1):
         judged = setting.judged

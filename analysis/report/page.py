@@ -117,8 +117,8 @@ class Chart:
                 figure.add_trace(trace, **place)
                 figure.data[-1].showlegend = not {(trace.name, None), (trace.name, trace.meta)} & seen
                 seen.add((trace.name, trace.meta))
-            figure.update_xaxes(panel.x, **place)
-            figure.update_yaxes(panel.y, **place)
+            figure.update_xaxes({**panel.x, "title": plain(panel.x["title"])}, **place)
+            figure.update_yaxes({**panel.y, "title": plain(panel.y["title"])}, **place)
             if panel.level is not None and math.isfinite(panel.level):
                 figure.add_hline(panel.level, line={"color": BLACK, "width": 1, "dash": "dash"}, layer="below", **place)
         figure.update_annotations(font_size=13)

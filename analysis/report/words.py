@@ -124,7 +124,6 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(("train loss", "mean gain"), "{:.3f}".format),
     **dict.fromkeys(("seed", "steps", "decisions"), "{:,.0f}".format),
     "speed-up": speedup,
-    "pays below": str,
     "factor": "{:.2f}".format,
     "mean factor": "{:.3g}".format,
 }
@@ -132,7 +131,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 def below(row: Mapping[Any, Any]) -> str:
-    """Format the break-even bandwidth of a row of `break_even`.
+    """Format the break-even bandwidth of a row of `raysim.analysis.settings`.
 
     >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
     '250 Mbit/s (240 to 260)'

@@ -1,15 +1,12 @@
 """The pages of docs/findings say what the runs beside them say, and `raysim findings` prints the same verdicts."""
 
 import json
-from pathlib import Path
 
 import keep_findings
 import make_findings
 import pytest
 from configurations import SMALL
 from findings_index import coverage, deviations
-from findings_pictures import draw, draw_networks
-from findings_tables import races
 from make_findings import DATA, PAGES, decided
 from numpy.testing import assert_allclose
 from pandas.testing import assert_frame_equal
@@ -21,7 +18,6 @@ from raysim.analysis import load
 from raysim.cli import app
 from raysim.config import make_config
 
-ROOT = Path(__file__).parents[2]
 STUDIES = sorted(folder.name for folder in DATA.iterdir())
 
 pytestmark = pytest.mark.slow
@@ -34,16 +30,6 @@ def test_kept_studies_exist():
 def test_findings_pages_match_kept_runs():
     for page, text in make_findings.written(make_findings.pages()).items():
         assert page.read_text(encoding="utf-8") == text, f"{page} is not what its runs say: run `make findings`."
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_pictures_are_drawn_for_each_study(study, tmp_path):
-    results = load(DATA / study)
-    drawn = {study: draw} | ({f"{study}-networks": draw_networks} if races(results) else {})
-    for name, drawer in drawn.items():
-        drawer(results, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert (ROOT / "docs" / "images" / "findings" / f"{name}.png").is_file()
 
 
 @pytest.mark.parametrize("study", STUDIES)
