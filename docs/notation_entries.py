@@ -71,9 +71,6 @@ ENTRIES = {
         "LowRank": Entry(
             "LowRank(4)", "Vogels et al. 2019, arXiv:1905.13727", "Gradients of transformers, which are low rank."
         ),
-        "ErrorBounded": Entry(
-            "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
-        ),
         "Hadamard": Entry(
             "Hadamard(Quantize(4))",
             "",

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import judged_contexts
-from raysim.analysis.comparison.samples import sample_harms, sample_sentence
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.settings import candidate_name, differing, is_probe, titles
 from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns, Spread
 from raysim.analysis.runs.estimates import Estimate
@@ -55,16 +54,12 @@ def gather(
 
 
 def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `safe_set` that it is evidence for, with a sentence on its samples."""
-    sentences = {
-        (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for."""
+    return {
+        run: {str(key): value for key, value in row.items()}
+        for row in judge_settings(results).to_dict("records")
+        for run in row["runs"]
     }
-    judged = {}
-    for context, rows in judged_contexts(results):
-        for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True):
-            if setting in rows:
-                judged[str(run)] = rows[setting] | {"samples": sentences.get((context.label, str(setting)), "")}
-    return judged
 
 
 def _home(job: Job, material: Material) -> dict[str, dict[str, Mapping[str, Estimate]]]:
@@ -124,7 +119,7 @@ def _setting(
     prices: Mapping[str, Price],
     judged: Mapping[str, Mapping[str, Any]],
 ) -> SettingRuns:
-    how = Setting.of(runs.iloc[0])
+    how = Setting.of(runs.iloc[0].to_dict())
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]

@@ -127,11 +127,6 @@ class Results:
         return self.table("evals")
 
     @cached_property
-    def samples(self) -> pd.DataFrame:
-        """One row for each run and test sample of the final evaluation with compression on."""
-        return self.table("samples")
-
-    @cached_property
     def links(self) -> pd.DataFrame:
         """One row for each run, step, boundary and direction: packets, bytes, codec seconds, fidelity."""
         return self.table("links")

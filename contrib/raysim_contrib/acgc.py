@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from raysim.codecs import Codec, ErrorBounded, Identity, Packet
+from raysim.codecs import Codec, Identity, Packet
 from raysim.codecs.message import wire_bytes
-from raysim.compressors.compressor import Compressor, Context, Decision, State
+from raysim.compressors.compressor import Compressor, Context, Decision, State, StepFacts
 from raysim.notation import check_real
 from raysim.on_demand import torch
+from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
@@ -98,9 +99,9 @@ class ACGC(Compressor):
         )
         return packet, {TALLY: sent.tensor()}
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         tally = _read(state)
-        following = _Tally(bound=self.bound(context.sensitivity, tally.values) or tally.bound)
+        following = _Tally(bound=self.bound(facts.sensitivity, tally.values) or tally.bound)
         decision = Decision(
             branch="bounded" if tally.bound else "dense",
             factor=tally.dense_bytes / tally.wire_bytes if tally.wire_bytes else 1.0,

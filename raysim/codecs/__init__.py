@@ -8,7 +8,7 @@ and add it to `CODECS`; the property tests then require an example of it. Rarely
 from collections.abc import Iterable
 
 from raysim.codecs.codec import DTYPES, Codec, NonFiniteError, Packet, check_finite, to_bytes, to_tensor
-from raysim.codecs.fitted import ErrorBounded, Mean, NonUniform
+from raysim.codecs.fitted import Mean, NonUniform
 from raysim.codecs.floats import MX, Cast, Identity
 from raysim.codecs.hadamard import Hadamard
 from raysim.codecs.lowrank import LowRank
@@ -26,7 +26,7 @@ CODECS: dict[str, type[Codec]] = {
         *(Mean, MX, NonUniform, Quantize, Rotated),
         *(QSGD,),
         *(EstimatedTopK, Nonzero, RandomK, TopK),
-        *(ErrorBounded, LowRank),
+        *(LowRank,),
         Hadamard,
     )
 }
@@ -59,7 +59,6 @@ __all__ = [
     "QSGD",
     "Cast",
     "Codec",
-    "ErrorBounded",
     "EstimatedTopK",
     "Hadamard",
     "Identity",

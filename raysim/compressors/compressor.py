@@ -28,19 +28,20 @@ class Context(NamedTuple):
     """Information about one message, for methods."""
 
     direction: str  # "forward" or "backward"
-    boundary: int  # between stage `boundary` and `boundary + 1`
     step: int
     epoch: int
     microbatch: int
     sample_ids: tuple[int, ...]  # data set index of each row
-    replica: int = 0
     num_stages: int = 1
-    num_microbatches: int = 1
     phase: str = "steady"  # of the schedule: warmup, steady or cooldown; the same at both ends
     key: int | None = None  # for random codecs, from (seed, replica, boundary, direction, step, microbatch)
     support: Support | None = None  # the positions in the forward packet of this microbatch, for shared indices
-    learning_rate: float = 0.0
-    step_s: float | None = None  # the clock's time of the last step, measured or simulated
+
+
+class StepFacts(NamedTuple):
+    """Measurements of the previous step, for adaptive methods."""
+
+    step_s: float | None = None  # by the clock, measured or simulated
     floor: float | None = None  # the link's least fidelity under a shared budget
     sensitivity: float | None = None  # measured by the receiving stage's `Meter` in the last step
     batch_size: int = 1  # samples of the step, over all replicas
@@ -151,10 +152,10 @@ class Compressor(Notation, ABC):
         """Apply `changes` to `state` in place; both ends commit changes in the same order."""
         state.update(changes)
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         """Return the changes to the sender's state at the end of a step, and the decisions; `state` itself is not modified.
 
-        `context`: the context of the last message, with the measurements of the previous step.
+        `context`: of the step's last message.
         """
         return {}, []
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
-from raysim.compressors.compressor import Compressor, Context, Decision, Offer, State
+from raysim.compressors.compressor import Compressor, Context, Decision, Offer, State, StepFacts
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.compressors.keyed import KEYS, recall_residual, remember_residual
 from raysim.compressors.memory import ErrorFeedback
@@ -167,11 +167,11 @@ class LinkGraVAC(Compressor):
             changes |= remember_residual(self.memory, context, fed - packet.decode(x.device))
         return packet, changes
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         controller, tally = self._read(state)
-        epsilon = self._epsilon(context)
+        epsilon = self._epsilon(context, facts.floor)
         rules = Rules(epsilon, self.omega, self.window, self.ewma_alpha, self.promote)
-        throughput = context.batch_size / context.step_s if context.step_s else None
+        throughput = facts.batch_size / facts.step_s if facts.step_s else None
         if self.throughput == "step" and throughput is not None and controller.used >= 0:
             controller.book(throughput)  # of the previous step
         ends, gains = (controller.minimum, controller.candidate), (controller.agreed[0], controller.agreed[1])
@@ -221,12 +221,12 @@ class LinkGraVAC(Compressor):
     def _at(self, level: int) -> Codec:
         return (*self.levels, Identity())[level]
 
-    def _epsilon(self, context: Context) -> float:
+    def _epsilon(self, context: Context, floor: float | None = None) -> float:
         if self.budget is None:
             return _EPSILON[context.direction] if self.epsilon is None else self.epsilon
-        if context.floor is None:  # not measured yet: equal shares
+        if floor is None:  # not measured yet: equal shares
             return float(self.budget ** (1 / max(1, context.num_stages - 1)))
-        return context.floor
+        return floor
 
     def _offers(self, tally: _Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
         """Return the fidelity and the factor of minimum and candidate on this link's messages."""

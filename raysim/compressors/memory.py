@@ -62,7 +62,7 @@ class ErrorFeedback(Residual):
     is then another sample), to the next message of the `sample`, or to the next microbatch on the `link` (Optimus-CC's
     lazy propagation). Use "slot" for gradients and "sample" for activations; see `Residual` for the reason.
 
-    >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
+    >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, state = ErrorFeedback(TopK(0.5)).encode(x, {}, context)
     >>> packet.decode(), state
     (tensor([[4., 0.]]), {0: tensor([[0., 3.]])})
@@ -153,7 +153,7 @@ class LinkEF21(Residual):
 
     >>> from raysim.codecs import TopK
     >>> method, x = LinkEF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
-    >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
+    >>> context = Context("forward", step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> sender, receiver = {}, {}
     >>> for _ in range(2):  # the same tensor twice: the second packet sends the remainder
     ...     packet, changes = method.encode(x, sender, context)

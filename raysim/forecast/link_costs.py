@@ -133,7 +133,6 @@ def _measure(
         contexts = [
             Context(
                 direction=direction,
-                boundary=0,
                 step=visit,
                 epoch=0 if visit <= 1 else LATE,
                 microbatch=0,

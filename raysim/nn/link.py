@@ -90,7 +90,7 @@ class CompressedLink(BoundaryModule):
             message = sender.send(x, context, measure=self.measures())
             y = receiver.receive(message, context)
         if self.shared_indices and direction == "forward":
-            self._supports[context.microbatch] = self.methods[0].codec.support(sender.unpack(message), x.device)
+            self._supports[context.microbatch] = sender.support()
         return _own_memory(y, x)
 
     def of_gradient(self, context: Context) -> Context:
@@ -118,7 +118,7 @@ class CompressedLink(BoundaryModule):
             full = torch.zeros(x.numel(), dtype=x.dtype, device=x.device)
             return full.index_copy_(0, kept[0].positions.view(-1), y.view(-1)).view(x.shape)
         if self.shared_indices and mode != "off":
-            kept.append(self.methods[0].codec.support(sender.unpack(message), x.device))
+            kept.append(sender.support())
         return _own_memory(y, x)
 
 

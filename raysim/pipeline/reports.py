@@ -11,7 +11,6 @@ from raysim.pipeline.groups import GroupAccount
 from raysim.pipeline.link import CodedMessage, LinkAccount
 from raysim.schedules.actions import Action
 from raysim.values import UNNAMED
-from raysim.workloads.task import SampleScores
 
 
 class ActionRecord(NamedTuple):
@@ -66,12 +65,10 @@ class Evaluated(NamedTuple):
 
     samples: int = 0
     sums: tuple[float, ...] = ()
-    each: tuple[SampleScores, ...] = ()
-    """The scores of each batch's samples, in order, if requested."""
 
     def plus(self, other: Evaluated) -> Evaluated:
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums else other.sums
-        return Evaluated(self.samples + other.samples, sums, self.each + other.each)
+        return Evaluated(self.samples + other.samples, sums)
 
 
 class TimedAction(NamedTuple):

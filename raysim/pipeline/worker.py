@@ -137,10 +137,8 @@ class Worker:
 
     # Evaluation, see `Inference`.
 
-    def infer(
-        self, split: str, batches: Sequence[int], mode: str, each: bool = False
-    ) -> Turns[list[Evaluated] | Failure]:
-        return self.inference.run(self.step, split, batches, mode, each)
+    def infer(self, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
+        return self.inference.run(self.step, split, batches, mode)
 
     def parameters(self) -> np.ndarray:
         """Return the parameters to evaluate, of all stages, as safetensors bytes."""

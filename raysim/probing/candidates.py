@@ -108,12 +108,12 @@ class LinkCandidate:
         }
         self._messages: dict[tuple[int, str, int, int], Sent] = {}
 
-    def send(self, x: Tensor, context: Context, tensor: str = UNNAMED) -> Tensor:
+    def send(self, x: Tensor, boundary: int, context: Context, tensor: str = UNNAMED) -> Tensor:
         """Encode one message and return the decoded tensor; raises NonFiniteError if `x` holds NaN or infinity."""
-        here, there = self._ends[context.direction, context.boundary, tensor]
+        here, there = self._ends[context.direction, boundary, tensor]
         with torch.no_grad(), here.on(x.device) as sender, there.on(x.device) as receiver:
             received = receiver.receive(sender.send(x, context, measure=True), context)
-        key = (self.replica, context.direction, context.boundary, context.microbatch)
+        key = (self.replica, context.direction, boundary, context.microbatch)
         coded, decoded = sender.messages[-1], receiver.messages[-1]
         sent = Sent(coded.codec_s, decoded.codec_s, coded.wire_bytes, coded.dense_bytes)
         self._messages[key] = sent.plus(self._messages.get(key, Sent()))

@@ -90,7 +90,7 @@ def _fit(name: str, value: Any) -> Any:
 def most_rows(table: str, row: Mapping[Any, Any]) -> int | None:
     """Return a bound on the rows of a table of an ended run, by its row of `run.parquet`; None without one."""
     steps = row.get("steps_done")
-    if table == "samples" or row.get("status") not in FINISHED or not isinstance(steps, int):
+    if row.get("status") not in FINISHED or not isinstance(steps, int):
         return None
     if table == "steps":
         return steps

@@ -120,11 +120,6 @@ class Run:
         return self._table("evals")
 
     @property
-    def samples(self) -> pd.DataFrame:
-        """One row per test sample of the final evaluation with compression on: loss and correct predictions."""
-        return self._table("samples")
-
-    @property
     def links(self) -> pd.DataFrame:
         """One row per step, boundary and direction: packets, bytes, codec seconds, fidelity."""
         return self._table("links")

@@ -153,16 +153,12 @@ def _message(context: ReplicaContext, key: int) -> Context:
     """Return the context of a step's only message, for a link compressor."""
     return Context(
         direction="replica_gradient",
-        boundary=context.stage,
         step=context.step,
         epoch=context.epoch,
         microbatch=0,
         sample_ids=(0,),
-        replica=context.replica,
         num_stages=context.num_stages,
         key=key,
-        learning_rate=context.learning_rate,
-        step_s=context.step_s,
     )
 
 

@@ -1,7 +1,4 @@
-"""The race: forecasts of harm, the decisions on them, and the kept studies judged again by it."""
-
-from functools import cache
-from pathlib import Path
+"""The race: forecasts of harm, and the decisions on them."""
 
 import numpy as np
 import pytest
@@ -9,14 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from raysim.analysis import load
 from raysim.analysis.comparison.harm_forecast import Observation, Trace, delayed_harm, observe, training_harm
 from raysim.analysis.comparison.race import DEVIATION, RUNGS, Evidence, Race, deviation_of
-from raysim.analysis.comparison.race_records import race_on_records
 from raysim.analysis.comparison.statistics import bounds
 from raysim.quality import MEASURES
 
-KEPT = Path(__file__).parents[2] / "docs" / "findings" / "data"
 ACCURACY, LOSS = MEASURES["accuracy"], MEASURES["loss"]
 CHANCES = {"loss": np.log(10), "accuracy": 0.1}
 STEPS = 1000
@@ -205,19 +199,3 @@ def test_settings_of_equal_speed_stay_once_one_is_safe():
     safe = Evidence(2.0, seen * 4, (0.1, 0.0, 0.2, 0.1, 0.0))
     exits = Race(5, 1.0, 3).exits({"safe": safe, "alike": Evidence(2.0, seen), "slower": Evidence(2.1, seen)})
     assert {name: reason.kind for name, reason in exits.items()} == {"slower": "slower"}
-
-
-@cache
-def kept(name):
-    return race_on_records(load(KEPT / name))
-
-
-@pytest.mark.parametrize("name", ["finetune-activations", "finetune-replicas", "pictures-links"])
-def test_a_kept_study_is_judged_the_same_at_a_third_of_its_cost(name):
-    rows = kept(name)
-    settings = rows[rows["setting"] != "dense"]
-    assert set(settings.loc[settings["full"] == "safe", "race"]) <= {"safe", "slower"}
-    assert set(settings.loc[settings["full"] == "harmful", "race"]).isdisjoint({"safe"})
-    assert (settings.loc[settings["race"] == "harmful", "harm"] > 0.5).all()
-    assert rows["runs"].sum() < 0.35 * rows["full_runs"].sum()
-    assert (rows["runs"] <= rows["full_runs"]).all()

@@ -16,7 +16,6 @@ from raysim.codecs import (
     MX,
     QSGD,
     Cast,
-    ErrorBounded,
     EstimatedTopK,
     Hadamard,
     LowRank,
@@ -186,28 +185,6 @@ def test_buckets_by_deviation_are_even() -> None:
 # Error bounds
 
 
-@settings(max_examples=80)
-@given(
-    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=300),
-    bound=st.floats(1e-6, 1e6),
-)
-def test_absolute_bound_holds(values: list[float], bound: float) -> None:
-    x = torch.tensor(values)
-    y = ErrorBounded(bound).encode(x).decode()
-    assert ((x.double() - y.double()).abs() <= bound * (1 + 1e-6) + 1.2e-7 * x.double().abs()).all()
-
-
-@pytest.mark.parametrize("relative", ["range", "rms"])
-@pytest.mark.parametrize("bound", [0.001, 0.1])
-def test_relative_bounds_hold_and_bytes_follow(relative: str, bound: float) -> None:
-    x = normal(40, 1000)
-    limit = bound * float(x.max() - x.min() if relative == "range" else x.square().mean().sqrt())
-    packet = ErrorBounded(bound, relative).encode(x)
-    assert float((packet.decode() - x).abs().max()) <= limit * (1 + 1e-5)
-    finer = ErrorBounded(bound / 4, relative).encode(x)
-    assert 1.5 <= 8 * (finer.array_bytes - packet.array_bytes) / x.numel() <= 2.3  # two bits a value
-
-
 # Low rank
 
 
@@ -280,7 +257,6 @@ def test_non_uniform_levels_fit_heavy_tails() -> None:
         (lambda: MX("e3m2"), "`element` must be one of e2m1, e4m3, e5m2, but got 'e3m2'."),
         (lambda: LowRank(0), "`rank` must be an integer of at least 1, but got 0."),
         (lambda: RandomK(0.1, unbiased=1), "`unbiased` must be True or False, but got 1."),  # type: ignore[arg-type]
-        (lambda: ErrorBounded(-1), "`bound` must be in (0, 1e+30], but got -1."),
         (
             lambda: EstimatedTopK(0.1, "best"),
             "`policy` must be one of sampled, bisect, gaussian, exponential, but got 'best'.",

@@ -96,9 +96,6 @@ def test_topk_of_long_rows(shape: tuple[int, int], density: float) -> None:
     [
         "LowRank(4, per='sample')",
         "LowRank(9)",
-        "ErrorBounded(0.01)",
-        "ErrorBounded(1e-08)",  # some blocks as they are, some of more than 8 bits
-        "ErrorBounded(0.1, relative='rms')",
         "NonUniform(7)",
         "NonUniform(8, fit='quantile')",
     ],

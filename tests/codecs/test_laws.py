@@ -12,10 +12,11 @@ from codec_variants import KEY, LAW_TENSORS, VARIANTS, normal
 from contrib_variants import VARIANTS as CONTRIB
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.signs import OneBit, Sign
 from torch import Tensor
 
-from raysim.codecs import CODECS, ErrorBounded, NonFiniteError, Quantize, TopK
+from raysim.codecs import CODECS, NonFiniteError, Quantize, TopK
 
 
 @laws_over(VARIANTS)

@@ -526,7 +526,7 @@ def test_the_control_of_error_feedback_adds_noise_of_the_norm_of_what_was_withhe
     residual = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
     noises = []
     for key in (7, 8, 7):
-        context = Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(0, 1, 2, 3), key=key)
+        context = Context("backward", step=0, epoch=0, microbatch=0, sample_ids=(0, 1, 2, 3), key=key)
         packet, _ = NoiseFeedback(Identity()).encode(x, {0: residual}, context)
         noises.append(packet.decode() - x)
     torch.testing.assert_close(noises[0].norm(), residual.norm(), rtol=1e-4, atol=0)

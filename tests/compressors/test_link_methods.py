@@ -11,7 +11,7 @@ from pipelines import GPT, ZBV
 from torch import Tensor
 
 from raysim.codecs import Identity, LowRank, Quantize, TopK
-from raysim.compressors import Epilogue, ErrorFeedback, LazyErrorPropagation, LinkGraVAC, Plain, parse
+from raysim.compressors import Epilogue, ErrorFeedback, LazyErrorPropagation, LinkGraVAC, Plain, StepFacts, parse
 from raysim.compressors.controller import candidate_factors
 from raysim.compressors.gravac import REAL, TALLY, WHOLE, _Tally
 from raysim.compressors.optimus_cc import RESIDUAL
@@ -21,17 +21,8 @@ from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepFeedback
 
 
-def backward(step: int, microbatch: int, *, boundary: int = 0, stages: int = 2, count: int = 4, **changes: object):
-    return context(
-        step,
-        microbatch,
-        direction="backward",
-        boundary=boundary,
-        num_stages=stages,
-        num_microbatches=count,
-        ids=(0, 1),
-        **changes,
-    )
+def backward(step: int, microbatch: int, *, stages: int = 2, **changes: object):
+    return context(step, microbatch, direction="backward", num_stages=stages, ids=(0, 1), **changes)
 
 
 def gradient(number: int, *shape: int) -> Tensor:
@@ -48,7 +39,7 @@ def test_l7_the_error_of_the_weights_telescopes(codec: str) -> None:
     pair.send(gradient(99), backward(0, 0))
     errors, received = [pair.sender.state[RESIDUAL].double()], []
     for i in range(5):
-        received.append(pair.send(gradient(i), backward(1, i, count=5))[1].double())
+        received.append(pair.send(gradient(i), backward(1, i))[1].double())
         errors.append(pair.sender.state[RESIDUAL].double())
     inputs = [normal(2, 12, 6, seed=50 + i).double().view(24, 6) for i in range(5)]
     flat = [error.reshape(24, 8) for error in errors]
@@ -265,7 +256,7 @@ def test_a_message_that_is_dropped_changes_nothing() -> None:
     pair.step(0)
     held = copy_of(pair.sender.state)
     pair.sender.compressor.encode(student(2, 3, 7), pair.sender.state, context(1))
-    pair.sender.compressor.end_step(pair.sender.state, context(1))
+    pair.sender.compressor.end_step(pair.sender.state, context(1), StepFacts())
     for mode in ("on", "on_direct", "off"):
         pair.sender.send_evaluation(student(2, 3, 7), mode, 1)
     assert same_state(pair.sender.state, held)

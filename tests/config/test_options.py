@@ -16,7 +16,7 @@ from compressor_variants import Pair, bits_of, messages
 from replica_variants import LOCAL, Apart, Team
 
 from raysim.codecs import CODECS, Codec
-from raysim.compressors import COMPRESSORS, Compressor
+from raysim.compressors import COMPRESSORS, Compressor, StepFacts
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import Notation, parse
 from raysim.replication import METHODS, parse_replica_method
@@ -44,7 +44,7 @@ def of_compressor(method: Compressor) -> Iterator[Any]:
         for x, context in messages(step, step + 1):
             packet, y = pair.send(x, context)
             yield repr(packet.codec), [(key, array.tobytes()) for key, array in packet.arrays.items()], bits_of(y)
-        account = pair.sender.end_step(step_s=1 / (1 + step), sensitivity=1.0, batch_size=4)
+        account = pair.sender.end_step(StepFacts(step_s=1 / (1 + step), sensitivity=1.0, batch_size=4))
         pair.receiver.end_step()
         yield account.decisions
         yield [(repr(key), bits_of(row)) for key, row in pair.sender.state.items()]
@@ -156,9 +156,7 @@ def differ(one: Iterator[Any], other: Iterator[Any]) -> bool:
 @pytest.mark.parametrize(
     ("kind", "cls", "name"), OPTIONS, ids=[f"{kind}-{cls.name()}-{name}" for kind, cls, name in OPTIONS]
 )
-def test_an_option_is_varied_and_changes_what_is_sent_remembered_or_decided(
-    kind: str, cls: type[Any], name: str
-) -> None:
+def test_every_option_has_an_effect(kind: str, cls: type[Any], name: str) -> None:
     _, everything, outcome = KINDS[kind]
     methods = within([*everything, *map(PARSERS[kind], MORE[kind])], cls)
     values = values_of(methods, cls, name)

@@ -12,13 +12,14 @@ from compressor_variants import MICROBATCHES, context, message
 from engines import start
 from pipelines import DROPOUT, GPT, RUNS
 from raysim_contrib.acgc import ACGC, TALLY
+from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.sensitivity import Sensitivity
 from torch import Tensor, nn
 
 from raysim import Run, train
-from raysim.codecs import ErrorBounded, Identity
+from raysim.codecs import Identity
 from raysim.codecs.message import wire_bytes
-from raysim.compressors import parse
+from raysim.compressors import StepFacts, parse
 from raysim.config import ConfigError
 from raysim.forecast.link_costs import link_costs
 from raysim.pipeline.link import Link
@@ -266,7 +267,7 @@ class Sender:
         """Send the messages of a step; return their packets, the decision and the bound that follows."""
         self.sent = [self.link.send(message(step, m, dtype), context(step, m)) for m in range(MICROBATCHES)]
         packets = [self.link.unpack(one) for one in self.sent]
-        (decision,) = self.link.end_step(sensitivity=sensitivity).decisions
+        (decision,) = self.link.end_step(StepFacts(sensitivity=sensitivity)).decisions
         return packets, decision, float(self.link.state[TALLY][0])
 
 

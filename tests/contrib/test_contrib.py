@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from raysim_contrib.atomo import ATOMO
 from raysim_contrib.daq import DAQ
 from raysim_contrib.entropy import Entropy
+from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.fixed_point import FixedPoint
 from raysim_contrib.meanstd import MeanStd
 from raysim_contrib.mpc import MPC
@@ -32,7 +33,7 @@ from raysim_contrib.tinyscript import TinyScript
 from raysim_contrib.zfp import ZFP, blocks_of
 
 from raysim import plugins
-from raysim.codecs import CODECS, ErrorBounded, Quantize
+from raysim.codecs import CODECS, Quantize
 from raysim.codecs.draws import uniform
 from raysim.notation import parse
 from raysim.replication import parse_replica_method
@@ -160,6 +161,7 @@ def test_diana_needs_a_codec_of_known_variance() -> None:
             lambda: Sign(per="row", scaled=False),
             "`per` has no effect with `scaled=False`, which sends no scales, but got 'row'. Leave it out.",
         ),
+        (lambda: ErrorBounded(-1), "`bound` must be in (0, 1e+30], but got -1."),
         (lambda: TernGrad(0), "`clip` must be in (0, 1e+06], but got 0."),
         (lambda: ATOMO(0), "`budget` must be in (0, 1e+06], but got 0."),
     ],

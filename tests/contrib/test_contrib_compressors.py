@@ -16,6 +16,7 @@ from raysim_contrib.residual_vq import ResidualVQ
 from raysim.compressors import Compressor
 
 CLASSES = [cls for cls in ALL.values() if issubclass(cls, Compressor)]
+VECTORS = [variant for variant in COMPRESSORS if isinstance(variant.method, ResidualVQ)]
 
 
 @laws_over(COMPRESSORS)
@@ -29,7 +30,7 @@ def test_every_class_has_a_variant() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ResidualVQ)])
 def test_an_option_is_varied_and_changes_what_is_sent(field: str) -> None:
-    methods = [variant.method for variant in COMPRESSORS if isinstance(variant.method, ResidualVQ)]
+    methods = [variant.method for variant in VECTORS]
     values = {getattr(method, field) for method in methods}
     assert len(values) > 1
     for method in methods:
@@ -183,7 +184,7 @@ def test_evaluations_are_coded_by_the_codebooks_as_they_are() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_bytes_are_as_planned(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = (1e3 * normal(*shape)).to(dtype)
-    for method in (variant.method for variant in COMPRESSORS if isinstance(variant.method, ResidualVQ)):
+    for method in (variant.method for variant in VECTORS):
         packet, changes = method.encode(x, {}, context(0))
         assert packet.array_bytes == method.array_bytes(shape, str(dtype).removeprefix("torch."))
         received, learnt = method.decode(packet, {}, context(0))

@@ -10,6 +10,7 @@ from codec_variants import KEY, LAW_TENSORS, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raysim_contrib.entropy import Entropy
+from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.fixed_point import FixedPoint
 from raysim_contrib.natural import Natural
 from raysim_contrib.signs import OneBit, Sign
@@ -143,3 +144,25 @@ def test_laws_of_scaled_sign_and_of_one_bit(name: str, per: str) -> None:
         assert float(squared) == pytest.approx(
             float(b.square().sum() + (values - b).square().sum()), rel=1e-5, abs=1e-6
         )
+
+
+@settings(max_examples=80)
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=300),
+    bound=st.floats(1e-6, 1e6),
+)
+def test_absolute_bound_holds(values: list[float], bound: float) -> None:
+    x = torch.tensor(values)
+    y = ErrorBounded(bound).encode(x).decode()
+    assert ((x.double() - y.double()).abs() <= bound * (1 + 1e-6) + 1.2e-7 * x.double().abs()).all()
+
+
+@pytest.mark.parametrize("relative", ["range", "rms"])
+@pytest.mark.parametrize("bound", [0.001, 0.1])
+def test_relative_bounds_hold_and_bytes_follow(relative: str, bound: float) -> None:
+    x = normal(40, 1000)
+    limit = bound * float(x.max() - x.min() if relative == "range" else x.square().mean().sqrt())
+    packet = ErrorBounded(bound, relative).encode(x)
+    assert float((packet.decode() - x).abs().max()) <= limit * (1 + 1e-5)
+    finer = ErrorBounded(bound / 4, relative).encode(x)
+    assert 1.5 <= 8 * (finer.array_bytes - packet.array_bytes) / x.numel() <= 2.3  # two bits a value

@@ -36,7 +36,7 @@ def python(code, *arguments):
 
 
 @pytest.mark.parametrize("code", [INLINE, CODECS], ids=["inline", "codecs"])
-def test_what_is_not_needed_may_be_missing(tmp_path, code):
+def test_optional_packages_may_be_missing(tmp_path, code):
     done = python(code, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
 
@@ -47,7 +47,7 @@ SAID = {
 }
 
 
-def test_what_is_needed_is_named(tmp_path):
+def test_missing_required_package_is_named(tmp_path):
     tried = "\n".join(f"tell(lambda: {call})" for call in SAID)
     done = python(
         f"import raysim\ndef tell(call):\n    try: call()\n    except ValueError as error: print(error)\n{tried}"

@@ -14,7 +14,7 @@ TABLES = {table["name"]: table for table in CONTENT["tables"]}
 
 
 @pytest.mark.slow
-def test_the_page_is_what_the_program_computes():
+def test_published_page_matches_program():
     for path, text in make_published.written(CONTENT).items():
         assert path.read_text(encoding="utf-8") == text, "run `python docs/make_published.py`"
 
@@ -33,7 +33,7 @@ def test_every_table_has_a_source_and_at_most_one_constant(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("column", "aim"), [("1F1B", 0.03), ("interleaved", 0.05), ("ZB-2p", 0.05)])
-def test_zero_bubble_is_predicted_within_the_aim(column, aim):
+def test_zero_bubble_is_predicted_within_tolerance(column, aim):
     table = TABLES["Zero Bubble Pipeline Parallelism"]
     shares = [
         abs(predicted / measured - 1) for _, each, measured, predicted, _ in errors(table, fit(table)) if each == column

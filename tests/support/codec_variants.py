@@ -183,9 +183,6 @@ VARIANTS = [
     Variant("Rotated(5, kept=100)", rotated(5, 100), scales=True),
     Variant("LowRank(2)", lambda s, v: low_rank(2, *matrix_axes(s), 1, v)),
     Variant("LowRank(1, per='sample')", lambda s, v: low_rank(1, s[1:2], s[2:], s[0] if s else 1, v)),
-    Variant("ErrorBounded(0.01)"),
-    Variant("ErrorBounded(0.001, relative='range')", scales=True),
-    Variant("ErrorBounded(0.1, relative='rms')", scales=True),
     Variant("Hadamard(Quantize(4))", scales=True),
     Variant("Hadamard(Quantize(3, per='sample'), tile=16)", scales=True),
 ]

@@ -22,6 +22,7 @@ from raysim.compressors import (
     LinkGraVAC,
     Plain,
     State,
+    StepFacts,
     parse,
 )
 from raysim.pipeline.link import Link
@@ -161,13 +162,11 @@ def sample_ids(step: int, microbatch: int) -> tuple[int, ...]:
 def context(step: int, microbatch: int = 0, ids: tuple[int, ...] | None = None, **changes: Any) -> Context:
     fields: dict[str, Any] = {
         "direction": "forward",
-        "boundary": 0,
         "step": step,
         "epoch": step // STEPS_PER_EPOCH,
         "microbatch": microbatch,
         "sample_ids": sample_ids(step, microbatch) if ids is None else ids,
         "num_stages": 2,
-        "num_microbatches": MICROBATCHES,
         "phase": "cooldown" if microbatch == MICROBATCHES - 1 else "steady",
         "key": derive_key("test", step, microbatch),
     }
@@ -205,7 +204,7 @@ class Pair:
         return sent
 
     def end_step(self) -> None:
-        self.sender.end_step(sensitivity=1.0)
+        self.sender.end_step(StepFacts(sensitivity=1.0))
         self.receiver.end_step()
 
     def restored(self) -> Pair:

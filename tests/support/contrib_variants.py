@@ -31,6 +31,9 @@ def maps(shape: Shape) -> int:
 
 
 KNOWN = [
+    Variant("ErrorBounded(0.01)"),
+    Variant("ErrorBounded(0.001, relative='range')", scales=True),
+    Variant("ErrorBounded(0.1, relative='rms')", scales=True),
     Variant("Sign", absmax(1), scales=True),
     Variant("Sign(per='row')", absmax(1, rows), scales=True),
     Variant("Sign(per='block', block=100)", absmax(1, blocks(100)), scales=True),
@@ -78,13 +81,13 @@ VARIANTS = [
 ]
 
 COMPRESSORS = [
-    compressor_variants.Variant("ACGC(0.1)"),
-    *(
-        compressor_variants.Variant(
-            f"raysim_contrib.residual_vq:ResidualVQ({settings})"
-        )  # without an installed plug-in
-        for settings in ("", "4, rounds=3, dim=3, fresh=2, pace=1.0", "5, rounds=1, dim=2, fresh=0")
-    ),
+    compressor_variants.Variant(text)
+    for text in (
+        "ACGC(0.1)",
+        "ResidualVQ",
+        "ResidualVQ(4, rounds=3, dim=3, fresh=2, pace=1.0)",
+        "ResidualVQ(5, rounds=1, dim=2, fresh=0)",
+    )
 ]
 
 AVERAGES = [

@@ -59,7 +59,6 @@ DEFAULTS = (
     "Hadamard(Quantize(4))",
     "Rotated(4)",
     "QSGD(4)",
-    "ErrorBounded(0.05)",
     "LowRank(4, per='sample')",
     "Mean",
     *(codec.variants[0] for codec in plug_ins("raysim.codecs") if codec.variants),
