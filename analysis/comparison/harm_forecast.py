@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from raysim.quality import Measure
+from raysim.records import Run
 
 
 class Observation(NamedTuple):
@@ -41,6 +42,20 @@ class Trace(NamedTuple):
     """Training loss by step."""
     evaluated: Mapping[int, float] = {}
     """Quality with compression on, by the steps done."""
+
+    @classmethod
+    def of(cls, run: Run, measure: Measure) -> Trace:
+        """Return the records of a run, whose steps count from its own first one: a branch continues from its parent's."""
+        steps, evals = run.steps.sort_values("step"), run.evals
+        shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
+        done = (shown["step"] - steps["step"].min()).tolist()
+        return cls(steps["loss"].to_numpy(float), dict(zip(done, shown[measure.name].tolist(), strict=True)))
+
+
+def chances_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures at chance, by name, in a row of `run.parquet`."""
+    values = {key.removeprefix("chance_"): value for key, value in row.items() if key.startswith("chance_")}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def observe(
