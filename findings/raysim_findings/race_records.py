@@ -13,7 +13,7 @@ import pandas as pd
 
 from raysim.analysis.comparison.choice import safe_set
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.harm_forecast import Trace, observe
+from raysim.analysis.comparison.harm_forecast import Losses, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Part, Race
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import Setting
@@ -62,21 +62,11 @@ class _Replay:
         return {str(key): runs for key, runs in self.context.settings.items() if key != Setting()}
 
     @cached_property
-    def traces(self) -> dict[str, Trace]:
-        """The training losses and the evaluations of each run."""
+    def losses(self) -> dict[str, Losses]:
+        """The training losses of each run, by step."""
         recorded = self.results.select([run for runs in self.context.settings.values() for run in runs["run"]])
-        name = self.context.quality.name
         steps = recorded.table("steps", ["step", "loss"]).sort_values(["run", "step"])
-        evals = recorded.evals[(recorded.evals["mode"] == "on") & (recorded.evals["batchnorm"] == "running")]
-        first = steps.groupby("run", observed=True)["step"].min()  # a branch continues from its parent's step
-        evaluated = {
-            str(run): dict(zip(rows["step"] - first[run], rows[name], strict=True))
-            for run, rows in evals.groupby("run", observed=True)
-        }
-        return {
-            str(run): Trace(rows["loss"].to_numpy(float), evaluated.get(str(run), {}))
-            for run, rows in steps.groupby("run", observed=True)
-        }
+        return {str(run): rows["loss"].to_numpy(float) for run, rows in steps.groupby("run", observed=True)}
 
     @cached_property
     def chances(self) -> dict[str, float]:
@@ -114,7 +104,7 @@ class _Replay:
     ) -> dict[str, Any]:
         verdicts = {"harmful": "harmful", "hopeless": "undecided", "slower": "slower"}
         share = RUNGS[left.rung] if left is not None else 1.0
-        num_steps = min(len(self.traces[run].losses) for run in self._runs(name, range(len(self.seeds))))
+        num_steps = min(len(self.losses[run]) for run in self._runs(name, range(len(self.seeds))))
         return {
             "setting": name,
             "full": full["verdict"],
@@ -138,8 +128,8 @@ class _Replay:
             at: list[Any] = [self.seeds[i] for i in part.seeds]
             harms = (self.context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in at)
             return before._replace(final=(*before.final, *harms))
-        own, others = ([self.traces[run] for run in self._runs(name, part.seeds)] for name in (part.setting, ""))
-        steps = round(RUNGS[part.rung] * len(others[0].losses))
+        own, others = ([self.losses[run] for run in self._runs(name, part.seeds)] for name in (part.setting, ""))
+        steps = round(RUNGS[part.rung] * len(others[0]))
         seen = observe(self.context.quality, own, others, steps, self.chances)
         return before._replace(observed=(*before.observed, seen))
 

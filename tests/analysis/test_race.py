@@ -1,12 +1,14 @@
 """The race: forecasts of harm, and the decisions on them."""
 
+from statistics import fmean
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from raysim.analysis.comparison.harm_forecast import Observation, Trace, delayed_harm, observe, training_harm
+from raysim.analysis.comparison.harm_forecast import Observation, delayed_harm, observe, training_harm
 from raysim.analysis.comparison.race import DEVIATION, RUNGS, Evidence, Race, deviation_of
 from raysim.analysis.comparison.statistics import bounds
 from raysim.quality import MEASURES
@@ -45,11 +47,12 @@ def test_more_behind_is_no_less_harm(step, one, other):
 
 
 def test_the_least_forecast_counts():
-    dense = [Trace(CURVE, {100: 0.9})] * 2
-    worse = [Trace(CURVE[:100] * 1.5, {100: 0.898})] * 2
-    seen = observe(ACCURACY, worse, dense, 100, CHANCES)
-    assert seen.evaluated == pytest.approx(0.2)
-    assert seen.forecast == seen.evaluated < min(seen.delayed, *seen.harms)
+    """Constant harm persists, a delay fades with the slope of the curve."""
+    dense = [CURVE] * 2
+    seen = observe(ACCURACY, [CURVE[:100] * 1.05] * 2, dense, 100, CHANCES)
+    assert seen.forecast == min(seen.delayed, fmean(seen.harms)) == seen.delayed
+    behind = observe(ACCURACY, [CURVE + 0.02] * 2, dense, STEPS, CHANCES)
+    assert behind.forecast == min(behind.delayed, fmean(behind.harms)) > 0
 
 
 def run_race(race, truth, forecast, final):
