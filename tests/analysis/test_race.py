@@ -47,12 +47,9 @@ def test_more_behind_is_no_less_harm(step, one, other):
 
 
 def test_the_least_forecast_counts():
-    """Constant harm persists, a delay fades with the slope of the curve."""
-    dense = [CURVE] * 2
-    seen = observe(ACCURACY, [CURVE[:100] * 1.05] * 2, dense, 100, CHANCES)
-    assert seen.forecast == min(seen.delayed, fmean(seen.harms)) == seen.delayed
-    behind = observe(ACCURACY, [CURVE + 0.02] * 2, dense, STEPS, CHANCES)
-    assert behind.forecast == min(behind.delayed, fmean(behind.harms)) > 0
+    early, late = (observe(ACCURACY, [1.05 * CURVE] * 2, [CURVE] * 2, steps, CHANCES) for steps in (100, 500))
+    assert early.forecast == fmean(early.harms) < early.delayed
+    assert late.forecast == late.delayed < fmean(late.harms)
 
 
 def run_race(race, truth, forecast, final):
