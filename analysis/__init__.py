@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raysim.analysis.comparison.branches import branch_harms as branch_harms
-    from raysim.analysis.comparison.choice import break_even as break_even
-    from raysim.analysis.comparison.choice import safe_set as safe_set
+    from raysim.analysis.comparison.choice import settings as settings
     from raysim.analysis.comparison.objectives import frontier as frontier
     from raysim.analysis.comparison.objectives import importance as importance
     from raysim.analysis.comparison.race_plan import race_plan as race_plan
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "comparison.branches": ("branch_harms",),
-    "comparison.choice": ("break_even", "safe_set"),
+    "comparison.choice": ("settings",),
     "comparison.objectives": ("frontier", "importance"),
     "comparison.race_plan": ("race_plan",),
     "data": ("AnalysisError", "ReplayError"),

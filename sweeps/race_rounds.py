@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from raysim.analysis.comparison.harm_forecast import Losses, observe
+from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Kind, Race
 from raysim.config import ConfigError
 from raysim.quality import Measure
@@ -297,21 +297,12 @@ class RaceRounds:
             ]
             return before._replace(final=(*before.final, *(self.measure.harm(*pair) for pair in pairs)))
         for seed in set(entry.seeds) - self._dense_losses.keys():
-            self._dense_losses[seed] = self._losses(self.dense, seed)
+            self._dense_losses[seed] = losses_of(self.run_of(self.dense, seed))
         dense = [self._dense_losses[seed] for seed in entry.seeds]
-        runs = [self._losses(entry.trial, seed) for seed in entry.seeds]
-        row = self.run_of(self.dense, entry.seeds[0]).row
-        chances = {
-            key.removeprefix("chance_"): value
-            for key, value in row.items()
-            if key.startswith("chance_") and value is not None
-        }
+        runs = [losses_of(self.run_of(entry.trial, seed)) for seed in entry.seeds]
+        chances = chances_of(self.run_of(self.dense, entry.seeds[0]).row)
         steps = part_steps(entry.share, len(dense[0]))
         return before._replace(observed=(*before.observed, observe(self.measure, runs, dense, steps, chances)))
-
-    def _losses(self, trial: int, seed: int) -> Losses:
-        losses: Losses = self.run_of(trial, seed).steps.sort_values("step")["loss"].to_numpy(float)
-        return losses
 
     def _write(self) -> None:
         write_entries(self.file, self._entries)

@@ -192,7 +192,7 @@ def show_confirmation(sweep: Sweep | None) -> None:
         return
     out = sweep.store.out.rsplit("/", 1)[0]  # the folder of the confirmed study
     results = analysis.load(out)
-    judged = analysis.safe_set(results)
+    judged = analysis.settings(results)
     table = Table("setting", title=f"The choice, judged on held-out seeds {listed(sweep.study.seeds)}")
     for name in ("harm", "at most", "margin", "verdict"):
         table.add_column(name, justify="right" if name != "verdict" else "left")

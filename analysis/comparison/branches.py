@@ -115,7 +115,7 @@ def branch_harms(
 ) -> pd.DataFrame:
     """Return the harm of each compressed setting by branch point: in its part of training, and in all steps from there.
 
-    `harm` is that of compressing steps `first_step` to `end_step` alone, by the rule of `safe_set`: all settings and points of a dense
+    `harm` is that of compressing steps `first_step` to `end_step` alone, by the rule of `settings`: all settings and points of a dense
     run are one family. `rest_harm` bounds that of compressing from `first_step` to the end of training, see `ASSUMPTION`; its
     verdicts are a family too. As harm may fade, the sum of several parts can show that the rest is safe, not that it is harmful.
     `safe_from` is the first point from which on the rest is safe, missing if there is none.

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from raysim.quality import Measure
+from raysim.records import Run
 
 Losses: TypeAlias = np.ndarray[Any, Any]
 
@@ -32,6 +33,18 @@ class Observation(NamedTuple):
     def forecast(self) -> float:
         """The smaller forecast of final harm."""
         return min(fmean(self.harms), self.delayed)
+
+
+def losses_of(run: Run) -> Losses:
+    """Return the training losses of a run, by step."""
+    losses: Losses = run.steps.sort_values("step")["loss"].to_numpy(float)
+    return losses
+
+
+def chances_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures at chance, by name, in a row of `run.parquet`."""
+    values = {key.removeprefix("chance_"): value for key, value in row.items() if key.startswith("chance_")}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def observe(

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from raysim.analysis.comparison.choice import break_even, divergence
+from raysim.analysis.comparison.choice import divergence
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.folders import over
 from raysim.analysis.data.settings import COMPRESSION
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
@@ -95,7 +96,7 @@ def _frontier_figure(job: Job, material: Material) -> Figure:
 def _settings_table(job: Job, material: Material) -> Table:
     """Return a table of the highlighted settings, with the bandwidth below which they pay off."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = break_even(runs, BREAK_EVEN, **material.options)
+    even = judge_settings(runs, networks=BREAK_EVEN, **material.options)
     rows = []
     for i, setting in enumerate(job.named, start=1):
         judged = setting.judged
@@ -144,7 +145,7 @@ def priced(column: str, setting: SettingRuns, write: Callable[[Estimate], str], 
 
 
 def below(row: Mapping[Any, Any]) -> str:
-    """Format the break-even bandwidth of a row of `break_even`.
+    """Format the break-even bandwidth of a row of `raysim.analysis.settings`.
 
     >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
     '250 Mbit/s (240 to 260)'

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import judged_contexts
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.settings import candidate_name, differing, is_probe, titles
 from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns, Spread
 from raysim.analysis.runs.estimates import Estimate
@@ -54,12 +54,11 @@ def gather(
 
 
 def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `safe_set` that it is evidence for."""
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for."""
     return {
-        str(run): rows[setting]
-        for context, rows in judged_contexts(results)
-        for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True)
-        if setting in rows
+        run: {str(key): value for key, value in row.items()}
+        for row in judge_settings(results).to_dict("records")
+        for run in row["runs"]
     }
 
 
@@ -120,7 +119,7 @@ def _setting(
     prices: Mapping[str, Price],
     judged: Mapping[str, Mapping[str, Any]],
 ) -> SettingRuns:
-    how = Setting.of(runs.iloc[0])
+    how = Setting.of(runs.iloc[0].to_dict())
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]

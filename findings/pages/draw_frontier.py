@@ -12,7 +12,8 @@ import pandas as pd
 from findings_tables import name_of
 from PIL import Image
 
-from raysim.analysis import frontier, load, replay, safe_set
+from raysim import analysis
+from raysim.analysis import frontier, load, replay
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -50,7 +51,7 @@ def settings(study: str) -> pd.DataFrame:
     prices = replay(results, [NETWORK], split=False)
     steps = prices.groupby(prices["run"].map(names))["step_s"].mean()
     speedups = (steps["dense"] / steps).rename("speedup")
-    judged = safe_set(results).set_index("setting")
+    judged = analysis.settings(results).set_index("setting")
     dense = pd.DataFrame({"harm": 0.0, "harm_low": 0.0, "harm_high": 0.0, "verdict": "dense"}, index=["dense"])
     return pd.concat([dense, judged[dense.columns]]).join(speedups).rename_axis("setting").reset_index()
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pandas as pd
 from raysim_findings.finding import Finding
 
-from raysim.analysis import Results, replay, safe_set
+from raysim.analysis import Results, replay, settings
 from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
 from raysim.config.identity import Setting
@@ -42,7 +42,7 @@ def _runs(results: Results) -> str:
 
 
 def _settings(results: Results) -> str:
-    judged = safe_set(results)
+    judged = settings(results)
     runs = results.runs.set_index("run")
     sent = runs["wire_bytes"] / runs["steps_done"]
     tables = []

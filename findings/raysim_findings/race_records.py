@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import safe_set
+from raysim.analysis.comparison.choice import settings
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.harm_forecast import Losses, observe
+from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Part, Race
 from raysim.analysis.runs.results import Results
-from raysim.config.identity import Setting
+from raysim.config.identity import DENSE_SETTING
 from raysim.network.presets import parse_network
+from raysim.records import Run
 
 _COLUMNS = ("context", "setting", "full", "harm", "race", "reason", "seeds", "steps", "runs", "full_runs")
 
@@ -30,10 +31,10 @@ def race_on_records(results: Results, *, first: int = Race.first, within: float 
     left the race. Settings are ordered by the price of their step on the network of their study. `first`: the number of seeds of the
     first parts. Jobs without dense runs, or with fewer than three seeds, are left out.
     """
-    judged = safe_set(results, within=within)
+    judged = settings(results, within)
     rows: list[dict[str, Any]] = []
     for context in contexts(results, margin=within):
-        if Setting() not in context.settings or len(context.settings) < 2:
+        if DENSE_SETTING not in context.settings or len(context.settings) < 2:
             continue
         replay = _Replay(results, context, first)
         of_job = judged[judged["context"] == context.label]
@@ -59,22 +60,18 @@ class _Replay:
     @cached_property
     def settings(self) -> dict[str, pd.DataFrame]:
         """The runs of the compressed settings, by name."""
-        return {str(key): runs for key, runs in self.context.settings.items() if key != Setting()}
+        return {str(key): runs for key, runs in self.context.settings.items() if key != DENSE_SETTING}
 
     @cached_property
     def losses(self) -> dict[str, Losses]:
         """The training losses of each run, by step."""
-        recorded = self.results.select([run for runs in self.context.settings.values() for run in runs["run"]])
-        steps = recorded.table("steps", ["step", "loss"]).sort_values(["run", "step"])
-        return {str(run): rows["loss"].to_numpy(float) for run, rows in steps.groupby("run", observed=True)}
+        runs = [str(run) for runs in self.context.settings.values() for run in runs["run"]]
+        return {run: losses_of(Run(self.results.path(run))) for run in runs}
 
     @cached_property
     def chances(self) -> dict[str, float]:
         """The measures at chance."""
-        row = self.results.runs.set_index("run").loc[self.context.rows["run"].iloc[0]]
-        return {
-            str(key).removeprefix("chance_"): float(row[key]) for key in row.index if str(key).startswith("chance_")
-        }
+        return chances_of(Run(self.results.path(self.context.rows["run"].iloc[0])).row)
 
     def rows(self, full: Mapping[str, Mapping[Any, Any]]) -> list[dict[str, Any]]:
         """Return the rows of the settings and of dense, beside the verdicts by all seeds."""
@@ -95,7 +92,7 @@ class _Replay:
         dense = {
             "setting": "dense",
             "runs": float(costs[""].sum()),
-            "full_runs": float(len(self.context.settings[Setting()])),
+            "full_runs": float(len(self.context.settings[DENSE_SETTING])),
         }
         return [dense, *rows]
 
@@ -119,12 +116,12 @@ class _Replay:
 
     def _runs(self, name: str, seeds: Sequence[int] | range) -> list[str]:
         """Return the runs of a setting, or of dense if it has no name, at these positions of seeds."""
-        runs = self.settings[name] if name else self.context.settings[Setting()]
+        runs = self.settings[name] if name else self.context.settings[DENSE_SETTING]
         return [str(runs.loc[self.seeds[i], "run"]) for i in seeds]
 
     def _train(self, part: Part[str], before: Evidence) -> Evidence:
         if part.rung == len(RUNGS) - 1:
-            runs, dense = self.settings[part.setting], self.context.settings[Setting()]
+            runs, dense = self.settings[part.setting], self.context.settings[DENSE_SETTING]
             at: list[Any] = [self.seeds[i] for i in part.seeds]
             harms = (self.context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in at)
             return before._replace(final=(*before.final, *harms))

@@ -114,7 +114,7 @@ class Rotated(Codec):
             return dict.fromkeys(("codes", "scales", "values", "positions"), np.empty(0, np.uint8))
         rows = x.reshape(form.rows, form.width)
         center = _center(rows, form)
-        encode = kernels.find("rotated.encode", x) or encode_rows
+        encode = kernels.find("rotated.encode_rows", x) or encode_rows
         error = NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
         codes, scales, values, positions = encode(rows, center.float(), form, error)
         packed = pack(positions.reshape(-1), form.position_bits)
@@ -132,7 +132,7 @@ class Rotated(Codec):
         if form.centered:
             center = to_tensor(packet.bytes_of("center", 2 * form.width), torch.bfloat16, device).float()
         error = ValueError(f"A packet of {self!r} holds scales, values or positions out of bounds.")
-        decode = kernels.find_on("rotated.decode", device, packet.numel, dtype) or decode_rows
+        decode = kernels.find_on("rotated.decode_rows", device, packet.numel, dtype) or decode_rows
         packed = to_tensor(codes, torch.uint8, device)
         x: torch.Tensor = decode(packed, scales, values, positions, center, form, dtype, error)
         return x.view(packet.shape)

@@ -120,13 +120,13 @@ class EstimatedTopK(Counted):
             return torch.empty(0, dtype=torch.int64), x
         check_finite(x)
         wanted = kept_of(self.density, len(x))
-        find = {
+        estimates = {
             "sampled": self._sampled,
             "bisect": self._bisect,
             "gaussian": self._gaussian,
             "exponential": self._exponential,
         }
-        tau, most = find[self.policy](x, wanted, key or 0)
+        tau, most = estimates[self.policy](x, wanted, key or 0)
         positions, kept = select_at_least(x, tau)
         if len(positions) > most:
             chosen, kept = select_with_values(kept.view(1, -1), most)

@@ -32,7 +32,8 @@ class Setting(NamedTuple):
     def of(cls, row: Mapping[Any, Any]) -> Setting:
         """Return the setting of a row of `run.parquet`, by default dense; equal notations of all boundaries become one."""
         known = {key: value for key in cls._fields if (value := plain(row.get(key))) is not None}
-        return cls(**{key: _one_notation(value) if isinstance(value, str) else value for key, value in known.items()})
+        one: dict[str, Any] = {key: _one_notation(v) if isinstance(v, str) else v for key, v in known.items()}
+        return cls(**one)
 
     def __str__(self) -> str:
         return " ".join(f"{key}={as_text(value)}" for key, value in self.changes().items()) or "dense"

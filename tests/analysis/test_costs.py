@@ -15,8 +15,8 @@ from configurations import SMALL
 from report_runs import change_row, copy_run
 from typer.testing import CliRunner
 
-from raysim import train
-from raysim.analysis import Replay, ReplayError, break_even, in_company, load, replay
+from raysim import analysis, train
+from raysim.analysis import Replay, ReplayError, in_company, load, replay
 from raysim.analysis.data.settings import titles
 from raysim.analysis.runs.estimates import RESAMPLES, Estimate
 from raysim.cli import app
@@ -110,7 +110,7 @@ def test_a_speedup_is_the_dense_step_over_the_step_in_every_row(runs):
     assert frame["compute"].unique().tolist() == ["pooled over 5 runs"]
     for name in NETWORKS:
         rows = frame[(frame["network"] == name) & ~frame["run"].str.startswith("dense")].set_index("run")
-        even = break_even(load(runs), name).dropna(subset="step_s")
+        even = analysis.settings(load(runs), networks=name).dropna(subset="step_s")
         assert sorted(even["speedup"]) == pytest.approx(sorted(rows["speedup"]))
 
 

@@ -7,7 +7,8 @@ import pytest
 from studies import BASE, write_study
 from typer.testing import CliRunner
 
-from raysim.analysis import break_even, load, replay
+from raysim import analysis
+from raysim.analysis import load, replay
 from raysim.analysis.report import compose
 from raysim.analysis.report.page import ByNetwork, Figure, Table
 from raysim.analysis.report.words import seconds, speedup, step_time
@@ -95,7 +96,7 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
     frame = replay(results, NETWORK, against="dense").set_index("run").loc[run]
     assert frame["step_s"] == pytest.approx(step_s, rel=1e-12)
     assert frame[["speedup", "speedup_low", "speedup_high"]].tolist() == pytest.approx([faster, low, high], rel=1e-9)
-    even = break_even(results, NETWORK).set_index("forward").loc[setting]
+    even = analysis.settings(results, networks=NETWORK).set_index("forward").loc[setting]
     assert even["step_s"] == pytest.approx(step_s, rel=1e-12)
     assert even["speedup"] == pytest.approx(faster, rel=1e-9)
     assert (even["break_even_bps"] > 2e6) == (faster > 1)  # below it the setting pays, and 2 Mbit/s is below

@@ -10,7 +10,8 @@ from raysim_findings.verdicts import findings
 from records_made import write_run
 from scipy import stats
 
-from raysim.analysis import load, safe_set
+from raysim import analysis
+from raysim.analysis import load
 from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.rule import (
     LOOKS,
@@ -270,10 +271,10 @@ def write_runs(folder, accuracies, seeds=5, **changes):
     ("accuracy", "verdict"), [(0.902, "safe"), (0.7, "harmful"), (0.897, "undecided"), (0.893, "undecided")]
 )
 def test_settings_and_claims_are_judged_alike(tmp_path, accuracy, verdict):
-    """One setting beside dense: the same bounds and the same verdict in `safe_set`, and of the claim that is about it."""
+    """One setting beside dense: the same bounds and the same verdict in `settings`, and of the claim that is about it."""
     write_runs(tmp_path, {"Identity": 0.9, "AQSGD(TopK(0.3))": accuracy})
     results = load(tmp_path)
-    (row,) = safe_set(results).to_dict("records")
+    (row,) = analysis.settings(results).to_dict("records")
     claim = next(one for one in findings(results) if one.claim.name == "aq-sgd-topk")
     (comparison,) = (one for one in claim.comparisons if one.part == "30 % does no harm")
     assert (row["harm"], row["harm_low"], row["harm_high"]) == pytest.approx(
@@ -286,7 +287,7 @@ def test_settings_and_claims_are_judged_alike(tmp_path, accuracy, verdict):
 
 def test_nothing_is_safe_beside_a_dense_model_at_chance(tmp_path):
     write_runs(tmp_path, {"Identity": 0.1, "TopK(0.5)": 0.1})
-    (row,) = safe_set(load(tmp_path)).to_dict("records")
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
     assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")
 
 
@@ -299,7 +300,7 @@ def test_accuracies_on_few_samples_are_not_certain(tmp_path):
             accuracy = 0.9 + 0.001 * ((seed * 7) % 5)
             finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 0.6, "loss_off": 0.6}
             write_run(folder / f"1-s{seed}", seed=seed, forward="TopK(0.5)", finals=finals, predictions=predictions)
-        (row,) = safe_set(load(folder)).to_dict("records")
+        (row,) = analysis.settings(load(folder)).to_dict("records")
         assert row["verdict"] == verdict
         assert row["harm_low"] < row["harm"] < row["harm_high"] or predictions is None
 
@@ -307,14 +308,14 @@ def test_accuracies_on_few_samples_are_not_certain(tmp_path):
 def test_confirmation_alone_judges_what_was_chosen(tmp_path):
     """Chosen on lucky seeds, which say that it is safe: the fresh ones say otherwise, and they alone count."""
     write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.9, "TopK(0.3)": 0.9})
-    assert set(safe_set(load(tmp_path))["verdict"]) == {"safe"}
+    assert set(analysis.settings(load(tmp_path))["verdict"]) == {"safe"}
     for place, (forward, mean) in enumerate({"Identity": 0.9, "TopK(0.5)": 0.8}.items()):
         for seed in range(5, 10):
             accuracy = mean + 0.001 * (seed % 3)
             finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 1.5 - mean, "loss_off": 1.5 - mean}
             setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
             write_run(tmp_path / "confirm" / f"{place}-s{seed}", seed=seed, finals=finals, **setting)
-    found = safe_set(load(tmp_path)).set_index("forward")
+    found = analysis.settings(load(tmp_path)).set_index("forward")
     assert found.loc["TopK(0.5)", ["verdict", "seeds", "family"]].tolist() == ["harmful", 5, 1]
     assert found.loc["TopK(0.5)", "chose_on"] == [0, 1, 2, 3, 4]
     assert found.loc["TopK(0.5)", "confirmed_on"] == [5, 6, 7, 8, 9]
@@ -324,13 +325,13 @@ def test_confirmation_alone_judges_what_was_chosen(tmp_path):
 def test_seeds_that_chose_show_harm_and_nothing_else(tmp_path):
     """A setting that nobody confirms is harmful where it surely is, and never safe; two families share the error of harm."""
     write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.9, "TopK(0.3)": 0.9, "TopK(0.01)": 0.2})
-    alone = safe_set(load(tmp_path)).set_index("forward")
+    alone = analysis.settings(load(tmp_path)).set_index("forward")
     for forward in ("Identity", "TopK(0.5)"):
         for seed in range(5, 10):
             finals = {"accuracy_on": 0.9, "accuracy_off": 0.9, "loss_on": 0.6, "loss_off": 0.6}
             setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
             write_run(tmp_path / "confirm" / f"{forward}-s{seed}", seed=seed, finals=finals, **setting)
-    found = safe_set(load(tmp_path)).set_index("forward")
+    found = analysis.settings(load(tmp_path)).set_index("forward")
     assert found["verdict"].to_dict() == {"TopK(0.5)": "safe", "TopK(0.3)": "undecided", "TopK(0.01)": "harmful"}
     assert found["lacking"].to_dict() == {
         "TopK(0.5)": "",

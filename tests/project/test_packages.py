@@ -89,7 +89,7 @@ def test_profile_passed_as_device_suggests_profile_option(tmp_path):
 def test_non_numeric_margin_gives_one_sentence_error(within, report_runs):
     results = raysim.analysis.load(report_runs)
     with pytest.raises(raysim.analysis.AnalysisError) as error:
-        raysim.analysis.safe_set(results, within=within)
+        raysim.analysis.settings(results, within=within)
     assert str(error.value).startswith(
         "`within` must be a number, in points of accuracy or per cent of the loss, but got"
     )

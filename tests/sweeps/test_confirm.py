@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from studies import write_study
 
-from raysim.analysis import load, safe_set
+from raysim.analysis import load, settings
 from raysim.config import ConfigError
 from raysim.records import Run, write_table
 from raysim.sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_seeds
@@ -112,7 +112,7 @@ def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path, 
     frame = pd.read_parquet(folder / "trials.parquet")
     assert frame["status"].tolist() == ["finished"] * 2
     assert [list(seeds) for seeds in frame["seeds"]] == [[1, 2, 3]] * 2
-    (row,) = safe_set(load(tmp_path / "out")).to_dict("records")
+    (row,) = settings(load(tmp_path / "out")).to_dict("records")
     assert (row["chose_on"], row["confirmed_on"], row["seeds"]) == ([0], [1, 2, 3], 3)
     assert row["harm"] == 0
     assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pipelines import GPT
 
-from raysim.analysis import AnalysisError, frontier, load, replay, safe_set
+from raysim.analysis import AnalysisError, frontier, load, replay, settings
 from raysim.config import ConfigError, make_config
 from raysim.pipeline.prepare import prepare
 from raysim.training.checkpoint import load_weights
@@ -155,13 +155,13 @@ def test_regression_is_recorded_by_its_measures(regressions):
 
 def test_regression_is_judged_by_its_measures(regressions):
     results = load(regressions / "runs")
-    safe = safe_set(results)
+    safe = settings(results)
     assert safe["unit"].tolist() == ["points of r2"]
-    by_mae = safe_set(results, quality="mae", within=1000.0)
+    by_mae = settings(results, quality="mae", within=1000.0)
     assert by_mae["unit"].tolist() == ["% of mae"]
     assert by_mae["verdict"].tolist() == ["safe"]
     with pytest.raises(AnalysisError, match="`quality` must be one of auto, r2, loss, mae, but got 'accuracy'"):
-        safe_set(results, quality="accuracy")
+        settings(results, quality="accuracy")
     priced = replay(results, ["100mbps"], target="r2=0.5")
     assert set(priced["steps_to_target_on"]) <= {30, 60}
     best = frontier(results.runs, ["final_r2_on", "final_mae_on"])
