@@ -13,7 +13,7 @@ from raysim import analysis
 from raysim.analysis.comparison.branches import Family, Part
 from raysim.analysis.comparison.contexts import Context
 from raysim.analysis.report import compose
-from raysim.analysis.report.over_time import safe_from
+from raysim.analysis.report.tables import safe_from
 from raysim.config import make_config
 from raysim.config.identity import Setting
 from raysim.quality import MEASURES

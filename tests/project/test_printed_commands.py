@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from raysim.analysis import load
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.page import Text
-from raysim.analysis.report.probes import smaller_runs
-from raysim.analysis.report.reuse import reproduce_section
+from raysim.analysis.report.reuse import reproduce
+from raysim.analysis.report.tables import smaller_runs
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
@@ -214,11 +214,8 @@ def test_commands_of_findings_and_reports_are_accepted_as_printed(called, tmp_pa
     assert done.exit_code == 0, done.output
     claims = printed(done.output)
     assert len(claims) > 10
-    texts = [
-        block.text
-        for block in reproduce_section(gather(load("my runs"), [parse_network("1gbps")])).blocks
-        if isinstance(block, Text)
-    ]
+    material = gather(load("my runs"), [parse_network("1gbps")])
+    texts = [block.text for block in reproduce(material.jobs[0], material) if isinstance(block, Text)]
     for lead, recipe in pairwise(texts):
         if name := re.search(r"as a recipe: `([^`]+)`", str(lead)):
             Path(name[1]).write_text(str(recipe))

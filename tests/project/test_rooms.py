@@ -15,6 +15,7 @@ THIRD_PARTY = {
     "ray",
     "pandas",
     "optuna",
+    "jinja2",
     "plotly",
     "matplotlib",
     "numba",
@@ -126,7 +127,10 @@ ROOMS = {
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
     "raysim.analysis.runs": ({*RECORDS, "analysis.data"}, {"pandas", "pyarrow"}),
     "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS}, {"pandas", "optuna"}),
-    "raysim.analysis.report": ({*RECORDS, *PRICED_RUNS, "analysis.comparison"}, {"pandas", "plotly", "matplotlib"}),
+    "raysim.analysis.report": (
+        {*RECORDS, *PRICED_RUNS, "analysis.comparison"},
+        {"pandas", "jinja2", "plotly", "matplotlib"},
+    ),
     "raysim.analysis": ({"analysis"}, set()),
 }
 
