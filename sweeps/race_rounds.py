@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from raysim.analysis.comparison.harm_forecast import Trace, chances_of, observe
+from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Kind, Race
 from raysim.config import ConfigError
 from raysim.quality import Measure
@@ -117,7 +117,7 @@ class RaceRounds:
         """Numbers of seeds of trials that went on after the planned ones."""
         self.evidence: dict[int, Evidence] = {}
         self._entrants = list(entrants)
-        self._dense_traces: dict[int, Trace] = {}  # of ended runs, by seed
+        self._dense_losses: dict[int, Losses] = {}  # of ended runs, by seed
         self._entries = read_entries(file)
         for entry in self._entries:
             self._follow(entry)
@@ -296,12 +296,12 @@ class RaceRounds:
                 [self.run_of(trial, seed).row[name] for trial in (entry.trial, self.dense)] for seed in entry.seeds
             ]
             return before._replace(final=(*before.final, *(self.measure.harm(*pair) for pair in pairs)))
-        for seed in set(entry.seeds) - self._dense_traces.keys():
-            self._dense_traces[seed] = Trace.of(self.run_of(self.dense, seed), self.measure)
-        dense = [self._dense_traces[seed] for seed in entry.seeds]
-        runs = [Trace.of(self.run_of(entry.trial, seed), self.measure) for seed in entry.seeds]
+        for seed in set(entry.seeds) - self._dense_losses.keys():
+            self._dense_losses[seed] = losses_of(self.run_of(self.dense, seed))
+        dense = [self._dense_losses[seed] for seed in entry.seeds]
+        runs = [losses_of(self.run_of(entry.trial, seed)) for seed in entry.seeds]
         chances = chances_of(self.run_of(self.dense, entry.seeds[0]).row)
-        steps = part_steps(entry.share, len(dense[0].losses))
+        steps = part_steps(entry.share, len(dense[0]))
         return before._replace(observed=(*before.observed, observe(self.measure, runs, dense, steps, chances)))
 
     def _write(self) -> None:

@@ -19,23 +19,17 @@ _COARSEST = 1e30  # the largest bound of ErrorBounded
 
 @dataclass(frozen=True, repr=False)
 class ACGC(Compressor):
-    """Sends activations by ErrorBounded(e), with e chosen so that the squared error of the weight gradients computed
-    from them is at most the share `budget` of their squared norm (Evans, Aamodt 2021).
+    """Sends activations by ErrorBounded(e), with the squared error of weight gradients at most the share `budget` of their
+    squared norm (Evans, Aamodt 2021).
 
-    An error dx of the activations changes the gradient of a layer's weights w by a squared norm of at most u ||dx||^2 ||grad y||^2
-    (Cauchy-Schwarz; y is the layer's output; u is its kernel positions over stride, 1 for nn.Linear). The mean square of dx may be
-    budget S / (2n), where S = sum ||grad w||^2 / sum u ||grad y||^2 over the layers that read the activations, and n is the number
-    of activation values in a step; the 2 is the paper's margin. Errors are assumed uniform in [-e, e]: e = sqrt(3 budget S / (2n)).
-    Rounding errors are uncorrelated with gradients and use little of the budget: at most 2 % in small CNNs (measured).
+    An error dx of the activations changes the gradient of weights w by a squared norm of at most u ||dx||^2 ||grad y||^2
+    (Cauchy-Schwarz; y is the layer's output; u is its kernel positions over stride, 1 for nn.Linear). With S = sum ||grad w||^2 /
+    sum u ||grad y||^2 over the Conv and Linear layers that read the activations, and n activation values in a step,
+    e = sqrt(3 budget S / (2n)); the 2 is the paper's margin.
 
-    The receiving stage measures S in every step, on its own replica. The sender receives it after the step and uses it
-    in the step after next; the first two steps are sent uncompressed. If S is zero or not finite, the bound does not
-    change. The layers that read the activations are the Conv1d, Conv2d, Conv3d and Linear layers with these activations
-    as input. If there are none, S is estimated from the stage's first such layer; if the stage has no such layer,
-    nothing is compressed.
-
-    The paper stores activations in fixed point with a bit width per channel, chosen from a scale and a budget of 2^-k.
-    Here each link has one bound, and each block of ErrorBounded its own bit width.
+    The receiving stage measures S in every step, and the sender uses it in the step after next; the first two steps are dense. If S
+    is zero or not finite, the bound stays. If no such layer reads the activations, the stage's first one is measured; without any,
+    nothing is compressed. The paper has a bit width per channel of stored activations, here each link has one bound.
 
     Use: Forward links with a bound on the gradient's error.
 

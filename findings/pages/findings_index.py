@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,7 +34,12 @@ def claims_table(findings_of: Mapping[str, Sequence[Finding]]) -> str:
                 "; ".join(f"{verdict}: {', '.join(links)}" for verdict, links in verdicts.items())
                 for verdicts in cells.values()
             ]
-            source = claim.source.replace("|", "\\|")
+            paper = re.search(r"\d{4}\.\d{5}", claim.source)
+            source = (
+                f"{'raysim, on ' if claim.source.startswith('raysim') else ''}arXiv:{paper[0]}"
+                if paper
+                else claim.source
+            )
             lines.append(f"| {claim.text} | {source} | {' | '.join(row)} |")
     return "\n".join(lines)
 

@@ -135,7 +135,7 @@ def _seconds(prices: pd.DataFrame) -> str:
     if steps.isna().any():
         return "not reached"
     value, low, high = ((steps * prices[column]).mean() for column in ("step_s", "step_low_s", "step_high_s"))
-    return f"{value:.3g} s ({low:.3g} to {high:.3g})"
+    return f"{value:.3g} ({low:.3g} to {high:.3g})"
 
 
 def _sent(results: Results) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from raysim.analysis.comparison.choice import settings
 from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.harm_forecast import Trace, chances_of, observe
+from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Part, Race
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import DENSE_SETTING
@@ -63,10 +63,10 @@ class _Replay:
         return {str(key): runs for key, runs in self.context.settings.items() if key != DENSE_SETTING}
 
     @cached_property
-    def traces(self) -> dict[str, Trace]:
-        """The training losses and the evaluations of each run."""
+    def losses(self) -> dict[str, Losses]:
+        """The training losses of each run, by step."""
         runs = [str(run) for runs in self.context.settings.values() for run in runs["run"]]
-        return {run: Trace.of(Run(self.results.path(run)), self.context.quality) for run in runs}
+        return {run: losses_of(Run(self.results.path(run))) for run in runs}
 
     @cached_property
     def chances(self) -> dict[str, float]:
@@ -101,7 +101,7 @@ class _Replay:
     ) -> dict[str, Any]:
         verdicts = {"harmful": "harmful", "hopeless": "undecided", "slower": "slower"}
         share = RUNGS[left.rung] if left is not None else 1.0
-        num_steps = min(len(self.traces[run].losses) for run in self._runs(name, range(len(self.seeds))))
+        num_steps = min(len(self.losses[run]) for run in self._runs(name, range(len(self.seeds))))
         return {
             "setting": name,
             "full": full["verdict"],
@@ -125,8 +125,8 @@ class _Replay:
             at: list[Any] = [self.seeds[i] for i in part.seeds]
             harms = (self.context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in at)
             return before._replace(final=(*before.final, *harms))
-        own, others = ([self.traces[run] for run in self._runs(name, part.seeds)] for name in (part.setting, ""))
-        steps = round(RUNGS[part.rung] * len(others[0].losses))
+        own, others = ([self.losses[run] for run in self._runs(name, part.seeds)] for name in (part.setting, ""))
+        steps = round(RUNGS[part.rung] * len(others[0]))
         seen = observe(self.context.quality, own, others, steps, self.chances)
         return before._replace(observed=(*before.observed, seen))
 

@@ -30,13 +30,10 @@ _FEW = 31  # number of borders up to which comparing each is faster than a binar
 class NonUniform(Codec):
     """Rounds to one of 2**bits levels fitted to the tensor, which are sent in float32.
 
-    `fit="lloyd"` (Lloyd 1957, Max 1960): rounds to the nearest level. Levels start at the quantiles of an evenly spaced
-    sample of 16,384 values and are refined in 30 iterations. The level nearest to zero is set to zero, so zeros are
-    exact; minimum and maximum are not.
-
-    The others divide the values into 2**bits buckets and send each bucket's mean, as hivemind does with 8 bits:
-    "quantile" uses buckets of equal counts, from the quantiles of such a sample; "deviation" uses buckets of equal
-    width within three standard deviations of the mean.
+    `fit="lloyd"` (Lloyd 1957, Max 1960): the nearest level. Levels start at the quantiles of an evenly spaced sample of 16,384
+    values and are refined in 30 iterations. The level nearest to zero is set to zero. The others send the mean of each of 2**bits
+    buckets, as hivemind does with 8 bits: "quantile" buckets have equal counts, "deviation" buckets equal width within three
+    standard deviations of the mean.
 
     >>> NonUniform(2).encode(torch.tensor([0.0, 1.0, 1.0, -7.0, 100.0, 1.0])).decode()
     tensor([  0.,   1.,   1.,  -7., 100.,   1.])

@@ -72,11 +72,10 @@ class Rotated(Codec):
     """Sends the `kept` largest values of a row in 16 bits, and the others rotated, with `bits` bits and one scale.
 
     A row, along the last axis, is a token. If there are at least 64, the median of 63 evenly spaced ones, in bfloat16, is first
-    subtracted from all. The largest magnitudes of a row, at most one value in eight, are sent as bfloat16 with their positions;
-    ties keep the lower index. The others are multiplied by fixed signs and by the orthonormal Hadamard matrix of size 64, or of the
-    powers of two that make up the rest of a width, which makes them nearly normal. They are rounded to s l, with l the 2^bits levels
-    of least squared error for a normal distribution (Max 1960), for s that fits the mean magnitude; s is then adapted to the chosen
-    levels and sent in bfloat16. The signs, the quadratic bent function of six bits, spread a constant row evenly.
+    subtracted from all. The largest magnitudes of a row, at most one value in eight, are sent as bfloat16 with their positions. The
+    others are multiplied by fixed signs and by the orthonormal Hadamard matrix of size 64, or of the powers of two that make up the
+    rest of a width. They are rounded to s l, with l the 2^bits levels of least squared error for a normal distribution (Max 1960),
+    and s fitted to the mean magnitude, then to the chosen levels, and sent in bfloat16.
 
     A row of n values takes ceil(bits n / 8) + 2 bytes, and 2 bytes and ceil(log2 n) bits for each kept value; the median takes 2 n
     bytes. After QuIP# (Tseng et al. 2024, 2402.04396), LLM.int8 (Dettmers et al. 2022, 2208.07339) and TAH-Quant (He et al. 2025,

@@ -184,11 +184,10 @@ class LinkEF21(Residual):
 class AQSGD(Compressor):
     """Sends C(a - m), where m is a copy of the same sample's last message (Wang et al. 2022, 2206.01299, AQ-SGD).
 
-    All messages of the first `warmup` epochs are sent uncompressed, and so is each sample's first message after them.
-    With `first="compressed"` that first message is C(a) instead, to stay within a byte budget. The receiver uses the
-    stored m, rounded to `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy per microbatch slot
-    instead. Copies take effect at the end of the step. `capacity` limits the number of copies: both ends evict the
-    least recently used one, and the next message of an evicted sample counts as its first.
+    All messages of the first `warmup` epochs, and each sample's first message after them, are dense; with `first="compressed"` that
+    first message is C(a). The receiver uses m, stored as `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy
+    per microbatch slot instead. Copies take effect at the end of the step. `capacity` limits the number of copies: both ends evict
+    the least recently used one.
 
     >>> from raysim.codecs import Quantize
     >>> AQSGD(Quantize(4), capacity=1000)

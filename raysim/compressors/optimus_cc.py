@@ -57,7 +57,8 @@ class Around(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class LazyErrorPropagation(Around):
-    """Sends C(g + e) and adds the new error e to the next microbatch, in the same step or the next (Song et al. 2023).
+    """Sends C(g + e) and adds the new error e to the next microbatch, in the same step or the next (Song et al. 2023,
+    2301.09830).
 
     `inner`: a codec, or a compressor with memory at one end. The error in a layer's weight gradient over a step is then
     a sum of products of e_i with differences of consecutive activations, which is small if the two are uncorrelated.
@@ -115,7 +116,8 @@ class LazyErrorPropagation(Around):
 
 @dataclass(frozen=True, repr=False)
 class Epilogue(Around):
-    """Compresses only backward messages of the schedule's cool-down, which no compute hides (Song et al. 2023).
+    """Compresses only backward messages of the schedule's cool-down, which no compute hides (Song et al. 2023,
+    2301.09830).
 
     A worker's cool-down starts after its last forward: under 1F1B, stage s of P sends the last min(P - s, M) of its M
     gradients in it. Other messages are sent dense and do not change the memory.
@@ -178,11 +180,11 @@ _Q_KEY = 0  # key of Q in the state, shared by all messages of a link
 @dataclass(frozen=True, repr=False)
 class WarmStart(Compressor):
     """Sends P = orth(M Q) and M^T P, and orthonormalises M^T P as the Q of the link's next message (PowerSGD, Vogels et al. 2019,
-    1905.13727; on links Optimus-CC, Song et al. 2023, 2301.09830, and Bian et al. 2024, 2301.02654).
+    1905.13727; on links Optimus-CC, Song et al. 2023, 2301.09830).
 
-    If messages change slowly, this is a subspace iteration that converges to the best approximation of this rank. Only
-    the sender keeps Q. Q is drawn from the key for the first message and after a change of shape; zero columns are
-    redrawn, since they would stay zero. For all of Optimus-CC, wrap this in `LazyErrorPropagation`.
+    If messages change slowly, this converges to the best approximation of this rank. Only the sender keeps Q. Q is drawn from the
+    key for the first message and after a change of shape; zero columns are redrawn. For all of Optimus-CC, wrap this in
+    `LazyErrorPropagation`.
 
     >>> WarmStart(LowRank(16))
     WarmStart(LowRank(16))

@@ -111,9 +111,8 @@ class PostValidated(WeightPolicy):
         W[t+1] = W[t] - rate grad f(W[t])
 
     No stage waits for the others between steps. With `optimizer.clip_norm`, partial norms are passed from the first worker to the
-    last: a worker postpones its update if the norm so far requires clipping or is not finite. The total norm is then passed back,
-    and a worker that updated although the gradients must be clipped, or are not finite, rolls its update back and repeats it.
-    The weights equal those of `Synchronous` bit for bit.
+    last: a worker postpones its update if the norm so far requires clipping or is not finite. The total norm is passed back, and
+    wrong updates are rolled back and repeated. The weights equal those of `Synchronous` bit for bit.
     """
 
     between_steps = "validate"

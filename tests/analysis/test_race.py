@@ -1,12 +1,14 @@
 """The race: forecasts of harm, and the decisions on them."""
 
+from statistics import fmean
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from raysim.analysis.comparison.harm_forecast import Observation, Trace, delayed_harm, observe, training_harm
+from raysim.analysis.comparison.harm_forecast import Observation, delayed_harm, observe, training_harm
 from raysim.analysis.comparison.race import DEVIATION, RUNGS, Evidence, Race, deviation_of
 from raysim.analysis.comparison.statistics import bounds
 from raysim.quality import MEASURES
@@ -45,11 +47,9 @@ def test_more_behind_is_no_less_harm(step, one, other):
 
 
 def test_the_least_forecast_counts():
-    dense = [Trace(CURVE, {100: 0.9})] * 2
-    worse = [Trace(CURVE[:100] * 1.5, {100: 0.898})] * 2
-    seen = observe(ACCURACY, worse, dense, 100, CHANCES)
-    assert seen.evaluated == pytest.approx(0.2)
-    assert seen.forecast == seen.evaluated < min(seen.delayed, *seen.harms)
+    early, late = (observe(ACCURACY, [1.05 * CURVE] * 2, [CURVE] * 2, steps, CHANCES) for steps in (100, 500))
+    assert early.forecast == fmean(early.harms) < early.delayed
+    assert late.forecast == late.delayed < fmean(late.harms)
 
 
 def run_race(race, truth, forecast, final):
