@@ -34,7 +34,7 @@ POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=40)
 
 @settings(max_examples=50)
 @given(POINTS)
-def test_the_front_is_what_nothing_beats(points):
+def test_frontier_is_undominated(points):
     frame = pd.DataFrame(points, columns=["loss", "accuracy", "wire_bytes"])
     front = set(frontier(frame, ["loss", "accuracy", "wire_bytes"]).index)
     for place, a in enumerate(points):
@@ -42,13 +42,13 @@ def test_the_front_is_what_nothing_beats(points):
         assert (place in front) is not beaten
 
 
-def test_trials_that_break_a_constraint_are_on_no_front():
+def test_infeasible_trials_are_not_on_frontier():
     trials = pd.DataFrame({"objective.step_s": [1.0, 2.0, 3.0], "feasible": pd.array([False, True, None], "boolean")})
     assert frontier(trials, ["step_s"]).index.tolist() == [1]
     assert frontier(trials.drop(columns="feasible"), ["step_s"]).index.tolist() == [0]
 
 
-def test_the_front_keeps_rows_sorted_and_leaves_out_what_lacks_an_objective():
+def test_frontier_keeps_order_and_drops_rows_without_objective():
     frame = pd.DataFrame(
         {
             "objective.loss_on": [0.2, 0.1, np.nan, 0.3],
@@ -73,14 +73,14 @@ def test_the_front_keeps_rows_sorted_and_leaves_out_what_lacks_an_objective():
         (({"loss": "down"},), "`objectives` must be to minimize or maximize, but 'loss' is to 'down'."),
     ],
 )
-def test_a_front_that_cannot_be_is_refused(arguments, sentence):
+def test_invalid_frontier_is_refused(arguments, sentence):
     with pytest.raises(AnalysisError) as error:
         frontier(pd.DataFrame({"objective.loss": [1.0]}), *arguments)
     assert str(error.value) == sentence
 
 
 @pytest.mark.parametrize("constraint", ["loss", "loss <= much", "<= 3"])
-def test_a_constraint_that_is_none_is_refused(constraint):
+def test_invalid_constraint_is_refused(constraint):
     with pytest.raises(AnalysisError) as error:
         frontier(pd.DataFrame({"loss": [1.0]}), ["loss"], constraints=[constraint])
     assert str(error.value) == (
@@ -88,7 +88,7 @@ def test_a_constraint_that_is_none_is_refused(constraint):
     )
 
 
-def test_directions_are_those_of_the_names():
+def test_objective_directions_follow_names():
     assert natural_direction("final_accuracy_off") == natural_direction("compression_factor") == "maximize"
     assert natural_direction("time_to_target_s@worldwide") == natural_direction("objective.wire_bytes") == "minimize"
 
@@ -104,7 +104,7 @@ def make_runs(folder, accuracies, **changes):
             write_run(folder / f"{place}-s{seed}", forward=forward, seed=seed, status=status, finals=finals, **changes)
 
 
-def test_settings_are_safe_only_where_the_bound_says_so(tmp_path):
+def test_settings_are_safe_only_if_bound_is_within_margin(tmp_path):
     make_runs(
         tmp_path,
         {
@@ -166,7 +166,7 @@ def test_only_runs_alike_in_all_else_are_set_against_each_other(tmp_path):
     assert [context.label for context in contexts(results)] == ["cnn on digits, steps=4", "cnn on digits, steps=5"]
 
 
-def test_boundaries_that_are_alike_are_one_setting(tmp_path):
+def test_equal_boundaries_form_one_setting(tmp_path):
     write_run(tmp_path / "a", forward=["TopK(0.5)", "TopK(0.5)"], finals={"accuracy_on": 0.5})
     write_run(tmp_path / "b", forward=["TopK(0.5)", "Identity"], finals={"accuracy_on": 0.5}, seed=1)
     write_run(tmp_path / "none", seed=3)
@@ -238,7 +238,7 @@ def trials_of(count=40):
     return frame
 
 
-def test_what_matters_is_found_for_each_objective():
+def test_importance_is_found_for_each_objective():
     found = importance(trials_of())
     table = found.pivot(index="parameter", columns="objective", values="importance")
     assert table.loc["a", "loss"] > 0.9
@@ -266,7 +266,7 @@ def test_importance_is_that_of_optuna_on_the_study_itself():
     assert dict(importance(study, seed=3)[["parameter", "importance"]].to_numpy()) == pytest.approx(expected)
 
 
-def test_baselines_and_shared_results_are_no_trials_of_the_study():
+def test_baselines_and_shared_results_are_not_trials():
     frame = trials_of().assign(study="s", baseline=False, same_as=pd.array([None] * 40, "Int64"))
     strange = frame.assign(**{"objective.loss": 1e6 * frame["param.b"]})
     both = pd.concat([frame, strange.assign(baseline=True), strange.assign(same_as=3)])
@@ -277,7 +277,7 @@ def test_baselines_and_shared_results_are_no_trials_of_the_study():
     assert str(error.value).startswith("There is no column 'mood'. Known: param.a,")
 
 
-def test_settings_that_left_a_race_count_in_the_family_of_the_report(tmp_path):
+def test_eliminated_settings_count_in_report_family(tmp_path):
     """The bounds are those of the race that judged the same harms: its family has all settings that began."""
     for place, (forward, mean) in enumerate({"Identity": 0.9, "TopK(0.5)": 0.899}.items()):
         for seed in range(5):
@@ -300,7 +300,7 @@ def test_settings_that_left_a_race_count_in_the_family_of_the_report(tmp_path):
 
 
 @pytest.mark.parametrize(("seeds", "share"), [(5, 1 / 2), (8, 1 / 4), (13, 1 / 6)])
-def test_a_setting_that_went_further_than_its_plan_is_judged_as_in_the_race(tmp_path, seeds, share):
+def test_setting_beyond_its_plan_is_judged_as_in_race(tmp_path, seeds, share):
     """Five of 21 seeds were planned. The report spends the share of the error of the look, and the race the same."""
     study = write_study(tmp_path / "study", [{}], objectives={"accuracy_on": "maximize"})
     written = (study / "study.toml").read_text()

@@ -61,7 +61,7 @@ def test_every_run_is_there_once_with_its_study_and_its_trial(made):
     assert repr(results) == f"Results({str(made)!r}: 4 runs (4 finished), 1 studies)"
 
 
-def test_a_table_is_what_each_run_has_recorded(made):
+def test_table_joins_recorded_rows_of_runs(made):
     results = load(made)
     for name in SCHEMAS:
         table = results.table(name)
@@ -78,7 +78,7 @@ def test_a_table_is_what_each_run_has_recorded(made):
     }
 
 
-def test_types_stay_where_values_are_missing(made):
+def test_missing_values_keep_column_types(made):
     results = load(made)
     assert str(results.links["boundary"].dtype) == "Int16"
     assert str(results.links["wire_bytes"].dtype) == "Int64"
@@ -160,7 +160,7 @@ def test_an_empty_folder_is_said_in_one_sentence(tmp_path):
         assert results.table(name).columns.tolist() == ["run", *SCHEMAS[name].names]
 
 
-def test_what_is_not_there_is_refused():
+def test_missing_items_are_refused():
     with pytest.raises(AnalysisError) as error:
         load("no/such/folder")
     assert str(error.value) == "There is no folder no/such/folder."
@@ -188,7 +188,7 @@ def test_unknown_tables_columns_and_runs_are_refused(made):
     assert str(error.value) == "There is no run 'elsewhere' among these 4."
 
 
-def test_runs_of_stopped_trials_are_pruned_and_others_interrupted(tmp_path):
+def test_stopped_trials_are_pruned_others_interrupted(tmp_path):
     """A sweep that stops a trial leaves a run that was interrupted on purpose."""
     for name, status in (("0-s0", "finished"), ("1-s0", "interrupted"), ("2-s0", "interrupted")):
         write_run(tmp_path / "trials" / name, status=status)
@@ -204,7 +204,7 @@ def test_runs_of_stopped_trials_are_pruned_and_others_interrupted(tmp_path):
     assert load(tmp_path).runs["status"].tolist() == ["finished", "interrupted", "interrupted"]
 
 
-def test_a_run_is_of_its_trial_whatever_columns_others_have(tmp_path):
+def test_run_matches_its_trial_despite_other_columns(tmp_path):
     """Rows with the same columns are read together, out of the order of names."""
     study = write_study(tmp_path / "study", [{"runs": [f"trials/{name}"]} for name in "dbca"])
     for number, name in enumerate("dbca"):
@@ -217,7 +217,7 @@ def test_a_run_is_of_its_trial_whatever_columns_others_have(tmp_path):
     }
 
 
-def test_runs_that_go_on_are_shown_and_counted(tmp_path):
+def test_running_runs_are_shown_and_counted(tmp_path):
     write_run(tmp_path / "killed", status="running")
     results = load(tmp_path)
     assert results.problems == ["None of the 1 runs is finished (1 running): their records so far are shown."]
@@ -230,7 +230,7 @@ def test_runs_that_go_on_are_shown_and_counted(tmp_path):
     assert not any("part" in problem for problem in results.problems)
 
 
-def test_a_killed_run_is_told_from_one_that_goes_on(tmp_path):
+def test_killed_and_running_runs_are_distinguished(tmp_path):
     write_run(tmp_path / "killed", status="running")
     (tmp_path / "killed" / ".lock").touch()  # which its process held
     results = load(tmp_path)
@@ -275,7 +275,7 @@ def test_schemas_of_several_versions_go_together(tmp_path):
     assert results.evals.columns.tolist() == ["run", *SCHEMAS["evals"].names]
 
 
-def test_a_run_of_somebody_else_is_left_out(tmp_path):
+def test_foreign_run_is_left_out(tmp_path):
     write_run(tmp_path / "ours")
     (tmp_path / "theirs").mkdir()
     pq.write_table(pa.table({"loss": [1.0], "status": ["done"]}), tmp_path / "theirs" / "run.parquet")

@@ -105,7 +105,7 @@ def test_a_p_value_is_the_level_at_which_the_bound_passes(differences, threshold
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 @settings(max_examples=80)
-def test_holm_rejects_what_its_definition_does(p_values):
+def test_holm_matches_definition(p_values):
     levels = holm(p_values, ALPHA)
     ordered = sorted(p_values)
     count = next((place for place, p in enumerate(ordered) if p >= ALPHA / (len(ordered) - place)), len(ordered))
@@ -159,7 +159,7 @@ def stopped_when_safe(tries, spread=0.4, most=30):
     return hits / tries
 
 
-def test_adding_seeds_until_it_is_safe_keeps_the_level():
+def test_optional_stopping_keeps_error_level():
     assert stopped_when_safe(150, most=13) < ALPHA + 3 * sigma(ALPHA, 150)
 
 
@@ -170,7 +170,7 @@ def test_adding_seeds_up_to_thirty_keeps_the_level():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [10, 30, 100])
-def test_a_choice_is_confirmed_on_fresh_seeds_no_more_often_than_stated(family):
+def test_confirmation_on_fresh_seeds_keeps_error_rate(family):
     """The setting that looks best of many is judged on five seeds that did not choose it."""
     rng, tries, hits = np.random.default_rng(family), 1500, 0
     for _ in range(tries):
@@ -193,7 +193,7 @@ def test_a_harmless_setting_is_found_safe():
 
 
 @pytest.mark.parametrize("planned", range(45))
-def test_a_plan_and_the_looks_after_it_spend_all_of_the_error_and_no_more(planned):
+def test_plan_and_interim_analyses_spend_exactly_the_error(planned):
     """As seeds are added to a plan, one by one: each share that is spent, once."""
     plan, spent = range(planned), {}
     for seeds in range(planned, 60):
@@ -204,7 +204,7 @@ def test_a_plan_and_the_looks_after_it_spend_all_of_the_error_and_no_more(planne
     assert len(spent) == len(looks_after(planned)) + (planned >= min(LOOKS))
 
 
-def test_looks_before_a_plan_are_dead():
+def test_interim_analyses_before_plan_decide_nothing():
     effects = dict.fromkeys(range(30), 0.1)
     assert sample(effects, plan=range(5)).share == PLANNED
     assert sample(dict.fromkeys(range(7), 0.1), plan=range(5), grown=True).seeds == tuple(range(5))
@@ -213,13 +213,13 @@ def test_looks_before_a_plan_are_dead():
     assert sample(effects, plan=range(MOST_SEEDS)).share == planned_share(MOST_SEEDS) == 1
 
 
-def test_the_looks_are_those_of_the_rule():
+def test_interim_analyses_follow_rule():
     assert [look_at(seeds) for seeds in (0, 2, 3, 4, 5, 12, 13, 40)] == [0, 0, 3, 3, 5, 8, 13, 21]
     assert all(str(count) in RULE for count in LOOKS)
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.floats(0.5, 0.99))
-def test_the_bound_of_a_rate_is_exact(events, trials, confidence):
+def test_rate_bound_is_exact(events, trials, confidence):
     """At the bound, so few events have the chance that remains."""
     events = min(events, trials)
     bound = highest_rate(events, trials, confidence)
@@ -247,7 +247,7 @@ def test_models_at_chance_have_no_skill():
     assert at_chance([math.nan] * 5)
 
 
-def test_the_seeds_asked_for_decide_in_four_of_five_cases():
+def test_suggested_seeds_decide_in_80_percent():
     first = np.array([0.0, 1.0, 2.0, 1.0, 0.5])
     count = seeds_to_decide(first, 0.0)  # type: ignore[arg-type]
     assert count in LOOKS
@@ -291,7 +291,7 @@ def test_nothing_is_safe_beside_a_dense_model_at_chance(tmp_path):
     assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")
 
 
-def test_accuracies_on_few_samples_are_not_certain(tmp_path):
+def test_accuracy_on_few_samples_has_resolution_limit(tmp_path):
     """Equal at all seeds: on 36,000 predictions that is something, on 36 it says little."""
     for predictions, verdict in ((36_000, "safe"), (36, "undecided"), (None, "undecided")):
         folder = tmp_path / str(predictions)
@@ -322,7 +322,7 @@ def test_confirmation_alone_judges_what_was_chosen(tmp_path):
     assert found.loc["TopK(0.3)", ["verdict", "lacking"]].tolist() == ["undecided", "its choice was not confirmed"]
 
 
-def test_seeds_that_chose_show_harm_and_nothing_else(tmp_path):
+def test_selection_seeds_can_only_show_harm(tmp_path):
     """A setting that nobody confirms is harmful where it surely is, and never safe; two families share the error of harm."""
     write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.9, "TopK(0.3)": 0.9, "TopK(0.01)": 0.2})
     alone = analysis.settings(load(tmp_path)).set_index("forward")
@@ -343,7 +343,7 @@ def test_seeds_that_chose_show_harm_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("family", [1, 10])
-def test_a_choice_and_its_confirmation_call_no_more_settings_harmful_than_stated(family):
+def test_choice_and_confirmation_keep_harmful_error_rate(family):
     """All settings harm by exactly the margin: the candidates, and the best candidate on fresh seeds."""
     rng, tries, hits = np.random.default_rng(family), 400, 0
     for _ in range(tries):

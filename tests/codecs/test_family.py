@@ -40,7 +40,7 @@ def test_blockwise_int8_error(size: int) -> None:
         assert ((values - sent).abs() <= values.abs().max() / 254 * (1 + 1e-5)).all()
 
 
-def test_rows_do_not_see_each_other() -> None:
+def test_rows_are_independent() -> None:
     x = normal(3, 7, 40)
     alone = torch.cat([Quantize(3, per="row").encode(row.view(1, -1)).decode() for row in x.view(-1, 40)])
     assert torch.equal(Quantize(3, per="row").encode(x).decode().view(-1, 40), alone)
@@ -49,7 +49,7 @@ def test_rows_do_not_see_each_other() -> None:
 # Signs
 
 
-def test_sums_are_exact_where_float64_is() -> None:
+def test_sums_equal_float64() -> None:
     x = (normal(5, 20000) * 1000).round()
     for per in ("tensor", "sample", "channel", "row"):
         layout = layout_of(tuple(x.shape), per, 0)
@@ -114,7 +114,7 @@ def test_mxfp4_elements() -> None:
 @pytest.mark.parametrize(
     ("element", "dtype", "top"), [("e4m3", torch.float8_e4m3fn, 8), ("e5m2", torch.float8_e5m2, 15)]
 )
-def test_mxfp8_is_the_frameworks_cast_of_scaled_blocks(element: str, dtype: torch.dtype, top: int) -> None:
+def test_mxfp8_equals_torch_cast_of_scaled_blocks(element: str, dtype: torch.dtype, top: int) -> None:
     x = student(4, 64)
     y = MX(element).encode(x).decode()
     for values, sent in zip(x.view(-1, 32), y.view(-1, 32), strict=True):
@@ -123,7 +123,7 @@ def test_mxfp8_is_the_frameworks_cast_of_scaled_blocks(element: str, dtype: torc
         assert torch.equal(sent, (values / scale).clamp(-limit, limit).to(dtype).float() * scale)
 
 
-def test_casts_are_the_frameworks() -> None:
+def test_casts_equal_torch() -> None:
     x = normal(3, 50)
     for name in ("bfloat16", "float16"):
         assert torch.equal(Cast(name).encode(x).decode(), x.to(getattr(torch, name)).float())
@@ -203,7 +203,7 @@ def test_orthonormal_columns(rows: int, rank: int, power: int, seed: int) -> Non
     assert float((found @ (found.transpose(1, 2) @ columns) - columns).norm() / columns.norm()) < 1e-9
 
 
-def test_orthonormal_columns_of_what_depends() -> None:
+def test_orthonormal_columns_of_dependent_input() -> None:
     column = normal(20, 1).double()
     found = orthonormal(torch.cat([column, 0 * column, -3 * column, normal(20, 1, seed=9).double()], dim=1)[None])[0]
     assert not found[:, 1:3].any()

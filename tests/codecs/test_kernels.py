@@ -139,7 +139,7 @@ def test_residual_and_sent_add_up() -> None:
         assert torch.allclose(packet.decode() + residual, x, rtol=1e-6, atol=1e-6)
 
 
-def test_warm_compiles_all_that_is_needed() -> None:
+def test_warm_compiles_all_kernels() -> None:
     """After `warm`, no codec compiles anything, whatever the dtype and wherever its memory is."""
     warm([*(variant.codec for variant in VARIANTS), LowRank(100, per="sample")])
     from numba.core.dispatcher import Dispatcher
@@ -205,7 +205,7 @@ def test_threads_do_not_change_a_bit(threads: int, monkeypatch: pytest.MonkeyPat
         torch.set_num_threads(before)
 
 
-def test_output_memory_is_used_again_only_when_nobody_holds_it() -> None:
+def test_output_memory_is_reused_only_when_free() -> None:
     x = normal(1 << 21)
     packet = Quantize(8).encode(x)
     first = packet.decode()
@@ -222,7 +222,7 @@ def test_output_memory_is_used_again_only_when_nobody_holds_it() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @variants
-def test_cuda_is_the_reference(variant: Variant) -> None:
+def test_cuda_equals_reference(variant: Variant) -> None:
     """Packets made on a CUDA device decode, there and here, to what packets made here do; most are equal to the byte."""
     for name in ("normal", "post-ReLU", "images", "tokens", "bfloat16", "float16", "ties", "short rows"):
         x = LAW_TENSORS[name]

@@ -262,7 +262,7 @@ def test_smooth_images_take_fewer_bytes_than_by_rounding_alone() -> None:
     assert ZFP(1e-3).encode(x).array_bytes < 0.6 * ErrorBounded(1e-3).encode(x).array_bytes
 
 
-def test_the_stream_is_zfps() -> None:
+def test_stream_equals_zfp() -> None:
     """Digests of the streams of zfp 1.0.1 for these values at these tolerances, without its header and its last padding."""
     x = ((torch.arange(37 * 53) * 40503 % 65536 - 32768) / 4096).view(37, 53)
     for tolerance, (size, digest) in ZFP_1_0_1.items():
@@ -349,7 +349,7 @@ def test_outlier_columns_keep_their_digits_and_spare_the_others() -> None:
     assert torch.equal(y[:, others], Quantize(4).encode(x[:, others]).decode())
 
 
-def test_an_outlying_channel_is_kept_apart() -> None:
+def test_outlier_channel_is_sent_separately() -> None:
     x = normal(4, 16, 8, 8)
     x[:, 5] *= 1000
     y = Outliers(Quantize(4)).encode(x).decode()
@@ -389,7 +389,7 @@ def test_daq_has_the_distortion_of_the_best_uniform_step(bits: int, distortion: 
     assert error_of(DAQ(bits), x) ** 2 * float(x.square().mean()) / 9 == pytest.approx(distortion, rel=0.06)
 
 
-def test_daq_is_its_formula() -> None:
+def test_daq_equals_formula() -> None:
     x = student(3, 5, 6, 7)
     y = DAQ(3).encode(x).decode()
     for sample, decoded in zip(x.view(15, 42).double(), y.view(15, 42).double(), strict=True):
@@ -399,7 +399,7 @@ def test_daq_is_its_formula() -> None:
         torch.testing.assert_close(decoded, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_meanstd_is_its_formula() -> None:
+def test_meanstd_equals_formula() -> None:
     x = 1000 + student(4, 6, 50)
     y = MeanStd().encode(x).decode()
     centred = x.double() - x.double().mean(-1, keepdim=True)

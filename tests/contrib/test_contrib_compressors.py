@@ -90,7 +90,7 @@ def test_fresh_codes_are_means_of_their_vectors_or_what_was_worst_coded() -> Non
 
 
 @pytest.mark.parametrize("fresh", [1, 3, 5, 7])
-def test_every_code_but_zero_has_its_turn(fresh: int) -> None:
+def test_every_code_except_zero_is_refreshed(fresh: int) -> None:
     method, pair, seen = ResidualVQ(bits=3, rounds=1, dim=2, fresh=fresh), Pair(ResidualVQ(3, 1, 2, fresh)), []
     for step in range(-(-7 // fresh)):
         seen += method._turn(pair.sender.state, "cpu").tolist()
@@ -98,7 +98,7 @@ def test_every_code_but_zero_has_its_turn(fresh: int) -> None:
     assert set(seen) == set(range(1, 8))
 
 
-def test_every_round_learns_from_its_own_rests() -> None:
+def test_every_round_learns_from_its_residual() -> None:
     """Five vectors of two values: means of what each code stands for, and the worst coded ones for codes that stand for none."""
     method, x = ResidualVQ(bits=3, rounds=2, dim=2, fresh=7, pace=0.25), normal(2, 5, seed=1)
     pair, rest = Pair(method), x.view(-1, 2).double()
@@ -133,7 +133,7 @@ def test_the_first_codebooks_are_uniform_values_of_unit_variance() -> None:
     assert codes.square().mean() == pytest.approx(1, abs=0.02)
 
 
-def test_codes_have_their_turns_in_an_order_that_is_drawn_anew() -> None:
+def test_code_refresh_order_is_redrawn() -> None:
     method, orders = ResidualVQ(bits=6, rounds=1, dim=1, fresh=63), []
     pair = Pair(method)
     for step in range(3):

@@ -85,7 +85,7 @@ def test_entropy_is_lossless_and_never_much_larger() -> None:
     assert Entropy(Quantize(4)).encode(relu).array_bytes < 0.5 * Quantize(4).encode(relu).array_bytes
 
 
-def test_shuffled_bytes_make_floats_smaller() -> None:
+def test_byte_shuffle_shrinks_floats() -> None:
     """The exponents of normal values take some 2.5 of their 8 bits; without a shuffle zstd finds less than half of that."""
     x = normal(64, 1024)
     plain = len(ZstdCompressor(level=1).compress(x.numpy().tobytes()))
@@ -108,7 +108,7 @@ def test_entropy_is_exact_and_never_larger(count: int, dtype: torch.dtype, kind:
     assert bits_of(packet.decode()) == bits_of(x)
 
 
-def test_compressed_arrays_cannot_blow_up() -> None:
+def test_decompressed_arrays_are_bounded() -> None:
     bomb = np.frombuffer(b"\x01" + ZstdCompressor().compress(bytes(1 << 26)), np.uint8)
     packet = Entropy(Quantize(4)).encode(torch.ones(8))
     with pytest.raises(ValueError, match="neither raw nor compressed"):

@@ -11,7 +11,7 @@ KEPT = Path(__file__).parents[2] / "docs" / "findings" / "data"
 
 
 @pytest.mark.parametrize("name", ["finetune-activations", "finetune-replicas", "pictures-links"])
-def test_a_kept_study_is_judged_the_same_at_a_third_of_its_cost(name):
+def test_race_keeps_study_verdicts_at_a_third_of_cost(name):
     rows = race_on_records(load(KEPT / name))
     settings = rows[rows["setting"] != "dense"]
     assert set(settings.loc[settings["full"] == "safe", "race"]) <= {"safe", "slower"}

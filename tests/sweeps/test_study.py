@@ -208,7 +208,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"compute": "gpu"}, "`compute` must be 'auto', 'cpu' or 'wall', but got 'gpu'."),
     ],
 )
-def test_a_bad_study_is_one_sentence(tmp_path, changes, sentence):
+def test_bad_study_gives_one_sentence_error(tmp_path, changes, sentence):
     path = write_study(tmp_path, **changes)
     with pytest.raises(ConfigError) as caught:
         read_study(path)
