@@ -175,7 +175,8 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_groups(plan, parts)
     _check_boundaries(plan)
     _check_tied_weights(plan)
-    for method in (plan.config.weights, *dict.fromkeys(plan.replica_methods)):
+    plan.config.weights.check_plan(plan, parts.stages)
+    for method in dict.fromkeys(plan.replica_methods):
         method.check_plan(plan, parts.stages)
     _check_constraints(plan, parts)
     _check_steps(plan)
