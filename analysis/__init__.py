@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raysim.analysis.comparison.branches import branch_harms as branch_harms
-    from raysim.analysis.comparison.branches import parts_and_whole as parts_and_whole
-    from raysim.analysis.comparison.choice import break_even as break_even
-    from raysim.analysis.comparison.choice import safe_set as safe_set
+    from raysim.analysis.comparison.choice import settings as settings
     from raysim.analysis.comparison.objectives import frontier as frontier
     from raysim.analysis.comparison.objectives import importance as importance
     from raysim.analysis.comparison.race_plan import race_plan as race_plan
-    from raysim.analysis.comparison.race_records import race_on_records as race_on_records
-    from raysim.analysis.comparison.samples import sample_harms as sample_harms
     from raysim.analysis.data import AnalysisError as AnalysisError
     from raysim.analysis.data import ReplayError as ReplayError
     from raysim.analysis.data.folders import natural_direction as natural_direction
@@ -39,12 +35,10 @@ if TYPE_CHECKING:
     from raysim.analysis.runs.step import Replay as Replay
 
 _MODULES = {
-    "comparison.branches": ("branch_harms", "parts_and_whole"),
-    "comparison.choice": ("break_even", "safe_set"),
+    "comparison.branches": ("branch_harms",),
+    "comparison.choice": ("settings",),
     "comparison.objectives": ("frontier", "importance"),
     "comparison.race_plan": ("race_plan",),
-    "comparison.race_records": ("race_on_records",),
-    "comparison.samples": ("sample_harms",),
     "data": ("AnalysisError", "ReplayError"),
     "data.folders": ("natural_direction",),
     "runs.estimates": ("Estimate",),

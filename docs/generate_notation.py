@@ -1,8 +1,8 @@
 """Write docs/notation: every codec, compressor, replica method, schedule and weight policy, from the classes themselves.
 
 Run `make notation` after a docstring or a list of classes has changed; a test compares the committed pages with these.
-Formulas come from the docstrings, and sizes from packets encoded here. The table `ENTRIES` of `notation_entries.py` adds the source
-and the use of each name.
+Formulas and sources come from the docstrings, and sizes from packets encoded here. The table `ENTRIES` of `notation_entries.py` adds
+an example and the use of each name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raysim.plugins import contrib, import_object
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules import SCHEDULES, parse_schedule
-from raysim.schedules.weights import POLICIES, parse_weights
+from raysim.schedules.weights import POLICIES, WeightPolicy, parse_weights
 
 FOLDER = Path(__file__).with_name("notation")
 
@@ -42,7 +42,7 @@ CLASSES: dict[str, dict[str, type[Notation]]] = {
     "compressor": COMPRESSORS | plug_ins(Compressor),
     "replica method": METHODS | plug_ins(ReplicaMethod),
     "schedule": dict(SCHEDULES),
-    "weight policy": dict(POLICIES),
+    "weight policy": POLICIES | plug_ins(WeightPolicy),
 }
 
 
@@ -52,7 +52,7 @@ def with_plug_ins() -> dict[str, dict[str, Entry]]:
     for kind, classes in CLASSES.items():
         for name, cls in classes.items():
             if cls.variants and name not in made[kind]:
-                made[kind][name] = Entry(cls.variants[0], "", USE.findall(inspect.cleandoc(cls.__doc__ or ""))[0])
+                made[kind][name] = Entry(cls.variants[0], USE.findall(inspect.cleandoc(cls.__doc__ or ""))[0])
     return made
 
 
@@ -118,10 +118,9 @@ def prose(cls: type[Notation]) -> str:
     text = re.sub(r"^Args:\n", "Arguments:\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
     text = re.sub(r"^ {8}", "  ", text, flags=re.MULTILINE)
-    text = re.sub(r"^Args:$", "Arguments:\n", text, flags=re.MULTILINE)
-    text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.MULTILINE)
     parts = re.split(r"(`[^`]*`)", text.strip())
-    return "".join(part if part.startswith("`") else re.sub(r"([*_<|\[])", r"\\\1", part) for part in parts)
+    text = "".join(part if part.startswith("`") else re.sub(r"([*_<|\[])", r"\\\1", part) for part in parts)
+    return re.sub(r"\b\d{4}\.\d{5}\b", r"[arXiv:\g<0>](https://arxiv.org/abs/\g<0>)", text)
 
 
 def names_of(page: str) -> list[str]:
@@ -165,12 +164,10 @@ def heading(kind: str, name: str) -> str:
 def text_of(page: str) -> str:
     """Return a page."""
     kind, title, keys, introduction = PAGES[page]
-    lines = [f"# {title}\n", f"{introduction}\n\nKeys: {keys}. See [notation](index.md).\n", *table(page), ""]
+    lines = [f"# {title}\n", f"{introduction}\n\nKeys: {keys}.\n", *table(page), ""]
     for name in names_of(page):
-        cls, entry = CLASSES[kind][name], TABLE[kind][name]
+        cls = CLASSES[kind][name]
         lines += [f"## {heading(kind, name)}\n", f"`{signature(cls)}`\n", f"{prose(cls)}\n"]
-        if entry.source:
-            lines.append(f"Source: {entry.source}.\n")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The parts of docs/notation that are in no class: pages, and an example, the source and the use of each name.
+"""The parts of docs/notation that are in no class: pages, and an example and the use of each name.
 
 `generate_notation.py` writes the pages.
 """
@@ -9,16 +9,10 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """An example of a notation, the source of its method, and when to use it."""
+    """An example of a notation, and when to use it."""
 
     example: str
-    source: str
     use: str
-
-
-RUDAKOV = "Rudakov et al. 2023, arXiv:2401.07788"
-OPTIMUS = "Song et al. 2023 (Optimus-CC), arXiv:2301.09830"
-HIVEMIND = "hivemind; Petals, arXiv:2209.01188"
 
 
 class Page(NamedTuple):
@@ -32,210 +26,94 @@ class Page(NamedTuple):
 
 ENTRIES = {
     "codec": {
-        "Identity": Entry("Identity", "", "The dense baseline that every other setting is compared with."),
-        "Cast": Entry("Cast('bfloat16')", "", "Half the bytes at little risk: a first step."),
+        "Identity": Entry("Identity", "The dense baseline that every other setting is compared with."),
+        "Cast": Entry("Cast('bfloat16')", "Half the bytes at little risk: a first step."),
         "Quantize": Entry(
             "Quantize(4)",
-            RUDAKOV,
             "A first choice on slow links: 4 to 8 bits. For trained transformers with `per='row'` or `'block'`.",
         ),
-        "FixedPoint": Entry(
-            "FixedPoint(8)",
-            "Wang et al. 2022 (AC-SGD), arXiv:2206.01299",
-            "Comparison with AQ-SGD's published quantiser.",
-        ),
-        "NonUniform": Entry(
-            "NonUniform(4)",
-            "Lloyd 1957, Max 1960; hivemind",
-            "Few bits for values far from uniformly distributed.",
-        ),
+        "NonUniform": Entry("NonUniform(4)", "Few bits for values far from uniformly distributed."),
         "Rotated": Entry(
-            "Rotated(4)",
-            "after Tseng et al. 2024 (QuIP#), arXiv:2402.04396, and Dettmers et al. 2022 (LLM.int8), arXiv:2208.07339",
-            "A first choice for trained transformers, whose tokens have massive activations: 3 or 4 bits.",
+            "Rotated(4)", "A first choice for trained transformers, whose tokens have massive activations: 3 or 4 bits."
         ),
-        "MX": Entry(
-            "MX('e2m1')", "OCP Microscaling formats", "Block floating point, as accelerators store it: 4 or 8 bits."
-        ),
-        "Mean": Entry(
-            "Mean", "Fang et al. 2019 (RedSync), arXiv:1808.04357", "Values of a sparse codec with a common sign."
-        ),
-        "Natural": Entry(
-            "Natural", "Horváth et al. 2019, arXiv:1905.10988", "An unbiased codec for DIANA and MARINA: 9 bits."
-        ),
-        "QSGD": Entry("QSGD(4)", "Alistarh et al. 2017, arXiv:1610.02132", "An unbiased codec with a choice of bits."),
-        "TernGrad": Entry(
-            "TernGrad", "Wen et al. 2017, arXiv:1705.07878", "Gradients in 2 bits, unbiased after clipping."
-        ),
-        "Sign": Entry("Sign", "Karimireddy et al. 2019, arXiv:1901.09847", "Gradients in 1 bit, under error feedback."),
-        "OneBit": Entry("OneBit", "Seide et al. 2014 (Interspeech)", "Gradients in 1 bit, under error feedback."),
-        "TopK": Entry(
-            "TopK(0.1)", RUDAKOV, "Tensors with few large and many small values. On gradients, use error feedback."
-        ),
-        "Nonzero": Entry("Nonzero", "", "Lossless, for activations after a ReLU."),
-        "RandomK": Entry(
-            "RandomK(0.1)", "Stich et al. 2018, arXiv:1809.07599", "Sparsity without positions on the wire."
-        ),
-        "Threshold": Entry(
-            "Threshold(0.01)", "Xu et al. 2021 (GRACE, ICDCS)", "Values whose scale is known in advance."
-        ),
+        "MX": Entry("MX('e2m1')", "Block floating point, as accelerators store it: 4 or 8 bits."),
+        "Mean": Entry("Mean", "Values of a sparse codec with a common sign."),
+        "QSGD": Entry("QSGD(4)", "An unbiased codec with a choice of bits."),
+        "TopK": Entry("TopK(0.1)", "Tensors with few large and many small values. On gradients, use error feedback."),
+        "Nonzero": Entry("Nonzero", "Lossless, for activations after a ReLU."),
+        "RandomK": Entry("RandomK(0.1)", "Sparsity without positions on the wire."),
         "EstimatedTopK": Entry(
             "EstimatedTopK(0.1, 'sampled')",
-            "Lin et al. 2018, arXiv:1712.01887; Fang et al. 2019; Shi et al. 2019; Abdelmoniem et al. 2021",
             "Measures what published threshold estimates lose; `TopK` is exact and no slower here.",
         ),
-        "LowRank": Entry(
-            "LowRank(4)", "Vogels et al. 2019, arXiv:1905.13727", "Gradients of transformers, which are low rank."
-        ),
-        "ErrorBounded": Entry(
-            "ErrorBounded(0.01, relative='rms')", "Di, Cappello 2016 (SZ)", "A guarantee on the error of each value."
-        ),
-        "Entropy": Entry(
-            "Entropy(Quantize(4))", "", "A lossless stage after any codec, if bytes cost more than compute."
-        ),
+        "LowRank": Entry("LowRank(4)", "Gradients of transformers, which are low rank."),
         "Hadamard": Entry(
             "Hadamard(Quantize(4))",
-            "",
             "Few bits if single outliers stretch the range; for trained transformers around `Quantize(4, per='row')`.",
         ),
     },
     "compressor": {
-        "Plain": Entry("TopK(0.1)", "", "Any codec without a memory; written as the codec itself."),
+        "Plain": Entry("TopK(0.1)", "Any codec without a memory; written as the codec itself."),
         "ErrorFeedback": Entry(
-            "ErrorFeedback(Quantize(4))",
-            f"Seide et al. 2014; {RUDAKOV}",
-            "Gradients. On activations of shuffled data use `key='sample'`.",
+            "ErrorFeedback(Quantize(4))", "Gradients. On activations of shuffled data use `key='sample'`."
         ),
-        "MixedErrorFeedback": Entry("MixedErrorFeedback(TopK(0.1))", RUDAKOV, "Comparison with plain error feedback."),
-        "NoiseFeedback": Entry("NoiseFeedback(TopK(0.1))", "", "The control of an experiment on error feedback."),
-        "EF21": Entry("EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Messages that change slowly."),
+        "MixedErrorFeedback": Entry("MixedErrorFeedback(TopK(0.1))", "Comparison with plain error feedback."),
+        "NoiseFeedback": Entry("NoiseFeedback(TopK(0.1))", "The control of an experiment on error feedback."),
+        "EF21": Entry("EF21(TopK(0.1))", "Messages that change slowly."),
         "AQSGD": Entry(
             "AQSGD(Quantize(4))",
-            "Wang et al. 2022, arXiv:2206.01299",
             "Activations of fine-tuning over several epochs, with memory for a copy of each sample.",
         ),
-        "WarmStart": Entry(
-            "WarmStart(LowRank(4))", f"Vogels et al. 2019, arXiv:1905.13727; {OPTIMUS}", "Low rank at a smaller error."
-        ),
+        "WarmStart": Entry("WarmStart(LowRank(4))", "Low rank at a smaller error."),
         "LazyErrorPropagation": Entry(
-            "LazyErrorPropagation(LowRank(4))", OPTIMUS, "Backward links: the error goes with the next microbatch."
+            "LazyErrorPropagation(LowRank(4))", "Backward links: the error goes with the next microbatch."
         ),
         "Epilogue": Entry(
-            "Epilogue(LowRank(4))", OPTIMUS, "Backward links: compresses only messages not hidden by computation."
+            "Epilogue(LowRank(4))", "Backward links: compresses only messages not hidden by computation."
         ),
         "GraVAC": Entry(
-            "GraVAC(ladder='bits')",
-            "Tyagi, Swany 2023, arXiv:2305.12201; on links our extension",
-            "A link whose best strength is unknown or changes during training. Needs a clock.",
-        ),
-        "ACGC": Entry(
-            "ACGC(0.1)", "Evans, Aamodt 2021 (NeurIPS)", "Forward links with a bound on the gradient's error."
+            "GraVAC(ladder='bits')", "A link whose best strength is unknown or changes during training. Needs a clock."
         ),
     },
     "replica method": {
         "Gathered": Entry(
-            "ErrorFeedback(TopK(0.1))",
-            "",
-            "Any codec or error feedback on replica gradients; written as the codec itself.",
+            "ErrorFeedback(TopK(0.1))", "Any codec or error feedback on replica gradients; written as the codec itself."
         ),
-        "PowerSGD": Entry(
-            "PowerSGD(4)", "Vogels et al. 2019, arXiv:1905.13727", "Many replicas: its bytes do not grow with them."
-        ),
-        "DGC": Entry(
-            "DGC(0.01)", "Lin et al. 2018, arXiv:1712.01887", "SGD with momentum at densities of 0.01 and below."
-        ),
-        "RedSync": Entry("RedSync(0.01)", "Fang et al. 2019, arXiv:1808.04357", "Comparison with DGC."),
-        "EF21": Entry(
-            "EF21(TopK(0.1))", "Richtárik et al. 2021, arXiv:2106.05203", "Biased codecs without error feedback."
-        ),
-        "MARINA": Entry(
-            "MARINA(QSGD(4))", "Gorbunov et al. 2021, arXiv:2102.07845", "Unbiased codecs if compute is cheap."
-        ),
+        "PowerSGD": Entry("PowerSGD(4)", "Many replicas: its bytes do not grow with them."),
+        "DGC": Entry("DGC(0.01)", "SGD with momentum at densities of 0.01 and below."),
+        "RedSync": Entry("RedSync(0.01)", "Comparison with DGC."),
+        "EF21": Entry("EF21(TopK(0.1))", "Biased codecs without error feedback."),
         "TwoShot": Entry(
-            "TwoShot(Quantize(8))",
-            "Wang et al. 2023 (ZeRO++), arXiv:2306.10209",
-            "Codes among three or more replicas: the bytes of an all-reduce, not of a gather.",
+            "TwoShot(Quantize(8))", "Codes among three or more replicas: the bytes of an all-reduce, not of a gather."
         ),
-        "PowerGossip": Entry(
-            "PowerGossip(2)",
-            "Vogels et al. 2020, arXiv:2008.01425",
-            "The slowest links, if replicas may differ from one another.",
-        ),
-        "DiLoCo": Entry(
-            "DiLoCo(100)",
-            "Douillard et al. 2023, arXiv:2311.08105",
-            "Links so slow that replicas should exchange once in many steps.",
-        ),
-        "SparseLoCo": Entry(
-            "SparseLoCo(30)",
-            "Sarfi et al. 2025, arXiv:2508.15706",
-            "The fewest bytes of all: sparse changes in two bits.",
-        ),
+        "PowerGossip": Entry("PowerGossip(2)", "The slowest links, if replicas may differ from one another."),
+        "DiLoCo": Entry("DiLoCo(100)", "Links so slow that replicas should exchange once in many steps."),
+        "SparseLoCo": Entry("SparseLoCo(30)", "The fewest bytes of all: sparse changes in two bits."),
         "Accordion": Entry(
-            "Accordion(TopK(0.1), TopK(0.01))",
-            "Agarwal et al. 2020, arXiv:2010.16248",
-            "Training with critical phases, such as decays of the learning rate.",
+            "Accordion(TopK(0.1), TopK(0.01))", "Training with critical phases, such as decays of the learning rate."
         ),
-        "GraVAC": Entry(
-            "GraVAC(10, 1000)",
-            "Tyagi, Swany 2023, arXiv:2305.12201",
-            "A strength that adapts to what the gradient keeps. Needs a clock.",
-        ),
+        "GraVAC": Entry("GraVAC(10, 1000)", "A strength that adapts to what the gradient keeps. Needs a clock."),
     },
     "schedule": {
-        "GPipe": Entry(
-            "GPipe",
-            "Huang et al. 2019, arXiv:1811.06965",
-            "The simplest reference; it holds all microbatches in memory.",
-        ),
-        "1F1B": Entry(
-            "1F1B", "Narayanan et al. 2021, arXiv:2104.04473", "The default. Raise `ahead` on links with latency."
-        ),
-        "Interleaved1F1B": Entry(
-            "Interleaved1F1B(2)",
-            "Narayanan et al. 2021, arXiv:2104.04473",
-            "Fast links: a smaller bubble for more packets.",
-        ),
-        "ZBH1": Entry("ZBH1", "Qi et al. 2023, arXiv:2401.10241", "A smaller bubble in the memory of 1F1B."),
-        "ZBH2": Entry(
-            "ZBH2", "Qi et al. 2023, arXiv:2401.10241", "No bubble between post-validated steps, in twice the memory."
-        ),
-        "ZBV": Entry("ZBV", "Qi et al. 2023, arXiv:2401.10241", "The same in the memory of 1F1B, for more packets."),
-        "DualPipeV": Entry(
-            "DualPipeV",
-            "DeepSeek-AI 2024, arXiv:2412.19437",
-            "Comparison with DeepSeek's schedule, whose pairs overlap.",
-        ),
+        "GPipe": Entry("GPipe", "The simplest reference; it holds all microbatches in memory."),
+        "1F1B": Entry("1F1B", "The default. Raise `ahead` on links with latency."),
+        "Interleaved1F1B": Entry("Interleaved1F1B(2)", "Fast links: a smaller bubble for more packets."),
+        "ZBH1": Entry("ZBH1", "A smaller bubble in the memory of 1F1B."),
+        "ZBH2": Entry("ZBH2", "No bubble between post-validated steps, in twice the memory."),
+        "ZBV": Entry("ZBV", "The same in the memory of 1F1B, for more packets."),
+        "DualPipeV": Entry("DualPipeV", "Comparison with DeepSeek's schedule, whose pairs overlap."),
         "Custom": Entry(
-            "Custom('rows.csv')", "", "A schedule of your own, in the CSV format of torch.distributed.pipelining."
+            "Custom('rows.csv')", "A schedule of your own, in the CSV format of torch.distributed.pipelining."
         ),
     },
     "weight policy": {
-        "Synchronous": Entry("Synchronous", "", "The reference: all stages read the same weights."),
+        "Synchronous": Entry("Synchronous", "The reference: all stages read the same weights."),
         "PostValidated": Entry(
-            "PostValidated",
-            "Qi et al. 2023, arXiv:2401.10241",
-            "The weights of `Synchronous` without a wait between steps, for ZBH2 and ZBV.",
+            "PostValidated", "The weights of `Synchronous` without a wait between steps, for ZBH2 and ZBV."
         ),
-        "Stashed": Entry(
-            "Stashed",
-            "Narayanan et al. 2019 (PipeDream), arXiv:1806.03377",
-            "No bubble, small batches: one update a microbatch. With NAdam it is AsyncPP.",
-        ),
+        "Stashed": Entry("Stashed", "No bubble, small batches: one update a microbatch. With NAdam it is AsyncPP."),
         "DoubleBuffered": Entry(
-            "DoubleBuffered",
-            "Narayanan et al. 2021 (PipeDream-2BW), arXiv:2006.09503",
-            "A first choice: no bubble, a delay of one step, one copy of the weights.",
-        ),
-        "PipeMare": Entry(
-            "PipeMare(200)",
-            "Yang et al. 2019, arXiv:1910.05124",
-            "Many stages, if a deployment cannot keep stashed versions.",
-        ),
-        "Predicted": Entry(
-            "Predicted",
-            "Chen et al. 2018 (SpecTrain), arXiv:1809.02839; Guan et al. 2019 (XPipe), arXiv:1911.04610",
-            "Long delays with momentum or Adam.",
+            "DoubleBuffered", "A first choice: no bubble, a delay of one step, one copy of the weights."
         ),
     },
 }
@@ -307,6 +185,14 @@ PAGES = {
         "Weight policies",
         "`weights`",
         "A weight policy says which version of a stage's weights its passes read, and when the stage updates: see "
-        "[asynchronous pipelines](../asynchronous.md). All but `Synchronous` need the schedule 1F1B and run it without a flush.",
+        "[asynchronous pipelines](../asynchronous.md). `Stashed` and `DoubleBuffered` need the schedule 1F1B and run it without "
+        "a flush.",
+    ),
+    "rare-weights": Page(
+        "weight policy",
+        "Rarely used weight policies",
+        "`weights`",
+        "These policies are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
+        "[the others](weights.md), need the schedule 1F1B and run it without a flush.",
     ),
 }

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import typer
 
 import raysim
-from raysim.analysis import load, safe_set
+from raysim.analysis import load, settings
 
 WIDTHS = (8, 6, 4, 3, 2)
 
@@ -30,7 +30,7 @@ def main(
             raysim.train(recipe, *changes, engine="inline", out=runs / f"{bits or 'dense'}-{seed}")
 
     results = load(runs)
-    verdicts = safe_set(results)
+    verdicts = settings(results)
     print(verdicts[["setting", "verdict", "seeds"]].to_string(index=False))
 
     accuracy = results.runs.pivot_table(index="seed", columns="setting", values="final_accuracy_on") * 100

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import typer
 
 import raysim
-from raysim.analysis import load, replay, safe_set
+from raysim.analysis import load, replay, settings
 
 NETWORK = "100mbps"
 CANDIDATES = {
@@ -46,7 +46,7 @@ def main(
     both = results.runs.merge(priced, on="run", suffixes=("", "_of_step"))
     links = ["forward", "backward"]
     summary = both.groupby(links)[["final_accuracy_on", "step_s", "speedup"]].mean().sort_values("step_s")
-    summary["verdict"] = safe_set(results).set_index(links)["verdict"]
+    summary["verdict"] = settings(results).set_index(links)["verdict"]
     print(summary.to_string())
 
     figure, axes = plt.subplots(figsize=(10, 4.2), layout="constrained")

@@ -15,7 +15,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from raysim import plugins
 
@@ -38,9 +38,7 @@ class Notation:
     """Base of frozen dataclasses whose `repr` is their notation: required arguments positional, defaults left out."""
 
     notation: ClassVar[str | None] = None  # the name, if not the class name
-    variants: ClassVar[
-        tuple[str, ...]
-    ] = ()  # of a plug-in's class: what docs, benchmarks and laws try, an example first
+    variants: ClassVar[tuple[str, ...]] = ()  # of a plug-in's class, for docs, benchmarks and laws: an example first
 
     @classmethod
     def name(cls) -> str:
@@ -181,30 +179,75 @@ def known_words(word: str, known: Iterable[str], prefix: str = "", rest: str = "
     return near or f" Known: {', '.join(prefix + name for name in names)}{rest}."
 
 
+class Method(NamedTuple):
+    """A notation as read, without its class: a name and its arguments, which may be methods themselves."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        written = [*map(repr, self.arguments), *(f"{name}={value!r}" for name, value in self.options)]
+        return f"{self.name}({', '.join(written)})" if written else self.name
+
+    @property
+    def inner(self) -> Method | None:
+        """The wrapped method: TopK(0.1) of ErrorFeedback(TopK(0.1))."""
+        return next((argument for argument in self.arguments if isinstance(argument, Method)), None)
+
+    @property
+    def strength(self) -> float | None:
+        """The number that orders methods of one name, strongest first: a density, bits or a rank."""
+        first = self.arguments[0] if self.arguments else None
+        return float(first) if isinstance(first, (int, float)) and not isinstance(first, bool) else None
+
+
+def read_method(text: str) -> Method | None:
+    """Return a recorded notation, whose class need not be installed; None if it is not one method.
+
+    >>> read_method("ErrorFeedback(mycodecs:Strided(4))").inner.strength, read_method('["TopK(0.1)", "Identity"]')
+    (4.0, None)
+    """
+    try:
+        method = _read(text)
+    except ValueError:
+        return None
+    return method if isinstance(method, Method) else None
+
+
 def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """Parse a notation into its object: the inverse of `repr`, by syntax tree and never by evaluation.
 
-    `names` maps the known names to their classes; a user's own class must derive from a base of these. Raises ValueError
-    naming the unknown or wrong part.
+    `names`: the known classes; a user's own must derive from a base of these. Raises ValueError naming the wrong part.
     """
+
+    def construct(value: Any) -> Any:
+        if not isinstance(value, Method):
+            return tuple(map(construct, value)) if isinstance(value, tuple) else value
+        named = {name: construct(option) for name, option in value.options}
+        return _construct(value.name, list(map(construct, value.arguments)), named, text, names, kind)
+
+    result: T = construct(_read(text, names, kind))
+    if not isinstance(result, (*names.values(), *_bases(names))):
+        raise ValueError(f"{text!r} is no {kind}: expected one of {', '.join(sorted(names))}.")
+    return result
+
+
+def _read(text: str, names: Iterable[str] = (), kind: str = "codec") -> Any:
+    """Return the methods, tuples and values of a notation, by its syntax alone; raises ValueError naming the wrong part."""
     if not isinstance(text, str):
         raise ValueError(f"A {kind} is written as text such as 'TopK(0.1)', but got {shown(text)}.")
     check_size(text, kind)
-    aliases = {name: f"_{name}" for name in names if not name.isidentifier()}
-    written = {alias: name for name, alias in aliases.items()}
+    aliases = {f"_{name}": name for name in names if not name.isidentifier()}
     source = text.strip()
-    for name, alias in aliases.items():
+    for alias, name in aliases.items():
         source = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", alias, source)
+    source, paths = _hide_paths(source)
+    written = aliases | paths
     example = "1F1B" if "1F1B" in names else "TopK(0.1)"
-    source, paths = hide_paths(source)
-    written |= paths
     malformed = f"{text!r} is no {kind}: expected a name with arguments, such as '{example}'."
     if any(alias in text for alias in written):
         raise ValueError(malformed)
-    try:
-        tree = ast.parse(source, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(malformed) from None
 
     def build(node: ast.expr) -> Any:
         match node:
@@ -215,23 +258,24 @@ def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return tuple(build(element) for element in elements)
             case ast.Name(id=name):
-                return _construct(written.get(name, name), [], {}, text, names, kind)
+                return Method(written.get(name, name))
             case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
                 if any(isinstance(argument, ast.Starred) for argument in positional):
                     raise ValueError(f"{text!r} is no {kind}: `*` has no place in it.")
-                named = {keyword.arg: build(keyword.value) for keyword in keywords if keyword.arg}
-                if len(named) != len(keywords):
+                options = tuple((keyword.arg, build(keyword.value)) for keyword in keywords if keyword.arg)
+                if len(dict(options)) != len(keywords):
                     raise ValueError(f"{text!r} is no {kind}: `**` or an argument given twice has no place in it.")
-                return _construct(written.get(name, name), list(map(build, positional)), named, text, names, kind)
+                return Method(written.get(name, name), tuple(map(build, positional)), options)
         raise ValueError(f"{text!r} is no {kind}: `{ast.get_source_segment(source, node)}` has no place in it.")
 
     try:
-        result: T = build(tree)
+        tree = ast.parse(source, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(malformed) from None
+    try:
+        return build(tree.body)
     except RecursionError:
         raise ValueError(malformed) from None
-    if not isinstance(result, (*names.values(), *_bases(names))):
-        raise ValueError(f"{text!r} is no {kind}: expected one of {', '.join(sorted(names))}.")
-    return result
 
 
 def _construct(
@@ -264,10 +308,10 @@ def _construct(
 _QUOTED_OR_PATH = re.compile(rf"""'[^']*'|"[^"]*"|(?<![\w.]){plugins.PATH.pattern}""")
 
 
-def hide_paths(text: str) -> tuple[str, dict[str, str]]:
+def _hide_paths(text: str) -> tuple[str, dict[str, str]]:
     """Replace import paths in a notation by identifiers, and return it with the paths by identifier.
 
-    >>> hide_paths("ErrorFeedback(mine:Half(2), key='a:b')")
+    >>> _hide_paths("ErrorFeedback(mine:Half(2), key='a:b')")
     ("ErrorFeedback(_own0(2), key='a:b')", {'_own0': 'mine:Half'})
     """
     paths: dict[str, str] = {}

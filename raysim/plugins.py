@@ -1,7 +1,7 @@
 """The user's own classes in a notation: `package.module:Class`, or the name of an entry point.
 
 Entry points of installed packages are found in the groups `raysim.codecs`, `raysim.compressors`,
-`raysim.replica_methods` and `raysim.schedules`.
+`raysim.replica_methods`, `raysim.schedules` and `raysim.weight_policies`.
 
 A name typed by the user is imported. A name in a record is not, since the record may come from somebody else: all code that
 reads names from records does so inside `from_record`, where only entry points and modules given to `trusting` are imported.
@@ -22,7 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-GROUPS = ("raysim.codecs", "raysim.compressors", "raysim.replica_methods", "raysim.schedules")
+GROUPS = (
+    "raysim.codecs",
+    "raysim.compressors",
+    "raysim.replica_methods",
+    "raysim.schedules",
+    "raysim.weight_policies",
+)
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:Class
 
 _FROM_RECORD = ContextVar("from_record", default=False)

@@ -92,8 +92,7 @@ def check_compressor(compressor: Compressor, direction: str = "forward", steps: 
             x = torch.randn(4, 6, 8, generator=draw)
             before, held = _bits(x), _content(sender)
             ids = tuple(range(4 * microbatch, 4 * microbatch + 4))
-            facts: dict[str, Any] = {"num_stages": 2, "num_microbatches": 2, "key": _KEY + step}
-            context = Context(direction, 0, step, step, microbatch, ids, **facts)
+            context = Context(direction, step, step, microbatch, ids, num_stages=2, key=_KEY + step)
             packet, changes = compressor.encode(x, sender, context)
             again, _ = compressor.encode(x, sender, context)
             _require(_bits(x) == before, f"{written} changes the tensor that it encodes")
@@ -129,8 +128,8 @@ def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: in
         ]
         facts: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "step_s": 0.1, "parameters": parameters}
         contexts = [
-            ReplicaContext(i, num_replicas, step, step // 2, 2, _KEY, previous=previous, **facts)
-            for i, previous in enumerate(gradients)
+            ReplicaContext(i, num_replicas, step, step // 2, 2, _KEY, extra=extra, **facts)
+            for i, extra in enumerate(gradients)
         ]
         before, held = [*map(_content, gradients)], [*map(_content, memories)]
         with _subject(written):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from raysim.analysis.comparison.harm_forecast import Trace, observe
+from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Kind, Race
 from raysim.config import ConfigError
 from raysim.quality import Measure
@@ -117,7 +117,7 @@ class RaceRounds:
         """Numbers of seeds of trials that went on after the planned ones."""
         self.evidence: dict[int, Evidence] = {}
         self._entrants = list(entrants)
-        self._dense_traces: dict[int, Trace] = {}  # of ended runs, by seed
+        self._dense_losses: dict[int, Losses] = {}  # of ended runs, by seed
         self._entries = read_entries(file)
         for entry in self._entries:
             self._follow(entry)
@@ -296,26 +296,13 @@ class RaceRounds:
                 [self.run_of(trial, seed).row[name] for trial in (entry.trial, self.dense)] for seed in entry.seeds
             ]
             return before._replace(final=(*before.final, *(self.measure.harm(*pair) for pair in pairs)))
-        for seed in set(entry.seeds) - self._dense_traces.keys():
-            self._dense_traces[seed] = self._trace(self.dense, seed)
-        dense = [self._dense_traces[seed] for seed in entry.seeds]
-        runs = [self._trace(entry.trial, seed) for seed in entry.seeds]
-        row = self.run_of(self.dense, entry.seeds[0]).row
-        chances = {
-            key.removeprefix("chance_"): value
-            for key, value in row.items()
-            if key.startswith("chance_") and value is not None
-        }
-        steps = part_steps(entry.share, len(dense[0].losses))
+        for seed in set(entry.seeds) - self._dense_losses.keys():
+            self._dense_losses[seed] = losses_of(self.run_of(self.dense, seed))
+        dense = [self._dense_losses[seed] for seed in entry.seeds]
+        runs = [losses_of(self.run_of(entry.trial, seed)) for seed in entry.seeds]
+        chances = chances_of(self.run_of(self.dense, entry.seeds[0]).row)
+        steps = part_steps(entry.share, len(dense[0]))
         return before._replace(observed=(*before.observed, observe(self.measure, runs, dense, steps, chances)))
-
-    def _trace(self, trial: int, seed: int) -> Trace:
-        run = self.run_of(trial, seed)
-        evals = run.evals
-        shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
-        steps = run.steps.sort_values("step")
-        done = (shown["step"] - steps["step"].min()).tolist()  # a branch continues from its parent's step
-        return Trace(steps["loss"].to_numpy(float), dict(zip(done, shown[self.measure.name].tolist(), strict=True)))
 
     def _write(self) -> None:
         write_entries(self.file, self._entries)

@@ -17,7 +17,8 @@ from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESample
 from optuna.trial import BaseTrial, FixedTrial
 from pydantic import BaseModel, ConfigDict, Field
 
-from raysim.config import ConfigError, RunConfig, as_written, keys_of, make_config
+from raysim.config import ConfigError, RunConfig, as_row, keys_of, make_config
+from raysim.config.identity import DENSE_SETTING, Setting, as_text
 from raysim.config.reading import merge
 from raysim.plugins import modules_in
 from raysim.storage.files import read_text, write_whole
@@ -29,7 +30,6 @@ from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
 DRAWS = 200  # points of the space drawn to find values that are never valid
 CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour", "planned_seeds"}  # when a study is resumed
 PARENT = "parent"  # folder of the dense run from which trials branch
-COMPRESSORS = ("forward", "backward", "replica_gradient")
 MOST_SEEDS = 10_000
 
 
@@ -151,17 +151,17 @@ class Study:
     def dense(self) -> Baseline | None:
         """The baseline without compression."""
         for baseline in self.baselines:
-            flat = _canonical(self.config(self.overrides_at(baseline.params, baseline.name)))
-            if all(flat.get(key) == "Identity" for key in COMPRESSORS):
+            config = self.config(self.overrides_at(baseline.params, baseline.name))
+            if Setting.of(as_row(config)) == DENSE_SETTING:
                 return baseline
         return None
 
     def notation(self, config: RunConfig) -> str:
-        """Return the canonical configuration without its seed: both directions, and every key that differs from the base."""
-        base, flat = _canonical(self.config({})), _canonical(config)
-        keys = [key for key in sorted({*base, *flat} - keys_of("place", "seed")) if base.get(key) != flat.get(key)]
-        shown = ["forward", "backward", *(key for key in keys if key not in ("forward", "backward"))]
-        return " ".join(f"{key}={flat.get(key)}" for key in shown)
+        """Return the configuration without its seed: its setting, and every other key that differs from the base."""
+        base, row = as_row(self.config({})), as_row(config)
+        others = sorted({*base, *row} - keys_of("place", "seed", "compression"))
+        changed = [f"{key}={as_text(row.get(key))}" for key in others if base.get(key) != row.get(key)]
+        return " ".join([str(Setting.of(row)), *changed])
 
     @cached_property
     def grid(self) -> list[dict[str, Choice]]:
@@ -307,16 +307,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _canonical(config: RunConfig) -> dict[str, Any]:
-    """Return the flat configuration, with one compressor for all boundaries if they are equal."""
-    flat = config.flat()
-    for key in COMPRESSORS:
-        if isinstance(flat[key], tuple):
-            flat[key] = flat[key][0] if all(each == flat[key][0] for each in flat[key]) else flat[key]
-        flat[key] = as_written(flat[key])
-    return flat
 
 
 def _check_same(key: str, old: Any, new: Any) -> None:

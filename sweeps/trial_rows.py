@@ -47,7 +47,7 @@ COLUMNS = pa.schema(
         ("error", pa.string()),
         ("seeds", pa.list_(pa.int64())),
         ("runs", pa.list_(pa.string())),  # folders, relative to the study's
-        ("notation", pa.string()),  # the canonical configuration without its seed
+        ("notation", pa.string()),  # the setting, and the other keys that differ from the base
         (
             "settled",
             pa.bool_(),

@@ -19,8 +19,8 @@ from raysim.analysis.comparison.power import chance_of_safe, paired_spread
 from raysim.analysis.comparison.rule import RULE, SKILL
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.gather import gather
-from raysim.analysis.report.over_time import branch_cells, safe_from
 from raysim.analysis.report.reuse import adoption
+from raysim.analysis.report.tables import branch_frame, safe_from
 from raysim.analysis.report.words import listed, plural, verdict
 from raysim.console import PlainConsole
 from raysim.network.presets import parse_network
@@ -82,11 +82,11 @@ def show_branches(sweep: Sweep) -> None:
     else:
         unit, within = harms["unit"].iloc[0], harms["within"].iloc[0]
         table = Table(title=f"Harm in {unit}, margin {within:g}, by the steps that are compressed")
-        rows = [branch_cells(row) for row in harms.to_dict("records")]
-        for cell in rows[0]:
-            table.add_column(cell.column, justify="right" if cell.kind == "number" else "left")
-        for cells in rows:
-            table.add_row(*(str(cell.text) for cell in cells))
+        frame = branch_frame(harms)
+        for column in frame:
+            table.add_column(str(column))
+        for row in frame.itertuples(index=False):
+            table.add_row(*row)
         console.print(table)
         for _, of_setting in harms.groupby("setting", sort=False):
             say(safe_from(of_setting).replace("`", ""))
@@ -192,7 +192,7 @@ def show_confirmation(sweep: Sweep | None) -> None:
         return
     out = sweep.store.out.rsplit("/", 1)[0]  # the folder of the confirmed study
     results = analysis.load(out)
-    judged = analysis.safe_set(results)
+    judged = analysis.settings(results)
     table = Table("setting", title=f"The choice, judged on held-out seeds {listed(sweep.study.seeds)}")
     for name in ("harm", "at most", "margin", "verdict"):
         table.add_column(name, justify="right" if name != "verdict" else "left")

@@ -1,7 +1,7 @@
 """Harm by compressed part of training, from branches of one dense run, and bounds for the rest of training.
 
 A branch from step n with m steps measures the harm of compressing these steps alone. `branch_harms` judges each, and bounds the harm of
-compressing from n to the end by the sum of the parts, which `parts_and_whole` tests on runs that have both.
+compressing from n to the end by the sum of the parts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pandas as pd
 from raysim.analysis.comparison.choice import VERDICTS, outcome_columns
 from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
-from raysim.analysis.comparison.statistics import bounds
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, plain
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting, plain
 
 ASSUMPTION = (
     "Harm to the end is a sum of parts: each part stands for the steps until the next point, harm per step is constant in it, and "
@@ -53,13 +53,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Branches of one dense run, equal in all but compression, seed and the part of training; and runs of the whole of it."""
+    """Branches of one dense run, equal in all but compression, seed and the part of training."""
 
     label: str
     parts: Sequence[Part]
     """In the order of their first steps; of several lengths from one step, the shortest."""
-    wholes: Sequence[Part]
-    """Runs of all steps from a point to the end of other parts."""
     planned: int
     """Steps of the whole training."""
 
@@ -91,25 +89,24 @@ class Family:
 
 
 def families(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[Family]:
-    """Return the branches of each dense run of `results`, with the whole runs beside them."""
+    """Return the branches of each dense run of `results`."""
     rows = {str(row["run"]): row for row in results.runs.to_dict("records")}
     alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, *_LENGTH, "seed"}]
-    groups: dict[tuple[str, ...], list[tuple[str | None, int, Part]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
     for context in contexts(results, quality=quality, margin=margin):
         row = rows[str(context.rows["run"].iloc[0])]
-        first, parent = int(plain(row.get("first_step")) or 0), plain(row.get("parent"))
+        if (parent := plain(row.get("parent"))) is None:
+            continue
+        first = int(plain(row.get("first_step")) or 0)
         done, planned = int(row["steps_done"]), int(plain(row.get("rate_steps")) or row["steps_done"])
-        key = tuple(repr(plain(row.get(name))) for name in alike)
-        groups.setdefault(key, []).append((parent, planned, Part(first, first + done, context)))
+        key = (parent, *(repr(plain(row.get(name))) for name in alike))
+        groups.setdefault(key, []).append((planned, Part(first, first + done, context)))
     branched = []
     for entries in groups.values():
-        for parent in dict.fromkeys(parent for parent, _, _ in entries if parent is not None):
-            planned = max(steps for other, steps, _ in entries if other == parent)
-            ours = sorted((part for other, _, part in entries if other == parent), key=lambda part: part[:2])
-            parts = list({part.first: part for part in reversed(ours)}.values())[::-1]
-            wholes = [part for other, _, part in entries if other in (parent, None) and part not in parts]
-            label = parts[0].context.label.partition(", start=")[0]
-            branched.append(Family(label, parts, wholes, planned))
+        ours = sorted((part for _, part in entries), key=lambda part: part[:2])
+        parts = list({part.first: part for part in reversed(ours)}.values())[::-1]
+        label = parts[0].context.label.partition(", start=")[0]
+        branched.append(Family(label, parts, max(steps for steps, _ in entries)))
     return branched
 
 
@@ -118,7 +115,7 @@ def branch_harms(
 ) -> pd.DataFrame:
     """Return the harm of each compressed setting by branch point: in its part of training, and in all steps from there.
 
-    `harm` is that of compressing steps `first_step` to `end_step` alone, by the rule of `safe_set`: all settings and points of a dense
+    `harm` is that of compressing steps `first_step` to `end_step` alone, by the rule of `settings`: all settings and points of a dense
     run are one family. `rest_harm` bounds that of compressing from `first_step` to the end of training, see `ASSUMPTION`; its
     verdicts are a family too. As harm may fade, the sum of several parts can show that the rest is safe, not that it is harmful.
     `safe_from` is the first point from which on the rest is safe, missing if there is none.
@@ -156,42 +153,6 @@ def branch_harms(
             )
     names = ("job", "setting", "first_step", "end_step", "planned_steps", "unit", "within", *_HARM, *_REST, "safe_from")
     return pd.DataFrame(rows, columns=list(names)).astype({"safe_from": "Int64"})
-
-
-def parts_and_whole(results: Results, *, quality: str = "auto") -> pd.DataFrame:
-    """Return one row for each setting and whole run: its harm, and the sum of the parts that it spans.
-
-    Tests the assumption behind the bounds of `branch_harms`: `difference` is the mean over seeds of the sum minus the whole, between
-    `low` and `high` with 95 % confidence each. Runs from scratch count as whole runs too, with other initial weights.
-    """
-    rows = []
-    for family in families(results, quality=quality):
-        for setting in family.settings:
-            for whole in family.wholes:
-                sums = family.sums(setting, whole.first, whole.end)
-                harms = {seed: harm for seed, harm in whole.harms(setting).items() if seed in sums}
-                spanned = [part for part in family.parts if whole.first <= part.first < whole.end]
-                if len(spanned) < 2 or len(harms) < 2:
-                    continue
-                differences = [sums[seed] - harm for seed, harm in harms.items()]
-                mean, low, high = bounds(differences)
-                rows.append(
-                    {
-                        "job": family.label,
-                        "setting": str(setting),
-                        "first_step": whole.first,
-                        "end_step": whole.end,
-                        "parts": len(spanned),
-                        "seeds": len(harms),
-                        "unit": whole.context.unit,
-                        "whole": sum(harms.values()) / len(harms),
-                        "sum_of_parts": sum(sums[seed] for seed in harms) / len(harms),
-                        "difference": mean,
-                        "low": low,
-                        "high": high,
-                    }
-                )
-    return pd.DataFrame(rows)
 
 
 def _bounded(columns: dict[str, Any], alone: bool) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Safe settings and the networks on which they pay off, by comparison with otherwise equal dense runs, seed by seed."""
+"""The frame of settings: harm, verdict and price of each, by comparison with otherwise equal dense runs, seed by seed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,36 @@ from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
 from raysim.analysis.comparison.statistics import ALONE, Prior, highest_rate, priors, studentise
 from raysim.analysis.data import AnalysisError, ReplayError
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import DENSE_SETTING, Setting
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 
 VERDICTS: dict[Where, str] = {"below": "safe", "above": "harmful", "undecided": "undecided"}
 
 
-def safe_set(
-    results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = CONFIDENCE
+def settings(
+    results: Results,
+    within: float | None = None,
+    *,
+    networks: Network | str | Iterable[Network | str] = (),
+    quality: str = "auto",
+    confidence: float = CONFIDENCE,
+    transport: str | None = None,
+    compute: str = "auto",
+    profile: Path | str | None = None,
 ) -> pd.DataFrame:
-    """Return one row for each setting: its harm against dense, and whether that is clearly less than `within`.
+    """Return one row for each compressed setting of each job: its harm against dense, the verdict and, on networks, its price.
+
+    Rows of one `job` and `context` are compared with one another: their runs, in `runs`, are equal in all but compression and seed.
+    `wire_bytes` and `dense_bytes` are those of a step.
 
     `harm` is the mean over seeds of the difference in final quality with compression on, in points of accuracy or per cent of
     the loss (`unit`); `within` is by default half a point or one per cent.
     `verdict` follows `raysim.analysis.comparison.rule.RULE`: "safe" if `harm_high` is below `within`, "harmful" if `harm_low`
-    is above it, else "undecided", and then `lacking` may say why. The family is all settings of a job that have begun,
+    is above it, else "undecided", and then `lacking` may say why. The family is all settings of a context that have begun,
     including those that left a race, except finished ones without a seed in common with dense. If some runs confirm a choice,
     only the settings that they confirm can be safe, by those runs alone. The seeds that chose can show other settings to be
     harmful; the error of calling a setting harmful is then halved between the two families. `chose_on` and `confirmed_on` are
@@ -41,39 +52,48 @@ def safe_set(
     `borrowed` further seeds, and `chance` the chance that the true harm is less than `within`, without regard to the family:
     missing for fewer than two seeds. A diverged run counts as untrained; `diverged` counts them among `seeds`, and their rate
     is at most `diverged_high`, by a one-sided bound at `confidence`.
+
+    With `networks` there is a row for each network, over `transport`: by default that of the runs' study, see
+    `Results.transport_of`. `step_s`, `dense_step_s` and `speedup`, with its interval and its `pace` ("faster", "slower" or "not
+    distinguishable"), are means over the `priced` runs, each beside its dense run. `break_even_bps`, their median, is the bandwidth
+    below which the setting is faster on an otherwise equal network: 0 if it never `pays`, infinity if it always does, and missing if
+    the network has several. `compute` and `profile` are as for `replay`. Runs without a price are named in the problems of `results`.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(
             f"`within` must be a number, in points of accuracy or per cent of the loss, but got {within!r}: write 1 for 1 %."
         )
-    judged = judged_contexts(results, within, quality=quality, confidence=confidence)
-    return pd.DataFrame([row for _, rows in judged for row in rows.values()], columns=[*_COLUMNS, *_SAFE])
-
-
-def judged_contexts(
-    results: Results, within: float | None = None, *, quality: str = "auto", confidence: float = CONFIDENCE
-) -> Iterator[tuple[Context, dict[Setting, dict[str, Any]]]]:
-    """Yield comparable runs, each with the rows of `safe_set` of its compressed settings."""
+    several = [networks] if isinstance(networks, (Network, str)) else networks
+    parsed = [parse_network(network) if isinstance(network, str) else network for network in several]
+    partners = dense_partners(results) if parsed else {}
+    columns = results.runs.set_index("run")
+    rows = []
     for context in contexts(results, quality=quality, margin=within):
-        judged = _verdicts(context, 1 - confidence)
-        rows = {}
+        verdicts = _verdicts(context, 1 - confidence)
         for setting, runs in context.settings.items():
-            if setting != Setting():
-                confirms = runs["confirms"].astype(bool)
-                rows[setting] = {
-                    **_named(context.label, setting, results, runs),
-                    "chose_on": [int(seed) for seed in runs.index[~confirms]],
-                    "confirmed_on": [int(seed) for seed in runs.index[confirms]],
-                    "unit": context.unit,
-                    "within": context.margin,
-                    "confidence": confidence,
-                    **judged[setting],
-                }
-        yield context, rows
+            if setting == DENSE_SETTING:
+                continue
+            names = [str(run) for run in context.rows["run"][context.rows["setting"] == setting]]
+            row = {
+                "job": columns["job"][names[0]],
+                "context": context.label,
+                **_described(setting, columns.loc[runs["run"]]),
+                "runs": names,
+                **_seeds(runs),
+                "unit": context.unit,
+                "within": context.margin,
+                "confidence": confidence,
+                **verdicts[setting],
+            }
+            options = {"compute": compute, "profile": profile}
+            options["transport"] = transport or results.transport_of(runs["study"].dropna())
+            pairs = [(str(run), partners[run]) for run in runs["run"] if run in partners]
+            rows += [row | _price(results, pairs, network, options) for network in parsed] or [row]
+    return pd.DataFrame(rows, columns=[*_COLUMNS, *(_PRICES if parsed else ())])
 
 
 def is_promising(judged: Mapping[str, Any]) -> bool:
-    """Return whether a setting, given by its row of `safe_set`, is worth more seeds: it is more likely safe than not.
+    """Return whether a setting, given by its row of `settings`, is worth more seeds: it is more likely safe than not.
 
     It is undecided, and its mean harm is within the margin. With two seeds or more its `chance` is then at least a half.
     """
@@ -142,7 +162,7 @@ def _judged(
 
 
 def _samples(context: Context, alpha: float) -> dict[Setting, Sample]:
-    compressed = [setting for setting in context.settings if setting != Setting()]
+    compressed = [setting for setting in context.settings if setting != DENSE_SETTING]
     return {setting: context.harm_sample(setting, context.harms(setting), alpha) for setting in compressed}
 
 
@@ -171,37 +191,7 @@ def _spread(sample: Sample, prior: Prior, margin: float) -> dict[str, float]:
     }
 
 
-def break_even(
-    results: Results,
-    network: Network | str = "1gbps",
-    *,
-    compute: str = "auto",
-    profile: Path | str | None = None,
-    transport: str = "ray",
-) -> pd.DataFrame:
-    """Return one row per setting: the bandwidth below which its step is faster than a dense one, on an otherwise equal `network`.
-
-    Compute is that of the job, as for `replay`; `transport` is "ray", "nccl" or "gloo".
-
-    `break_even_bps`, the median over seeds, is 0 if the setting never pays, infinity if it always does, and missing if the
-    network has several bandwidths. Between `break_even_low_bps` and `break_even_high_bps`, its 90 % interval, the two are not
-    distinguishable. `step_s`, `dense_step_s` and `speedup` are on the network itself, with the interval and the verdict of
-    `replay`. Runs without a price are named in the problems of `results`.
-    """
-    parsed = parse_network(network) if isinstance(network, str) else network
-    partners = dense_partners(results)
-    options = {"compute": compute, "profile": profile, "transport": transport}
-    rows = []
-    for context in contexts(results):
-        for setting, runs in context.settings.items():
-            pairs = [(str(run), partners[run]) for run in runs["run"] if run in partners]
-            if setting != Setting() and pairs:
-                row = _named(context.label, setting, results, runs) | {"network": repr(parsed)}
-                rows.append(row | _even(results, pairs, parsed, options))
-    return pd.DataFrame(rows, columns=[*_COLUMNS, *_EVEN])
-
-
-def _even(
+def _price(
     results: Results, pairs: Sequence[tuple[str, str]], network: Network, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the break-even and the speed-up of a setting over its runs, each with its dense run."""
@@ -220,31 +210,45 @@ def _even(
     speedup = Estimate(*(float(np.mean(values)) for values in zip(*speedups, strict=True))) if steps else UNKNOWN
     step_s, dense_step_s = np.mean(steps, axis=0) if steps else (math.nan, math.nan)
     return {
-        "seeds": len(steps),
+        "network": repr(network),
+        "priced": len(steps),
         **bandwidth.columns("break_even", "_bps"),
         "pays": _pays(bandwidth),
         "step_s": step_s,
         "dense_step_s": dense_step_s,
         **speedup._replace(value=dense_step_s / step_s).columns("speedup"),
-        "verdict": speedup.verdict if steps else None,
+        "pace": speedup.verdict if steps else None,
     }
 
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
-_COLUMNS = ("context", "setting", *Setting._fields, "compression_factor")
-_SAFE = (
+_COLUMNS = (
+    *("job", "context", "setting", *Setting._fields, "compression_factor", "wire_bytes", "dense_bytes", "runs"),
     *("seeds", "chose_on", "confirmed_on", "harm", "harm_low", "harm_high", "unit", "within", "confidence", "family"),
     *("verdict", "lacking", "deviation", "borrowed", "chance", "diverged", "diverged_high"),
 )
-_EVEN = (
-    *("network", "seeds", "break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays"),
-    *("step_s", "dense_step_s", "speedup", "speedup_low", "speedup_high", "verdict"),
+_PRICES = (
+    *("network", "priced", "step_s", "dense_step_s", "speedup", "speedup_low", "speedup_high", "pace"),
+    *("break_even_bps", "break_even_low_bps", "break_even_high_bps", "pays"),
 )
 
 
-def _named(context: str, setting: Setting, results: Results, runs: pd.DataFrame) -> dict[str, Any]:
-    factors = results.runs["compression_factor"][results.runs["run"].isin(runs["run"])]
-    return {"context": context, "setting": str(setting), **setting._asdict(), "compression_factor": factors.mean()}
+def _described(setting: Setting, runs: pd.DataFrame) -> dict[str, Any]:
+    """Return a setting's name and keys, and its bytes in a mean step of its runs."""
+    steps = runs["steps_done"].astype(float).clip(lower=1) if "steps_done" in runs else math.nan
+    sizes = {name: (runs[name].astype(float) / steps).mean() for name in ("wire_bytes", "dense_bytes")}
+    return {
+        "setting": str(setting),
+        **setting._asdict(),
+        "compression_factor": runs["compression_factor"].mean(),
+    } | sizes
+
+
+def _seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
+    """Return the seeds that chose a setting, and those that confirmed it."""
+    confirms = runs["confirms"].astype(bool)
+    groups = {"chose_on": runs.index[~confirms], "confirmed_on": runs.index[confirms]}
+    return {name: [int(seed) for seed in seeds] for name, seeds in groups.items()}
 
 
 def _pays(even: Estimate) -> str | None:

@@ -13,18 +13,10 @@ import pandas as pd
 from raysim.analysis.comparison.rule import Sample, at_chance, sample
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import USUAL_TRANSPORT, is_confirmation, over
-from raysim.analysis.data.settings import (
-    COMPRESSION,
-    NO_SETTING,
-    Setting,
-    differing,
-    is_missing,
-    model_of,
-    plain,
-    setting_of,
-)
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, differing, model_of
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting, is_missing, plain
 from raysim.quality import MEASURES, Measure, is_language, measures_of
 from raysim.records import FINISHED
 
@@ -238,7 +230,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
         rows.append(
             {
                 "run": run,
-                "setting": setting_of(row),
+                "setting": Setting.of(row),
                 "seed": int(row["seed"]),
                 **values,
                 f"chance_{name}": chance,
@@ -253,7 +245,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
 
 def _begun(results: Results, runs: pd.DataFrame) -> frozenset[Setting]:
     """Return the compressed settings of the runs that confirm no choice."""
-    settings = {setting_of(row) for row in runs.to_dict("records") if not is_confirmation(results.path(row["run"]))}
+    settings = {Setting.of(row) for row in runs.to_dict("records") if not is_confirmation(results.path(row["run"]))}
     return frozenset(settings) - {Setting()}
 
 

@@ -1,7 +1,7 @@
 """Forecasts of a setting's final harm during training, paired with dense by seed and step.
 
-Final harm is forecast in three ways: from training losses, as if the present harm persisted; as a delay, as if the setting were at
-an earlier step of dense; and from an evaluation, if there is one. The smallest counts, since harm fades.
+Final harm is forecast from training losses in two ways: as if the present harm persisted, and as a delay, as if the setting were at
+an earlier step of dense. The smaller counts, since harm fades.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize
 
 from raysim.quality import Measure
+from raysim.records import Run
+
+Losses: TypeAlias = np.ndarray[Any, Any]
 
 
 class Observation(NamedTuple):
@@ -25,49 +28,40 @@ class Observation(NamedTuple):
     """By training losses over the latter half of the steps done, one per seed."""
     delayed: float
     """Final harm if the setting is only behind dense, see `delayed_harm`."""
-    evaluated: float = math.inf
-    """Mean harm by evaluations there; infinite without any."""
 
     @property
     def forecast(self) -> float:
-        """The smallest forecast of final harm."""
-        return min(fmean(self.harms), self.delayed, self.evaluated)
+        """The smaller forecast of final harm."""
+        return min(fmean(self.harms), self.delayed)
 
 
-class Trace(NamedTuple):
-    """The records of a run so far."""
+def losses_of(run: Run) -> Losses:
+    """Return the training losses of a run, by step."""
+    losses: Losses = run.steps.sort_values("step")["loss"].to_numpy(float)
+    return losses
 
-    losses: np.ndarray[Any, Any]
-    """Training loss by step."""
-    evaluated: Mapping[int, float] = {}
-    """Quality with compression on, by the steps done."""
+
+def chances_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measures at chance, by name, in a row of `run.parquet`."""
+    values = {key.removeprefix("chance_"): value for key, value in row.items() if key.startswith("chance_")}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def observe(
-    measure: Measure, runs: Sequence[Trace], dense: Sequence[Trace], steps: int, chances: Mapping[str, float]
+    measure: Measure, runs: Sequence[Losses], dense: Sequence[Losses], steps: int, chances: Mapping[str, float]
 ) -> Observation:
     """Return the harm of a setting after `steps` steps of each seed, against complete dense runs of the same seeds.
 
-    `chances` are the measures at chance, by name.
+    `runs` and `dense` are training losses by step. `chances` are the measures at chance, by name.
     """
     begin = steps // 2
-    latter = [(run.losses[begin:steps], other.losses[begin:steps]) for run, other in zip(runs, dense, strict=True)]
+    latter = [(run[begin:steps], other[begin:steps]) for run, other in zip(runs, dense, strict=True)]
     behind = float(np.mean([np.mean(own) - np.mean(reference) for own, reference in latter]))
-    curve = np.mean([run.losses for run in dense], axis=0)
+    curve = np.mean(dense, axis=0)
     return Observation(
         tuple(training_harm(measure, own, reference, chances) for own, reference in latter),
         delayed_harm(measure, behind, curve, steps, chances),
-        _evaluated_harm(measure, runs, dense, range(begin + 1, steps + 1)),
     )
-
-
-def _evaluated_harm(measure: Measure, runs: Sequence[Trace], dense: Sequence[Trace], steps: range) -> float:
-    """Return the mean harm by the last evaluation among `steps` that all runs have; infinite without one."""
-    shared = [step for step in steps if all(step in run.evaluated for run in (*runs, *dense))]
-    if not shared:
-        return math.inf
-    pairs = [(run.evaluated[shared[-1]], other.evaluated[shared[-1]]) for run, other in zip(runs, dense, strict=True)]
-    return float(np.mean([measure.harm(own, reference) for own, reference in pairs]))
 
 
 def training_harm(measure: Measure, losses: ArrayLike, dense: ArrayLike, chances: Mapping[str, float]) -> float:
@@ -87,9 +81,7 @@ def training_harm(measure: Measure, losses: ArrayLike, dense: ArrayLike, chances
     return 100 * (own / reference - 1) if reference > 0 else math.nan
 
 
-def delayed_harm(
-    measure: Measure, behind: float, dense: np.ndarray[Any, Any], step: int, chances: Mapping[str, float]
-) -> float:
+def delayed_harm(measure: Measure, behind: float, dense: Losses, step: int, chances: Mapping[str, float]) -> float:
     """Return the final harm of a setting whose mean training loss lies `behind` dense over the latter half of `step` steps.
 
     `dense` are the mean training losses of dense by step, to the end. If compression only costs time, the setting is at an

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import natural_direction
-from raysim.analysis.data.settings import plain
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import plain
 from raysim.quality import Measure, measures_of
 
 if TYPE_CHECKING:

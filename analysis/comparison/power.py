@@ -12,8 +12,8 @@ from scipy import stats
 from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, LOOKS, MIN_SEEDS, MOST_SEEDS, planned_share
 from raysim.analysis.comparison.statistics import priors, quantile, studentise, wider
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting
 
 DECIDES = 0.8  # chance of a verdict at which seeds are enough
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.checks import check_actions, check_finite, check_tables
-from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, Job, device_kind, job_of
 from raysim.analysis.data.work import (
     NO_KIND,
     UPDATE,
@@ -25,6 +24,7 @@ from raysim.analysis.data.work import (
     octaves_of,
     work_codes,
 )
+from raysim.config.identity import DENSE, SYNCHRONOUS, device_kind
 from raysim.network.collectives import (
     DIRECTIONS,
     Transfers,
@@ -116,7 +116,7 @@ class Recording:
                 f"its actions must be of {self.num_stages} stages and {self.num_microbatches} microbatches, "
                 f"but are of {got[0]} and {got[1]}"
             )
-        self.job: Job = job_of(self.row)
+        self.job = str(self.row["job"])
         self.clock = ("cpu" if device_kind(self.row) == "cpu" else "wall") if clock == "auto" else clock
         check_finite(self.samples)
 

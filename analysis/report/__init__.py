@@ -1,36 +1,51 @@
 """The report of runs and studies: one HTML page that needs nothing but a browser, or Markdown with pictures for a paper.
 
-`compose` makes a page of sections; `html` and `markdown` write it.
+`compose` makes a page of sections; `write_report` writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.report.frontier import frontier_section, quality_section
+from raysim.analysis.report.frontier import frontier, links, quality_by_strength
 from raysim.analysis.report.gather import gather
-from raysim.analysis.report.html import write_html
-from raysim.analysis.report.markdown import write_markdown
 from raysim.analysis.report.material import NETWORKS, Job, Material
-from raysim.analysis.report.one_step import links_section, timeline_section
-from raysim.analysis.report.over_time import branches_section, curves_section, decisions_section, has_branches
-from raysim.analysis.report.page import Block, Heading, Page, Section, Text
-from raysim.analysis.report.parameters import importance_section
-from raysim.analysis.report.probes import probes_section
-from raysim.analysis.report.reuse import reproduce_section
-from raysim.analysis.report.summary import summary_section
-from raysim.analysis.report.tables import runs_section
+from raysim.analysis.report.over_time import curves, decisions, timeline
+from raysim.analysis.report.page import Block, Page, Section, Text
+from raysim.analysis.report.reuse import reproduce
+from raysim.analysis.report.summary import summary
+from raysim.analysis.report.tables import branches, has_branches, importance_charts, probe, runs_tables
 from raysim.analysis.report.words import plural
+from raysim.analysis.report.write import write_report
 from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.plugins import from_record
-from raysim.storage.files import output_file
 
 __all__ = ["NETWORKS", "compose", "write_report"]
+
+TOPICS: Sequence[
+    tuple[str, str, Callable[[Job, Material], list[Block]], str]
+] = (  # of a job; and why there may be none
+    ("frontier", "Frontier", frontier, "It needs two settings or more of a job, with profiled actions."),
+    (
+        "quality",
+        "Quality against density and bits",
+        quality_by_strength,
+        "It needs settings that differ in the density or the bits of a codec.",
+    ),
+    ("curves", "Learning curves", curves, "No run here has recorded its steps yet."),
+    ("links", "Bytes per link", links, "No link sent anything: pipelines of one stage have none."),
+    ("decisions", "Decisions over time", decisions, "No run here used an adaptive method, such as GraVAC."),
+    (
+        "gantt",
+        "A step of the pipeline",
+        timeline,
+        "It needs a run with profiled actions: train with `profile_every_steps` of at least 1.",
+    ),
+)
 
 
 @from_record()
@@ -58,7 +73,7 @@ def compose(
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
     parsed = [parse_network(network) if isinstance(network, str) else network for network in networks]
     material = gather(results, parsed, compute, profile, first=first or own, transport=transport)
-    sections = _sections(material)  # adds problems as it reads tables
+    sections = [*_sections(material)]  # adds problems as it reads tables
     jobs = (*material.jobs, *material.probes)
     settings = sum(len(job.settings) for job in jobs)
     return Page(
@@ -72,41 +87,46 @@ def compose(
     )
 
 
-def _sections(material: Material) -> list[Section]:
-    """Return all sections in the order of the page; several jobs have a section each."""
-    topics = (
-        frontier_section,
-        quality_section,
-        curves_section,
-        links_section,
-        decisions_section,
-        timeline_section,
-    )
-    return [
-        summary_section(material),
-        *([probes_section(material)] if material.probes else []),
-        *([branches_section(material)] if has_branches(material.results) else []),
-        *(
-            [_job_section(job, topics, material) for job in material.jobs]
-            if len(material.jobs) > 1
-            else [topic(material) for topic in topics]
-        ),
-        *(topic(material) for topic in (importance_section, runs_section, reproduce_section)),
-    ]
-
-
-def _job_section(job: Job, topics: Sequence[Callable[[Material], Section]], material: Material) -> Section:
-    blocks: list[Block] = []
-    for topic in topics:
-        section = topic(replace(material, jobs=[job]))
-        blocks += [Heading(section.title), *([Text(section.absent, "note")] if section.absent else []), *section.blocks]
-    return Section(job.key, job.title, blocks)
-
-
-def write_report(page: Page, out: Path, form: str = "html") -> None:
-    """Write a report to `out`: a file for "html", a folder for "md"."""
-    if form == "html":
-        with output_file(out) as file:
-            file.write(write_html(page).encode())
+def _sections(material: Material) -> Iterator[Section]:
+    """Yield all sections in the order of the page; several jobs have a section each."""
+    if material.jobs or not material.probes:
+        without = "No run here is finished yet, so there is nothing to recommend."
     else:
-        write_markdown(page, out)
+        without = "The runs here are candidates of a probe, which train nothing."
+    yield _section("summary", "Summary", _of_jobs(material.jobs, summary, material), without)
+    if material.probes:
+        yield Section("probes", "Probe", [block for job in material.probes for block in probe(job, material)])
+    if has_branches(material.results):
+        title = "Where in training compression harms"
+        yield _section("branches", title, branches(material), "No branch has a dense one beside it.")
+    if len(material.jobs) > 1:
+        for job in material.jobs:
+            blocks = [
+                block
+                for _, title, topic, without in TOPICS
+                for block in (Text(title, "heading"), *(topic(job, material) or [Text(without, "note")]))
+            ]
+            yield Section(job.key, job.title, blocks)
+    else:
+        for key, title, topic, without in TOPICS:
+            yield _section(key, title, [block for job in material.jobs for block in topic(job, material)], without)
+    without = "It needs a study of `raysim sweep` with more finished trials than there are here."
+    yield _section("importance", "Importance of parameters", importance_charts(material), without)
+    yield _section("runs", "Runs", runs_tables(material), "There is no run here, other than candidates of a probe.")
+    reproduced = _of_jobs(material.jobs, reproduce, material)
+    yield _section("reproduce", "Settings and versions", reproduced, "No run here is finished.")
+
+
+def _section(key: str, title: str, blocks: Iterable[Block], without: str) -> Section:
+    """Return a section of blocks, or with the reason why there are none."""
+    return Section(key, title, [*blocks] or [Text(without, "note")])
+
+
+def _of_jobs(
+    jobs: Sequence[Job], topic: Callable[[Job, Material], Iterable[Block]], material: Material
+) -> Iterator[Block]:
+    """Yield the blocks of all jobs, each under its title if there are several."""
+    for job in jobs:
+        if len(jobs) > 1:
+            yield Text(job.title, "heading")
+        yield from topic(job, material)

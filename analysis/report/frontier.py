@@ -1,16 +1,18 @@
-"""The settings of a job compared: step time against quality, and quality against density and bits."""
+"""The settings of a job compared: step time against quality, quality against density and bits, and the bytes of each link."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from raysim.analysis.comparison.choice import break_even, divergence
+from raysim.analysis.comparison.choice import divergence
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import COMPRESSION, Method, read_method
+from raysim.analysis.data.settings import COMPRESSION
 from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import (
     BLACK,
@@ -18,32 +20,29 @@ from raysim.analysis.report.page import (
     DENSE,
     GREY,
     SYMBOLS,
-    Axis,
-    ByNetwork,
-    Cell,
-    Figure,
+    Block,
+    Chart,
     Panel,
-    Section,
-    Series,
     Style,
     Table,
-    code,
-    finite,
-    number,
+    axis,
+    bar,
     quality_axis,
+    scatter,
     style,
 )
 from raysim.analysis.report.words import (
     against_dense,
-    bandwidth,
-    bytes_of,
+    below,
+    described,
     measure_text,
-    plural,
     quality,
-    speedup,
-    step_time,
+    quality_formats,
 )
 from raysim.analysis.runs.estimates import Estimate
+from raysim.config.identity import is_missing
+from raysim.notation import Method, read_method
+from raysim.records import with_replicas
 
 # --- step time against quality, with the dense baseline -----------------------------------------------------------------------
 
@@ -51,16 +50,12 @@ from raysim.analysis.runs.estimates import Estimate
 BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
 
 
-def frontier_section(material: Material) -> Section:
-    """Return a figure per job, and a table of the settings named in figures."""
-    jobs = [job for job in material.jobs if len(job.priced) > 1]
-    blocks = [block for job in jobs for block in (_frontier_figure(job, material), _settings_table(job, material))]
-    without = "A frontier needs two settings or more of a job, with profiled actions; there are none here."
-    return Section.of("frontier", "Frontier", blocks, without)
+def frontier(job: Job, material: Material) -> list[Block]:
+    """Return a chart of step time against quality, and a table of the settings named in charts."""
+    return [_frontier_chart(job, material), _settings_table(job, material)] if len(job.priced) > 1 else []
 
 
-def _frontier_figure(job: Job, material: Material) -> Figure:
-    groups = grouped(job.trained)
+def _frontier_chart(job: Job, material: Material) -> Chart:
     untrained = ", ".join(
         f"`{setting.name}` ({quality(job.measure, setting.quality['on'].mean)})"
         for setting in job.priced
@@ -69,93 +64,94 @@ def _frontier_figure(job: Job, material: Material) -> Figure:
     panels = [
         Panel(
             f"Compression {mode} at inference",
-            Axis("step_s", "time of a step", log=True, unit="s"),
-            quality_axis(job.measure, f"_{mode}"),
-            [
-                *(_points(job, name, settings, look, mode, material) for name, (look, settings) in groups.items()),
-                _front(job, mode, material),
-            ],
-            height=380,
+            axis("time of a step", "s", log=True),
+            quality_axis(job.measure),
+            [trace for network in material.networks for trace in _frontier(job, mode, network)],
             level=job.dense.quality[mode].mean if job.dense is not None else None,
+            height=380,
         )
         for mode in MODES
     ]
-    return Figure(
+    return Chart(
         f"{job.key}-frontier",
         f"{job.title}: step time against {measure_text(job.measure)}",
         f"Left is faster, {'up' if job.measure.higher else 'down'} is better. Each point is the mean of a setting over its seeds, with "
-        "bars of one standard deviation. The star and the dashed line are dense; the grey line is the Pareto front. Numbers refer to "
+        "bars of one standard deviation. The star and the dashed line are dense; the dotted line is the Pareto front. Numbers refer to "
         "the table below. Hover over a point for its bytes and seeds."
         + (f" Settings that learned less than half as much as dense are not drawn: {untrained}." if untrained else ""),
         panels,
     )
 
 
+def _frontier(job: Job, mode: str, network: str) -> list[Any]:
+    """Return the points of each kind of settings on a network, and their front."""
+    traces = []
+    for name, (look, settings) in grouped(job.trained).items():
+        numbers = [str(job.named.index(setting) + 1) if setting in job.named else "" for setting in settings]
+        traces.append(
+            scatter(
+                name,
+                [setting.step_s[network].value for setting in settings],
+                [setting.quality[mode].mean for setting in settings],
+                look,
+                "markers+text",
+                [described(setting) for setting in settings],
+                [setting.quality[mode].sd for setting in settings],
+                network,
+                text=[f" {number} " for number in numbers],  # as in the table
+                textposition=[SIDES[int(number or 0) % len(SIDES)] for number in numbers],
+                textfont={"size": 11, "color": look.colour},
+            )
+        )
+    front = job.fronts[network][mode]
+    steps = [setting.step_s[network].value for setting in front]
+    means = [setting.quality[mode].mean for setting in front]
+    return [*traces, scatter("front", steps, means, Style(BLACK, dash="dot", faint=True), "lines", network=network)]
+
+
+SIDES = ("middle right", "top right", "middle left", "bottom right")  # of a point: neighbours' numbers take turns
+
+
 def _settings_table(job: Job, material: Material) -> Table:
     """Return a table of the highlighted settings, with the bandwidth below which they pay off."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = break_even(runs, BREAK_EVEN, **material.options)
+    even = judge_settings(runs, networks=BREAK_EVEN, **material.options)
     rows = []
     for i, setting in enumerate(job.named, start=1):
         judged = setting.judged
         same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
         matches = even[np.logical_and.reduce(same)].to_dict("records")
-        evidence = against_dense(setting, job.measure)
-        if setting.verdict == "safe":
-            evidence += f"; {divergence(judged)}"
-        pays = "" if setting.dense else below(matches[0]) if matches else "unknown"
+        evidence = against_dense(setting, job.measure) if judged else ""
         rows.append(
-            [
-                code("setting", setting.name),
-                number("point", str(i), i),
-                number("seeds", str(setting.seeds), setting.seeds),
-                number("bytes a step", bytes_of(setting.wire_bytes), setting.wire_bytes),
-                number("factor", f"{setting.factor:.2f}", setting.factor),
-                priced("step", setting, step_time, setting.step_s),
-                priced("speed-up", setting, speedup, setting.speedup),
-                number("pays below", pays, float(matches[0]["break_even_bps"]) if matches else math.nan),
-                *(number(m, quality(job.measure, *setting.quality[m]), setting.quality[m].mean) for m in MODES),
-                Cell("verdict", setting.verdict or ("baseline" if setting.dense else "no dense run")),
-                Cell("quality", evidence if judged else "", kind="long"),
-            ]
+            {
+                "setting": setting.name,
+                "point": i,
+                "seeds": setting.seeds,
+                "bytes a step": setting.wire_bytes,
+                "factor": setting.factor,
+                "step": setting.step_s or "not priced",
+                "speed-up": faster(setting),
+                "pays below": "" if setting.dense else below(matches[0]) if matches else "unknown",
+                **{mode: setting.quality[mode] for mode in MODES},
+                "verdict": setting.verdict or ("baseline" if setting.dense else "no dense run"),
+                "quality": f"{evidence}; {divergence(judged)}" if setting.verdict == "safe" else evidence,
+            }
         )
     return Table(
         f"{job.key}-settings",
         f"The settings of {job.title} that are named in figures. Step times and speed-ups over dense, with 90 % intervals, are for "
         f"the chosen network {over(job.transport)}. Pays below: the bandwidth below which a step is faster than dense, without "
         f"latency; within the interval the two are not distinguishable. Compute: {job.source}.",
-        rows,
-        live=True,
+        pd.DataFrame(rows),
+        quality_formats(job.measure),
     )
 
 
-def priced(column: str, setting: SettingRuns, write: Callable[[Estimate], str], values: Mapping[str, Estimate]) -> Cell:
-    """Return a cell of estimates by network; a dense setting is as fast as itself."""
-    if not values:
-        return number(column, "not priced" if not setting.step_s else "unknown")
-    if setting.dense and values is setting.speedup:
-        return number(column, "1", 1.0)
-    return number(
-        column,
-        ByNetwork.of(values, lambda network: write(values[network])),
-        ByNetwork.of(values, lambda network: values[network].value),
-    )
-
-
-def below(row: Mapping[Any, Any]) -> str:
-    """Format the break-even bandwidth of a row of `break_even`.
-
-    >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
-    '250 Mbit/s (240 to 260)'
-    >>> below({"pays": "below", "break_even_bps": math.inf, "break_even_low_bps": 9e10, "break_even_high_bps": math.inf})
-    'always (90 Gbit/s to always)'
-    """
-    if row["pays"] != "below":
-        return str(row["pays"] or "unknown")
-    bandwidths = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
-    middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in bandwidths)
-    unit = middle.partition(" ")[2] or " "
-    return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
+def faster(setting: SettingRuns) -> Mapping[str, Estimate] | str:
+    """Return the speed-ups of a setting by network; a dense setting is as fast as itself."""
+    if not setting.step_s:
+        return "not priced"
+    return "1" if setting.dense and setting.speedup else setting.speedup or "unknown"
 
 
 def family(notation: str) -> str:
@@ -177,57 +173,16 @@ def _kind(method: Method) -> str:
 def grouped(settings: list[SettingRuns]) -> dict[str, tuple[Style, list[SettingRuns]]]:
     """Return settings by the kinds of their codecs, and the style of each kind; dense is drawn last, on top."""
     compressed = [setting for setting in settings if not setting.dense]
-    kinds: dict[str, list[SettingRuns]] = {}
-    for setting in compressed:
-        kinds.setdefault(f"{family(setting.forward)} / {family(setting.backward)}", []).append(setting)
-    if len(kinds) > len(COLOURS):
-        order = [setting for members in kinds.values() for setting in members]
-        kinds = {}
-        for setting in order:
-            kinds.setdefault(f"{family(setting.forward)} forward", []).append(setting)
-    by_size = sorted(kinds, key=lambda name: -len(kinds[name]))
-    groups = {name: (style(i), kinds[name]) for i, name in enumerate(by_size[: len(COLOURS)])}
-    others = [setting for name in by_size[len(COLOURS) :] for setting in kinds[name]]
-    if others:
-        groups["others"] = (Style(GREY), others)
-    dense = [setting for setting in settings if setting.dense]
-    return groups | ({"dense": (DENSE, dense)} if dense else {})
-
-
-def described(setting: SettingRuns) -> str:
-    """Return the label of a setting's point."""
-    diverged = f", {setting.diverged} diverged" if setting.diverged else ""
-    judged = f", {setting.verdict}" if setting.verdict else ""
-    return (
-        f"{setting.name} ({plural(setting.seeds, 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
-        f"compression factor {setting.factor:.2f}"
-    )
-
-
-def _points(job: Job, name: str, settings: list[SettingRuns], look: Style, mode: str, material: Material) -> Series:
-    return Series(
-        name,
-        ByNetwork.of(material.networks, lambda network: finite(setting.step_s[network].value for setting in settings)),
-        finite(setting.quality[mode].mean for setting in settings),
-        look,
-        errors=finite(setting.quality[mode].sd for setting in settings),
-        labels=[described(setting) for setting in settings],
-        texts=[
-            str(job.named.index(setting) + 1) if setting in job.named else "" for setting in settings
-        ],  # as in the table
-    )
-
-
-def _front(job: Job, mode: str, material: Material) -> Series:
-    fronts = {network: job.fronts[network][mode] for network in material.networks}
-    return Series(
-        "front",
-        ByNetwork.of(fronts, lambda network: [setting.step_s[network].value for setting in fronts[network]]),
-        ByNetwork.of(fronts, lambda network: [setting.quality[mode].mean for setting in fronts[network]]),
-        Style(BLACK, dash="dot", faint=True),
-        kind="line",
-        labels=ByNetwork.of(fronts, lambda network: [setting.name for setting in fronts[network]]),
-    )
+    kinds = {setting: f"{family(setting.forward)} / {family(setting.backward)}" for setting in compressed}
+    if len(set(kinds.values())) > len(COLOURS):
+        kinds = {setting: f"{family(setting.forward)} forward" for setting in compressed}
+    named = [name for name, _ in Counter(kinds.values()).most_common(len(COLOURS))]
+    groups = {
+        name: (style(i), [setting for setting, kind in kinds.items() if kind == name]) for i, name in enumerate(named)
+    }
+    groups["others"] = Style(GREY), [setting for setting, kind in kinds.items() if kind not in named]
+    groups["dense"] = DENSE, [setting for setting in settings if setting.dense]
+    return {name: (look, members) for name, (look, members) in groups.items() if members}
 
 
 # --- quality against density and bits, forward and backward separately, with compression on and off at inference --------------
@@ -237,7 +192,6 @@ STRENGTHS = {  # the meaning of a codec's first argument
     "density": ("TopK", "RandomK", "EstimatedTopK"),
     "bits": ("Quantize", "FixedPoint", "NonUniform", "QSGD"),
 }
-LOOKS = {"on": (COLOURS[0], SYMBOLS[0]), "off": (COLOURS[1], SYMBOLS[1])}
 
 
 def strength(notation: str, kind: str) -> float | None:
@@ -252,68 +206,136 @@ def strength(notation: str, kind: str) -> float | None:
     return None if method is None else method.strength
 
 
-def quality_section(material: Material) -> Section:
-    """Return a figure per job, with panels for density and for bits in each direction that has at least two values."""
-    figures = [figure for job in material.jobs if (figure := _quality_figure(job)) is not None]
-    without = "It needs settings that differ in the density or the bits of a codec; there are none here."
-    return Section.of("quality", "Quality against density and bits", figures, without)
-
-
-def _quality_figure(job: Job) -> Figure | None:
+def quality_by_strength(job: Job, material: Material) -> list[Block]:
+    """Return a chart with panels for density and for bits in each direction that has at least two values."""
     panels = []
     for kind in STRENGTHS:
         for direction in ("forward", "backward"):
-            strengths = {
-                setting: value
-                for setting in job.settings
-                if (value := strength(getattr(setting, direction), kind)) is not None
-            }
+            each = {setting: strength(getattr(setting, direction), kind) for setting in job.settings}
+            strengths = {setting: value for setting, value in each.items() if value is not None}
             if len(set(strengths.values())) > 1:
                 panels.append(_quality_panel(job, kind, direction, strengths))
-    if not panels:
-        return None
-    return Figure(
-        f"{job.key}-quality",
-        f"{job.title}: {measure_text(job.measure)} by density and bits",
+    caption = (
         "Lines join settings with one kind of codec whose other direction is dense: their loss is due to this direction alone. "
-        "Points are means over seeds with bars of one standard deviation; the dashed line is dense.",
-        panels,
+        "Points are means over seeds with bars of one standard deviation; the dashed line is dense."
     )
+    title = f"{job.title}: {measure_text(job.measure)} by density and bits"
+    return [Chart(f"{job.key}-quality", title, caption, panels)] if panels else []
 
 
 def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[SettingRuns, float]) -> Panel:
     other = "backward" if direction == "forward" else "forward"
     alone = [setting for setting in strengths if getattr(setting, other) == "Identity"]
     mixed = [setting for setting in strengths if setting not in alone]
-    series = []
-    for mode in reversed(MODES):  # `on` is drawn on top
-        colour, symbol = LOOKS[mode]
-        dash = "solid" if mode == "on" else "dash"
-        for text, chosen, look, joins in (
-            ("both directions compressed", mixed, Style(colour, symbol, faint=bool(alone)), False),
-            ("other direction dense", alone, Style(colour, symbol, dash), True),
-        ):
+    traces = []
+    for i, mode in reversed([*enumerate(MODES)]):  # `on` is drawn on top
+        look = Style(COLOURS[i], SYMBOLS[i], "solid" if mode == "on" else "dash")
+        for text, chosen in (("both directions compressed", mixed), ("other direction dense", alone)):
             if not chosen:
                 continue
             ordered = sorted(chosen, key=lambda setting: strengths[setting])
-            one_family = len({family(getattr(setting, direction)) for setting in chosen}) == 1
-            series.append(
-                Series(
+            lines = chosen is alone and len({family(getattr(setting, direction)) for setting in chosen}) == 1
+            traces.append(
+                scatter(
                     f"compression {mode}, {text}",
                     [strengths[setting] for setting in ordered],
-                    finite(setting.quality[mode].mean for setting in ordered),
-                    look,
-                    kind="marked" if joins and one_family and len(chosen) > 1 else "points",
-                    errors=finite(setting.quality[mode].sd for setting in ordered),
-                    labels=[described(setting) for setting in ordered],
+                    [setting.quality[mode].mean for setting in ordered],
+                    look._replace(faint=chosen is mixed and bool(alone)),
+                    "lines+markers" if lines and len(chosen) > 1 else "markers",
+                    [described(setting) for setting in ordered],
+                    [setting.quality[mode].sd for setting in ordered],
                 )
             )
     carried = "activations" if direction == "forward" else "gradients"
-    text = "density (share kept)" if kind == "density" else "bits a value"
     return Panel(
         f"{kind.capitalize()} of {carried} ({direction})",
-        Axis(f"{direction}_{kind}", text, log=kind == "density"),
+        axis("density (share kept)", "%", log=True) if kind == "density" else axis("bits a value"),
         quality_axis(job.measure),
-        series,
+        traces,
         level=job.dense.quality["on"].mean if job.dense is not None else None,
     )
+
+
+# --- bytes of each setting on each link ---------------------------------------------------------------------------------------
+
+
+ARROWS = {"forward": "→", "backward": "←"}
+AMOUNTS = {"dense": "dense_bytes", "wire": "wire_bytes", "encode": "encode_s", "decode": "decode_s"}
+
+
+def links(job: Job, material: Material) -> list[Block]:
+    """Return a chart and a table of the bytes on each link, of the highlighted settings."""
+    rows = _links(job, material)
+    return [_links_chart(job, rows), _links_table(job, rows)] if len(rows) else []
+
+
+def _links(job: Job, material: Material) -> pd.DataFrame:
+    owners = {run: setting.name for setting in job.named for run in setting.runs}
+    rows = material.results.select(list(owners)).links
+    if not len(rows):
+        return rows
+    rows = rows.assign(setting=[owners[str(run)] for run in rows["run"]])
+    rows = pd.concat([with_replicas(of_setting) for _, of_setting in rows.groupby("setting", sort=False)])
+    columns = (rows[name] for name in ("boundary", "direction", "tensor", "replicas"))
+    rows = rows.assign(
+        link=[
+            ", ".join(filter(None, (name_of(boundary, str(direction)), str(tensor), replicas)))
+            for boundary, direction, tensor, replicas in zip(*columns, strict=True)
+        ]
+    )
+    groups = rows.groupby(["setting", "link"], sort=False, observed=True)
+    steps = groups[["run", "step"]].apply(lambda part: len(part.drop_duplicates()))
+    means = groups[list(AMOUNTS.values())].sum().astype(float).div(steps, axis=0)  # of a step, over its replicas
+    means["fidelity"] = groups["fidelity"].mean()
+    means["codec"] = groups["codec"].agg(lambda values: " | ".join(dict.fromkeys(map(str, values))))
+    means["factor"] = means["dense_bytes"] / means["wire_bytes"].where(means["wire_bytes"] > 0)
+    names = {column: name for name, column in AMOUNTS.items()}
+    return means.reset_index().rename(columns=names)
+
+
+def name_of(boundary: Any, direction: str) -> str:
+    """Return a link in words: "0 → 1" forward, "0 ← 1" backward."""
+    if direction not in ARROWS or is_missing(boundary):
+        return direction
+    return f"{int(boundary)} {ARROWS[direction]} {int(boundary) + 1}"
+
+
+def _links_chart(job: Job, rows: pd.DataFrame) -> Chart:
+    panels = []
+    forward = rows["link"].str.contains(ARROWS["forward"])
+    for title, part in (("Activations (forward)", rows[forward]), ("Gradients (backward)", rows[~forward])):
+        traces = [
+            bar(name, of_setting["link"], of_setting["wire"], look)
+            for name, look in looks(job).items()
+            if len(of_setting := part[part["setting"] == name])
+        ]
+        if traces:
+            panels.append(Panel(title, axis("link"), axis("bytes of a step", "B"), traces))
+    return Chart(
+        f"{job.key}-links",
+        f"{job.title}: wire bytes of a step by link",
+        "Mean over steps and seeds, counted from the packets. A link is one direction of the boundary between two stages.",
+        panels,
+    )
+
+
+def _links_table(job: Job, rows: pd.DataFrame) -> Table:
+    """Return the links of the settings recommended on some network, or else of the first compressed setting."""
+    recommended = [setting for setting in job.on_some_network(job.recommended) if not setting.dense]
+    compressed = [setting for setting in job.named if not setting.dense] or job.named
+    shown = [setting.name for setting in recommended or compressed[:1]]
+    rows = pd.concat([rows[rows["setting"] == name] for name in shown])
+    return Table(
+        f"{job.key}-link-table",
+        f"Traffic per step of {job.title} by link, mean over steps and seeds, for the settings recommended on some network, or else "
+        "for the first compressed setting. Factor: dense bytes over wire bytes. Fidelity: 1 if messages arrive exactly, 0 if they "
+        "arrive as zeros.",
+        rows[["setting", "link", "codec", "dense", "wire", "factor", "fidelity", "encode", "decode"]],
+    )
+
+
+def looks(job: Job) -> Mapping[str, Style]:
+    """Return the style of each highlighted setting."""
+    others = [setting for setting in job.named if setting is not job.dense]
+    dense = {job.dense.name: DENSE} if job.dense is not None else {}
+    return dense | {setting.name: style(i) for i, setting in enumerate(others)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import judged_contexts
-from raysim.analysis.comparison.samples import sample_harms, sample_sentence
-from raysim.analysis.data.settings import Setting, as_text, candidate_name, is_probe, job_of, setting_of, titles
+from raysim.analysis.comparison.choice import settings as judge_settings
+from raysim.analysis.data.settings import candidate_name, differing, is_probe, titles
 from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns, Spread
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import DENSE_SETTING, Setting, as_text
 from raysim.network.topology import Network
 from raysim.quality import Measure
 
 HOME_TRANSPORTS = ("nccl", "gloo")  # of torch.distributed
-UNCOMPRESSED = {f"{key}={as_text(value)}" for key, value in Setting()._asdict().items()}  # of a dense run
+_DENSE = {key: as_text(value) for key, value in DENSE_SETTING._asdict().items()}
 
 
 def gather(
@@ -46,26 +45,21 @@ def gather(
     if not len(runs):
         return material
     prices, judged = material.prices(runs["run"].astype(str), by_name), _judged(material.finished)
-    each = [job_of(row) for row in runs.to_dict("records")]
     jobs = []
-    for i, (of_job, title) in enumerate(titles(each).items(), start=1):
-        job = _job(f"job{i}", title, runs[[job == of_job for job in each]], material, prices, judged)
+    for i, (name, title) in enumerate(titles(runs.to_dict("records")).items(), start=1):
+        job = _job(f"job{i}", title, runs[runs["job"] == name], material, prices, judged)
         jobs.append(replace(job, home=_home(job, material)))
     probes = [job for job in jobs if is_probe(job.runs.iloc[0].to_dict())]
     return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
 
 
 def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `safe_set` that it is evidence for, with a sentence on its samples."""
-    sentences = {
-        (row["context"], row["setting"]): sample_sentence(row) for row in sample_harms(results).to_dict("records")
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for."""
+    return {
+        run: {str(key): value for key, value in row.items()}
+        for row in judge_settings(results).to_dict("records")
+        for run in row["runs"]
     }
-    judged = {}
-    for context, rows in judged_contexts(results):
-        for run, setting in zip(context.rows["run"], context.rows["setting"], strict=True):
-            if setting in rows:
-                judged[str(run)] = rows[setting] | {"samples": sentences.get((context.label, str(setting)), "")}
-    return judged
 
 
 def _home(job: Job, material: Material) -> dict[str, dict[str, Mapping[str, Estimate]]]:
@@ -86,7 +80,7 @@ def _job(
     judged: Mapping[str, Mapping[str, Any]],
 ) -> Job:
     measure = material.finished.measure_of(runs)
-    groups = runs.groupby(_names(runs), sort=False)
+    groups = runs.groupby(_names(runs, material.results.keys), sort=False)
     settings = [_setting(str(name), rows, measure, prices, judged) for name, rows in groups]
     settings.sort(key=lambda setting: (not setting.dense, setting.wire_bytes))
     costs = next((material.replay(run).costs for run in runs["run"] if run in prices), None)
@@ -99,7 +93,7 @@ def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:
     return runs[name].fillna(missing) if name in runs else pd.Series(missing, runs.index)
 
 
-def _names(runs: pd.DataFrame) -> pd.Series[str]:
+def _names(runs: pd.DataFrame, keys: Iterable[str]) -> pd.Series[str]:
     """Return the name of each run's setting: forward / backward, and the other keys in which it differs from other settings.
 
     Keys with the value of a dense run are left out.
@@ -107,15 +101,13 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     rows = runs.to_dict("records")
     if is_probe(rows[0]):
         return pd.Series([candidate_name(row) for row in rows], runs.index)
-    parts = [
-        re.split(r" (?=[\w.]+=)", str(row["setting"])) for row in rows
-    ]  # "forward=TopK(0.1) backward=Quantize(8)" has two
-    hidden = UNCOMPRESSED.union(set.intersection(*map(set, parts)), ("",))
+    others = [key for key in differing(runs, keys) if key not in ("forward", "backward")]
     names = []
-    for row, pairs in zip(rows, parts, strict=True):
-        setting = setting_of(row)
-        words = ["dense" if setting == Setting() else f"{setting.forward} / {setting.backward}"]
-        words += [pair for pair in pairs if pair not in hidden and not pair.startswith(("forward=", "backward="))]
+    for row in rows:
+        setting = Setting.of(row)
+        words = ["dense" if setting == DENSE_SETTING else f"{setting.forward} / {setting.backward}"]
+        values = {key: as_text(row[key]) for key in others}
+        words += [f"{key}={value}" for key, value in values.items() if value not in ("", _DENSE.get(key))]
         names.append(" ".join(words))
     return pd.Series(names, runs.index)
 
@@ -127,7 +119,7 @@ def _setting(
     prices: Mapping[str, Price],
     judged: Mapping[str, Mapping[str, Any]],
 ) -> SettingRuns:
-    how = setting_of(runs.iloc[0])
+    how = Setting.of(runs.iloc[0].to_dict())
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
     well = runs[runs["status"] == "finished"]
@@ -136,7 +128,7 @@ def _setting(
         name=name,
         forward=how.forward,
         backward=how.backward,
-        dense=how == Setting(),
+        dense=how == DENSE_SETTING,
         runs=tuple(runs["run"].astype(str)),
         seeds=int(_column(runs, "seed", 0).nunique()),
         diverged=int((runs["status"] == "diverged").sum()),

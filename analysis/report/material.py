@@ -88,7 +88,7 @@ class SettingRuns:
     """The first run with a price; empty without one."""
     price: Price
     judged: Mapping[str, Any]
-    """Its row of `safe_set`; empty without one."""
+    """Its row of `raysim.analysis.settings`; empty without one."""
     skill: float = math.nan
     """Per cent of the way from chance to perfection, with compression on, mean over seeds; NaN if chance is unknown."""
 

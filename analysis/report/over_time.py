@@ -1,177 +1,134 @@
-"""Training over time: learning curves, decisions of adaptive methods such as GraVAC, and branches from a dense run."""
+"""Training over time: learning curves, decisions of adaptive methods, and a step of the pipeline."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms, parts_and_whole
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import is_missing
+from raysim.analysis.report.frontier import looks
 from raysim.analysis.report.material import Job, Material, SettingRuns
 from raysim.analysis.report.page import (
-    DENSE,
+    COLOURS,
     GREY,
-    Axis,
+    SYMBOLS,
     Block,
-    ByNetwork,
-    Cell,
-    Figure,
+    Chart,
     Panel,
-    Scaled,
-    Section,
-    Series,
     Style,
     Table,
     Text,
-    code,
-    finite,
+    axis,
+    bar,
     joined,
-    number,
-    on_network,
     quality_axis,
+    scatter,
     style,
     thinned,
 )
-from raysim.analysis.runs.results import Results
+from raysim.analysis.report.words import seconds
+from raysim.analysis.runs.step import Replay
+from raysim.network.simulate import simulate
+from raysim.network.timeline import Timeline
+from raysim.network.topology import Network
+from raysim.schedules.arrays import OPS
 
 MOST_CURVE_POINTS = 120  # of a setting with its own style
 MOST_FAINT_POINTS = 30  # of a line for comparison
-MOST_RUNS = 4  # with figures of their decisions; the table has all runs
-MOST_LINES = 6  # places with lines of their own; the other layers share one
-MOST_DECISIONS = 400  # points of a line
-
-Curve: TypeAlias = "pd.DataFrame"  # columns step, sent_bytes, value, sd: a setting's mean over seeds
 
 # --- learning curves against steps, bytes and simulated seconds ---------------------------------------------------------------
 
 
-def curves_section(material: Material) -> Section:
-    """Return a figure per job: evaluations with compression on and off, and the training loss."""
-    figures = [_curves_figure(job, material) for job in material.jobs]
-    return Section.of("curves", "Learning curves", figures, "No run here has recorded its steps yet.")
-
-
-def _curves_figure(job: Job, material: Material) -> Figure:
+def curves(job: Job, material: Material) -> list[Block]:
+    """Return a chart of evaluations with compression on and off, and of the training loss."""
     runs = material.results.select(job.runs["run"])
-    steps = runs.table("steps", ["step", "loss", "wire_bytes"])
-    steps["run"] = steps["run"].astype(str)
-    steps = steps.sort_values(["run", "step"])
-    steps["wire_bytes"] = steps["wire_bytes"].fillna(0)
-    steps["sent_bytes"] = steps.groupby("run")["wire_bytes"].cumsum().astype("int64")
+    steps = runs.table("steps", ["step", "loss", "wire_bytes"]).sort_values(["run", "step"])
+    steps["sent_bytes"] = steps["wire_bytes"].fillna(0).groupby(steps["run"].astype(str)).cumsum().astype("int64")
     evals = runs.table("evals", ["step", "mode", "batchnorm", job.measure.name])
-    evals["run"] = evals["run"].astype(str)
     evals = evals[evals["batchnorm"] == "running"]
     sent = steps[["run", "step", "sent_bytes"]].assign(step=steps["step"] + 1)  # evaluations count the steps done
+    steps, evals, sent = (frame.assign(run=frame["run"].astype(str)) for frame in (steps, evals, sent))
     evals = evals.merge(sent, on=["run", "step"], how="left")
     rows = [
-        (
-            f"Evaluation, compression {mode}",
-            quality_axis(job.measure, f"_{mode}"),
-            evals[evals["mode"] == mode],
-            job.measure.name,
-        )
+        (f"Evaluation, compression {mode}", quality_axis(job.measure), evals[evals["mode"] == mode], job.measure.name)
         for mode in ("on", "off")
     ]
-    rows.append(("Training loss", Axis("train_loss", "training loss"), steps, "loss"))
+    rows.append(("Training loss", axis("training loss"), steps, "loss"))
     panels = [
-        panel
-        for title, axis, frame, column in rows
+        Panel(title, x, y, [*_curve_traces(job, _curves(job, frame, column), quantity, material)], height=270)
+        for title, y, frame, column in rows
         if len(frame)
-        for panel in _curve_panels(title, axis, _curves(job, frame, column), job, material)
+        for quantity, x in (
+            ("step", axis("steps")),
+            ("sent_bytes", axis("bytes sent", "B")),
+            ("time", axis("time, simulated", "s")),
+        )
     ]
-    return Figure(
-        f"{job.key}-curves",
-        f"{job.title}: learning curves",
+    caption = (
         "The same curves against steps, against bytes sent so far, and against seconds on the chosen network "
         f"{over(job.transport)} (steps times the simulated step time). Means over seeds. Black is dense; "
-        "grey lines are settings without a colour of their own.",
-        panels,
-        columns=3,
+        "grey lines are settings without a colour of their own."
     )
+    return [Chart(f"{job.key}-curves", f"{job.title}: learning curves", caption, panels, columns=3)] if panels else []
 
 
-def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[str, Curve]:
+def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[SettingRuns, pd.DataFrame]:
+    """Return the means of settings over seeds, by step; those drawn first, last."""
     owners = {run: setting.name for setting in job.settings for run in setting.runs}
-    grouped = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
-    curves = grouped[["sent_bytes"]].mean().assign(value=grouped[column].mean(), sd=grouped[column].std())
-    return {str(name): rows.reset_index("step") for name, rows in curves.groupby(level="setting", sort=False)}
+    groups = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
+    means = groups[["sent_bytes"]].mean().assign(value=groups[column].mean(), sd=groups[column].std())
+    by_name = {str(name): rows.reset_index("step") for name, rows in means.groupby(level="setting", sort=False)}
+    order = [*reversed(job.named), *(setting for setting in job.settings if setting not in job.named)]
+    return {setting: by_name[setting.name] for setting in order if setting.name in by_name}
 
 
-def looks(job: Job) -> Mapping[str, Style]:
-    """Return the style of each highlighted setting."""
-    others = [setting for setting in job.named if setting is not job.dense]
-    dense = {job.dense.name: DENSE} if job.dense is not None else {}
-    return dense | {setting.name: style(i) for i, setting in enumerate(others)}
-
-
-def _curve_panels(title: str, y: Axis, curves: Mapping[str, Curve], job: Job, material: Material) -> list[Panel]:
-    def times(setting: SettingRuns, curve: Curve) -> Scaled:
-        step_s = {network: setting.step_s[network].value for network in material.networks}
-        return Scaled(finite(curve["step"]), step_s)
-
-    axes: list[tuple[Axis, Callable[[SettingRuns, Curve], Any]]] = [
-        (Axis("step", "steps"), lambda setting, curve: curve["step"].tolist()),
-        (Axis("sent_bytes", "bytes sent", unit="B"), lambda setting, curve: finite(curve["sent_bytes"])),
-        (Axis("simulated_s", "time, simulated", unit="s"), times),
-    ]
-    return [Panel(title, axis, y, _curve_series(job, curves, values, material), height=270) for axis, values in axes]
-
-
-def _curve_series(
-    job: Job, curves: Mapping[str, Curve], values: Callable[[SettingRuns, Curve], Any], material: Material
-) -> list[Series]:
-    """Return a line for each setting with its own style, the first on top, and one series of all others."""
+def _curve_traces(
+    job: Job, means: Mapping[SettingRuns, pd.DataFrame], quantity: str, material: Material
+) -> Iterator[Any]:
+    """Yield a line for each setting with its own style, the first on top, after one of all others."""
     chosen = looks(job)
-    named, faint = [], []
-    for setting in job.settings:
-        curve = curves.get(setting.name)
-        if curve is None:
-            continue
-        curve = curve.iloc[thinned(len(curve), MOST_CURVE_POINTS if setting.name in chosen else MOST_FAINT_POINTS)]
-        try:
-            x = values(setting, curve)
-        except KeyError:  # it has no price, so no seconds
-            continue
-        y = finite(curve["value"])
-        if setting.name in chosen:
-            spread = finite(curve["sd"]) if len(curve) <= 20 else None
-            named.append(Series(setting.name, x, y, chosen[setting.name], kind="line", errors=spread))
-        else:
-            faint.append((x, y, setting.name))
-    order = list(chosen)
-    named.sort(key=lambda series: -order.index(series.name))
-    return ([_faint(faint, material)] if faint else []) + named
-
-
-def _faint(curves: list[tuple[Any, list[float | None], str]], material: Material) -> Series:
-    def line(network: str) -> tuple[list[Any], list[Any], list[str]]:
-        return joined((on_network(x, network), y, name) for x, y, name in curves)
-
-    x, y, labels = line(material.network)
-    scaled = isinstance(curves[0][0], Scaled)
-    positions = ByNetwork.of(material.networks, lambda network: line(network)[0]) if scaled else x
-    return Series("other settings", positions, y, Style(GREY, faint=True), kind="line", labels=labels)
+    for network in material.networks if quantity == "time" else (None,):
+        faint, named = [], []
+        for setting, rows in means.items():
+            if network is not None and not setting.step_s:
+                continue
+            is_named = setting.name in chosen
+            rows = rows.iloc[thinned(len(rows), MOST_CURVE_POINTS if is_named else MOST_FAINT_POINTS)]
+            x = rows["step"] * setting.step_s[network].value if network is not None else rows[quantity]
+            if is_named:
+                few = len(rows) <= 20
+                mode, spread = ("lines+markers", rows["sd"]) if few else ("lines", None)
+                look = chosen[setting.name]
+                named.append(scatter(setting.name, x, rows["value"], look, mode, "", spread, network))
+            else:
+                faint.append((x, rows["value"], setting.name))
+        if faint:
+            xs, ys, labels = joined(faint)
+            yield scatter("other settings", xs, ys, Style(GREY, faint=True), "lines", labels, None, network)
+        yield from named
 
 
 # --- decisions of adaptive methods, step by step ------------------------------------------------------------------------------
 
 
-def decisions_section(material: Material) -> Section:
-    """Return a figure for the first runs with decisions, and a table of all."""
-    blocks: list[Block] = []
-    for job in material.jobs:
-        rows = material.results.select(job.runs["run"]).decisions
-        if len(rows):
-            rows = rows.assign(run=rows["run"].astype(str), place=_places(rows))
-            runs = list(rows.groupby("run", sort=False))[:MOST_RUNS]
-            blocks += [_decisions_figure(job, str(run), of_run, i) for i, (run, of_run) in enumerate(runs, start=1)]
-            blocks.append(_decisions_table(job, rows))
-    without = "No run here used an adaptive method, such as GraVAC: nothing was decided."
-    return Section.of("decisions", "Decisions over time", blocks, without)
+MOST_RUNS = 4  # with charts of their decisions; the table has all runs
+MOST_LINES = 6  # places with lines of their own; the other layers share one
+MOST_DECISIONS = 400  # points of a line
+
+
+def decisions(job: Job, material: Material) -> list[Block]:
+    """Return a chart for the first runs with decisions, and a table of all."""
+    rows = material.results.select(job.runs["run"]).decisions
+    if not len(rows):
+        return []
+    rows = rows.assign(run=rows["run"].astype(str), place=_places(rows))
+    runs = [*rows.groupby("run", sort=False)][:MOST_RUNS]
+    charts = [_decisions_chart(job, str(run), of_run, i) for i, (run, of_run) in enumerate(runs, start=1)]
+    caption = f"The decisions of {job.title}, by run and place."
+    return [*charts, Table(f"{job.key}-decision-table", caption, _decisions_by_place(rows))]
 
 
 def _places(rows: pd.DataFrame) -> list[str]:
@@ -184,133 +141,166 @@ def _places(rows: pd.DataFrame) -> list[str]:
     return places
 
 
-def _decisions_figure(job: Job, run: str, rows: pd.DataFrame, i: int) -> Figure:
-    places = list(dict.fromkeys(rows["place"]))
-    factor = Axis("factor", "factor sent", log=True)
-    panels = [Panel("Factor sent", Axis("step", "step"), factor, _lines(rows, places, "factor"))]
+def _decisions_chart(job: Job, run: str, rows: pd.DataFrame, i: int) -> Chart:
+    panels = [Panel("Factor sent", axis("step"), axis("factor sent", log=True), [*_decision_lines(rows, "factor")])]
     text = (
         "The compression factor chosen for each step, counted in values for sparse codecs, else in bytes; "
         "1 is dense. Points mark events."
     )
     if rows["gain"].notna().any():  # methods with a budget of errors measure none
-        gain = Axis("gain", "gain of the sent messages")
-        panels.append(Panel("Gain", Axis("step", "step"), gain, _lines(rows, places, "gain")))
+        panels.append(Panel("Gain", axis("step"), axis("gain of the sent messages"), [*_decision_lines(rows, "gain")]))
         text = f"Left: {text[0].lower()}{text[1:]} Right: its gain, the share of the squared norm that arrived."
-    return Figure(f"{job.key}-decisions{i}", f"Decisions of {run}", text, panels)
+    return Chart(f"{job.key}-decisions{i}", f"Decisions of {run}", text, panels)
 
 
-def _lines(rows: pd.DataFrame, places: list[str], column: str) -> list[Series]:
-    series = []
-    for i, place in enumerate(places[:MOST_LINES]):
-        decisions = rows[rows["place"] == place].sort_values("step")
-        decisions = decisions.iloc[thinned(len(decisions), MOST_DECISIONS)]
+def _decision_lines(rows: pd.DataFrame, column: str) -> Iterator[Any]:
+    by_place = {str(place): of_place.sort_values("step") for place, of_place in rows.groupby("place", sort=False)}
+    rest = [(of_place["step"], of_place[column], place) for place, of_place in [*by_place.items()][MOST_LINES:]]
+    steps = {"shape": "hv"}
+    if rest:
+        x, y, labels = joined(rest)
+        yield scatter("other places", x, y, Style(faint=True), "lines", labels, line=steps)
+    for i, (place, of_place) in enumerate([*by_place.items()][:MOST_LINES]):
+        shown = of_place.iloc[thinned(len(of_place), MOST_DECISIONS)]
         labels = [
             ": ".join(str(part) for part in (row["branch"], row["reason"]) if not pd.isna(part) and str(part))
-            for row in decisions.to_dict("records")
+            for row in shown.to_dict("records")
         ]
-        series.append(
-            Series(place, decisions["step"].tolist(), finite(decisions[column]), style(i), kind="steps", labels=labels)
-        )
-    rest = rows[rows["place"].isin(places[MOST_LINES:])]
-    if len(rest):
-        groups = rest.groupby("place", sort=False)
-        x, y, labels = joined(
-            (decisions["step"].tolist(), finite(decisions[column]), str(place)) for place, decisions in groups
-        )
-        series.insert(0, Series("other places", x, y, Style(faint=True), kind="steps", labels=labels))
-    events = rows[rows["event"].notna()].groupby("event", sort=True, observed=True)
-    for i, (event, decisions) in enumerate(events):
-        look = style(len(places) + i)._replace(faint=False, symbol=style(i + 2).symbol)
-        labels = [f"{row['event']} at {row['place']}: {row['reason']}" for row in decisions.to_dict("records")]
-        series.append(Series(str(event), decisions["step"].tolist(), finite(decisions[column]), look, labels=labels))
-    return series
+        yield scatter(place, shown["step"], shown[column], style(i), "lines", labels, line=steps)
+    for i, (event, of_event) in enumerate(rows[rows["event"].notna()].groupby("event", sort=True, observed=True)):
+        look = Style(COLOURS[(len(by_place) + i) % len(COLOURS)], SYMBOLS[(i + 2) % len(SYMBOLS)])
+        labels = [f"{event} at {row['place']}: {row['reason']}" for row in of_event.to_dict("records")]
+        yield scatter(str(event), of_event["step"], of_event[column], look, labels=labels)
 
 
-def _decisions_table(job: Job, rows: pd.DataFrame) -> Table:
-    cells = []
-    for (run, place), decisions in rows.groupby(["run", "place"], sort=False):
-        branches, events = decisions["branch"].value_counts(sort=True), decisions["event"].dropna().value_counts()
-        factor, gain = float(decisions["factor"].mean()), float(decisions["gain"].mean())
-        cells.append(
-            [
-                Cell("run", str(run)),
-                Cell("place", str(place)),
-                code("method", str(decisions["method"].iloc[0])),
-                number("decisions", f"{len(decisions):,}", len(decisions)),
-                Cell("by branch", ", ".join(f"{name} {n / len(decisions):.0%}" for name, n in branches.items() if n)),
-                number("mean factor", f"{factor:.3g}", factor),
-                number("mean gain", "none") if math.isnan(gain) else number("mean gain", f"{gain:.3f}", gain),
-                Cell("events", ", ".join(f"{count} {name}" for name, count in events.items() if count) or "none"),
-            ]
-        )
-    caption = f"The decisions of {job.title}, by run and place."
-    return Table(f"{job.key}-decision-table", caption, cells, live=True)
-
-
-# --- branches: the harm of compressing each part of training, and from which step on a setting is safe --------------------
-
-
-def has_branches(results: Results) -> bool:
-    """Return whether runs branch from another one at several steps; the other tables cover a single step."""
-    if "parent" not in results.runs:
-        return False
-    starts = results.runs[results.runs["parent"].notna()].groupby("parent")["first_step"].nunique()
-    return bool((starts > 1).any())
-
-
-def branches_section(material: Material) -> Section:
-    """Return a table for each dense run from which others branch: settings by point, with a sentence on where each is safe."""
-    key, title = "branches", "Where in training compression harms"
-    harms, blocks = branch_harms(material.results), list[Block]()
-    for i, (job, rows) in enumerate(harms.groupby("job", sort=False), start=1):
-        blocks.append(
-            Text(" ".join(safe_from(of_setting) for _, of_setting in rows.groupby("setting", sort=False)), "lead")
-        )
-        unit, within = rows["unit"].iloc[0], rows["within"].iloc[0]
-        caption = f"{job}: harm in {unit}, with a margin of {within:g}"
-        blocks.append(Table(f"branches{i}", caption, [branch_cells(row) for row in rows.to_dict("records")]))
-    blocks.append(Text(ASSUMPTION, "note"))
-    for row in parts_and_whole(material.results).to_dict("records"):
-        blocks.append(Text(sum_sentence(row), "note"))
-    return Section.of(key, title, blocks, "No branch has a dense one beside it.")
-
-
-def branch_cells(row: Mapping[Any, Any]) -> list[Cell]:
-    """Return the cells of a row of `branch_harms`."""
-    cells = [
-        code("setting", row["setting"]),
-        number("compressed steps", f"{row['first_step']:,} to {row['end_step']:,}"),
-        number("seeds", str(row["seeds"])),
-    ]
-    for prefix, column in (("", "harm"), ("rest_", "harm to the end")):
-        why = row[f"{prefix}lacking"]
-        cells += [
-            number(column, f"{row[f'{prefix}harm']:+.2f}"),
-            number("at most", f"{row[f'{prefix}harm_high']:+.2f}"),
-            Cell("verdict", f"{row[f'{prefix}verdict']}{f' ({why})' if why else ''}"),
-        ]
-    return cells
-
-
-def safe_from(rows: pd.DataFrame) -> str:
-    """Return a sentence on the step from which on a setting is safe, and where it harms most; `rows` of `branch_harms`."""
-    setting, start, planned = rows["setting"].iloc[0], rows["safe_from"].iloc[0], int(rows["planned_steps"].iloc[0])
-    harmed = rows[rows["harm"] > 0].sort_values("harm")
-    where = ""
-    if len(harmed):
-        worst = harmed.iloc[-1]
-        where = f" It harms most in steps {worst['first_step']:,} to {worst['end_step']:,} ({worst['harm']:+.2f} {worst['unit']})."
-    if is_missing(start):
-        return f"`{setting}` is not shown to be safe from any of these steps on.{where}"
-    if start == 0:
-        return f"`{setting}` is safe for all {planned:,} steps.{where}"
-    return f"`{setting}` is safe from step {start:,} of {planned:,} on: `compress_from={start}`.{where}"
-
-
-def sum_sentence(row: Mapping[Any, Any]) -> str:
-    """Return a sentence that compares the sum of parts with the whole, by a row of `parts_and_whole`."""
-    return (
-        f"Steps {row['first_step']:,} to {row['end_step']:,} of `{row['setting']}`: the {row['parts']} parts add up to "
-        f"{row['sum_of_parts']:+.2f} {row['unit']}, the whole is {row['whole']:+.2f} (difference {row['difference']:+.2f}, from "
-        f"{row['low']:+.2f} to {row['high']:+.2f}, {row['seeds']} seeds)."
+def _decisions_by_place(rows: pd.DataFrame) -> pd.DataFrame:
+    groups = rows.groupby(["run", "place"], sort=False)
+    frame = groups.agg(
+        **{
+            "method": ("method", lambda methods: str(methods.iloc[0])),
+            "decisions": ("step", "size"),
+            "by branch": ("branch", lambda names: _counted(names, "{1:.0%} {0}")),
+            "mean factor": ("factor", "mean"),
+            "mean gain": ("gain", "mean"),
+            "events": ("event", lambda names: _counted(names, "{2} {0}") or "none"),
+        }
     )
+    return frame.reset_index()
+
+
+def _counted(names: pd.Series[Any], form: str) -> str:
+    """Return how often each name occurs, most frequent first: `form` takes the name, its share and its count."""
+    counts = names.dropna().value_counts()
+    return ", ".join(form.format(name, count / len(names), count) for name, count in counts.items() if count)
+
+
+# --- a step of the pipeline on the chosen network, dense and compressed on one axis of time ------------------------------
+
+
+MOST_ACTIONS = 600  # in one figure; for longer steps there is `raysim replay --trace`
+KINDS = {
+    "forward": Style(COLOURS[0]),
+    "backward": Style(COLOURS[4]),
+    "backward for weights": Style(COLOURS[2], SYMBOLS[3]),
+    "codec": Style(COLOURS[1], SYMBOLS[1]),
+    "calls": Style(GREY),
+    "on the wire": Style(COLOURS[5]),
+    "collective": Style(COLOURS[3], SYMBOLS[2]),
+    "end of the step": Style(GREY, SYMBOLS[2]),
+}
+OP_KINDS = dict(zip(OPS, ("forward", "backward", "backward for weights"), strict=True))
+LANES = {"replica_gradient": "average of", "tied": "tied, from"}
+
+
+class Span(NamedTuple):
+    """Something that takes time in a step."""
+
+    kind: str
+    lane: str
+    start_s: float
+    duration_s: float
+    label: str
+
+
+def timeline(job: Job, material: Material) -> list[Block]:
+    """Return a chart of a step, dense and with the recommended setting, or else the first compressed one."""
+    recommended = job.recommended(material.network)
+    candidates = [*([recommended] if recommended else []), *job.named]
+    compressed = [setting for setting in candidates if setting.step_s and not setting.dense]
+    dense = [job.dense] if job.dense is not None and job.dense.step_s else []
+    replays = {setting: material.replay(setting.priced) for setting in [*dense, *compressed[:1]]}
+    if any(sum(map(len, replay.rows)) > MOST_ACTIONS for replay in replays.values()):
+        text = f"A step has more than {MOST_ACTIONS} actions: `raysim replay RUN_DIR --trace step.json` draws it."
+        return [Text(text, "note")]
+    caption = (
+        f"This is the mean of the recorded steps of the first seed, simulated on the chosen network {over(job.transport)}, on the same "
+        "axis of time: stages, then the packets on each link, then the collectives at the end of the step. Gaps are bubbles, or the "
+        "wait for a packet. Then stages update, and the driver goes on."
+    )
+    steps = {
+        setting.name: {name: [*_spans(replay, network)] for name, network in material.networks.items()}
+        for setting, replay in replays.items()
+    }
+    panels = [_timeline_panel(name, spans) for name, spans in steps.items()]
+    panels[1:] = [panel._replace(x={**panel.x, "matches": "x"}) for panel in panels[1:]]
+    return [Chart(f"{job.key}-gantt", f"{job.title}: where a step's time goes", caption, panels, 1)] if panels else []
+
+
+def _timeline_panel(name: str, by_network: Mapping[str, Iterable[Span]]) -> Panel:
+    lanes = list(dict.fromkeys(span.lane for spans in by_network.values() for span in spans))
+    traces = []
+    for network, spans in by_network.items():
+        for kind, look in KINDS.items():
+            of_kind = [span for span in spans if span.kind == kind]
+            if of_kind:
+                _, lane, start, width, label = zip(*of_kind, strict=True)
+                ends = [f"{seconds(span.start_s)} to {seconds(span.start_s + span.duration_s)}" for span in of_kind]
+                labels = [f"{kind} {text}: {when}" for text, when in zip(label, ends, strict=True)]
+                options = {"base": start, "orientation": "h", "width": 0.7, "meta": network}
+                traces.append(bar(kind, width, lane, look, labels, **options))
+    y = axis("") | {"categoryorder": "array", "categoryarray": lanes, "autorange": "reversed", "dtick": 1}
+    return Panel(name, axis("time", "s"), y, traces, height=90 + 19 * len(lanes))
+
+
+def _spans(replay: Replay, network: Network) -> Iterator[Span]:
+    """Yield everything in a mean step, to its end."""
+    timeline = simulate(replay.schedule, replay.mean_profile, network, placement=replay.placement(network))
+    yield from _first_replica(timeline)
+    for exchange in timeline.collectives:
+        collective = exchange.collective
+        lane = f"{LANES[collective.direction]} {', '.join(map(str, collective.stages))}"
+        if collective.codec_s:
+            yield Span("codec", lane, exchange.start_s, collective.codec_s, "")
+        for turn, start, end in exchange.spans():
+            if end > start:
+                yield Span("collective", lane, start, end - start, f"round {turn}")
+    if timeline.outside_s > 0:
+        yield Span(
+            "end of the step", "all stages", timeline.collectives_end_s, timeline.outside_s, "(update, and the driver)"
+        )
+
+
+def _first_replica(timeline: Timeline) -> list[Span]:
+    """Return everything on the first replica, then its packets."""
+    table = timeline.table
+    spans, packets = [], []
+    for worker in range(table.num_workers):
+        lane = f"stage {', '.join(str(stage) for stage in np.flatnonzero(table.owner == worker))}"
+        for index in timeline.visible(0, worker):
+            stage, op, microbatch = int(table.stage[index]), int(table.op[index]), int(table.microbatch[index])
+            name = f"{stage}{OPS[op]}{microbatch % table.per_step}"
+            for phase, low, high in timeline.phases(0, index):
+                start, end = max(low, 0.0), min(high, timeline.pipeline_s)
+                kind = {"overhead": "calls", "codec": "codec"}.get(phase, OP_KINDS[OPS[op]])
+                if end > start:
+                    spans.append(Span(kind, lane, start, end - start, name))
+            begin, arrive = (
+                min(max(float(times[0, stage, op, microbatch]), 0.0), timeline.pipeline_s)
+                for times in (timeline.begin_s, timeline.arrive_s)
+            )
+            neighbour = {0: stage + 1, 1: stage - 1}.get(op, -1)
+            if 0 <= neighbour < table.num_stages and arrive > begin:
+                packets.append(
+                    Span("on the wire", f"{stage} → {neighbour}", begin, arrive - begin, f"packet of {name}")
+                )
+    return spans + sorted(packets, key=lambda packet: packet.start_s)

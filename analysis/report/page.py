@@ -1,63 +1,205 @@
-"""A report as data: sections of text, tables and figures, from which a page, pictures and CSV files are made.
+"""The parts of a report: sentences, tables (a frame each) and charts (a plotly figure each), in sections.
 
-`html` writes it for a browser, `markdown` for a paper. Values that depend on a network are held for every network.
+A sentence or a cell may be a mapping by network, and a trace may name its network in `meta`: of these the reader sees the
+chosen network's.
 """
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from raysim.analysis.data.folders import USUAL_TRANSPORT
-from raysim.analysis.report.words import measure_text
+from raysim.analysis.report.words import FORMATS, measure_text
 from raysim.quality import Measure
 
-Values = Sequence[Any]
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00")
-"""Distinct for the colour-blind (Okabe and Ito 2008); their yellow, too light on white, is darkened."""
+"""Distinct for the colour-blind (Okabe and Ito 2008); the page brightens them, grey and black in dark mode."""
+GREY, BLACK = "#8A8F98", "#1B1F24"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
-PATTERNS = dict(zip(SYMBOLS, ("", "/", "x", "-", "\\", "+", "."), strict=True))
-"""The pattern of a bar, by the symbol of a point of the same series."""
-GREY = "#8A8F98"
-BLACK = "#1B1F24"
-
-
-class ByNetwork(NamedTuple):
-    """A value for every network: a list of numbers, a sentence, a cell."""
-
-    values: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, networks: Iterable[str], value: Callable[[str], Any]) -> ByNetwork:
-        """Return the values of a function of a network's name."""
-        return cls({network: value(network) for network in networks})
-
-
-class Scaled(NamedTuple):
-    """Values multiplied by a factor per network, such as steps by the seconds of one."""
-
-    values: Sequence[float | None]
-    factors: Mapping[str, float]
+HATCHES = dict(zip(SYMBOLS, ("", "/", "x", "-", "\\", "+", "."), strict=True))  # of a bar
+NOTATIONS = ("setting", "candidate", "forward", "backward", "codec", "method")  # columns of code
 
 
 def on_network(value: Any, network: str) -> Any:
-    """Return a value on a network; a value that does not depend on the network is returned as it is.
+    """Return a value on a network; a value that does not depend on the network is returned as it is."""
+    return value[network] if isinstance(value, Mapping) and value else value
 
-    >>> on_network(Scaled([1, 2], {"100mbps": 0.5}), "100mbps"), on_network([1, 2], "100mbps")
-    ([0.5, 1.0], [1, 2])
-    """
-    if isinstance(value, ByNetwork):
-        return value.values[network]
-    if isinstance(value, Scaled):
-        factor = value.factors[network]
-        return [None if number is None else number * factor for number in value.values]
-    return value
+
+class Text(NamedTuple):
+    """A paragraph. Text in `back ticks` is set as code; all other text is shown as it is."""
+
+    text: str | Mapping[str, str]
+    kind: str = "paragraph"
+    """"heading", "headline" (the verdict in a few words, large), "lead" (the verdict in a sentence), "evidence" (its reasons),
+    "paragraph", "note", "details" (notes behind a link, one a line), "code" (shell commands or TOML) or "python"."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `formats` turn the values of a column into text, where `FORMATS` do not suffice."""
+
+    key: str
+    caption: str
+    frame: pd.DataFrame
+    formats: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+
+    def text(self, column: str, value: Any) -> str:
+        """Return a value of one network as the reader sees it."""
+        if isinstance(value, str):
+            return value
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return "none"
+        return str({**FORMATS, **self.formats}.get(column, str)(value))
+
+    def on(self, network: str) -> pd.DataFrame:
+        """Return the table as the reader sees it on a network."""
+        texts = {
+            str(name): column.map(lambda value, name=name: self.text(str(name), on_network(value, network)))
+            for name, column in self.frame.items()
+        }
+        return pd.DataFrame(texts)
+
+    def is_number(self, column: str) -> bool:
+        """Return whether a column is aligned to the right."""
+        return column in FORMATS or column in self.formats or pd.api.types.is_numeric_dtype(self.frame[column])
+
+
+class Panel(NamedTuple):
+    """One pair of axes and its plotly traces; `level`: the height of a dashed line, the dense baseline."""
+
+    title: str
+    x: Mapping[str, Any]
+    y: Mapping[str, Any]
+    traces: Sequence[go.Scatter | go.Bar]
+    level: float | None = None
+    height: int = 330
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels with a common legend: one plotly figure."""
+
+    key: str
+    """Its name on the page and in files."""
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+    columns: int = 2
+
+    def figure(self, columns: int) -> go.Figure:
+        """Return the figure with its panels in so many columns, and the traces of all networks."""
+        from plotly.subplots import make_subplots
+
+        columns = min(columns, len(self.panels))
+        rows = [self.panels[i : i + columns] for i in range(0, len(self.panels), columns)]
+        heights = [max(panel.height for panel in row) for row in rows]
+        figure = make_subplots(
+            len(rows),
+            columns,
+            subplot_titles=[plain(panel.title) for panel in self.panels],
+            row_heights=heights,
+            vertical_spacing=85 / sum(heights) if len(rows) > 1 else None,
+        )
+        seen: set[tuple[str, Any]] = set()
+        for i, panel in enumerate(self.panels):
+            place = {"row": i // columns + 1, "col": i % columns + 1}
+            for trace in panel.traces:
+                figure.add_trace(trace, **place)
+                figure.data[-1].showlegend = not {(trace.name, None), (trace.name, trace.meta)} & seen
+                seen.add((trace.name, trace.meta))
+            figure.update_xaxes({**panel.x, "title": plain(panel.x["title"])}, **place)
+            figure.update_yaxes({**panel.y, "title": plain(panel.y["title"])}, **place)
+            if panel.level is not None and math.isfinite(panel.level):
+                figure.add_hline(panel.level, line={"color": BLACK, "width": 1, "dash": "dash"}, layer="below", **place)
+        figure.update_annotations(font_size=13)
+        legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
+        figure.update_layout(height=sum(heights) + 60, legend=legend, showlegend=len({name for name, _ in seen}) > 1)
+        spans = any(trace.orientation == "h" for panel in self.panels for trace in panel.traces)
+        figure.update_layout(margin={"t": 30, "b": 10, "l": 10, "r": 14}, barmode="overlay" if spans else "group")
+        return figure
+
+    def table(self, network: str | None = None) -> pd.DataFrame:
+        """Return the drawn points as rows, for one network or for all; columns are named by the axes."""
+        return pd.DataFrame([row for panel in self.panels for row in _points(panel, network)])
+
+
+def _points(panel: Panel, network: str | None) -> Iterator[dict[str, Any]]:
+    for trace in panel.traces:
+        if network is not None and trace.meta not in (None, network):
+            continue
+        spans = trace.type == "bar" and trace.base is not None
+        values: dict[str, Any] = {
+            panel.x["title"]: trace.base if spans else trace.x,
+            panel.y["title"] or "lane": trace.y,
+        }
+        values |= {"duration": trace.x} if spans else {}
+        values |= {"sd": trace.error_y.array} if trace.error_y.array is not None else {}
+        labels = trace.hovertext
+        for i in range(len(trace.y)):
+            row = {name: column[i] for name, column in values.items()}
+            if None in (trace.x[i], trace.y[i]):
+                continue
+            label = labels if isinstance(labels, str) or labels is None else labels[i]
+            first = {"panel": panel.title, "series": trace.name, "network": trace.meta or "", "label": label or ""}
+            yield {name: html.unescape(v) if isinstance(v, str) else v for name, v in (first | row).items()}
+
+
+Block = Text | Table | Chart
+
+
+class Section(NamedTuple):
+    """A part of the report."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
+
+
+class Page(NamedTuple):
+    """The whole report."""
+
+    title: str
+    subtitle: str
+    problems: Sequence[str]
+    """Unreadable records, one sentence each."""
+    sections: Sequence[Section]
+    networks: Sequence[str]
+    network: str
+    """The network chosen at first."""
+    transport: str = USUAL_TRANSPORT
+    """The transport of all its prices."""
+
+    def blocks(self, kind: type[Any]) -> list[Any]:
+        """Return all texts, tables or charts."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
+
+    def decisions(self, networks: Sequence[str]) -> list[str]:
+        """Return the verdicts with their evidence, as plain text, on each of some networks."""
+        verdicts: list[list[Text]] = []
+        for text in self.blocks(Text):
+            if text.kind == "lead":
+                verdicts.append([text])
+            elif text.kind == "evidence":
+                verdicts[-1].append(text)
+        sentences = [
+            " ".join(filter(None, (str(on_network(text.text, network)) for text in parts)))
+            for parts in verdicts
+            for network in networks
+        ]
+        return [sentence.replace("`", "") for sentence in dict.fromkeys(sentences)]
+
+
+# --- traces and axes in the report's style ------------------------------------------------------------------------------------
 
 
 class Style(NamedTuple):
@@ -79,119 +221,105 @@ def style(number: int) -> Style:
     return Style(COLOURS[number], SYMBOLS[number], DASHES[number])
 
 
-@dataclass(frozen=True)
-class Series:
-    """A series: points drawn in one style.
+def axis(text: str, unit: str = "", *, log: bool = False) -> dict[str, Any]:
+    """Return a plotly axis; `unit`: "s", "B", "bit/s" or "%" of a share."""
+    common: dict[str, Any] = {"title": text} | ({"type": "log", "nticks": 3} if log else {})
+    if unit == "%":
+        common |= {"tickformat": ".2~%", "hoverformat": ".2%"}
+    elif unit:
+        common |= {"tickformat": "~s", "hoverformat": ".4s", "ticksuffix": unit}
+    if unit not in ("", "%") and log:  # between powers of ten plotly leaves the unit out
+        numbers = [f"{digit}{zeros}{prefix}" for digit in range(2, 10) for zeros in ("", "0", "00") for prefix in SI]
+        common["labelalias"] = {number: number + unit for number in numbers}
+    return common
 
-    `kind`: "points", "line", "marked" (a line and its points), "steps", "bars" (a value over a name) or "spans" (from `x`,
-    `widths` long, in lane `y`).
+
+SI = ("n", "µ", "m", "", "k", "M", "G", "T")
+
+
+def quality_axis(measure: Measure) -> dict[str, Any]:
+    """Return the axis of a measure of quality."""
+    return axis(measure_text(measure), "%" if measure.counted else "")
+
+
+def scatter(
+    name: str,
+    x: Iterable[Any],
+    y: Iterable[Any],
+    look: Style,
+    mode: str = "markers",
+    labels: str | Sequence[str] = "",
+    errors: Iterable[Any] | None = None,
+    network: str | None = None,
+    **options: Any,
+) -> go.Scatter:
+    """Return a trace of points or lines; `labels` are shown over each point, `errors` are standard deviations."""
+    import plotly.graph_objects as go
+
+    size = 6 if look.faint else 13 if look.symbol == "star" else 9
+    return go.Scatter(
+        name=plain(name),
+        legendgroup=plain(name),
+        x=finite(x),
+        y=finite(y),
+        mode=mode,
+        marker={"color": look.colour, "symbol": look.symbol, "size": size},
+        line={"color": look.colour, "dash": look.dash, "width": 1 if look.faint else 2, **options.pop("line", {})},
+        opacity=0.5 if look.faint else 1,
+        error_y={"array": finite(errors), "color": look.colour, "thickness": 1, "width": 0}
+        if errors is not None
+        else None,
+        hovertext=plain(labels) if isinstance(labels, str) else [plain(label) for label in labels],
+        hoverinfo="x+y+text" if labels else "x+y+name",
+        meta=network,
+        cliponaxis=False,
+        **options,
+    )
+
+
+def bar(
+    name: str, x: Iterable[Any], y: Iterable[Any], look: Style, labels: Sequence[str] = (), **options: Any
+) -> go.Bar:
+    """Return a trace of bars; of spans from `base` with `orientation="h"`."""
+    import plotly.graph_objects as go
+
+    pattern = {
+        "shape": HATCHES.get(look.symbol, ""),
+        "fgcolor": "#FFFFFF",
+        "bgcolor": look.colour,
+        "size": 6,
+        "solidity": 0.2,
+    }
+    return go.Bar(
+        name=plain(name),
+        legendgroup=plain(name),
+        x=finite(x),
+        y=finite(y),
+        marker={"color": look.colour, "pattern": pattern},
+        hovertext=[plain(label) for label in labels] or None,
+        hoverinfo="text" if labels else "x+y+name",
+        **options,
+    )
+
+
+def plain(text: str) -> str:
+    """Return text for plotly, which reads its texts as markup."""
+    return html.escape(text, quote=False)
+
+
+def finite(values: Iterable[Any]) -> list[Any]:
+    """Return the coordinates of points; None for missing and infinite values, gaps in a line.
+
+    >>> finite([1, float("nan"), None, float("inf"), "a"])
+    [1.0, None, None, None, 'a']
     """
-
-    name: str
-    x: Values | ByNetwork | Scaled
-    y: Values | ByNetwork
-    style: Style
-    kind: str = "points"
-    errors: Values | None = None
-    """Standard deviation of `y`, over seeds."""
-    widths: Values | ByNetwork | None = None
-    labels: Values | ByNetwork = ()
-    """The label of each point; a single label holds for all."""
-    texts: Sequence[str] = ()
-    """Short texts beside the points."""
-
-
-class Axis(NamedTuple):
-    """`name` is the column in the CSV file, with its unit; `text` is its label."""
-
-    name: str
-    text: str
-    log: bool = False
-    unit: str = ""
-    """"s", "B" or "%" (of a share): how numbers are written."""
-    high: float | ByNetwork | None = None
-    """The end of an axis from 0; by default the end of its data."""
-    ticks: Mapping[str, float] | ByNetwork | None = None
-    """Tick labels at the given positions."""
-    order: Sequence[str] = ()
-    """Of names: the first is on the left, or on top."""
-
-
-def quality_axis(measure: Measure, suffix: str = "") -> Axis:
-    """Return the axis of a measure of quality; `suffix` of its name."""
-    return Axis(measure.name + suffix, measure_text(measure), unit="%" if measure.counted else "")
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes."""
-
-    title: str
-    x: Axis
-    y: Axis
-    series: Sequence[Series]
-    height: int = 320
-    level: float | None = None
-    """Height of a dashed line: the value of the dense baseline."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Panels side by side with a shared legend."""
-
-    key: str
-    """Its name on the page and in files."""
-    title: str
-    caption: str
-    """Instructions for reading the figure."""
-    panels: Sequence[Panel]
-    columns: int = 2
-    legend: bool = True
-
-    def table(self, network: str | None = None) -> pd.DataFrame:
-        """Return the drawn points as rows, for one network or for all; the network is empty for a series that depends on none."""
-        return pd.DataFrame(
-            [row for panel in self.panels for series in panel.series for row in _rows(panel, series, network)]
-        )
-
-
-def _rows(panel: Panel, series: Series, network: str | None) -> Iterable[dict[str, Any]]:
-    parts = (series.x, series.y, series.widths)
-    by_network = [
-        part.values if isinstance(part, ByNetwork) else part.factors
-        for part in parts
-        if isinstance(part, (ByNetwork, Scaled))
+    known = [
+        plain(value) if isinstance(value, str) else math.nan if pd.isna(value) else float(value) for value in values
     ]
-    networks = list(by_network[0]) if by_network else []
-    for chosen in [network] if network is not None and networks else networks or [""]:
-        x, y, labels, widths = (on_network(part, chosen) for part in (series.x, series.y, series.labels, series.widths))
-        for i, (left, up) in enumerate(zip(x, y, strict=True)):
-            if left is None or up is None:
-                continue
-            row: dict[str, Any] = {"panel": panel.title, "series": series.name}
-            if labels:
-                row["label"] = labels[i] if len(labels) > 1 else labels[0]
-            if networks:
-                row["network"] = chosen
-            row |= {panel.x.name: left, panel.y.name: up}
-            if widths is not None:
-                row["duration_s"] = widths[i]
-            if series.errors is not None:
-                row[f"{panel.y.name}_sd"] = series.errors[i]
-            yield row
+    return [value if isinstance(value, str) or math.isfinite(value) else None for value in known]
 
 
-def finite(values: Iterable[Any]) -> list[float | None]:
-    """Return numbers, with None for missing and infinite values: gaps in a line.
-
-    >>> finite([1, float("nan"), None, float("inf"), 2.5])
-    [1.0, None, None, None, 2.5]
-    """
-    numbers = [math.nan if pd.isna(value) else float(value) for value in values]
-    return [number if math.isfinite(number) else None for number in numbers]
-
-
-def joined(curves: Iterable[tuple[Sequence[Any], Sequence[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
+def joined(curves: Iterable[tuple[Iterable[Any], Iterable[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
     """Join lines (x, y, label) into one with gaps, so that hundreds draw as fast as one."""
     x: list[Any] = []
     y: list[Any] = []
@@ -199,7 +327,7 @@ def joined(curves: Iterable[tuple[Sequence[Any], Sequence[Any], str]]) -> tuple[
     for xs, ys, label in curves:
         x += [*xs, None]
         y += [*ys, None]
-        labels += [label] * (len(xs) + 1)
+        labels += [label] * (len(x) - len(labels))
     return x, y, labels
 
 
@@ -212,117 +340,3 @@ def thinned(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
-
-
-# --- blocks of a page, its sections, and the page ------------------------------------------------------------------------------
-
-
-class Text(NamedTuple):
-    """A paragraph. Text in `back ticks` is set as code; all other text is shown as it is."""
-
-    text: str | ByNetwork
-    kind: str = "paragraph"
-    """"headline" (the verdict in a few words, large), "lead" (the verdict in a sentence), "evidence" (its reasons), "paragraph",
-    "note" (limits of figures), "code" (shell commands) or "python"."""
-
-
-class Cell(NamedTuple):
-    """A cell; the heading of its column has the unit."""
-
-    column: str
-    text: str | ByNetwork
-    value: Any = None
-    """The value to sort by, if the text is another."""
-    kind: str = "word"
-    """"word", "code", "number" (aligned to the right) or "long" (sentences)."""
-
-
-def code(column: str, text: str) -> Cell:
-    """Return a cell with a notation."""
-    return Cell(column, text, kind="code")
-
-
-def number(column: str, text: str | ByNetwork, value: Any = None) -> Cell:
-    """Return a cell of a column of numbers."""
-    return Cell(column, text, value, "number")
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table. A `live` table can be sorted and filtered on the page. The rows of a table of `networks` have a network in the first
-    column."""
-
-    key: str
-    caption: str
-    rows: Sequence[Sequence[Cell]]
-    """All with the same columns."""
-    live: bool = False
-    networks: bool = False
-
-    @property
-    def heads(self) -> Sequence[Cell]:
-        """A cell of each column."""
-        return self.rows[0] if self.rows else ()
-
-
-class Heading(NamedTuple):
-    """A heading within a section."""
-
-    text: str
-
-
-class Details(NamedTuple):
-    """Paragraphs behind a link: how figures were made, and their limits."""
-
-    title: str
-    texts: Sequence[Text]
-
-
-Block = Text | Table | Figure | Heading | Details
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the report."""
-
-    key: str
-    title: str
-    blocks: Sequence[Block] = ()
-    absent: str = ""
-    """Why it lacks figures; empty if it lacks none."""
-
-    @classmethod
-    def of(cls, key: str, title: str, blocks: Sequence[Block], without: str) -> Section:
-        """Return a section of blocks, or with the reason why there are none."""
-        return cls(key, title, blocks, "" if blocks else without)
-
-
-class Page(NamedTuple):
-    """The whole report."""
-
-    title: str
-    subtitle: str
-    problems: Sequence[str]
-    """Unreadable records, one sentence each."""
-    sections: Sequence[Section]
-    networks: Sequence[str]
-    network: str
-    """The network chosen at first."""
-    transport: str = USUAL_TRANSPORT
-    """The transport of all its prices."""
-
-    def decisions(self, networks: Sequence[str]) -> list[str]:
-        """Return the verdicts with their evidence, as plain text, on each of some networks."""
-        texts = [block for section in self.sections for block in section.blocks if isinstance(block, Text)]
-        verdicts: list[list[Text]] = []
-        for text in texts:
-            if text.kind == "lead":
-                verdicts.append([text])
-            elif text.kind == "evidence":
-                verdicts[-1].append(text)
-        sentences = [
-            " ".join(filter(None, (str(on_network(text.text, network)) for text in parts)))
-            for parts in verdicts
-            for network in networks
-        ]
-        return [sentence.replace("`", "") for sentence in dict.fromkeys(sentences)]

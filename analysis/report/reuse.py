@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import DENSE, SYNCHRONOUS, plain
 from raysim.analysis.report.material import Job, Material
-from raysim.analysis.report.page import Block, Cell, Heading, Section, Table, Text
+from raysim.analysis.report.page import Block, Table, Text
 from raysim.analysis.report.words import speedup
 from raysim.config.boundaries import OTHERS, is_by_replica
+from raysim.config.identity import DENSE, SYNCHRONOUS, plain
 from raysim.storage.texts import parse_toml
 
 # --- the recommended setting, as lines for the reader's own training loop -----------------------------------------------------------
@@ -176,25 +176,17 @@ ENVIRONMENT = ("raysim", "torch", "ray", "numpy", "python", "host", "cpu", "cpu_
 TABLES = ("model", "data")  # keys written with their options in one table
 
 
-def reproduce_section(material: Material) -> Section:
-    """Return the settings and versions of every job."""
-    blocks = [block for job in material.jobs for block in _blocks(job, material)]
-    return Section.of("reproduce", "Settings and versions", blocks, "No run here is finished.")
-
-
-def _blocks(job: Job, material: Material) -> Iterator[Block]:
+def reproduce(job: Job, material: Material) -> Iterator[Block]:
+    """Yield the settings and versions of a job."""
     runs = job.runs
     given = [key for key in material.results.keys if key in runs and runs[key].map(_written).any()]
     given = [key for key in given if key != "num_stages" or "cuts" not in given]  # the cuts determine it
     varied = [key for key in given if runs[key].map(_written).nunique() > 1]
-    shared = [key for key in given if key not in varied]
     for table in TABLES:  # a recipe cannot contain half a table
         if any(key.startswith(f"{table}.") for key in varied):
-            shared = [key for key in shared if key != table and not key.startswith(f"{table}.")]
-            varied = [key for key in given if key not in shared]
-    yield Heading(job.title)
+            varied = [key for key in given if key in varied or key == table or key.startswith(f"{table}.")]
     yield Text(f"The settings common to all {len(runs)} runs, as a recipe: `{job.key}.toml`.")
-    yield Text(recipe(runs.iloc[0].to_dict(), shared), "code")
+    yield Text(recipe(runs.iloc[0].to_dict(), [key for key in given if key not in varied]), "code")
     yield Text("The settings named in the figures, the first seed of each:")
     commands = []
     for setting in job.named:
@@ -203,11 +195,8 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         words += ["--engine", str(row["engine"])] if _written(row.get("engine")) else []
         commands.append(shlex.join(["raysim", "train", f"{job.key}.toml", *words]))
     yield Text("\n".join(commands), "code")
-    yield Table(
-        f"{job.key}-versions",
-        f"Software and hardware of the runs of {job.title}.",
-        [[Cell("what", name), Cell("version", _counted(runs[name]))] for name in ENVIRONMENT if name in runs],
-    )
+    versions = [{"what": name, "version": _counted(runs[name])} for name in ENVIRONMENT if name in runs]
+    yield Table(f"{job.key}-versions", f"Software and hardware of the runs of {job.title}.", pd.DataFrame(versions))
 
 
 def recipe(row: dict[Any, Any], keys: Sequence[str]) -> str:

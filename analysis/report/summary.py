@@ -5,47 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
 
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import RULE
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns
-from raysim.analysis.report.page import (
-    COLOURS,
-    DENSE,
-    Axis,
-    Block,
-    ByNetwork,
-    Cell,
-    Details,
-    Figure,
-    Heading,
-    Panel,
-    Section,
-    Series,
-    Style,
-    Table,
-    Text,
-    code,
-    finite,
-    number,
-    style,
-)
+from raysim.analysis.report.page import COLOURS, DENSE, Block, Chart, Panel, Style, Table, Text, axis, scatter, style
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import (
     GAIN,
     against_dense,
     answer,
-    bytes_of,
     fastest,
     listed,
     measure_text,
     plural,
-    quality,
-    seconds,
+    quality_formats,
     seeds_of,
-    speedup,
-    step_time,
 )
 from raysim.network.topology import Network
 
@@ -54,24 +33,14 @@ MOST_WARNINGS = 5  # distinct warnings of runs
 MOST_CURVES = 4  # settings
 
 
-def summary_section(material: Material) -> Section:
-    """Return the recommended setting of every job and network, in words and as a table."""
-    if not material.jobs and material.probes:
-        return Section("summary", "Summary", absent="The runs here are candidates of a probe, which train nothing.")
-    if not material.jobs:
-        return Section("summary", "Summary", absent="No run here is finished yet, so there is nothing to recommend.")
-    return Section("summary", "Summary", [block for job in material.jobs for block in _blocks(job, material)])
-
-
-def _blocks(job: Job, material: Material) -> Iterator[Block]:
-    if len(material.jobs) > 1:
-        yield Heading(job.title)
+def summary(job: Job, material: Material) -> Iterator[Block]:
+    """Yield the recommended setting of a job on every network, in words and as a table."""
     of = f"{job.title}: " if len(material.jobs) > 1 else ""
     answers = {network: answer(job, network) for network in material.networks}
-    yield Text(ByNetwork.of(answers, lambda network: answers[network].headline), "headline")
-    yield Text(ByNetwork.of(answers, lambda network: f"{of}{answers[network].sentence}"), "lead")
+    yield Text({network: each.headline for network, each in answers.items()}, "headline")
+    yield Text({network: f"{of}{each.sentence}" for network, each in answers.items()}, "lead")
     if any(each.evidence for each in answers.values()):
-        yield Text(ByNetwork.of(answers, lambda network: answers[network].evidence), "evidence")
+        yield Text({network: each.evidence for network, each in answers.items()}, "evidence")
     if job.priced:
         yield _curve(job, material)
     yield Text(_counts(job))
@@ -83,47 +52,41 @@ def _blocks(job: Job, material: Material) -> Iterator[Block]:
         f"without dense runs, the fastest setting. Steps are priced {over(job.transport)}, with 90 % intervals in brackets. "
         f"Columns on and off: {measure_text(job.measure)} of the last evaluation with compression on and off, mean ± standard "
         "deviation over seeds. A setting is written forward / backward.",
-        [_row(job, network) for network in material.networks],
-        networks=True,
+        pd.DataFrame([_row(job, network) for network in material.networks]),
+        quality_formats(job.measure),
     )
-    yield from _adoption(job, material)
-    yield Details("How steps were priced and settings judged", list(_caveats(job, material)))
+    adoptions = {network: adoption(job, network) for network in material.networks}
+    if any(each.code for each in adoptions.values()):
+        yield Text({network: each.text for network, each in adoptions.items()})
+        yield Text({network: each.code or "# dense" for network, each in adoptions.items()}, "python")
+    yield Text("\n".join(_caveats(job, material)), "details")
 
 
-def _curve(job: Job, material: Material) -> Figure:
+def _curve(job: Job, material: Material) -> Chart:
     """Return the seconds of a step against bandwidth, of dense and of the settings chosen on some network."""
     instant = {repr(network): network for network in map(Network, BANDWIDTHS_BPS)}
-    series = []
     settings = _curve_settings(job)
+    traces = []
     for i, setting in enumerate(settings):
         price = Price.mean([*material.prices(setting.runs, instant).values()])
         look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
-        seconds_s = finite(price.step_s[name].value for name in instant)
-        series.append(Series(setting.name, list(BANDWIDTHS_BPS), seconds_s, look, kind="line"))
-    bandwidths = {name: network.bandwidth_bps for name, network in material.networks.items()}
-    shown = {name: [] if isinstance(bps, tuple) or math.isinf(bps) else settings for name, bps in bandwidths.items()}
-    chosen_network = Series(
-        "the chosen network",
-        ByNetwork.of(shown, lambda name: [bandwidths[name]] * len(shown[name])),
-        ByNetwork.of(shown, lambda name: [setting.step_s[name].value for setting in shown[name]]),
-        Style(COLOURS[1], "circle"),
-        labels=ByNetwork.of(shown, lambda name: [f"{setting.name} on {name}" for setting in shown[name]]),
-    )
-    return Figure(
+        steps = [price.step_s[name].value for name in instant]
+        traces.append(scatter(setting.name, BANDWIDTHS_BPS, steps, look, "lines"))
+    for name, network in material.networks.items():
+        bps = network.bandwidth_bps
+        if not isinstance(bps, tuple) and math.isfinite(bps):
+            steps = [setting.step_s[name].value for setting in settings]
+            labels = [f"{setting.name} on {name}" for setting in settings]
+            points = scatter(
+                "the chosen network", [bps] * len(steps), steps, Style(COLOURS[1]), labels=labels, network=name
+            )
+            traces.append(points)
+    return Chart(
         f"{job.key}-bandwidth",
         "Step time by bandwidth",
         f"Lines: step time {over(job.transport)} against bandwidth, without latency. A setting pays off if its line lies below "
         "dense. Points: step time on the chosen network, with its latency.",
-        [
-            Panel(
-                job.title,
-                Axis("bandwidth_bps", "bandwidth", log=True, unit="bit/s"),
-                Axis("step_s", "time of a step", log=True, unit="s"),
-                [*series, chosen_network],
-                height=270,
-            )
-        ],
-        columns=1,
+        [Panel("", axis("bandwidth", "bit/s", log=True), axis("time of a step", "s", log=True), traces, height=270)],
     )
 
 
@@ -139,33 +102,19 @@ def _curve_settings(job: Job) -> list[SettingRuns]:
     return list(dict.fromkeys([*dense, *chosen]))[:MOST_CURVES]
 
 
-def _caveats(job: Job, material: Material) -> Iterator[Text]:
+def _caveats(job: Job, material: Material) -> Iterator[str]:
     """Yield how the figures of a job were made, their limits, and the rule of its verdicts."""
-    yield Text(f"Bytes are counted from the packets; step times are simulated on the network. {job.compute}", "note")
+    yield f"Bytes are counted from the packets; step times are simulated on the network. {job.compute}"
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
-    yield from (Text(note, "note") for note in material.replay(reference.priced).notes)
+    yield from material.replay(reference.priced).notes
     others = [material.replay(setting.priced).recording for setting in job.priced if setting is not reference]
-    exceeding = {recording.more_than_dense for recording in others}
-    yield from (Text(sentence, "note") for sentence in sorted(filter(None, exceeding)))
+    yield from sorted(filter(None, {recording.more_than_dense for recording in others}))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
-        yield Text(f"{plural(runs, 'run')} warned: {warning}", "note")
-    for setting in job.on_some_network(job.taken_home):
-        if setting.judged.get("samples"):
-            yield Text(f"{setting.name}: {setting.judged['samples']}", "note")
+        yield f"{plural(runs, 'run')} warned: {warning}"
     if any(setting.judged for setting in job.settings):
         undecided = sum(setting.verdict == "undecided" for setting in job.settings)
-        text = f"{RULE} {_basis(job)}"
-        if undecided:
-            text += f" {plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided."
-        yield Text(text, "note")
-
-
-def _adoption(job: Job, material: Material) -> Iterator[Block]:
-    """Yield the recommended or most promising setting of each network as lines for the reader's own training loop."""
-    adoptions = {network: adoption(job, network) for network in material.networks}
-    if any(each.code for each in adoptions.values()):
-        yield Text(ByNetwork.of(adoptions, lambda network: adoptions[network].text))
-        yield Text(ByNetwork.of(adoptions, lambda network: adoptions[network].code or "# dense"), "python")
+        count = f" {plural(undecided, 'setting')} {'is' if undecided == 1 else 'are'} undecided." if undecided else ""
+        yield f"{RULE} {_basis(job)}{count}"
 
 
 def _basis(job: Job) -> str:
@@ -197,9 +146,7 @@ def _counts(job: Job) -> str:
     texts = [f"{word} {listed(sorted(each.tolist()))}" for word, each in values.items() if len(each) > 1]
     varied = " and ".join(texts).removeprefix("seeds ")
     text = f"{job.title}: {plural(len(job.settings), 'setting')} x {each}{f' ({varied})' if varied else ''} = {plural(runs, 'run')}"
-    if diverged:
-        text += f", {diverged} diverged"
-    return f"{text}."
+    return f"{text}{f', {diverged} diverged' if diverged else ''}."
 
 
 def _short_why(job: Job, network: str) -> str:
@@ -211,27 +158,23 @@ def _short_why(job: Job, network: str) -> str:
     return f"{len(faster)} faster, none safe" + (f" ({verdicts})" if verdicts else "")
 
 
-def _row(job: Job, network: str) -> list[Cell]:
+def _row(job: Job, network: str) -> dict[str, Any]:
     recommended = job.recommended(network)
     chosen = recommended or fastest(job, network)
-    dense_s = chosen.price.dense_step_s.get(network, math.nan)
     if recommended is None:
         evidence = "no dense run"
     elif chosen.dense:
         evidence = _short_why(job, network)
     else:
-        evidence = (
-            f"{chosen.verdict}: {against_dense(chosen, job.measure)}, {seeds_of(chosen.judged)}; "
-            f"{divergence(chosen.judged)}"
-        )
-    faster = speedup(chosen.speedup[network]) if chosen.speedup else "unknown"
-    return [
-        Cell("network", network),
-        code("setting", chosen.name),
-        number("step", step_time(chosen.step_s[network])),
-        number("dense step", seconds(dense_s)),
-        number("speed-up", "1" if chosen.dense else faster),
-        number("bytes a step", bytes_of(chosen.wire_bytes)),
-        *(number(mode, quality(job.measure, *chosen.quality[mode])) for mode in MODES),
-        Cell("evidence", evidence, kind="long"),
-    ]
+        difference = against_dense(chosen, job.measure)
+        evidence = f"{chosen.verdict}: {difference}, {seeds_of(chosen.judged)}; {divergence(chosen.judged)}"
+    return {
+        "network": network,
+        "setting": chosen.name,
+        "step": chosen.step_s[network],
+        "dense step": chosen.price.dense_step_s.get(network, math.nan),
+        "speed-up": "1" if chosen.dense else chosen.speedup.get(network, "unknown"),
+        "bytes a step": chosen.wire_bytes,
+        **{mode: chosen.quality[mode] for mode in MODES},
+        "evidence": evidence,
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from raysim.analysis.comparison.choice import divergence
@@ -107,6 +107,53 @@ def quality(measure: Measure, value: float | None, spread: float | None = None) 
     scale, digits, unit = (100, 1, " %") if measure.counted else (1, 3, "")
     around = "" if spread is None or math.isnan(spread) else f" ± {spread * scale:.{digits}f}"
     return f"{value * scale:.{digits}f}{around}{unit}"
+
+
+def quality_formats(measure: Measure) -> dict[str, Callable[[Any], str]]:
+    """Return the formats of the columns with the quality in each mode, each a mean and its deviation over seeds."""
+    return dict.fromkeys(MODES, lambda spread: quality(measure, *spread))
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("step", "step, simulated"), step_time),
+    **dict.fromkeys(("dense step", "recorded", "encode", "decode"), seconds),
+    **dict.fromkeys(("bytes a step", "dense", "wire"), bytes_of),
+    **dict.fromkeys(
+        ("fidelity", "fidelity, activations", "fidelity, gradients", "fidelity of the average"), "{:.4f}".format
+    ),
+    **dict.fromkeys(("train loss", "mean gain"), "{:.3f}".format),
+    **dict.fromkeys(("seed", "steps", "decisions"), "{:,.0f}".format),
+    "speed-up": speedup,
+    "factor": "{:.2f}".format,
+    "mean factor": "{:.3g}".format,
+}
+"""How the values of columns are written in all tables of a report."""
+
+
+def below(row: Mapping[Any, Any]) -> str:
+    """Format the break-even bandwidth of a row of `raysim.analysis.settings`.
+
+    >>> below({"pays": "below", "break_even_bps": 2.5e8, "break_even_low_bps": 2.4e8, "break_even_high_bps": 2.6e8})
+    '250 Mbit/s (240 to 260)'
+    >>> below({"pays": "below", "break_even_bps": math.inf, "break_even_low_bps": 9e10, "break_even_high_bps": math.inf})
+    'always (90 Gbit/s to always)'
+    """
+    if row["pays"] != "below":
+        return str(row["pays"] or "unknown")
+    bandwidths = (float(row[f"break_even{name}_bps"]) for name in ("", "_low", "_high"))
+    middle, low, high = ("always" if math.isinf(bps) else bandwidth(bps) for bps in bandwidths)
+    unit = middle.partition(" ")[2] or " "
+    return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
+
+
+def described(setting: SettingRuns) -> str:
+    """Return the label of a setting's point."""
+    diverged = f", {setting.diverged} diverged" if setting.diverged else ""
+    judged = f", {setting.verdict}" if setting.verdict else ""
+    return (
+        f"{setting.name} ({plural(setting.seeds, 'seed')}{diverged}{judged}): {bytes_of(setting.wire_bytes)} a step, "
+        f"compression factor {setting.factor:.2f}"
+    )
 
 
 def against_dense(setting: SettingRuns, measure: Measure) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,10 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.folders import Contents, find
 from raysim.analysis.data.reading import read_files, stack, unreadable
-from raysim.analysis.data.settings import configuration, setting_texts
 from raysim.analysis.runs.results import Results, RunPool
 from raysim.notation import printable
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
-from raysim.records.bounds import NEEDED, check_row, printable_rows
+from raysim.records.bounds import NEEDED, check_row, identified, printable_rows
 from raysim.records.packs import open_folder
 from raysim.records.tables import FEW_ROWS
 from raysim.storage.places import Place, PlaceError
@@ -71,22 +69,22 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
             except pa.ArrowException as error:
                 problems.append(unreadable(file, error))
             else:
-                good[name] = printable_rows(table)
-    keys = list(dict.fromkeys(key for table in good.values() for key in configuration(table.column_names)))
+                good[name] = identified(printable_rows(table))
+    keys = list(dict.fromkeys(key for table in good.values() for key in _configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
-    study = [contents.study_of.get(name) for name in frame["run"]]
-    trial = [_trial(name) if of else None for name, of in zip(frame["run"], study, strict=True)]
-    frame.insert(1, "study", pd.Series(study, dtype="str"))
-    frame.insert(2, "trial", pd.Series(trial, dtype="Int64"))
-    frame.insert(3, "setting", setting_texts(frame, keys))
-    for column in (*NEEDED, "wire_bytes", "dense_bytes"):
+    for column in (*NEEDED, "job", "setting", "wire_bytes", "dense_bytes"):
         if column not in frame:
-            frame[column] = pd.Series([None] * len(frame), dtype="str" if column == "status" else "Int64")
-    if (frame["status"] == "interrupted").any():  # intended if the sweep stopped the trial
-        pruned = _pruned_trials(contents.studies)
-        for i in frame.index[frame["status"] == "interrupted"]:
-            if (frame.loc[i, "study"], frame.loc[i, "trial"]) in pruned:
-                frame.loc[i, "status"] = "pruned"
+            text = column in ("status", "job", "setting")
+            frame[column] = pd.Series([None] * len(frame), dtype="str" if text else "Int64")
+    trials = _trials(contents.studies)
+    of_runs = [trials.get(str(contents.runs[name]), (None, "")) for name in frame["run"]]
+    frame.insert(1, "study", pd.Series([contents.study_of.get(name) for name in frame["run"]], dtype="str"))
+    frame.insert(2, "trial", pd.Series([number for number, _ in of_runs], dtype="Int64"))
+    for i, column in enumerate(("job", "setting"), start=3):
+        frame.insert(i, column, frame.pop(column))
+    for i in frame.index[frame["status"] == "interrupted"]:
+        if of_runs[i][1] == "pruned":  # intended: the sweep stopped the trial
+            frame.loc[i, "status"] = "pruned"
     for i in frame.index[frame["status"] == "running"]:
         frame.loc[i, "status"] = present_status(contents.runs[str(frame.loc[i, "run"])], "running")
     sent = frame["wire_bytes"].astype("float64")
@@ -94,21 +92,22 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     return frame, {name: table.to_pylist()[0] for name, table in good.items()}, keys
 
 
-def _pruned_trials(studies: Mapping[str, Place]) -> set[tuple[str, int]]:
-    tables = read_files([folder / "trials.parquet" for folder in studies.values()])
+def _configuration(columns: list[str]) -> list[str]:
+    """Return the columns of a `run.parquet` that are keys of its configuration: all before the schema version."""
+    return columns[: columns.index("schema_version")]
+
+
+def _trials(studies: Mapping[str, Place]) -> dict[str, tuple[int, str]]:
+    """Return the number and the status of the trial of each run, by the run's folder."""
+    folders = [folder for folder in studies.values() if (folder / "trials.parquet").is_file()]
+    tables = read_files([folder / "trials.parquet" for folder in folders])
     return {
-        (name, row["trial"])
-        for name, table in zip(studies, tables, strict=True)
-        if not isinstance(table, str) and {"trial", "status"} <= set(table.column_names)
-        for row in table.select(["trial", "status"]).to_pylist()
-        if row["status"] == "pruned"
+        str(folder / run): (row["trial"], row["status"])
+        for folder, table in zip(folders, tables, strict=True)
+        if not isinstance(table, str) and {"trial", "status", "runs"} <= set(table.column_names)
+        for row in reversed(table.select(["trial", "status", "runs"]).to_pylist())  # the first of equal trials counts
+        for run in row["runs"] or ()
     }
-
-
-def _trial(run: str) -> int | None:
-    """Return the number of a trial from its folder, `trials/NUMBER-sSEED`."""
-    match = re.match("[0-9]{1,18}-", Path(run).name)
-    return None if match is None else int(match[0][:-1])
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:

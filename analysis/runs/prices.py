@@ -14,11 +14,12 @@ import pandas as pd
 from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.data.folders import find
 from raysim.analysis.data.recording import Recording
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Job, Setting, as_text, job_of, price_key, setting_of
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, price_key
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.job_costs import Costs
 from raysim.analysis.runs.results import Results
 from raysim.analysis.runs.step import PARTS, Replay
+from raysim.config.identity import DENSE_SETTING, as_text
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
@@ -167,10 +168,10 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
     keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
     values = [[as_text(row.get(key)) for key in keys] for row in rows]
-    kinds = [(job_of(row), price_key(row)) for row in rows]
+    kinds = [(row["job"], price_key(row)) for row in rows]
     dense: dict[tuple[Any, ...], list[int]] = {}
     for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
-        if setting_of(row) == Setting() and str(row["run"]) not in without:
+        if row["setting"] == str(DENSE_SETTING) and str(row["run"]) not in without:
             dense.setdefault(kind, []).append(i)
 
     def distance(i: int, j: int) -> tuple[int, bool]:
@@ -296,7 +297,7 @@ def beside(
         if str(other.resolve()) not in own and len(others) != most:
             try:
                 run = Run(other)
-                if run.status in FINISHED and job_of(run.row) in jobs:
+                if run.status in FINISHED and run.row["job"] in jobs:
                     others.append(Recording(run, clock=compute))
             except ValueError:  # a run that cannot be read or priced is skipped
                 continue
@@ -310,7 +311,7 @@ def _replays(
     options: Mapping[str, Any],
 ) -> list[Replay]:
     """Return recordings ready to be priced, with the costs of all `pooled` recordings of their jobs."""
-    jobs: dict[Job, list[Recording]] = {}
+    jobs: dict[str, list[Recording]] = {}
     for recording in pooled:
         jobs.setdefault(recording.job, []).append(recording)
     costs = {job: Costs(members, profile) for job, members in jobs.items()}

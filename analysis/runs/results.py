@@ -26,7 +26,6 @@ from raysim.storage.places import Place, origin_of
 
 if TYPE_CHECKING:
     from raysim.analysis.data.recording import Recording
-    from raysim.analysis.data.settings import Job
     from raysim.analysis.runs.job_costs import Costs
     from raysim.analysis.runs.step import Replay
 
@@ -37,9 +36,9 @@ class Results:
     """Runs and studies, one DataFrame per table; units are in the names of the columns.
 
     `runs` has one row for each run: its name (its folder relative to the loaded one, and the column `run` of all other tables),
-    `study` and `trial` if it belongs to one, `setting` (the keys in which the loaded runs differ, except the seed), then the columns
-    of `run.parquet`, and `compression_factor`. `problems` has a sentence for everything left out; it grows as tables
-    are read.
+    `study` and `trial` if it belongs to one, `job` and `setting` (what its steps compute, and what they compress), then the other
+    columns of `run.parquet`, and `compression_factor`. `problems` has a sentence for everything left out; it grows as tables are
+    read.
     """
 
     def __init__(
@@ -126,11 +125,6 @@ class Results:
     def evals(self) -> pd.DataFrame:
         """One row for each evaluation: the loss and all metrics, with compression on and off."""
         return self.table("evals")
-
-    @cached_property
-    def samples(self) -> pd.DataFrame:
-        """One row for each run and test sample of the final evaluation with compression on."""
-        return self.table("samples")
 
     @cached_property
     def links(self) -> pd.DataFrame:
@@ -289,7 +283,7 @@ class RunPool:
         self._problems = problems
         self._recordings: dict[str, dict[str, Recording]] = {}
         self._refused: dict[str, str] = {}
-        self._costs: dict[tuple[Job, str, str | None], Costs] = {}
+        self._costs: dict[tuple[str, str, str | None], Costs] = {}
         self._replays: dict[tuple[str, str, str | None, str], Replay] = {}
 
     def replay(self, run: str, compute: str, profile: Path | str | None, transport: str) -> Replay:

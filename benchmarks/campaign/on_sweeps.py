@@ -50,7 +50,9 @@ def sweep_ends(path: Path, out: Path) -> list[str]:
     if len(rows) != study.most_trials:
         return [f"trials are {[row.status for row in rows]}"]
     for row in rows:
-        config = study.config({"forward": row.notation.split()[0].removeprefix("forward=")})
+        config = study.config(
+            {"forward": row.notation.split()[0].removeprefix("forward=").replace("dense", "Identity")}
+        )
         fresh = path.parent / f"fresh-{row.trial}"
         shutil.rmtree(fresh, ignore_errors=True)
         alone = train(config, engine="inline", out=fresh)

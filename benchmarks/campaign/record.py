@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KEPT = Path(__file__).parent / "record.jsonl"
-"""The record of raysim's own campaign, from which docs/robustness.md has its table."""
+"""The record of raysim's own campaign, from which docs/measurements/robustness.md has its table."""
 
 
 class Round(NamedTuple):

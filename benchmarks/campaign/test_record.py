@@ -8,7 +8,7 @@ from asking import PHASES
 from on_servers import RUN_PHASES, SWEEP_PHASES
 from record import KEPT, Round, read, table, tried
 
-DOCS = Path(__file__).parents[2] / "docs" / "robustness.md"
+DOCS = Path(__file__).parents[2] / "docs" / "measurements" / "robustness.md"
 
 
 def test_the_docs_have_the_table_of_the_record():

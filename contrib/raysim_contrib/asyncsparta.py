@@ -28,11 +28,9 @@ class AsyncSPARTA(ReplicaMethod):
 
         m = decay m + (1 - decay) (v - w);   v = a + scale m
 
-    A random order of the positions is cut into 1/`share` parts, and each exchange averages the next one; after the last a new
-    order is drawn. All replicas know its seed, so only values are sent. The last part is padded with positions of the first
-    (ours), so that all exchanges send equally much. At the first arrival m is v - w, and 0 at all other positions. `decay`
-    rises along a half cosine from step `rise` to 0.99 at the end of `until` steps; without `until` it is constant. Evaluation
-    uses the mean of the replicas. The same paper's pipelines without flush are `weights=AsyncPP`.
+    A random order of the positions, common to all replicas, is cut into 1/`share` parts of equal size (ours), averaged in turn.
+    At the first arrival m is v - w. `decay` rises along a half cosine from step `rise` to 0.99 at the end of `until` steps; without
+    `until` it is constant. Evaluation uses the mean of the replicas.
 
     Use: Links of high latency, if replicas may differ from one another.
 

@@ -37,9 +37,9 @@ class DAQ(Codec):
     """Rounds to 2**bits levels, D apart, around the mean m of each channel of each sample (Hong et al. 2022, WACV, "DAQ").
 
     D is the best step for a normal distribution times the deviation s of the group. x is decoded to
-    m + (round((x - m)/D + 1/2) - 1/2) D, clipped to the outermost levels m +- (2^(b-1) - 1/2) D. m and s are sent in float32, 8
-    bytes a group; `deviation_bits` 4 or 8 quantises s over the channels of a sample. For vectors (batch, features) a group is a
-    sample. The published code takes the step of one bit less, and does not clip after a ReLU; neither is done here.
+    m + (round((x - m)/D + 1/2) - 1/2) D, clipped to m +- (2^(b-1) - 1/2) D. m and s take 8 bytes a group; `deviation_bits` 4 or 8
+    quantises s over the channels of a sample. For vectors a group is a sample. The published code takes the step of one bit less,
+    and does not clip after a ReLU.
 
     Use: Few bits for convolutional features with different channels.
 

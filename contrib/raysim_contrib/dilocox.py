@@ -33,10 +33,9 @@ class DiLoCoX(LocalSteps):
         M_r = W - W_r + e_r;   P = orth(mean of C(M_r Q));   Q_r = C(M_r^T P);   Q = mean of Q_r;   e_r = M_r - P Q_r^T
         D_t = P Q^T;   u = momentum u + rate D_(t-1);   W = W - momentum u - rate D_(t-1)
 
-    So an exchange may take as long as the following `steps` steps. The first one leaves W unchanged. `delay=0` uses D_t. With
-    `rank=None`, or if the factors would not be smaller, C(M_r) itself is sent. After every `window` exchanges the rank falls to
-    the mean effective rank of D in the window: e to the entropy of the columns' shares of Q's energy. `window=0` keeps the rank.
-    The entropy is our reading of an adaptive rank; `steps` does not adapt.
+    So an exchange may take as long as the following `steps` steps. `delay=0` uses D_t. With `rank=None`, or if the factors would
+    not be smaller, C(M_r) itself is sent. After every `window` exchanges the rank falls to the mean effective rank of D: e to the
+    entropy of the columns' shares of Q's energy (ours). `window=0` keeps the rank.
 
     Use: Local steps that never wait for an exchange, at a few kilobytes each.
 

@@ -34,10 +34,9 @@ class Dion(Layered):
         M_r = M_r + g_r;   P = orth(mean of M_r Q);   R = mean of M_r^T P;   M_r = M_r - (1 - mu) P R^T
         Q = R with columns of norm 1;   step by sqrt(m / n) P Q^T
 
-    Only the two thin means are sent. One-dimensional tensors, and tensors of fewer than `min_values` values, step by Lion on the
-    uncompressed mean: the sign of b1 m + (1 - b1) g with m = b2 m + (1 - b2) g (Chen et al. 2023, 2302.06675). Ours: embeddings
-    and the last layer are matrices like any other, while the authors' code gives them to Lion; and there is no weight decay.
-    The optimiser must be SGD without momentum; its learning rate is the authors' (0.02).
+    Only the two thin means are sent. One-dimensional and small tensors (`min_values`) step by Lion on the uncompressed mean: the
+    sign of b1 m + (1 - b1) g with m = b2 m + (1 - b2) g (Chen et al. 2023, 2302.06675). Embeddings and the last layer are matrices
+    too (ours). The optimiser must be SGD without momentum; its learning rate is the authors' (0.02).
 
     Use: Orthonormal updates like Muon's from two thin matrices; with plain SGD.
     """

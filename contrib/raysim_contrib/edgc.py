@@ -26,15 +26,13 @@ _STATE = "controller/edgc"  # rank, sum and count of this window, means of the l
 class EDGC(Layered):
     """PowerSGD with a rank that follows changes of the gradients' entropy (Yi et al. 2025, 2511.10333, and their code).
 
-    The entropy of a stage's averaged gradients is that of a histogram with `bins` bins between their extremes. It is taken of
-    the share `sample` of the values in every `every`-th step, and averaged over windows of `window` steps. With H_t the mean
-    of window t::
+    The entropy of a stage's averaged gradients is that of a histogram with `bins` bins, of the share `sample` of the values in
+    every `every`-th step, averaged over windows of `window` steps. With H_t the mean of window t::
 
         r = rank/4 + (rank - rank/4) |H_t - H_(t-1)| / |H_2 - H_1|
 
     rounded down to an even number, at most `stride` away from the previous rank. In the first two windows it is `rank`. The
-    first `warmup` steps are dense. Ours: each stage follows its own entropy. The authors' first stage does so, and the others
-    choose the rank whose exchange takes as long as the first one's plus their wait for it.
+    first `warmup` steps are dense. Each stage follows its own entropy (ours).
 
     Use: PowerSGD with a rank that falls once the gradients' entropy settles.
     """

@@ -38,12 +38,9 @@ class HALoS(LocalSteps):
 
     In every `updates`-th exchange it sends its change G since the last merge to the global server, which takes the same step by
     the mean G of all sites, with `global_rate` and `global_momentum`. `delay` exchanges later each site merges the global model
-    W: w = (1 - merge) w + merge W. As in the authors' simulator, a site's progress between sending and merging is never sent.
-    W is evaluated.
-
-    Replicas are divided over `sites` in order; the first of each site is its server, the first of all is the global server.
-    Ours: all replicas are equally fast, so the changes of an exchange arrive together and update the momentum once. Defaults
-    are the authors' for four sites of four replicas, per mean instead of per change.
+    W: w = (1 - merge) w + merge W. A site's progress between sending and merging is never sent, as in the authors' simulator.
+    W is evaluated. Replicas are divided over `sites` in order; the first of each is its server. Defaults are the authors', per
+    mean instead of per change.
 
     Use: Sites with fast links inside and slow links between them.
 

@@ -18,15 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class MPC(Codec):
-    """Sends every value exactly, by the four stages of MPC (Yang, Mukka, Hesaaraki and Burtscher 2015, "MPC: A Massively Parallel
-    Compression Algorithm for Scientific Data").
+    """Sends every value exactly, by the four stages of MPC (Yang et al. 2015).
 
-    Values are read as words of bits. Each word is replaced by its difference from the word `stride` positions before. Groups of
-    as many words as a word has bits are transposed, so that a word holds one bit of each. Each of these is replaced by its
-    difference from the one before. Words that are now zero are left out, and marked in a bitmap of one bit a word. If this does
-    not make a tensor smaller, it is sent unchanged; one byte says which.
-
-    `stride` is the distance between similar values: 1, or the channels of (batch, length, width).
+    Each word of bits is replaced by its difference from the word `stride` positions before. Groups of as many words as a word has
+    bits are transposed, and differenced once more. Zero words are left out, and marked in a bitmap. A tensor that would not become
+    smaller is sent unchanged. `stride` is the distance between similar values: 1, or the channels of (batch, length, width).
 
     Use: Lossless compression if no error is tolerable.
 

@@ -49,7 +49,7 @@ class ResidualVQ(Compressor):
     Use: 2 to 4 bits a value for activations whose neighbouring values depend on one another.
 
     >>> method, x = ResidualVQ(bits=4, rounds=2, dim=2, fresh=4), torch.tensor([[3.0, -5.0, 1.0, 5.0]])
-    >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
+    >>> context = Context("forward", step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, changes = method.encode(x, {}, context)
     >>> packet.array_bytes  # 2 vectors of two codes, two s, and 2 x 4 codes of 2 values
     42

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from raysim.codecs import Sign
 from raysim.codecs.message import Entry
 from raysim.notation import check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import gather_mean, remembered
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Rounds, num_values
+from raysim_contrib.signs import Sign
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,9 +17,8 @@ class StreamingDiLoCo(DiLoCo):
     """DiLoCo with the tensors divided into `fragments`, exchanged in turn, each every `steps` steps (Douillard et al. 2025,
     2501.18512).
 
-    An exchange sends one fragment, which divides peak traffic by the number of fragments. Training continues for
-    `delay` steps between sending a fragment and using its mean: then W takes its outer step, and the replica's own
-    parameters become W + blend (W_r - W). Arrivals are spread evenly over the steps; the last is in the last step of
+    Training continues for `delay` steps between sending a fragment and using its mean: then W takes its outer step, and the
+    replica's own parameters become W + blend (W_r - W). Arrivals are spread evenly over the steps; the last is in the last step of
     the run. Tensors are assigned largest first, each to the fragment with the fewest values so far.
 
     Use: DiLoCo if the peak of an exchange matters, or to hide its time (`delay`).

@@ -21,8 +21,8 @@ from raysim.codecs.codec import (
 )
 from raysim.codecs.floats import power_of_two
 from raysim.codecs.groups import channel_axis, channels_last
+from raysim.codecs.hadamard import check_tile, hadamard
 from raysim.codecs.positions import select_topk
-from raysim.codecs.wrappers import check_tile, hadamard
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 
@@ -47,20 +47,15 @@ _LOG2 = (
 class TAHQuant(Codec):
     """Quantises tiles of `tile` channels of a token to 4 or 3 bits, rotating tiles with an outlier (He et al. 2025, 2506.01352).
 
-    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3, as in the paper's
-    second version. `allocate='token'` is the first version and its code: whole tokens are ranked within their sample, or within the
-    tensor if it has fewer than three dimensions. If the greatest magnitude of a tile is more than `tau` times the second, it is
-    swapped to the front and the tile is multiplied by the Hadamard matrix over sqrt(tile). Codes are min-max. Scale and minimum are
-    float16, relative to a power of two for the whole tensor, sent in 2 bytes, so that small gradients keep their digits. The last
-    tile of a token is padded with its last value. A tile takes 4 or 3 bits a value, 32 for scale and minimum, 1 for the width (1 a
-    token if tokens are ranked), 1 for the rotation and log2(tile) for the position of the swapped value.
+    The share `high` of a token's tiles with the greatest Shannon entropy of |a|/||a||_1 gets 4 bits, the others 3.
+    `allocate='token'`, the paper's first version, ranks whole tokens within their sample. If the greatest magnitude of a tile is
+    more than `tau` times the second, it is swapped to the front and the tile is multiplied by the Hadamard matrix over sqrt(tile).
+    Codes are min-max; scale and minimum are float16, relative to a power of two for the tensor. A tile takes 4 or 3 bits a value,
+    32 for scale and minimum, 1 for the width (1 a token if tokens are ranked), 1 for the rotation and log2(tile) for the position
+    of the swapped value. A token of (B, C, H, W) is a pixel with its C channels. Short tiles are padded with the last value.
 
-    Sources: the abstracts of both versions and the code of the first (heguangxin/TAH-Quant). Unlike ours, the code also rotates at
-    `tau` itself, keeps scales and minima in plain float16, rounds the number of 3-bit tokens down, and sends positions of rotated
-    tiles only. It sends gradients in 6 bits, in tiles of 32.
-
-    The paper's tokens have shape (batch, length, width). A token of (B, C, H, W) is a pixel with its C channels, never a row of
-    the image; its channels are moved to the end first. A token shorter than a tile is one tile of the next power of two.
+    Unlike ours, the published code (heguangxin/TAH-Quant) rotates at `tau` itself, keeps plain float16, rounds the number of 3-bit
+    tokens down, and sends positions of rotated tiles only. It sends gradients in 6 bits, in tiles of 32.
 
     Use: 3 to 4 bits for activations of language models with outliers.
 

@@ -28,11 +28,9 @@ _SWEEPS = 50
 class TinyScript(Codec):
     """Rounds magnitudes at random to a neighbouring level, with mean x (TinyScript, Fu et al. 2020, ICML).
 
-    The paper's abstract names the Weibull distribution; its fit and the levels are our reading. |x| is modelled as Weibull with the
-    moments of the tensor. Levels l_0 = 0 to l_K, the greatest magnitude, K = 2^(bits-1) - 1, minimise the variance
-    sum E[(|x| - l_i)(l_(i+1) - |x|)]: F(l_i) (l_(i+1) - l_(i-1)) = [t F(t)] - E[|x|], both taken from l_(i-1) to l_(i+1), solved
-    by 50 sweeps. A value takes `bits` bits, one of them its sign, and a tensor 12 bytes more: shape and scale of the distribution
-    and the greatest magnitude, from which the receiver computes the same levels.
+    |x| is modelled as Weibull with the moments of the tensor (our reading). Levels l_0 = 0 to l_K, the greatest magnitude,
+    K = 2^(bits-1) - 1, minimise the variance sum E[(|x| - l_i)(l_(i+1) - |x|)], by 50 sweeps. A value takes `bits` bits, one of them
+    its sign, and a tensor 12 bytes more, from which the receiver computes the same levels.
 
     Use: Unbiased rounding for heavy-tailed values.
 

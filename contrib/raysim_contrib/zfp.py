@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class ZFP(Codec):
-    """Sends transformed blocks of 4 x 4 values, cut at a bit plane, with errors of at most `tolerance`
-    (Lindstrom 2014, "Fixed-Rate Compressed Floating-Point Arrays"; the fixed-accuracy mode of zfp).
+    """Sends transformed blocks of 4 x 4 values, cut at a bit plane, with errors of at most `tolerance` (Lindstrom 2014, ZFP's
+    fixed-accuracy mode).
 
-    Blocks lie in the last two axes. The values of a block get a common exponent, go through ZFP's integer transform along both
-    axes, and are written in negabinary, bit plane by bit plane, with ZFP's group tests, down to the plane allowed by the tolerance.
-    A block below the tolerance takes one bit. If the tolerance is finer than the dtype's resolution, a block is sent unchanged, so
-    the bound always holds. For float32 the stream equals zfp's, except for such blocks.
-
-    The transform pays if neighbours along both axes are similar, as in smooth images. Elsewhere `ErrorBounded` is smaller, and it
-    is always faster: ZFP's errors on noise are a quarter of its tolerance, since it allows for the worst case.
+    Blocks lie in the last two axes. Their values get a common exponent, go through ZFP's integer transform, and are written in
+    negabinary, bit plane by bit plane, with ZFP's group tests. A block below the tolerance takes one bit. If the tolerance is finer
+    than the dtype's resolution, a block is sent unchanged. For float32 the stream equals zfp's, except for such blocks.
 
     Use: Smooth images; otherwise `ErrorBounded` is smaller and faster.
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
-from findings_pictures import COLOURS
 from findings_tables import name_of
 from PIL import Image
 
-from raysim.analysis import frontier, load, replay, safe_set
+from raysim import analysis
+from raysim.analysis import frontier, load, replay
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -23,6 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 DATA = DOCS / "findings" / "data"
 PICTURE = DOCS / "images" / "frontier.png"
 NETWORK = "100mbps"
+COLOURS = {"safe": "#2a7f4f", "harmful": "#b3382c", "undecided": "#8a8a8a"}
 STUDIES = {"finetune-links": "Links between four stages", "finetune-replicas": "Gradients of two replicas, and links"}
 LABELS = {  # of settings to name: text, its offset in points, and its alignment
     "backward=LowRank(16)": ("LowRank(16)\non gradients", (6, -24), "left"),
@@ -50,7 +51,7 @@ def settings(study: str) -> pd.DataFrame:
     prices = replay(results, [NETWORK], split=False)
     steps = prices.groupby(prices["run"].map(names))["step_s"].mean()
     speedups = (steps["dense"] / steps).rename("speedup")
-    judged = safe_set(results).set_index("setting")
+    judged = analysis.settings(results).set_index("setting")
     dense = pd.DataFrame({"harm": 0.0, "harm_low": 0.0, "harm_high": 0.0, "verdict": "dense"}, index=["dense"])
     return pd.concat([dense, judged[dense.columns]]).join(speedups).rename_axis("setting").reset_index()
 

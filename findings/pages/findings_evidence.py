@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from raysim.analysis import Results, safe_set
+from raysim.analysis import Results, settings
 
 KEYS = ("forward", "backward", "replica_gradient")
 SAME = {"shared_indices": False, "fused_embedding": False, "weights": "Synchronous"}
@@ -42,7 +42,7 @@ def evidence(studies: Mapping[str, Results]) -> str:
             "scope": _scope(ABOUT["studies"][name]),
         }
         for name, results in studies.items()
-        for row in _alike(safe_set(results)).to_dict("records")
+        for row in _alike(settings(results)).to_dict("records")
     ]
     rows += [_screened(screen, setting) for screen in ABOUT["screens"] for setting in screen["settings"]]
     rows.sort(key=lambda row: tuple(map(str, row.values())))

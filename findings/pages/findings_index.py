@@ -1,62 +1,46 @@
-"""The tables of the findings' index: the studies, the claims with their verdicts, and how often bounds hold."""
+"""The index of the findings: the claims with their verdicts by kind of model, and how often bounds hold."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from findings_evidence import ABOUT
 from findings_tables import with_reference
 from raysim_findings.finding import Finding
 from raysim_findings.table import CLAIMS
 
 from raysim.analysis import Results
 from raysim.analysis.comparison.statistics import bounds
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 
-
-def studies_table(pages: Mapping[str, Results], titles: Mapping[str, str]) -> str:
-    """Return a row for each study: its model and data, its runs, and the quality of its models without compression."""
-    lines = ["| study | model and data | runs | hours | without compression |", "|---|---|---|---|---|"]
-    for name, results in pages.items():
-        runs = results.runs
-        jobs = " and ".join(
-            dict.fromkeys(f"`{model}` on `{data}`" for model, data in zip(runs["model"], runs["data"], strict=True))
-        )
-        dense = {}
-        for context in with_reference(results):
-            quality = context.quality.name
-            dense.setdefault(quality, []).append(context.settings[Setting()][f"{quality}_on"].mean())
-        reached = ", ".join(f"{quality} {_range(values)}" for quality, values in dense.items())
-        lines.append(
-            f"| [{titles[name]}]({name}.md) | {jobs} | {len(runs)} | {runs['seconds'].sum() / 3600:.1f} | {reached} |"
-        )
-    return "\n".join(lines)
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
-    return low if low == high else f"{low} to {high}"
+MODELS = {"cnn": "CNN", "gpt": "GPT", "gpt2": "GPT", "lstm": "LSTM", "resnet18": "ResNet-18", "vgg16": "VGG-16"}
+ORIGINS = ("from scratch", "fine-tuned", "trained elsewhere")
 
 
 def claims_table(findings_of: Mapping[str, Sequence[Finding]]) -> str:
-    """Return a row for each claim, with the studies that support it, contradict it, or leave it undecided."""
-    verdicts = ("supported", "contradicted", "undecided")
-    lines = [f"| claim | {' | '.join(verdicts)} | source |", "|---" * 5 + "|"]
+    """Return a row for each claim, with its verdicts by study and origin of the model."""
+    lines = [f"| claim | source | {' | '.join(ORIGINS)} |", "|---" * (2 + len(ORIGINS)) + "|"]
     for claim in CLAIMS:
-        complete: dict[str, dict[str, bool]] = {verdict: {} for verdict in verdicts}
-        for name, findings in findings_of.items():
-            for finding in findings:
-                if finding.claim is claim:
-                    verdict = finding.verdict
-                    whole = verdict != "undecided" or all(comparison.effects for comparison in finding.comparisons)
-                    complete[verdict][name] = complete[verdict].get(name, True) and whole
-        if any(complete.values()):
-            cells = " | ".join(
-                ", ".join(f"[{name}]({name}.md){'' if whole else ' (not all run)'}" for name, whole in studies.items())
-                for studies in complete.values()
+        cells: dict[str, dict[str, list[str]]] = {origin: {} for origin in ORIGINS}
+        for study, findings in findings_of.items():
+            about = ABOUT["studies"][study]
+            link = f"[{MODELS[about['model']]} {about['parameters'] / 1e6:.2g}M]({study}.md)"
+            for verdict in dict.fromkeys(finding.verdict for finding in findings if finding.claim is claim):
+                cells[about["origin"]].setdefault(verdict, []).append(link)
+        if any(cells.values()):
+            row = [
+                "; ".join(f"{verdict}: {', '.join(links)}" for verdict, links in verdicts.items())
+                for verdicts in cells.values()
+            ]
+            paper = re.search(r"\d{4}\.\d{5}", claim.source)
+            source = (
+                f"{'raysim, on ' if claim.source.startswith('raysim') else ''}arXiv:{paper[0]}"
+                if paper
+                else claim.source
             )
-            source = claim.source.replace("|", "\\|")
-            lines.append(f"| {claim.text} | {cells} | {source} |")
+            lines.append(f"| {claim.text} | {source} | {' | '.join(row)} |")
     return "\n".join(lines)
 
 
@@ -86,13 +70,7 @@ def coverage(spread: list[float], draws: int = 20_000) -> tuple[float, float]:
     )
 
 
-def coverage_table(pages: Mapping[str, Results]) -> str:
-    """Return how often bounds hold on the spreads of each study, and of all."""
-    by_study = {f"[{name}]({name}.md)": deviations(results) for name, results in pages.items()}
-    spreads = {name: spread for name, spread in by_study.items() if spread}  # none of a study of fewer than five seeds
-    spreads["all"] = [value for spread in spreads.values() for value in spread]
-    lines = ["| spreads of | lower bound | upper bound |", "|---|---|---|"]
-    for name, spread in spreads.items():
-        low, high = coverage(spread)
-        lines.append(f"| {name} | {100 * low:.1f} % | {100 * high:.1f} % |")
-    return "\n".join(lines)
+def coverage_sentence(studies: Mapping[str, Results]) -> str:
+    """Return how often bounds hold on the spreads of all studies."""
+    low, high = coverage([value for results in studies.values() for value in deviations(results)])
+    return f"Lower bounds held in {100 * low:.1f} % of draws, upper bounds in {100 * high:.1f} %."

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import pandas as pd
 from raysim_findings.finding import Finding
 
-from raysim.analysis import Results, replay, safe_set
-from raysim.analysis.comparison.choice import divergence
+from raysim.analysis import Results, replay, settings
 from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
-from raysim.analysis.data.settings import Setting, setting_of
-from raysim.quality import Measure, measures_of
+from raysim.config.identity import Setting
+from raysim.quality import measures_of
 
 HEADS: dict[Mode, str] = {
     "on": "",
@@ -38,27 +37,19 @@ def _runs(results: Results) -> str:
         f"{name} {'/'.join(sorted(set(runs[name].astype(str))))}" for name in ("raysim", "torch", "python")
     )
     settings = runs["setting"].nunique()
-    written = ", ".join(map(str, seeds))
-    count = (
-        f"{settings} settings x {len(seeds)} seeds ({written}) = {len(runs)} runs"
-        if settings * len(seeds) == len(runs)
-        else f"{len(runs)} runs of {settings} settings on the seeds {written}"
-    )
-    return (
-        f"{count}, started from {began.min():%Y-%m-%d %H:%M} to {began.max():%Y-%m-%d %H:%M} UTC; {hours:.1f} hours of training "
-        f"on CPU; {versions}."
-    )
+    days = " to ".join(dict.fromkeys(f"{day:%Y-%m-%d}" for day in (began.min(), began.max())))
+    return f"{settings} settings, seeds {seeds[0]} to {seeds[-1]}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}; {versions}."
 
 
 def _settings(results: Results) -> str:
-    judged = safe_set(results)
+    judged = settings(results)
     runs = results.runs.set_index("run")
     sent = runs["wire_bytes"] / runs["steps_done"]
     tables = []
     for context in with_reference(results):
         name = context.quality.name
         verdicts = judged[judged["context"] == context.label].set_index("setting")
-        modes = [mode for mode in MODES if context.rows[f"{name}_{mode}"].notna().any()]
+        modes = _distinct(context)
         heads = [f"{name}{HEADS[mode]}" for mode in modes]
         columns = ["setting", "seeds", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
         lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -74,6 +65,16 @@ def _settings(results: Results) -> str:
             lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
         tables += [f"`{context.label}`", "\n".join(lines)]
     return "\n\n".join(tables if len(tables) > 2 else tables[1:])
+
+
+def _distinct(context: Context) -> list[Mode]:
+    """Return the modes of evaluation without those that agree in every run with one of fewer differences."""
+    values = {mode: context.rows[f"{context.quality.name}_{mode}"] for mode in MODES}
+    simpler: dict[Mode, Mode] = {"off": "on", "on_estimated": "on", "off_estimated": "off"}
+    return [
+        "on",
+        *(mode for mode, other in simpler.items() if ((values[mode] != values[other]) & values[mode].notna()).any()),
+    ]
 
 
 def with_reference(results: Results) -> list[Context]:
@@ -98,7 +99,7 @@ def _networks(results: Results) -> str:
     times = prices.assign(name=prices["run"].map(names)).groupby(["name", "network"], sort=False)
     networks = list(dict.fromkeys(prices["network"]))
     sent = _sent(results).groupby(names).mean()
-    measure = judged_by(results)
+    measure = next(iter(measures_of(results.runs.iloc[0].to_dict()).values()))
     reached_by = runs.assign(name=names).set_index(["name", "seed"])[f"final_{measure.name}_on"]
     rows = []
     for name in dict.fromkeys(names):
@@ -128,18 +129,13 @@ def _networks(results: Results) -> str:
     return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(row for _, row in sorted(rows))])
 
 
-def judged_by(results: Results) -> Measure:
-    """Return the measure that judges the settings of a study."""
-    return next(iter(measures_of(results.runs.iloc[0].to_dict()).values()))
-
-
 def _seconds(prices: pd.DataFrame) -> str:
     """Return the mean seconds to the target with the interval of the prices, or "not reached" if a seed missed it."""
     steps = prices["steps_to_target_on"]
     if steps.isna().any():
         return "not reached"
     value, low, high = ((steps * prices[column]).mean() for column in ("step_s", "step_low_s", "step_high_s"))
-    return f"{value:.3g} s ({low:.3g} to {high:.3g})"
+    return f"{value:.3g} ({low:.3g} to {high:.3g})"
 
 
 def _sent(results: Results) -> pd.DataFrame:
@@ -152,14 +148,9 @@ def _sent(results: Results) -> pd.DataFrame:
 
 def name_of(row: pd.Series) -> str:
     """Return the keys in which a run differs from dense, its subspace among them."""
-    setting = setting_of(row)
     size = row.get("model.subspace")
-    return (
-        " ".join(
-            [*([] if pd.isna(size) else [f"subspace={size:g}"]), *([] if setting == Setting() else [str(setting)])]
-        )
-        or "dense"
-    )
+    setting = [row["setting"]] if row["setting"] != "dense" else []
+    return " ".join([*([] if pd.isna(size) else [f"subspace={size:g}"]), *setting]) or "dense"
 
 
 def _harm(verdicts: pd.DataFrame, setting: str) -> float:
@@ -172,15 +163,17 @@ def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
         return "", "", "the reference"
     row = verdicts.loc[setting]
     bounds = f"{row['harm_low']:+.2f} to {row['harm_high']:+.2f}" if math.isfinite(row["harm_low"]) else "none"
-    why = row["lacking"] or (divergence(row) if row["verdict"] == "safe" else "")
-    return f"{row['harm']:+.2f}", bounds, f"{row['verdict']}: {why}" if why else row["verdict"]
+    return f"{row['harm']:+.2f}", bounds, ": ".join(filter(None, (row["verdict"], row["lacking"])))
 
 
 def _verdicts(findings: Sequence[Finding]) -> str:
-    lines = ["| claim | verdict | because |", "|---|---|---|"]
-    lines += [f"| {finding.claim.text} | **{finding.verdict}** | {_plain(finding.reason)} |" for finding in findings]
+    lines = ["| claim | verdict | decisive difference | required |", "|---|---|---|---|"]
+    many = len({finding.context for finding in findings}) > 1
+    for finding in findings:
+        interval = "" if finding.low is None else f" ({finding.low:+.3g} to {finding.high:+.3g})"
+        job = f", {finding.context.partition(', ')[2]}" if many and ", " in finding.context else ""
+        chance = ", a model near chance" if "clearly above chance" in finding.reason else ""
+        required = f"{finding.side} {finding.threshold:g}"
+        effect = "not run" if finding.effect is None else f"{finding.effect:+.3g} {finding.unit}{interval}{job}{chance}"
+        lines.append(f"| {finding.claim.text} | **{finding.verdict}** | {effect} | {required} |")
     return "\n".join(lines)
-
-
-def _plain(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")

@@ -1,9 +1,9 @@
-"""Write the tables and pictures of docs/findings, and the evidence of `raysim advise`, from the runs in docs/findings/data.
+"""Write the tables of docs/findings, and the evidence of `raysim advise`, from the runs in docs/findings/data.
 
 Run `make findings` after `keep_findings.py` has kept a study; a test compares the committed pages with this program's.
 
 In a page, the lines between `<!-- NAME -->` and `<!-- end -->` are written here: `runs`, `settings`, `verdicts`; `networks` of a
-study that asks for the time to a target; and in the index `studies`, `claims` and `coverage`. All other lines are written by hand.
+study that asks for the time to a target; and in the index `claims` and `coverage`. All other lines are written by hand.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import re
 from pathlib import Path
 
 from findings_evidence import evidence
-from findings_index import claims_table, coverage_table, studies_table
-from findings_pictures import draw, draw_networks
-from findings_tables import blocks_of, races
+from findings_index import claims_table, coverage_sentence
+from findings_tables import blocks_of
 from raysim_findings.finding import Finding
 from raysim_findings.verdicts import findings
 
@@ -24,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "findings"
 DATA = PAGES / "data"
 EVIDENCE = ROOT / "raysim" / "forecast" / "evidence.json"
-PICTURES = PAGES.parent / "images" / "findings"
 
 
 def decided(results: Results) -> list[Finding]:
@@ -54,26 +52,16 @@ def pages() -> dict[str, Results]:
 def written(studies: dict[str, Results]) -> dict[Path, str]:
     """Return the text of every page."""
     verdicts = {name: decided(results) for name, results in studies.items()}
-    texts, titles = {}, {}
-    for name, results in studies.items():
-        page = PAGES / f"{name}.md"
-        text = page.read_text(encoding="utf-8")
-        texts[page] = filled(text, blocks_of(results, verdicts[name]))
-        titles[name] = text.partition("\n")[0].removeprefix("# ")
-    index = PAGES / "index.md"
-    tables = {
-        "studies": studies_table(studies, titles),
-        "claims": claims_table(verdicts),
-        "coverage": coverage_table(studies),
+    blocks = {name: blocks_of(results, verdicts[name]) for name, results in studies.items()}
+    blocks["index"] = {"claims": claims_table(verdicts), "coverage": coverage_sentence(studies)}
+    texts = {
+        page: filled(page.read_text(encoding="utf-8"), tables)
+        for name, tables in blocks.items()
+        for page in [PAGES / f"{name}.md"]
     }
-    return texts | {index: filled(index.read_text(encoding="utf-8"), tables), EVIDENCE: evidence(studies)}
+    return texts | {EVIDENCE: evidence(studies)}
 
 
 if __name__ == "__main__":
-    studies = pages()
-    for name, results in studies.items():
-        draw(results, PICTURES / f"{name}.png")
-        if races(results):
-            draw_networks(results, PICTURES / f"{name}-networks.png")
-    for page, text in written(studies).items():
+    for page, text in written(pages()).items():
         page.write_text(text, encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Claims of papers on compressed training, tested on recorded runs: `verdicts.findings` and the command `raysim findings`."""
+"""Claims of papers on compressed training, tested on recorded runs, and races replayed on them."""

@@ -11,8 +11,8 @@ import pandas as pd
 
 from raysim.analysis.comparison.contexts import Context, Mode
 from raysim.analysis.comparison.statistics import Side
-from raysim.analysis.data.settings import DENSE_SETTING, Setting
 from raysim.analysis.runs.estimates import Estimate
+from raysim.config.identity import DENSE_SETTING, Setting
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
 """Models that must be clearly better than chance: of each group, at least one."""

@@ -11,7 +11,7 @@ import pandas as pd
 
 from raysim.analysis.comparison.rule import LOOKS, Sample
 from raysim.analysis.comparison.statistics import Side
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 from raysim_findings.claim import Claim
 from raysim_findings.train_commands import Cost
 

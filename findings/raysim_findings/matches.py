@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from raysim.analysis.data.settings import DENSE, DENSE_SETTING, Method, Setting, strength_of
+from raysim.config.identity import DENSE, DENSE_SETTING, Setting
+from raysim.notation import Method
 from raysim.storage.texts import parse_json
 
 Roles: TypeAlias = Mapping[str, Setting]
@@ -117,6 +118,16 @@ def shared_or_separate(setting: Setting) -> Roles | None:
     if _density_both_ways(setting) is None:
         return None
     return {"separate": both_ways(setting.forward), "shared": Setting(setting.forward, shared_indices=True)}
+
+
+def strength_of(method: Method | None, name: str) -> float | None:
+    """Return the strength of a method if it is this codec without options, else None.
+
+    >>> from raysim.notation import read_method
+    >>> strength_of(read_method("TopK(0.1)"), "TopK"), strength_of(read_method("TopK(0.1, per='tensor')"), "TopK")
+    (0.1, None)
+    """
+    return method.strength if method is not None and method.name == name and not method.options else None
 
 
 def _links_alone(setting: Setting) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 from raysim_findings import claim, matches
 from raysim_findings.claim import HARM, MARGIN, SWITCHED_OFF, Claim, Margins, Part, Parts, no_harm
 from raysim_findings.matches import FAR_FEWER, FEEDBACK, LEAST_FLOOR, NOISE, both_ways

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.comparison.contexts import Context
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, plain
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting, plain
 from raysim.plugins import from_record
 
 LONGEST_NAME = 200  # bytes of a folder's name, of which file systems take 255

@@ -19,9 +19,9 @@ from raysim.analysis.comparison.contexts import Context, contexts
 from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, Sample, judge, looks_after
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
+from raysim.config.identity import Setting
 from raysim.plugins import from_record
 from raysim.quality import MEASURES
 from raysim_findings.claim import Claim, Contrast

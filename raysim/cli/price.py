@@ -159,7 +159,7 @@ def _replay_probe(
     from raysim.analysis import beside
     from raysim.analysis import replay as price
     from raysim.analysis.data.settings import candidate_name
-    from raysim.analysis.report.probes import LIMIT, cost_words, smaller_runs
+    from raysim.analysis.report.tables import LIMIT, cost_words, smaller_runs
     from raysim.cli.replay_tables import probe_figures, show_probe
 
     for option, value in alone.items():

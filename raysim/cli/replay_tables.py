@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import is_missing
 from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, write_line
+from raysim.config.identity import is_missing
 from raysim.network.topology import Network
 from raysim.notation import printable
 from raysim.units import format_bandwidth, format_bytes, format_seconds

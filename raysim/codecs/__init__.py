@@ -8,15 +8,14 @@ and add it to `CODECS`; the property tests then require an example of it. Rarely
 from collections.abc import Iterable
 
 from raysim.codecs.codec import DTYPES, Codec, NonFiniteError, Packet, check_finite, to_bytes, to_tensor
-from raysim.codecs.fitted import ErrorBounded, NonUniform
-from raysim.codecs.floats import MX, Cast, Identity, Natural
+from raysim.codecs.fitted import Mean, NonUniform
+from raysim.codecs.floats import MX, Cast, Identity
+from raysim.codecs.hadamard import Hadamard
 from raysim.codecs.lowrank import LowRank
-from raysim.codecs.quantize import QSGD, FixedPoint, Quantize
+from raysim.codecs.quantize import QSGD, Quantize
 from raysim.codecs.rotated import Rotated
-from raysim.codecs.signs import Mean, OneBit, Sign, TernGrad
 from raysim.codecs.sparse import RandomK, TopK
-from raysim.codecs.threshold import EstimatedTopK, Nonzero, Threshold
-from raysim.codecs.wrappers import Entropy, Hadamard
+from raysim.codecs.threshold import EstimatedTopK, Nonzero
 from raysim.on_demand import torch
 from raysim.random import derive_key
 
@@ -24,11 +23,11 @@ CODECS: dict[str, type[Codec]] = {
     cls.name(): cls
     for cls in (
         *(Cast, Identity),
-        *(FixedPoint, Mean, MX, NonUniform, Quantize, Rotated),
-        *(Natural, OneBit, QSGD, Sign, TernGrad),
-        *(EstimatedTopK, Nonzero, RandomK, Threshold, TopK),
-        *(ErrorBounded, LowRank),
-        *(Entropy, Hadamard),
+        *(Mean, MX, NonUniform, Quantize, Rotated),
+        *(QSGD,),
+        *(EstimatedTopK, Nonzero, RandomK, TopK),
+        *(LowRank,),
+        Hadamard,
     )
 }
 
@@ -60,26 +59,18 @@ __all__ = [
     "QSGD",
     "Cast",
     "Codec",
-    "Entropy",
-    "ErrorBounded",
     "EstimatedTopK",
-    "FixedPoint",
     "Hadamard",
     "Identity",
     "LowRank",
     "Mean",
-    "Natural",
     "NonFiniteError",
     "NonUniform",
     "Nonzero",
-    "OneBit",
     "Packet",
     "Quantize",
     "RandomK",
     "Rotated",
-    "Sign",
-    "TernGrad",
-    "Threshold",
     "TopK",
     "check_finite",
     "derive_key",

@@ -22,23 +22,16 @@ def packed_bytes(count: int, width: int) -> int:
 
 def pack_bits(flags: torch.Tensor) -> torch.Tensor:
     """Return the bitmap of a flat bool tensor, uint8."""
-    if kernels.gpu_serves(flags.device, flags.numel()):
+    if flags.device.type != "cpu" or kernels.gpu_serves(flags.device, flags.numel()):
         return pack(flags.view(torch.uint8), 1)
-    if flags.device.type == "cpu":
-        return torch.from_numpy(np.packbits(flags.numpy()))
-    rows = _padded(flags.to(torch.uint8), 8).view(-1, 8)
-    weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=flags.device)
-    return (rows * weights).sum(dim=1, dtype=torch.uint8)
+    return torch.from_numpy(np.packbits(flags.numpy()))
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
     """Return the first `count` bits of a bitmap, as bool; inverse of `pack_bits`."""
-    if kernels.gpu_serves(packed.device, count):
+    if packed.device.type != "cpu" or kernels.gpu_serves(packed.device, count):
         return unpack_bytes(packed, count, 1).bool()
-    if packed.device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count)).view(torch.bool)
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
-    return ((packed[:, None] >> shifts) & 1).view(-1)[:count].bool()
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=count)).view(torch.bool)
 
 
 def pack(values: torch.Tensor, width: int) -> torch.Tensor:

@@ -85,25 +85,11 @@ def layout_of(shape: tuple[int, ...], per: str, block: int) -> Layout:
     return Layout(numel, shape[axis], math.prod(shape[axis + 1 :]))
 
 
-def group_sizes(layout: Layout, device: torch.device) -> torch.Tensor:
-    """Return the number of values of each group, float64; only the last block may have fewer."""
-    sizes = torch.full(
-        (layout.groups,), float(layout.numel // max(1, layout.groups)), dtype=torch.float64, device=device
-    )
-    if layout.numel % max(1, layout.groups * layout.inner):
-        sizes.fill_(layout.inner)
-        sizes[-1] = layout.numel - layout.inner * (layout.groups - 1)
-    return sizes
-
-
 _SUMMED = 4096  # block size of pairwise summation
 _TERMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda values: values,
     "magnitudes": lambda values: values.abs(),
     "squares": lambda values: values.square(),
-    "positive": lambda values: values.clamp_min(0),
-    "negative": lambda values: values.clamp_max(0),
-    "count": lambda values: (values >= 0).double(),  # number of non-negative values
 }
 
 

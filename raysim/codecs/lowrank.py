@@ -73,11 +73,9 @@ class LowRank(Codec):
     """Sends P = orth(M Q) and M^T P, decoded to P P^T M: one step of PowerSGD's subspace iteration (Vogels et al. 2019,
     1905.13727), with Q drawn from the key.
 
-    M is the `tensor`, with the last axis of text (samples x length, width) or the channels of images (samples x height
-    x width, channels) as columns, or each `sample` as (second axis, the rest); gradients of weights are given as
-    matrices. A tensor is sent uncompressed if two thin matrices would not be smaller. Exact if the rank of M is at most
-    `rank`. Computed in float64; both matrices are sent in float32. `WarmStart(LowRank(rank))` takes Q from the previous
-    message instead.
+    M is the `tensor`, with the last axis of text (samples x length, width) or the channels of images (samples x height x width,
+    channels) as columns, or each `sample` as (second axis, the rest). A tensor is dense if two thin matrices would not be smaller.
+    Exact if the rank of M is at most `rank`. Computed in float64, sent in float32. `WarmStart` takes Q from the previous message.
 
     >>> x = torch.outer(torch.arange(8.0), torch.arange(16.0))
     >>> packet = LowRank(1).encode(x, key=1)

@@ -47,12 +47,12 @@ def select_with_values(x: torch.Tensor, kept: int) -> _Selected:
     if not x.numel() or not kept:
         return torch.empty(0, dtype=torch.int64, device=x.device), torch.empty(0, dtype=x.dtype, device=x.device)
     if select := kernels.find("select.select_rows", x):
-        selected: _Selected = select(x, kept, _not_finite())
+        selected: _Selected = select(x, kept, not_finite())
         return selected
     magnitudes = x.abs()
     greatest = magnitudes.topk(kept, dim=1, sorted=False).values
     if not torch.isfinite(greatest).all():  # NaN and infinity rank above all numbers
-        raise _not_finite()
+        raise not_finite()
     threshold = greatest.amin(dim=1, keepdim=True)
     above, ties = magnitudes > threshold, magnitudes == threshold
     left = kept - above.sum(dim=1, keepdim=True)
@@ -60,20 +60,8 @@ def select_with_values(x: torch.Tensor, kept: int) -> _Selected:
     return positions, x.view(-1)[positions]
 
 
-def add_and_select(
-    x: torch.Tensor, memory: torch.Tensor, kept: int, clear: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return x + memory, float32 (rows, length), and `select_with_values` of the sum; needs a kernel for the tensors.
-
-    `clear` sets the selected values in the sum to zero.
-    """
-    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = kernels.find("select.add_and_select", x)(
-        x.contiguous(), memory.contiguous(), kept, clear, _not_finite()
-    )
-    return result
-
-
-def _not_finite() -> NonFiniteError:
+def not_finite() -> NonFiniteError:
+    """Return the error for a tensor that holds NaN or infinity."""
     return NonFiniteError("A tensor to select from holds NaN or infinity.")
 
 
@@ -135,7 +123,7 @@ def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str
         if total > 2**31:
             raise ValueError(f"`index='int32'` counts to {2**31}, but got a tensor of {total} values. Use 'auto'.")
         return {"int32": to_bytes(positions.to(torch.int32))}
-    if kernel := kernels.find_on("packing.encode", positions.device, total):  # on the CPU
+    if kernel := kernels.find_on("packing.encode_positions", positions.device, total):  # on the CPU
         arrays: dict[str, np.ndarray] = kernel(positions, total, form)
         return arrays
     if form == "bitmap":

@@ -138,13 +138,12 @@ class Quantize(UniformCodec):
     around zero, code = round((2^(b-1) - 1) x/a), decoded to a code/(2^(b-1) - 1); zero stays zero, and a is sent.
 
     A group is the `tensor`, a `sample` (first axis), a `channel` (axis 1 of images, the last axis of (batch, length, width)),
-    a `row` (along the last axis: a token) or a `block` of consecutive values; `Quantize(8, range="absmax", per="block")` is
-    blockwise int8, as hivemind and Petals send tensors (without their codebook). `rounding` is to the nearest level, half to
-    even, or `stochastic`: unbiased between the levels, with a key.
+    a `row` (along the last axis: a token) or a `block` of consecutive values. `rounding` is to the nearest level, half to even, or
+    `stochastic`: unbiased between the levels, with a key.
 
-    Activations of trained transformers need a range for each `row` or `block`: a few are so large (27,493 beside a root mean
-    square of 88 in SmolLM2-135M; Sun et al. 2024, 2402.17762) that a range of the tensor leaves no levels to the others. Before any
-    training `Quantize(8)` at three cuts takes its loss from 4.21 to 14.63, `Quantize(8, per="block", block=64)` to 4.20.
+    Trained transformers need a range for each `row` or `block`, since a few activations are very large (Sun et al. 2024,
+    2402.17762): at three cuts of SmolLM2-135M `Quantize(8)` takes the loss from 4.21 to 14.63, `Quantize(8, per="block", block=64)`
+    to 4.20.
 
     >>> packet = Quantize(2).encode(torch.tensor([-1.0, 0.0, 1.0]))
     >>> packet.decode(), packet.array_bytes
@@ -175,33 +174,6 @@ class Quantize(UniformCodec):
             return Levels(self.bits, steps, middle=0, last=steps)
         steps = (1 << (self.bits - 1)) - 1
         return Levels(self.bits, steps, middle=steps, last=2 * steps)
-
-
-@dataclass(frozen=True, repr=False)
-class FixedPoint(UniformCodec):
-    """Rounds x/s to a signed fixed-point number of `bits` bits, s the greatest magnitude of its group (AC-SGD, 2206.01299).
-
-    z = clip(round(2^f x/s), -2^f, 2^f - 1) with f = bits - 1, decoded to s z/2^f: -s is kept exactly, +s becomes
-    (1 - 2^-f) s. s is sent in float32, without the published code's float16 and epsilon, which shrink small gradients. `per`,
-    `block` and `rounding` as in `Quantize`; the published group is the `channel`.
-
-    >>> FixedPoint(2, per="tensor").encode(torch.tensor([-1, -0.6, -0.25, 0, 0.3, 0.6, 1])).decode()
-    tensor([-1.0000, -0.5000,  0.0000,  0.0000,  0.5000,  0.5000,  0.5000])
-    """
-
-    bits: int
-    per: str = "channel"
-    rounding: str = "nearest"
-    block: int = 4096
-
-    def __post_init__(self) -> None:
-        self._check_groups()
-        self._coerce(bits=check_integer("bits", self.bits, 1, 8))
-
-    @property
-    def levels(self) -> Levels:
-        steps = 1 << (self.bits - 1)
-        return Levels(self.bits, steps, middle=steps, last=2 * steps - 1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -23,7 +23,7 @@ from raysim.codecs.codec import (
     to_bytes,
     to_tensor,
 )
-from raysim.codecs.wrappers import hadamard
+from raysim.codecs.hadamard import hadamard
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -72,11 +72,10 @@ class Rotated(Codec):
     """Sends the `kept` largest values of a row in 16 bits, and the others rotated, with `bits` bits and one scale.
 
     A row, along the last axis, is a token. If there are at least 64, the median of 63 evenly spaced ones, in bfloat16, is first
-    subtracted from all. The largest magnitudes of a row, at most one value in eight, are sent as bfloat16 with their positions;
-    ties keep the lower index. The others are multiplied by fixed signs and by the orthonormal Hadamard matrix of size 64, or of the
-    powers of two that make up the rest of a width, which makes them nearly normal. They are rounded to s l, with l the 2^bits levels
-    of least squared error for a normal distribution (Max 1960), for s that fits the mean magnitude; s is then adapted to the chosen
-    levels and sent in bfloat16. The signs, the quadratic bent function of six bits, spread a constant row evenly.
+    subtracted from all. The largest magnitudes of a row, at most one value in eight, are sent as bfloat16 with their positions. The
+    others are multiplied by fixed signs and by the orthonormal Hadamard matrix of size 64, or of the powers of two that make up the
+    rest of a width. They are rounded to s l, with l the 2^bits levels of least squared error for a normal distribution (Max 1960),
+    and s fitted to the mean magnitude, then to the chosen levels, and sent in bfloat16.
 
     A row of n values takes ceil(bits n / 8) + 2 bytes, and 2 bytes and ceil(log2 n) bits for each kept value; the median takes 2 n
     bytes. After QuIP# (Tseng et al. 2024, 2402.04396), LLM.int8 (Dettmers et al. 2022, 2208.07339) and TAH-Quant (He et al. 2025,
@@ -114,7 +113,7 @@ class Rotated(Codec):
             return dict.fromkeys(("codes", "scales", "values", "positions"), np.empty(0, np.uint8))
         rows = x.reshape(form.rows, form.width)
         center = _center(rows, form)
-        encode = kernels.find("rotated.encode", x) or encode_rows
+        encode = kernels.find("rotated.encode_rows", x) or encode_rows
         error = NonFiniteError(f"A tensor to send by {self!r} holds NaN or infinity.")
         codes, scales, values, positions = encode(rows, center.float(), form, error)
         packed = pack(positions.reshape(-1), form.position_bits)
@@ -132,7 +131,7 @@ class Rotated(Codec):
         if form.centered:
             center = to_tensor(packet.bytes_of("center", 2 * form.width), torch.bfloat16, device).float()
         error = ValueError(f"A packet of {self!r} holds scales, values or positions out of bounds.")
-        decode = kernels.find_on("rotated.decode", device, packet.numel, dtype) or decode_rows
+        decode = kernels.find_on("rotated.decode_rows", device, packet.numel, dtype) or decode_rows
         packed = to_tensor(codes, torch.uint8, device)
         x: torch.Tensor = decode(packed, scales, values, positions, center, form, dtype, error)
         return x.view(packet.shape)

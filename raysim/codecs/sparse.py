@@ -28,11 +28,11 @@ from raysim.codecs.floats import Identity
 from raysim.codecs.positions import (
     FORMS,
     INDEX_ARRAYS,
-    add_and_select,
     decode_positions,
     encode_positions,
     expand,
     kept_of,
+    not_finite,
     scatter,
     select_topk,
     select_with_values,
@@ -134,8 +134,8 @@ class TopK(ByRow):
         float32 = x.dtype == dtype == torch.float32
         exact = float32 and memory is not None and self.values == Identity()  # sent values leave no residual
         if float32 and memory is not None:
-            terms = x.detach().reshape(rows, length), memory.reshape(rows, length)
-            residual, positions, values = add_and_select(*terms, kept, clear=exact)
+            terms = x.detach().reshape(rows, length).contiguous(), memory.reshape(rows, length).contiguous()
+            residual, positions, values = kernels.find("select.add_and_select", x)(*terms, kept, exact, not_finite())
         else:
             x = x if memory is None else kernels.added(memory, x)
             if x.dtype != torch.float32:

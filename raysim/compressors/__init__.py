@@ -1,8 +1,16 @@
 """Compressors of links: a codec with a memory. A codec alone, without a compressor, means `Plain`."""
 
 from raysim.codecs import CODECS, Codec
-from raysim.compressors.acgc import ACGC
-from raysim.compressors.compressor import AtSupport, Compressor, Context, Decision, Plain, State, share_indices
+from raysim.compressors.compressor import (
+    AtSupport,
+    Compressor,
+    Context,
+    Decision,
+    Plain,
+    State,
+    StepFacts,
+    share_indices,
+)
 from raysim.compressors.gravac import LinkGraVAC
 from raysim.compressors.memory import AQSGD, ErrorFeedback, LinkEF21, MixedErrorFeedback, NoiseFeedback
 from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation, WarmStart
@@ -12,7 +20,6 @@ from raysim.notation import parse as parse_notation
 COMPRESSORS: dict[str, type[Compressor]] = {
     cls.name(): cls
     for cls in (
-        ACGC,
         AQSGD,
         LinkEF21,
         Epilogue,
@@ -46,7 +53,6 @@ def parse(text: str) -> Compressor:
 
 
 __all__ = [
-    "ACGC",
     "AQSGD",
     "COMPRESSORS",
     "AtSupport",
@@ -62,6 +68,7 @@ __all__ = [
     "NoiseFeedback",
     "Plain",
     "State",
+    "StepFacts",
     "WarmStart",
     "parse",
     "share_indices",

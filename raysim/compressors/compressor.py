@@ -10,13 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from raysim.codecs import Codec, Packet
 from raysim.codecs.codec import DTYPES, Support, check_codec, check_finite
 from raysim.codecs.message import CodecTable, Entry
 from raysim.notation import Notation
 from raysim.on_demand import torch
+
+if TYPE_CHECKING:
+    from raysim.values import BoundaryTensors
 
 State: TypeAlias = "dict[int, torch.Tensor]"  # keys >= 0: memory of messages; keys < 0: the method's own state
 
@@ -25,21 +28,22 @@ class Context(NamedTuple):
     """Information about one message, for methods."""
 
     direction: str  # "forward" or "backward"
-    boundary: int  # between stage `boundary` and `boundary + 1`
     step: int
     epoch: int
     microbatch: int
     sample_ids: tuple[int, ...]  # data set index of each row
-    replica: int = 0
     num_stages: int = 1
-    num_microbatches: int = 1
     phase: str = "steady"  # of the schedule: warmup, steady or cooldown; the same at both ends
     key: int | None = None  # for random codecs, from (seed, replica, boundary, direction, step, microbatch)
     support: Support | None = None  # the positions in the forward packet of this microbatch, for shared indices
-    learning_rate: float = 0.0
-    step_s: float | None = None  # the clock's time of the last step, measured or simulated
+
+
+class StepFacts(NamedTuple):
+    """Measurements of the previous step, for adaptive methods."""
+
+    step_s: float | None = None  # by the clock, measured or simulated
     floor: float | None = None  # the link's least fidelity under a shared budget
-    sensitivity: float | None = None  # of the receiving stage's gradients to errors; see `raysim.pipeline.sensitivity`
+    sensitivity: float | None = None  # measured by the receiving stage's `Meter` in the last step
     batch_size: int = 1  # samples of the step, over all replicas
 
 
@@ -67,13 +71,26 @@ class Decision(NamedTuple):
     offers: tuple[Offer, ...] = ()  # for links with a shared budget; not recorded, unlike gains and factors
 
 
+class Meter(Protocol):
+    """Measures a stage during the passes of a step."""
+
+    work: str  # its name in the records
+
+    def take(self) -> float | None:
+        """Return the measurement of the passes since the last call, before replicas average; None if there is none."""
+
+    def clear(self) -> None:
+        """Discard the measurements of an aborted step."""
+
+
 class Compressor(Notation, ABC):
     """A codec with a memory rule: a frozen dataclass, equal and hashed by its settings."""
 
     two_ended: ClassVar[bool] = False  # whether the receiver also keeps a memory, always equal to the sender's
     directions: ClassVar[tuple[str, ...]] = ("forward", "backward")  # in which the method is meaningful
-    needs_sensitivity: ClassVar[bool] = False  # whether `end_step` needs the receiver's `sensitivity`
-    needs_schedule: ClassVar[bool] = False  # whether it depends on the schedule's phase
+    needs: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # facts about a step: the "schedule"'s phase, or the receiving "stage"
     message_varies: ClassVar[bool] = False  # whether it also sends packets of codecs other than `codec`
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
     carries_support: ClassVar[bool] = False  # whether all packets are `codec`'s own, with the tensor's positions
@@ -135,10 +152,10 @@ class Compressor(Notation, ABC):
         """Apply `changes` to `state` in place; both ends commit changes in the same order."""
         state.update(changes)
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         """Return the changes to the sender's state at the end of a step, and the decisions; `state` itself is not modified.
 
-        `context`: the context of the last message, with the measurements of the previous step.
+        `context`: of the step's last message.
         """
         return {}, []
 
@@ -148,6 +165,16 @@ class Compressor(Notation, ABC):
         `state`: the sender's state, for adaptive methods.
         """
         return self.codec
+
+    def meter(self, module: Any) -> Meter | None:
+        """Return what measures the receiving stage, by hooks on its module, for `Context.sensitivity`."""
+        return None
+
+    def check(self, run: Any) -> None:
+        """Raise ValueError, naming field and rule, if the compressor does not fit a run; `run`: its `RunConfig`."""
+
+    def check_boundary(self, boundary: int, tensors: BoundaryTensors) -> None:
+        """Raise ValueError if the compressor does not fit a boundary, given the tensors that cross it."""
 
     def remedy(self, direction: str) -> str:
         """Return a sentence that suggests a setting for a link of `direction` with negative fidelity."""

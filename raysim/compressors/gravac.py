@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
-from raysim.compressors.compressor import Compressor, Context, Decision, Offer, State
+from raysim.compressors.compressor import Compressor, Context, Decision, Offer, State, StepFacts
 from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.compressors.keyed import KEYS, recall_residual, remember_residual
 from raysim.compressors.memory import ErrorFeedback
@@ -24,16 +24,12 @@ _EPSILON = {"forward": 0.7, "backward": 0.9}  # gradients need milder compressio
 
 @dataclass(frozen=True, repr=False)
 class LinkGraVAC(Compressor):
-    """Sends a step's messages by the stronger of two codecs if its fidelity reaches `epsilon`, by the milder if only that
-    one does, and otherwise uncompressed (ours, after Tyagi and Swany 2023, 2305.12201).
+    """Sends the stronger of two codecs whose fidelity reaches `epsilon`, or dense if none does (ours, after Tyagi and Swany
+    2023, 2305.12201).
 
-    Fidelity is 1 - ||y - C(y)||^2/||y||^2, with y the codec's input, over the messages of a step. Its moving average decides for
-    the next step. At the end of every window, each link's GraVAC controller may move to other codecs.
-
-    Links decide independently, each by the fidelity of its own messages. Compression upstream still changes the
-    messages downstream; the moving averages adapt within about 1/`ewma_alpha` steps. Only a `budget` couples the
-    decisions of links. All links share the speed of a step: with `throughput="step"` it is credited to every link's
-    level.
+    Fidelity is 1 - ||y - C(y)||^2/||y||^2 over the messages of a step, with y the codec's input. Its moving average decides for the
+    next step. At the end of every window, each link's controller may move to other codecs. Links decide independently, unless a
+    `budget` couples them.
 
     Args:
         cf_min: First factor of the ladder "topk".
@@ -44,14 +40,13 @@ class LinkGraVAC(Compressor):
         policy: Factors of the ladder "topk", as in `ReplicaGraVAC`.
         ladder: Codecs from mild to strong: "topk" (per sample), "bits" (Quantize with 8 to 2 bits), "rank" (LowRank with rank 64 to
             4), or a list of codecs.
-        promote: Rule by which the minimum rises, as in `ReplicaGraVAC`.
+        promote: As in `ReplicaGraVAC`.
         memory: Key of a residual, as in `ErrorFeedback`; by default no residual is kept.
-        throughput: Speed of a level: "step", samples per second by the clock, or "link", dense bytes over wire bytes, without a
-            clock.
+        throughput: Speed of a level: "step", samples per second by the clock, or "link", dense bytes over wire bytes.
         probe_every: Both codecs are tried on every `probe_every`-th message of a step.
         ewma_alpha: Weight of a step in the moving averages.
-        budget: Least product of the fidelities of all links in a direction, in place of `epsilon`. The slowest links are
-            compressed first (`raysim.compressors.controller`), by the fidelities of the previous step.
+        budget: Least product of the fidelities of all links in a direction, in place of `epsilon`; the slowest links are compressed
+            first (`raysim.compressors.controller`).
 
     >>> LinkGraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))
@@ -167,11 +162,11 @@ class LinkGraVAC(Compressor):
             changes |= remember_residual(self.memory, context, fed - packet.decode(x.device))
         return packet, changes
 
-    def end_step(self, state: State, context: Context) -> tuple[State, list[Decision]]:
+    def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         controller, tally = self._read(state)
-        epsilon = self._epsilon(context)
+        epsilon = self._epsilon(context, facts.floor)
         rules = Rules(epsilon, self.omega, self.window, self.ewma_alpha, self.promote)
-        throughput = context.batch_size / context.step_s if context.step_s else None
+        throughput = facts.batch_size / facts.step_s if facts.step_s else None
         if self.throughput == "step" and throughput is not None and controller.used >= 0:
             controller.book(throughput)  # of the previous step
         ends, gains = (controller.minimum, controller.candidate), (controller.agreed[0], controller.agreed[1])
@@ -221,12 +216,12 @@ class LinkGraVAC(Compressor):
     def _at(self, level: int) -> Codec:
         return (*self.levels, Identity())[level]
 
-    def _epsilon(self, context: Context) -> float:
+    def _epsilon(self, context: Context, floor: float | None = None) -> float:
         if self.budget is None:
             return _EPSILON[context.direction] if self.epsilon is None else self.epsilon
-        if context.floor is None:  # not measured yet: equal shares
+        if floor is None:  # not measured yet: equal shares
             return float(self.budget ** (1 / max(1, context.num_stages - 1)))
-        return context.floor
+        return floor
 
     def _offers(self, tally: _Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
         """Return the fidelity and the factor of minimum and candidate on this link's messages."""

@@ -62,7 +62,7 @@ class ErrorFeedback(Residual):
     is then another sample), to the next message of the `sample`, or to the next microbatch on the `link` (Optimus-CC's
     lazy propagation). Use "slot" for gradients and "sample" for activations; see `Residual` for the reason.
 
-    >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
+    >>> x, context = torch.tensor([[4.0, 3.0]]), Context("backward", step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> packet, state = ErrorFeedback(TopK(0.5)).encode(x, {}, context)
     >>> packet.decode(), state
     (tensor([[4., 0.]]), {0: tensor([[0., 3.]])})
@@ -153,7 +153,7 @@ class LinkEF21(Residual):
 
     >>> from raysim.codecs import TopK
     >>> method, x = LinkEF21(TopK(0.5)), torch.tensor([[4.0, 3.0]])
-    >>> context = Context("forward", 0, step=0, epoch=0, microbatch=0, sample_ids=(7,))
+    >>> context = Context("forward", step=0, epoch=0, microbatch=0, sample_ids=(7,))
     >>> sender, receiver = {}, {}
     >>> for _ in range(2):  # the same tensor twice: the second packet sends the remainder
     ...     packet, changes = method.encode(x, sender, context)
@@ -184,11 +184,10 @@ class LinkEF21(Residual):
 class AQSGD(Compressor):
     """Sends C(a - m), where m is a copy of the same sample's last message (Wang et al. 2022, 2206.01299, AQ-SGD).
 
-    All messages of the first `warmup` epochs are sent uncompressed, and so is each sample's first message after them.
-    With `first="compressed"` that first message is C(a) instead, to stay within a byte budget. The receiver uses the
-    stored m, rounded to `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy per microbatch slot
-    instead. Copies take effect at the end of the step. `capacity` limits the number of copies: both ends evict the
-    least recently used one, and the next message of an evicted sample counts as its first.
+    All messages of the first `warmup` epochs, and each sample's first message after them, are dense; with `first="compressed"` that
+    first message is C(a). The receiver uses m, stored as `dtype` ("float32" or "bfloat16") at both ends. `key="slot"` keeps a copy
+    per microbatch slot instead. Copies take effect at the end of the step. `capacity` limits the number of copies: both ends evict
+    the least recently used one.
 
     >>> from raysim.codecs import Quantize
     >>> AQSGD(Quantize(4), capacity=1000)

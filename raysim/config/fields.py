@@ -10,17 +10,18 @@ from pydantic_core import PydanticCustomError
 from raysim.notation import known_words
 
 LARGEST = 2**31 - 1  # the largest count in the records
-Role = Literal["setting", "compression", "seed", "arithmetic", "observation", "place"]
+Role = Literal["training", "computation", "compression", "seed", "arithmetic", "observation", "place"]
 """The part of a key in a run's result.
 
-"setting": decides the result. "compression": a setting of links or replicas, by which runs of one job are compared. "seed":
-draws another sample of the same setting. "arithmetic": changes the last bits only. "observation": how often a run is looked
-at. "place": where it runs and its name; a resumed run may change it.
+"training": decides the result. "computation": also decides the work of a step, and so makes the job. "compression": makes the
+setting of links and replicas, by which runs of one job are compared. "seed": draws another sample of the same setting.
+"arithmetic": changes the last bits only. "observation": how often a run is looked at. "place": where it runs and its name; a
+resumed run may change it.
 """
 
 
 def role(name: Role) -> dict[str, Any]:
-    """Return the argument of `Field` that sets a key's role; keys without one are settings."""
+    """Return the argument of `Field` that sets a key's role; keys without one are of training."""
     return {"role": name}
 
 

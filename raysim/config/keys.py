@@ -88,7 +88,7 @@ def _keys(prefix: str, model: type[BaseModel]) -> list[Key]:
     keys = []
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
-        role = cast("Role", extra["role"]) if isinstance(extra, Mapping) else "setting"
+        role = cast("Role", extra["role"]) if isinstance(extra, Mapping) else "training"
         default = field.default
         if isinstance(default, (Named, OptimizerConfig)):
             default = default.name

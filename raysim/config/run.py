@@ -142,8 +142,7 @@ def _ends(run: RunConfig) -> Iterator[tuple[Compressor, Compressor]]:
 def _compressors(run: RunConfig) -> Iterator[str]:
     for ends in dict.fromkeys(_ends(run)):
         for field, method in zip(("forward", "backward"), ends, strict=True):
-            if method.needs_sensitivity and run.gradient_scale != 1:
-                yield f"`loss_scale` must be 1 with {method!r}, which measures gradients, but got {run.gradient_scale:g}."
+            method.check(run)
             if field not in method.directions:
                 yield f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
 
@@ -184,12 +183,12 @@ def _compress_from(run: RunConfig) -> Iterator[str]:
 def _weights(run: RunConfig) -> Iterator[str]:
     """Check the weight policy against the schedule, replicas, compressors and optimiser."""
     policy = run.weights
-    if policy.flush or policy.validates:
-        return
     try:
-        schedule = Unflushed(run.schedule)
+        schedule = run.executed_schedule
     except ValueError:
         yield f"`schedule` must be 1F1B with {policy!r}, which runs without a flush, but got {run.schedule!r}."
+        return
+    if not isinstance(schedule, Unflushed):
         return
     if policy.updates_each_microbatch and run.num_replicas > 1:
         yield (
@@ -197,24 +196,11 @@ def _weights(run: RunConfig) -> Iterator[str]:
             f"step, but got {run.num_replicas}."
         )
     for method in run.replica_methods():
-        if method.after_update or method.decentralized or method.uses_previous_gradients:
+        if method.after_update or method.decentralized or "stage" in method.needs:
             yield (
                 f"`replica_gradient` must be a method that averages the gradients of a step with {policy!r}, but got {method!r}."
             )
-        if policy.predicts and method.keeps_momentum:
-            yield (
-                f"`replica_gradient` cannot be {method!r} with {policy!r}: it keeps the momentum by which weights are predicted."
-            )
-    for forward, _ in _ends(run):
-        if forward.needs_sensitivity:
-            yield f"`forward` cannot be {forward!r} with {policy!r}: it measures one version of the weights."
-    if policy.corrects and run.dtype != "float32":
-        yield (
-            f"`dtype` must be float32 with {policy!r}, whose backwards do not read the weights that were rounded for the "
-            f"forwards, but got {run.dtype}."
-        )
-    in_flight = max(schedule.in_flight(run.stages))
-    policy.check(in_flight, run.num_microbatches, run.optimizer.name, run.optimizer.momentum)
+    policy.check(run)
 
 
 def _clock(run: RunConfig) -> Iterator[str]:

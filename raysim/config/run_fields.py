@@ -192,27 +192,35 @@ class RunFields(Strict):
 
     name: Annotated[str, AfterValidator(_check_folder)] = Field(default="run", json_schema_extra=role("place"))
     """Folder under `results/`; by default the recipe's name."""
-    model: Named = Named(name="cnn")
+    model: Named = Field(default=Named(name="cnn"), json_schema_extra=role("computation"))
     """`cnn`, `resnet18`, `resnet101`, `vgg16`, `gpt`, `gpt2`, `lstm`, `mlp`, `hf`, or `package.module:function` of your own."""
-    data: Named = Named(name="digits")
+    data: Named = Field(default=Named(name="digits"), json_schema_extra=role("computation"))
     """`digits`, `topics`, `addition`, `brackets`, `copying`, `cifar10`, `cifar100`, `wikitext2`; yours: `images`, `table`, `text`,
     `hf`, `package.module:function`."""
-    loss: Annotated[Named, AfterValidator(_check_loss)] | None = None
+    loss: Annotated[Named, AfterValidator(_check_loss)] | None = Field(
+        default=None, json_schema_extra=role("computation")
+    )
     """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default that of the targets' kind."""
     metrics: MetricsField | None = Field(default=None, json_schema_extra=role("observation"))
     """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `exact_match`, `f1`,
     `mae`, `r2`, `loss`, `perplexity` or `package.module:function`."""
-    num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES)
+    num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES, json_schema_extra=role("computation"))
     """Stages of equal work, 4 if neither this nor `cuts` is given."""
-    cuts: tuple[str, ...] | None = Field(default=None, max_length=MOST_STAGES - 1)
+    cuts: tuple[str, ...] | None = Field(
+        default=None, max_length=MOST_STAGES - 1, json_schema_extra=role("computation")
+    )
     """Names of the layers after which the model is cut, instead of `num_stages`."""
-    bottleneck: Positive | Annotated[tuple[Natural, ...], Field(max_length=MOST_STAGES)] | None = None
+    bottleneck: Positive | Annotated[tuple[Natural, ...], Field(max_length=MOST_STAGES)] | None = Field(
+        default=None, json_schema_extra=role("computation")
+    )
     """Features that cross each boundary, reduced and restored by learned layers at its ends (a list: one number each, 0 for none)."""
-    bottleneck_form: Literal["linear", "residual", "orthonormal"] = "linear"
+    bottleneck_form: Literal["linear", "residual", "orthonormal"] = Field(
+        default="linear", json_schema_extra=role("computation")
+    )
     """The layers of `bottleneck`: `linear`, `residual` beside the identity, or one `orthonormal` basis for both ends."""
-    num_microbatches: Positive = 4
+    num_microbatches: Positive = Field(default=4, json_schema_extra=role("computation"))
     """Equal parts of a replica's batch that follow each other through the stages."""
-    num_replicas: Positive = 1
+    num_replicas: Positive = Field(default=1, json_schema_extra=role("computation"))
     """Pipelines side by side, each with an equal part of the batch, whose gradients are averaged."""
     schedule: ScheduleField = parse_schedule("1F1B")
     """`GPipe`, `1F1B`, `Interleaved1F1B(stages_per_worker)`, `ZBH1`, or `Custom('rows.csv')` in torch's format."""
@@ -229,10 +237,10 @@ class RunFields(Strict):
     compress_from: Natural = Field(default=0, json_schema_extra=role("compression"))
     """Step from which links and replica gradients are compressed; before it they are sent as they are."""
     weights: WeightsField = Field(default=SYNCHRONOUS, json_schema_extra=role("compression"))
-    """Versions of the weights that passes read, and times of updates: `Synchronous`, or `Stashed`, `DoubleBuffered`,
-    `PipeMare(steps)`, `Predicted`, which run without a flush between steps."""
+    """Versions of the weights that passes read, and times of updates: `Synchronous`, `PostValidated`, or `Stashed` and
+    `DoubleBuffered`, which run without a flush between steps."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    batch_size: Positive = 32
+    batch_size: Positive = Field(default=32, json_schema_extra=role("computation"))
     """Samples a step, over all replicas."""
     steps: Positive | None = None
     """Length of the run in steps, instead of `epochs`."""
@@ -242,14 +250,14 @@ class RunFields(Strict):
     """Checkpoint of another run from which this one goes on, as a branch: `FOLDER@STEP`, or `FOLDER` for the last one."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1, json_schema_extra=role("seed"))
     """Seed of weights, order, augmentation, dropout and random codecs."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", json_schema_extra=role("computation"))
     """Type of numbers in compute and in messages; weights stay float32."""
     loss_scale: Annotated[float, Field(gt=0), AfterValidator(_check_power_of_two)] | None = None
     """Factor of the loss, and so of all gradients until they reach the weights: a power of two, by default 4096 with float16,
     else 1."""
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", json_schema_extra=role("arithmetic"))
     """`auto` takes a GPU if there is one."""
-    tf32: bool = False
+    tf32: bool = Field(default=False, json_schema_extra=role("computation"))
     """Let a GPU round the factors of float32 products to 10 bits, which is faster."""
     deterministic: bool = Field(default=False, json_schema_extra=role("arithmetic"))
     """Let a GPU use only kernels that give the same bits each time, which are slower; a CPU always does."""
@@ -264,7 +272,7 @@ class RunFields(Strict):
     )
     """`spread`: stages over all nodes. `pack`: on as few nodes as hold them. Neighbours are side by side either way. A network's
     file with sites: with the least traffic on its slow links (see `raysim sites`)."""
-    recompute: bool = False
+    recompute: bool = Field(default=False, json_schema_extra=role("computation"))
     """Keep only a stage's inputs and run its forward again before the backward."""
     checkpoint_every_steps: Natural = Field(default=100, json_schema_extra=role("observation"))
     """Steps between checkpoints, of which there is one at least every four minutes; 0 keeps only the last state of a finished run."""

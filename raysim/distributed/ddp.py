@@ -274,12 +274,8 @@ class Gradients:
     def _checked(self, notation: str, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
         """Return the parsed method; raises ValueError if it does not fit the model and the arguments."""
         method = parse_replica_method(notation)
-        if method.decentralized or method.uses_previous_gradients:
-            why = (
-                "replicas keep parameters of their own"
-                if method.decentralized
-                else "it compares the gradients of two steps"
-            )
+        if method.decentralized or "stage" in method.needs:
+            why = "replicas keep parameters of their own" if method.decentralized else "it needs stages of its own"
             raise ValueError(
                 f"`method` cannot be {method!r} in a hook, which sees gradients alone: {why}. Use `raysim.train`."
             )

@@ -147,12 +147,10 @@ class _ReduceScatter:
                 continue
             context = Context(
                 direction="replica_gradient",
-                boundary=self.index,
                 step=self.step,
                 epoch=0,
                 microbatch=owner,
                 sample_ids=(),
-                replica=channel.rank,
                 key=derive_key(self.seed, "replica gradient", channel.rank, owner, self.index, self.step),
             )
             packets[owner], changes = self.compressor.encode(shard, self.state, context)

@@ -147,13 +147,8 @@ class Engine(ABC):
         *_, total = self.evaluating(mode, split, num_batches)
         return total
 
-    def evaluating(
-        self, mode: str, split: str = "test", num_batches: int | None = None, *, each: bool = False
-    ) -> Iterator[Evaluated]:
-        """Evaluate like `evaluate`, and yield the running sums every few batches; the last sums are the result.
-
-        `each`: include the scores of each sample.
-        """
+    def evaluating(self, mode: str, split: str = "test", num_batches: int | None = None) -> Iterator[Evaluated]:
+        """Evaluate like `evaluate`, and yield the running sums every few batches; the last sums are the result."""
         per = len(self.plan.rows)
         if self.plan.decentralized:
             held = [self._submit(worker, "parameters") for worker in range(self.num_workers)]
@@ -162,7 +157,7 @@ class Engine(ABC):
         window = 2 * per  # batches in flight: enough to fill the pipeline, few enough to bound memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
-            of_workers = self._together(self._evaluators, "infer", split, batches[start : start + window], mode, each)
+            of_workers = self._together(self._evaluators, "infer", split, batches[start : start + window], mode)
             for result in chain.from_iterable(of_workers):
                 total = total.plus(result)
             yield total

@@ -140,7 +140,7 @@ def assumptions(advice: Advice) -> list[str]:
         "and the codecs, not the schedule's bubble: compare layouts by samples a second.",
         f"Memory: {STATE_BYTES} bytes a parameter, and 34 bytes a value and block of activations (Korthikanti et al. 2022).",
         "Bandwidth: of one direction between two hosts. Intervals (90 %): the network model's error on real links "
-        "(docs/validation.md).",
+        "(docs/measurements/validation.md).",
         "Known: the worst verdict of raysim's findings on the nearest model tried, which is named. Harm found by training counts "
         "for every model, other verdicts for models of the same kind, trained and sized alike. `--study FILE` writes the study "
         "that decides.",

@@ -148,7 +148,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
 def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
     """Return the bytes a second processed by the codecs of links and replica methods; 0 without codecs."""
     work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
-    if config.num_replicas > 1 and not any(method.uses_previous_gradients for method in config.replica_methods()):
+    if config.num_replicas > 1 and not any("stage" in method.needs for method in config.replica_methods()):
         tied = workload.plan.tied
         shapes = [averaged_shapes(stage, module, config, tied) for stage, module in enumerate(workload.modules)]
         costs = replica_costs(config, shapes, None, [])

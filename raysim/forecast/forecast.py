@@ -287,7 +287,7 @@ def _schedule_notes(config: RunConfig, weight_shares: Sequence[float]) -> Iterat
         later = [f"{share:.0%}" for share in weight_shares[1:]] or ["100%"]
         between = later[0] if len({*later}) == 1 else f"{min(later)} to {max(later)}"
         yield f"Weight gradients take {between} of a backward, counted in operations; all of it at the first stage."
-    if not config.weights.flush:
+    if config.weights.between_steps != "flush":
         yield (
             f"{config.weights!r}: a step is one of many without a flush, from the end of the step before to its own; its parts "
             "by worker are those of that time."

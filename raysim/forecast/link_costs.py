@@ -108,7 +108,7 @@ def link_costs(
     notes += [
         f"{method!r} follows the gradients of a run: before a run its messages are priced uncompressed."
         for method in methods
-        if method.needs_sensitivity
+        if "stage" in method.needs
     ]
     where = torch.cuda.get_device_name() if device == "cuda" else f"{config.threads_per_stage} thread(s) of this CPU"
     seconds = f"measured on {where}" if codec_bytes_per_s is None else "of their counted work"
@@ -133,7 +133,6 @@ def _measure(
         contexts = [
             Context(
                 direction=direction,
-                boundary=0,
                 step=visit,
                 epoch=0 if visit <= 1 else LATE,
                 microbatch=0,

@@ -67,10 +67,10 @@ def replica_costs(
     count = config.num_replicas
     costs = []
     for stage, (method, own) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
-        if method.uses_previous_gradients:
+        if "stage" in method.needs:
             raise ConfigError(
-                f"`replica_gradient` of a run that was not made must take one pass in every step, but {method!r} takes two in "
-                "some. Record a run, and `raysim replay` it."
+                f"`replica_gradient` of a run that was not made must need gradients alone, but {method!r} needs stages of its own. "
+                "Record a run, and `raysim replay` it."
             )
         if not method.compresses:
             costs.append(_all_reduced(method, stage, own, count))

@@ -25,7 +25,7 @@ MODEL_ERROR = 0.12
 """Standard deviation of the network model's error, as a share of the seconds that a network adds to a step.
 
 The smallest of 0.05, 0.06, 0.08, 0.1, 0.12, 0.15 for which the intervals contain 90 % of every second pipeline case of the campaign of
-2026-11-22 (`raysim validate`); the other cases are the held-out test (docs/validation.md).
+2026-11-22 (`raysim validate`); the other cases are the held-out test (docs/measurements/validation.md).
 """
 
 

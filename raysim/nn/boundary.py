@@ -169,14 +169,11 @@ class BoundaryModule(nn.Module):
         samples = current_samples.get().of_microbatch(shape[0] if shape else 1, self.microbatch, self.num_microbatches)
         return Context(
             direction="forward",
-            boundary=self.boundary,
             step=self.step,
             epoch=samples.epoch,
             microbatch=self.microbatch,
             sample_ids=samples.ids,
-            replica=self.replica,
             num_stages=2,
-            num_microbatches=self.num_microbatches,
             key=self._key("forward", self.step, self.microbatch),
         )
 

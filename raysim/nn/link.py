@@ -90,7 +90,7 @@ class CompressedLink(BoundaryModule):
             message = sender.send(x, context, measure=self.measures())
             y = receiver.receive(message, context)
         if self.shared_indices and direction == "forward":
-            self._supports[context.microbatch] = self.methods[0].codec.support(sender.unpack(message), x.device)
+            self._supports[context.microbatch] = sender.support()
         return _own_memory(y, x)
 
     def of_gradient(self, context: Context) -> Context:
@@ -118,7 +118,7 @@ class CompressedLink(BoundaryModule):
             full = torch.zeros(x.numel(), dtype=x.dtype, device=x.device)
             return full.index_copy_(0, kept[0].positions.view(-1), y.view(-1)).view(x.shape)
         if self.shared_indices and mode != "off":
-            kept.append(self.methods[0].codec.support(sender.unpack(message), x.device))
+            kept.append(sender.support())
         return _own_memory(y, x)
 
 
@@ -135,7 +135,7 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
             raise ValueError(
                 f"`{field}` cannot be {method!r}, which is for {' and '.join(method.directions)} messages."
             )
-        if method.needs_sensitivity or method.needs_schedule:
+        if method.needs:
             raise ValueError(
                 f"`{field}` cannot be {method!r} outside of `raysim train`, which gives it facts about the whole step."
             )

@@ -159,7 +159,7 @@ class Averaging:
             momentum=config.optimizer.momentum or 0.0,
             step_s=step_s,
             parameters=parameters if method.decentralized else None,
-            previous=self.stages[index].previous_gradients(),
+            extra=self.stages[index].extra_gradients(),
         )
         gradients = parameters if method.after_update else self._gradients(index)
         rounds = method.average(gradients, self._memories[index], context)
@@ -212,12 +212,10 @@ def warm(plan: Plan) -> None:
 def _rehearse(method: ReplicaMethod) -> None:
     """Average a small matrix over two replicas twice, once after any warm-up of the method."""
     gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # too large to be exempt from compression
-    context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, parameters=gradients, previous=gradients)
+    context = ReplicaContext(0, 2, 2**40, 2**20, steps_per_epoch=1, seed=0, parameters=gradients)
     exchanging = (step for step in itertools.count(context.step) if method.part(step) is not None)
-    first, *later = itertools.islice(exchanging, 100)
-    following = next((step for step in later if method.needs_previous_gradients(step, 0)), later[0])
     memories: list[Memory] = [method.begin(gradients) for _ in range(2)]
-    for step in (first, following):  # the first may be dense, as the reference of later ones
+    for step in itertools.islice(exchanging, 2):  # the first may be dense, as the reference of later ones
         contexts = [context._replace(replica=replica, step=step) for replica in range(2)]
         averaged, _ = average_together(method, [gradients, gradients], memories, contexts)
         memories = [each.memory for each in averaged]

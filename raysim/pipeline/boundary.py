@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from raysim.codecs import NonFiniteError, derive_key, transfers
+from raysim.codecs import NonFiniteError, derive_key
 from raysim.codecs.codec import DTYPES, Support
 from raysim.codecs.message import Message, bundle, unbundle, wire_bytes
-from raysim.compressors import Context
+from raysim.compressors import Context, StepFacts
 from raysim.pipeline.device import DeviceClock
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.link import DIRECTIONS, CodedMessage, Link, LinkAccount
@@ -45,7 +45,7 @@ class Boundary:
         self.clock = clock
         self._tensors = plan.boundaries[index]
         self.sends, self.receives = DIRECTIONS if stage == index else DIRECTIONS[::-1]
-        # of the largest message: in an evaluation, or in a twin step
+        # of the largest message: in an evaluation, or of stages that send several `copies`
         microbatches = 2 * plan.config.batch_size // plan.config.microbatch_size
         by_direction = {
             direction: {
@@ -117,7 +117,7 @@ class Boundary:
         extra_bytes = self._account(self.outgoing, message, messages, exact, CodedMessage(middle, end))
         dense_bytes = extra_bytes + sum(link.messages[-1].dense_bytes for link in self.outgoing.values())
         self.last_sent = CodedMessage(start, end, wire_bytes(message), dense_bytes)
-        self._keep_supports(self.outgoing, step, microbatch, messages)
+        self._keep_supports(self.outgoing, step, microbatch)
         return message
 
     def receive(self, message: Message, step: int, microbatch: int) -> Value:
@@ -130,7 +130,7 @@ class Boundary:
             for name, inner in messages.items()
         }
         self._account(self.incoming, message, messages, exact, CodedMessage(start, middle))
-        self._keep_supports(self.incoming, step, microbatch, messages)
+        self._keep_supports(self.incoming, step, microbatch)
         return join(floats, exact)
 
     def diverged(self, step: int, microbatch: int) -> DivergedError:
@@ -156,11 +156,13 @@ class Boundary:
         """Let the compressors adapt to the feedback of the last step; return the accounts of this step."""
         accounts = [
             link.end_step(
+                StepFacts(
+                    feedback.step_s,
+                    feedback.floors.get(link_name(self.replica, self.index, link.direction, link.tensor)),
+                    feedback.sensitivities.get(link_name(self.replica, self.index, link.direction)),
+                    self.plan.config.batch_size,
+                ),
                 measure=self.plan.measures(step),
-                step_s=feedback.step_s,
-                floor=feedback.floors.get(link_name(self.replica, self.index, link.direction, link.tensor)),
-                sensitivity=feedback.sensitivities.get(link_name(self.replica, self.index, link.direction)),
-                batch_size=self.plan.config.batch_size,
             )
             for link in self.links
         ]
@@ -190,31 +192,23 @@ class Boundary:
         key = (config.seed, self.replica, self.index, link.direction, step, microbatch)
         return Context(
             direction=link.direction,
-            boundary=self.index,
             step=step,
             epoch=epoch,
             microbatch=microbatch,
             sample_ids=tuple(ids.tolist()),
-            replica=self.replica,
             num_stages=self.plan.num_stages,
-            num_microbatches=config.num_microbatches,
             phase=self._phases[Action(*self._sending[link.direction], microbatch)],
             key=derive_key(*key, link.tensor) if link.tensor else derive_key(*key),
             support=self._supports.get((microbatch, link.tensor)) if link.direction == "backward" else None,
-            learning_rate=self.plan.learning_rate(step),
         )
 
-    def _keep_supports(
-        self, links: Mapping[str, Link], step: int, microbatch: int, messages: Mapping[str, Message]
-    ) -> None:
+    def _keep_supports(self, links: Mapping[str, Link], step: int, microbatch: int) -> None:
         """Keep the positions of an activation's message, at which its gradient will be sent."""
         if not self.plan.config.shared_indices or step < self.plan.config.compress_from:
             return
-        transfers.land()  # because the sender reads its own packets
         for name, link in links.items():
             if link.direction == "forward" and link.compressor.codec.selects:
-                packet = link.unpack(messages[name])
-                self._supports[microbatch, name] = link.compressor.codec.support(packet, self.device)
+                self._supports[microbatch, name] = link.support()
 
     def _unbundle(self, message: Message, direction: str) -> tuple[dict[str, Message], dict[str, Tensor]]:
         """Return the messages of the links and the exact tensors, by name; raises ValueError if the names do not match."""

@@ -30,14 +30,12 @@ class Inference:
         self._own: dict[int, dict[str, Tensor]] = {}  # parameters by stage, while averaged ones are evaluated
         self._statistics = {index: BatchNormStatistics(stage.module) for index, stage in self._stages.items()}
 
-    def run(
-        self, step: int, split: str, batches: Sequence[int], mode: str, each: bool = False
-    ) -> Turns[list[Evaluated] | Failure]:
+    def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
         """Run batches of a split through the stages of this worker, one stage after another.
 
-        `mode`: of the links, see `Link.send_evaluation`. `each`: also return the scores of each sample. The worker of the last
-        stage returns the sums over each batch, others return an empty list. If the task has a metric on generated tokens, test
-        batches also run once for each generated token.
+        `mode`: of the links, see `Link.send_evaluation`. The worker of the last stage returns the sums over each batch,
+        others return an empty list. If the task has a metric on generated tokens, test batches also run once for each generated
+        token.
         """
         evaluated: list[Evaluated] = []
         try:
@@ -47,7 +45,7 @@ class Inference:
                     if not stage.first:
                         (message,) = yield Receive(self._local.worker(index - 1), (index - 1, batch))
                     with blamed(f"stage {index}, evaluation after {step} steps"):
-                        outcome = self._infer(step, index, split, batch, mode, message, each)
+                        outcome = self._infer(step, index, split, batch, mode, message)
                     if isinstance(outcome, Evaluated):
                         evaluated.append(outcome)
                     else:
@@ -59,7 +57,7 @@ class Inference:
         return evaluated
 
     def _infer(
-        self, step: int, index: int, split: str, batch: int, mode: str, message: Message | None, each: bool
+        self, step: int, index: int, split: str, batch: int, mode: str, message: Message | None
     ) -> Message | Evaluated:
         """Return the message of a stage's activation, or, after the last stage, the sums over the batch."""
         ids, seed = self._plan.evaluation_ids(split, batch), self._plan.config.seed
@@ -68,9 +66,7 @@ class Inference:
         if not isinstance(outcome, Tensor):
             return outcome
         targets = self._local.split(split).targets(ids).to(self._local.device)
-        task = self._plan.task
-        scores = task.each(outcome, targets) if each else None
-        return Evaluated(len(targets), task.sums(outcome, targets), () if scores is None else (scores,))
+        return Evaluated(len(targets), self._plan.task.sums(outcome, targets))
 
     def _forward(self, step: int, index: int, mode: str, key: int, x: Message | Tensor) -> Message | Tensor:
         """Return the message of a stage's activation, or the outputs of the last stage.

@@ -10,10 +10,10 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from raysim.codecs import Identity, Packet
-from raysim.codecs.codec import work_bytes
+from raysim.codecs import Identity, Packet, transfers
+from raysim.codecs.codec import Support, work_bytes
 from raysim.codecs.message import Message, wire_bytes
-from raysim.compressors import Compressor, Context, Decision, State
+from raysim.compressors import Compressor, Context, Decision, State, StepFacts
 from raysim.pipeline.device import DeviceClock, Moment
 from raysim.values import UNNAMED
 
@@ -99,6 +99,7 @@ class Link:
         self.state = state
         self._pending: list[State] = []
         self._last_context: Context | None = None  # of the last sent message
+        self._last_sparse: Packet | None = None  # of an activation, whose gradient may be sent at its positions
         self._begin()
 
     def _begin(self) -> None:
@@ -121,7 +122,7 @@ class Link:
         start, work = self.clock.mark(), work_bytes()
         dense = context.step < self.dense_before
         packet, changes = (Identity().encode(x), {}) if dense else self.compressor.encode(x, self.state, context)
-        message = self.table.pack(packet)
+        message = self.table.pack(self._seen(packet))
         self._count(message, x, start, work)
         if dense:
             return message
@@ -136,7 +137,7 @@ class Link:
     def receive(self, message: Message, context: Context) -> Tensor:
         """Decode a message, possibly as a read-only view of it, and update the memory; raises ValueError if it is malformed."""
         start, work = self.clock.mark(), work_bytes()
-        packet = self.unpack(message)
+        packet = self._seen(self.unpack(message))
         changes: State = {}
         if context.step < self.dense_before:
             x = packet.decode(self.device)
@@ -161,6 +162,16 @@ class Link:
         else:
             self.compressor.commit(self.state, changes)
 
+    def _seen(self, packet: Packet) -> Packet:
+        self._last_sparse = packet if packet.codec.selects and self.direction == "forward" else None
+        return packet
+
+    def support(self) -> Support:
+        """Return the positions in the last message, of a compressor that `selects`."""
+        assert self._last_sparse is not None, "the last message had no positions"
+        transfers.land()  # a sender's packet may still be in transfer
+        return self._last_sparse.codec.support(self._last_sparse, self.device)
+
     def unpack(self, message: Message) -> Packet:
         """Return the packet of a message; raises ValueError if it is malformed."""
         return self.table.unpack(message, self.max_values)
@@ -169,36 +180,24 @@ class Link:
         """Return the message of a tensor in an evaluation mode, without changing memories or accounts."""
         assert mode in EVALUATION_MODES, mode
         codec = Identity() if mode == "off" else self.compressor.evaluation(mode, self.state)
-        return self.table.pack(codec.encode(x, key))
+        return self.table.pack(self._seen(codec.encode(x, key)))
 
     def receive_evaluation(self, message: Message) -> Tensor:
         """Return the tensor of a message of `send_evaluation`."""
         return self.unpack(message).decode(self.device)
 
-    def end_step(
-        self,
-        *,
-        measure: bool = False,
-        step_s: float | None = None,
-        floor: float | None = None,
-        sensitivity: float | None = None,
-        batch_size: int = 1,
-    ) -> LinkAccount:
+    def end_step(self, facts: StepFacts = StepFacts(), *, measure: bool = False) -> LinkAccount:  # noqa: B008
         """Commit pending changes of the memory, let the compressor adapt, and return the step's account.
 
-        Waits until the GPU has finished. `step_s`, `floor`, `sensitivity`: of the previous step, see `Context`. `batch_size`: over
-        all replicas.
+        Waits until the GPU has finished.
         """
         account = self.account
         for changes in self._pending:
             self.compressor.commit(self.state, changes)
         self._pending.clear()
         if self._last_context is not None:
-            context = self._last_context._replace(
-                step_s=step_s, floor=floor, sensitivity=sensitivity, batch_size=batch_size
-            )
+            changes, decisions = self.compressor.end_step(self.state, self._last_context, facts)
             self._last_context = None
-            changes, decisions = self.compressor.end_step(self.state, context)
             self.compressor.commit(self.state, changes)
             account.decisions = tuple(decisions)
         account.codec_s = sum(message.codec_s for message in self.messages)

@@ -10,7 +10,7 @@ from torch import nn
 from raysim.pipeline.boundary import Boundary
 from raysim.pipeline.device import DeviceClock
 from raysim.pipeline.plan import Plan
-from raysim.pipeline.stage import Stage
+from raysim.pipeline.stage import Stage, stage_class
 from raysim.workloads.splits import Data, Split
 
 
@@ -29,8 +29,8 @@ class LocalStages:
         self.data = data
         self.device = device
         self.clock = DeviceClock(device)
-        self.stages = {
-            index: Stage(
+        self.stages: dict[int, Stage] = {
+            index: stage_class(plan.config)(
                 module,
                 plan.config,
                 device,

@@ -135,25 +135,11 @@ class Plan:
     @property
     def validates(self) -> bool:
         """True if workers send each other their gradient norms, for post-validation."""
-        return self.config.weights.validates and self.config.optimizer.clip_norm is not None
+        return self.config.weights.between_steps == "validate" and self.config.optimizer.clip_norm is not None
 
     @cached_property
     def replica_methods(self) -> list[ReplicaMethod]:
         return self.config.replica_methods()
-
-    def needs_previous_gradients(self, step: int) -> bool:
-        """Return whether a step also needs gradients at the previous step's parameters; not the first step with a memory."""
-        seed = self.config.seed
-        return (
-            self.num_replicas > 1
-            and step > self.memories_from
-            and any(method.needs_previous_gradients(step, seed) for method in self.replica_methods)
-        )
-
-    def needs_sensitivity(self, replica: int, boundary: int) -> bool:
-        """Return whether the stage behind a boundary must measure its sensitivity for a compressor."""
-        pairs = self.compressors[replica][boundary] if boundary >= 0 else {}
-        return any(forward.needs_sensitivity for forward, _ in pairs.values())
 
     @property
     def decentralized(self) -> bool:

@@ -173,8 +173,11 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_trained(plan, parts)
     _check_muon(plan, parts)
     _check_groups(plan, parts)
-    _check_twins(plan)
+    _check_boundaries(plan)
     _check_tied_weights(plan)
+    plan.config.weights.check_plan(plan, parts.stages)
+    for method in dict.fromkeys(plan.replica_methods):
+        method.check_plan(plan, parts.stages)
     _check_constraints(plan, parts)
     _check_steps(plan)
 
@@ -241,29 +244,20 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
 
 
-def _check_twins(plan: Plan) -> None:
-    """Raise ConfigError if twin steps, with messages of twice the size, meet a compressor with a memory or several tensors."""
-    twins = [method for method in plan.replica_methods if method.uses_previous_gradients and plan.num_replicas > 1]
-    if twins and any(boundary.several for boundary in plan.boundaries):
-        raise ConfigError(f"`replica_gradient` cannot be {twins[0]!r} if several tensors cross a boundary.")
-    by_boundary = ((i, pair) for links in plan.compressors for i, pairs in enumerate(links) for pair in pairs.values())
-    for boundary, (forward, _) in by_boundary:
-        if forward.needs_sensitivity and plan.boundaries[boundary].several:
-            raise ConfigError(f"`forward` cannot be {forward!r} at boundary {boundary}, where several tensors cross.")
-    for compressor in plan.methods:
-        if twins and not compressor.any_shape:
-            raise ConfigError(
-                f"`forward` and `backward` must be codecs without a memory with {twins[0]!r}, which doubles messages between "
-                f"stages in some steps, but got {compressor!r}."
-            )
+def _check_boundaries(plan: Plan) -> None:
+    """Raise ValueError if a compressor does not fit its boundary."""
+    for links in plan.compressors:
+        for i, pairs in enumerate(links):
+            for method in (method for ends in pairs.values() for method in ends):
+                method.check_boundary(i, plan.boundaries[i])
 
 
 def _check_tied_weights(plan: Plan) -> None:
     """Raise ConfigError if the copies of tied parameters would diverge."""
     policy = plan.config.weights
-    if not policy.clips_by_stage or not plan.tied:
+    if policy.between_steps != "continue" or not plan.tied:
         return
-    if policy.updates_each_microbatch or policy.rate_by_stage:
+    if policy.updates_each_microbatch:
         raise ConfigError(
             f"`weights` cannot be {policy!r} with parameters that are tied between stages: their copies would diverge. Use "
             "'DoubleBuffered'."
@@ -276,7 +270,7 @@ def _check_tied_weights(plan: Plan) -> None:
 
 
 def _check_constraints(plan: Plan, parts: Partition) -> None:
-    """Raise ConfigError if exchanged or predicted weights would violate the constraints of modules."""
+    """Raise ConfigError if exchanged parameters would violate the constraints of modules."""
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         if not any(isinstance(part, Constrained) for part in module.modules()):
             continue
@@ -284,9 +278,4 @@ def _check_constraints(plan: Plan, parts: Partition) -> None:
             raise ConfigError(
                 f"`replica_gradient` cannot be {method!r} at stage {stage}, whose weights are constrained after each update: "
                 "the parameters that replicas exchange would not be."
-            )
-        if plan.config.weights.predicts:
-            raise ConfigError(
-                f"`weights` cannot be {plan.config.weights!r} at stage {stage}, whose weights are constrained after each update: "
-                "predicted ones would not be."
             )

@@ -11,7 +11,6 @@ from raysim.pipeline.groups import GroupAccount
 from raysim.pipeline.link import CodedMessage, LinkAccount
 from raysim.schedules.actions import Action
 from raysim.values import UNNAMED
-from raysim.workloads.task import SampleScores
 
 
 class ActionRecord(NamedTuple):
@@ -41,7 +40,7 @@ class StepReport(NamedTuple):
     actions: list[ActionRecord]  # of profiled steps
     gradient_norm: float | None  # over all stages, if gradients are clipped
     update_s: float = 0.0  # of the optimiser: CPU seconds per thread, on a GPU wall-clock seconds
-    sensitivities: Mapping[int, float] = {}  # of the receiving stages, by boundary, if a compressor needs them
+    sensitivities: Mapping[int, float] = {}  # measured by receiving stages, by boundary
     unreached: Mapping[int, Unreached] = {}  # by stage, in the run's first step
 
 
@@ -66,12 +65,10 @@ class Evaluated(NamedTuple):
 
     samples: int = 0
     sums: tuple[float, ...] = ()
-    each: tuple[SampleScores, ...] = ()
-    """The scores of each batch's samples, in order, if requested."""
 
     def plus(self, other: Evaluated) -> Evaluated:
         sums = tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)) if self.sums else other.sums
-        return Evaluated(self.samples + other.samples, sums, self.each + other.each)
+        return Evaluated(self.samples + other.samples, sums)
 
 
 class TimedAction(NamedTuple):
@@ -98,7 +95,7 @@ class StepFeedback(NamedTuple):
 
     step_s: float | None = None  # seconds of the step, by the clock
     floors: Mapping[str, float] = {}  # the minimum fidelity of each link with a budget, by `link_name`
-    sensitivities: Mapping[str, float] = {}  # of the gradients behind a link to errors in its messages, by `link_name`
+    sensitivities: Mapping[str, float] = {}  # measured by the receiving stages, by `link_name`
 
 
 def link_name(replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> str:

@@ -90,13 +90,13 @@ class RowExecution:
                 self._outgoing.append((action, OutgoingMessage(target, tuple(action), sent)))
             elif action.op == "F":
                 assert y is not None
-                self._device_losses[action] = only(y).view(-1)[0]  # in a twin step, with the current parameters
+                self._device_losses[action] = only(y).view(-1)[0]
                 if not self.overlaps:
                     self._read_losses()
             end = self.clock.mark()
         if profiled:
             last = boundary.last_sent if boundary is not None else CodedMessage()
-            work = self._other_work(action.stage)
+            work = self.local.stages[action.stage].other_work
             self._timed.append(TimedAction(action, start, decoded, computed, end, cpu_s, last, work))
         if not self.overlaps:
             yield from self._deliver()
@@ -115,14 +115,6 @@ class RowExecution:
                 raise boundary.diverged(self.step, action.microbatch) from None
         messages, self._outgoing = tuple(message for _, message in self._outgoing), []
         yield Send(messages)
-
-    def _other_work(self, stage: int) -> str | None:
-        """Return the records' name for a stage's work beyond single forwards and backwards, None if there is none."""
-        if self.plan.needs_previous_gradients(self.step):
-            return "twin"
-        if self.plan.config.weights.updates_each_microbatch:
-            return "update"
-        return "sensitivity" if self.plan.needs_sensitivity(self.local.replica, stage - 1) else None
 
     def _outgoing_boundary(self, action: Action) -> Boundary | None:
         """Return the boundary to which an action sends its result, None if it sends nothing."""

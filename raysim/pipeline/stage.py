@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
+from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import Together, directions, make_optimizer
 from raysim.pipeline.reports import Unreached
 from raysim.pipeline.state import under
@@ -59,6 +60,8 @@ class Stage:
     configuration's `loss_scale`; gradients of parameters are unscaled.
     """
 
+    copies: ClassVar[int] = 1  # of the weights and tensors that it holds, and of the tensors that it sends
+
     def __init__(
         self,
         module: nn.Module,
@@ -87,8 +90,8 @@ class Stage:
         self._unscale(self.module.parameters())
         delays = delays or [0] * config.num_microbatches
         self.versions = Versions(config.weights, delays, self.module.named_parameters(), self._unscale)
-        self.twin = False  # whether microbatches also run with the previous step's parameters
-        self._previous: dict[str, Tensor] = {}  # the previous step's parameters
+        self.other_work = "update" if config.weights.updates_each_microbatch else None
+        """Work beside single forwards and backwards, as named in the records."""
         self._saved: dict[int, _Saved] = {}
         self._second_parts: dict[int, Callable[[], object]] = {}  # of backwards after their first part
         self._unreached = {name for name, parameter in self.module.named_parameters() if parameter.requires_grad}
@@ -98,9 +101,6 @@ class Stage:
         """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
 
         The activation is one tensor, or several with names, see `raysim.values`.
-
-        In a `twin` step it holds two results: with the current parameters, then with those of the previous step. So does
-        `value`, except for data.
         """
         floats, exact = split(value)
         inputs = {name: x.detach() for name, x in floats.items()}
@@ -196,26 +196,14 @@ class Stage:
         for name, values in parameters.items():
             self.module.get_parameter(name).data.copy_(values)
 
-    def begin(self, *, twin: bool) -> None:
-        """Begin a step. A `twin` step also uses the previous step's parameters; otherwise these are dropped."""
-        self.twin = twin
+    def begin(self, step: int, *, fresh: bool = False) -> None:
+        """Begin a step; `fresh`: the memories of replica methods are empty."""
         self.versions.begin()
         self.divisor = None
-        if not twin:
-            self._previous = {}
 
-    def keep_parameters(self) -> None:
-        """Keep a copy of the parameters, before `update`, for a following twin step."""
-        self._previous = {name: x.detach().clone() for name, x in self.module.named_parameters()}
-        for name, parameter in self.module.named_parameters():
-            self._previous[name].requires_grad_(parameter.requires_grad)
-        self._unscale(self._previous.values())
-
-    def previous_gradients(self) -> dict[str, Tensor] | None:
-        """Return the accumulated gradients at the previous step's parameters, None outside of twin steps."""
-        if not self.twin:
-            return None
-        return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in self._previous.items()}
+    def extra_gradients(self) -> dict[str, Tensor] | None:
+        """Return what a subclass computes besides gradients, see `ReplicaContext.extra`."""
+        return None
 
     def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
         """Step the optimiser on the gradients times `scale`, clear them, and project constrained modules.
@@ -276,7 +264,6 @@ class Stage:
         if self.optimizer is not None:
             for index, slots in self.optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{index}.{slot}": x for slot, x in slots.items() if isinstance(x, Tensor)}
-        tensors |= {f"previous.{name}": x for name, x in self._previous.items()}
         tensors |= {f"versions.{name}": x for name, x in self.versions.state().items()}
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
@@ -290,10 +277,6 @@ class Stage:
                 slots.setdefault(int(index), {})[slot] = x
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.module.zero_grad(set_to_none=True)
-        self._previous = {name: x.to(self.device, copy=True) for name, x in under("previous.", tensors).items()}
-        for name, x in self._previous.items():
-            x.requires_grad_(self.module.get_parameter(name).requires_grad)
-        self._unscale(self._previous.values())
         self.versions.load(under("versions.", tensors), self.device)
         self._saved.clear()
         self._second_parts.clear()
@@ -314,20 +297,7 @@ class Stage:
             self.module.train()
         return y
 
-    def _compute(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None = None) -> Value:
-        if not self.twin:
-            return self._compute_with(x, key, targets, tensors)
-        present, past = (x, x) if self.first else only(x).chunk(2)
-        # only the pass with the current parameters updates statistics
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        both = (
-            self._compute_with(present, key, targets, tensors),
-            self._compute_with(past, key, targets, {**self._previous, **buffers}),
-        )
-        outputs = [only(each) for each in both]
-        return torch.stack(outputs) if self.last else torch.cat(outputs)
-
-    def _compute_with(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Value:
+    def _compute(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Value:
         """Return the activation or the loss of the module, with `tensors` in place of its own."""
         # counter-based: no random state to keep, and independent of the order of actions
         torch.default_generator.manual_seed(key)
@@ -347,3 +317,9 @@ class Stage:
             return value
         floats, exact = split(value)
         return join({name: y.to(self._dtype) for name, y in floats.items()}, exact)
+
+
+def stage_class(config: RunConfig) -> type[Stage]:
+    """Return the class of a run's stages: `Stage`, or that of a replica method."""
+    methods = (method for method in config.replica_methods() if takes_part(method, config.num_replicas))
+    return next(filter(None, (method.stage_class() for method in methods)), Stage)

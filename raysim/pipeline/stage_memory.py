@@ -15,6 +15,7 @@ from raysim.pipeline.device import DeviceFacts
 from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise, slot_values
 from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
+from raysim.pipeline.stage import stage_class
 from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
 from raysim.workloads.partition import Partition
@@ -26,8 +27,7 @@ _SQUARED_BYTES = 16  # per gradient value while a norm is computed: the value an
 def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[StageMemory, ...]:
     """Return the peak bytes of each stage, from the model's tensors, the schedule and the compressors."""
     num_stages = len(parts.stages)
-    twin = config.num_replicas > 1 and any(method.uses_previous_gradients for method in config.replica_methods())
-    copies = 2 if twin else 1  # twin steps also hold the previous step's parameters and their tensors
+    copies = stage_class(config).copies
     residuals, references = _method_memories(config, parts, num_samples)
     schedule = config.executed_schedule
     count = config.num_microbatches
@@ -56,7 +56,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         )
-        validates = policy.validates and config.optimizer.clip_norm is not None
+        validates = policy.between_steps == "validate" and config.optimizer.clip_norm is not None
         snapshot = trained + slots if validates else 0  # kept by post-validation until an update is validated
         buffers = sum(buffer.nbytes for buffer in module.buffers())
         memories.append(

@@ -48,7 +48,7 @@ class Updates:
         norm, squared = None, norms[self.local.replica]
         if self.plan.config.optimizer.clip_norm is not None:
             norm = finite_norm(step, [squared[stage] for stage in sorted(squared)])  # independent of the owners
-        self.update(step, norm, squared if self.plan.config.weights.clips_by_stage else {})
+        self.update(step, norm, squared if self.plan.config.weights.between_steps == "continue" else {})
         return norm
 
     def update(self, step: int, norm: float | None, squared: Mapping[int, float] = MappingProxyType({})) -> None:
@@ -56,8 +56,6 @@ class Updates:
         clock, threads = self.local.clock, self.plan.config.threads_per_stage
         start, cpu_s = clock.mark(), cpu_seconds(threads)
         for index, stage in self.stages.items():
-            if self.plan.needs_previous_gradients(step + 1):
-                stage.keep_parameters()
             stage.place(self.averaging.parameters(index))
             own = math.sqrt(squared[index]) if index in squared else norm
             self._update(step, index, own, self.averaging.with_momentum(index))

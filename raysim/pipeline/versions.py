@@ -41,8 +41,7 @@ class Versions:
         self._prepare = prepare
         self._memory: Memory = {}
         self._read_by_backward: Weights = {}
-        # versions, newest last; each maps delays to predicted weights, or 0 to the weights if the policy does not predict
-        self._kept = deque([self._newest({}, 0.0)])
+        self._kept = deque([self._newest(dict, 0.0)])  # newest last, see `WeightPolicy.forward_weights`
         self.begin()
 
     def begin(self) -> None:
@@ -61,15 +60,14 @@ class Versions:
         age = self._updates - microbatch // self.per_update + delay
         assert age >= 0, "the update that a forward reads comes before it"
         version = self._kept[max(0, len(self._kept) - 1 - age)]  # at first there is only one version
-        leaves = {
-            name: x.detach().requires_grad_() for name, x in version[delay if self.policy.predicts else 0].items()
-        }
+        weights = version[delay if delay in version else 0]
+        leaves = {name: x.detach().requires_grad_() for name, x in weights.items()}
         self._prepare(leaves.values())
         return leaves
 
     def saving(self, weights: Weights | None) -> AbstractContextManager[object]:
-        """Return a context for a forward whose backward will read the weights of `backward` instead of `weights`."""
-        if weights is None or not self.policy.corrects:
+        """Return a context for a forward that reads `weights`, whose backward may read others; see `backward`."""
+        if weights is None:
             return nullcontext()
         names = {x.untyped_storage().data_ptr(): name for name, x in weights.items() if x.numel()}
 
@@ -91,8 +89,9 @@ class Versions:
         if weights is None:
             yield
             return
-        if self.policy.corrects:
-            self._read_by_backward = self.policy.corrected(self._own(), self._memory, self.delays[microbatch])
+        read = {name: x.detach() for name, x in weights.items()}
+        delay = self.delays[microbatch]
+        self._read_by_backward = self.policy.backward_weights(read, self._own(), self._memory, delay)
         for name, parameter in self._parameters.items():
             weights[name].grad = parameter.grad
         yield
@@ -104,32 +103,28 @@ class Versions:
     def update(self, rate: float, directions: Callable[[], Weights]) -> Iterator[None]:
         """Update the stage's parameters inside this context, at a learning rate. Passes that read the old version keep it.
 
-        `directions`: returns the optimiser's directions, see `WeightPolicy.predicted`.
+        `directions`: returns the optimiser's directions, see `WeightPolicy.forward_weights`.
         """
         if not self.longest:
             yield
             return
         if self.num_kept > self.longest:
             self._kept.popleft()
-        before = {name: parameter.data for name, parameter in self._parameters.items()}
-        if self.policy.remembers or not self.policy.predicts:
-            for parameter in self._parameters.values():
-                parameter.data = parameter.data.clone()
+        before = self._own()
+        for parameter in self._parameters.values():
+            parameter.data = parameter.data.clone()
         yield
         self._updates += 1
-        if self.policy.remembers:
-            self._memory = self.policy.remember(before, self._own(), self._memory, self.longest)
-        self._kept.append(self._newest(directions() if self.policy.predicts else {}, rate))
+        self._memory = self.policy.after_update(before, self._own(), self._memory, self.longest)
+        self._kept.append(self._newest(directions, rate))
 
     def _own(self) -> Weights:
         return {name: parameter.data for name, parameter in self._parameters.items()}
 
-    def _newest(self, directions: Weights, rate: float) -> dict[int, Weights]:
-        """Return the newest version of the weights, as read by forwards."""
-        if not self.policy.predicts:
-            return {0: self._own()}  # shares the parameters' memory until their update
+    def _newest(self, directions: Callable[[], Weights], rate: float) -> dict[int, Weights]:
+        """Return the newest version of the weights, as read by forwards; it may share the parameters' memory until their update."""
         delays = sorted({delay for delay in self.delays if delay})
-        return {delay: self.policy.predicted(self._own(), directions, rate, delay) for delay in delays}
+        return self.policy.forward_weights(self._own(), directions, rate, delays)
 
     def state(self) -> dict[str, Tensor]:
         """Return the versions and the policy's memory, by flat names, without the stage's own parameters."""
@@ -143,7 +138,7 @@ class Versions:
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Load the tensors of `state`, after the stage's parameters."""
         self._memory = {name: x.to(device, copy=True) for name, x in under("memory.", tensors).items()}
-        versions = {0: self._newest({}, 0.0)}
+        versions = {0: self._newest(dict, 0.0)}
         for name, x in under("kept.", tensors).items():
             age, delay, parameter = name.split(".", 2)
             versions.setdefault(int(age), {}).setdefault(int(delay), {})[parameter] = x.to(device, copy=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.codecs.transfers import synchronize
+from raysim.compressors.compressor import Meter
 from raysim.pipeline.averaging import Averaging, warm
 from raysim.pipeline.device import DeviceFacts, facts_of
 from raysim.pipeline.errors import DivergedError, StageError
@@ -20,7 +21,6 @@ from raysim.pipeline.messages import Turns
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import Evaluated, Failure, StepFeedback, StepReport, Unreached
 from raysim.pipeline.row import RowExecution
-from raysim.pipeline.sensitivity import Sensitivity
 from raysim.pipeline.state import pack_tensors, under, unpack_tensors
 from raysim.pipeline.updates import Updates, ValidatedUpdates
 from raysim.workloads.splits import Data
@@ -47,11 +47,11 @@ class Worker:
         self.device = torch.device(device)
         self.local = LocalStages(plan, index, modules, data, self.device)
         self.stages, self.boundaries = self.local.stages, self.local.boundaries
-        self._sensitivities = {
-            s - 1: Sensitivity(stage.module)
-            for s, stage in self.stages.items()
-            if plan.needs_sensitivity(self.local.replica, s - 1)
-        }
+        self._meters: dict[int, Meter] = {}  # of receiving stages, by boundary
+        for index, stage in self.stages.items():
+            for forward, _ in plan.compressors[self.local.replica][index - 1].values() if index else ():
+                if meter := forward.meter(stage.module):
+                    self._meters[index - 1], stage.other_work = meter, meter.work
         warm(plan)  # before a step is timed
         self.averaging = Averaging(self.local)
         self.updates = (ValidatedUpdates if plan.validates else Updates)(self.local, self.averaging)
@@ -67,15 +67,15 @@ class Worker:
     def _begin(self, step: int) -> None:
         self.step = step
         for stage in self.stages.values():
-            stage.begin(twin=self.plan.needs_previous_gradients(step))
+            stage.begin(step, fresh=step <= self.plan.memories_from)
         for boundary in self.boundaries.values():
             boundary.begin()
         self.row.begin(step)
         self._has_run = False
-        self._measured: dict[int, float] = {}  # sensitivities, by boundary
+        self._measured: dict[int, float] = {}  # by the meters
         self._unreached: dict[int, Unreached] = {}
-        for sensitivity in self._sensitivities.values():
-            sensitivity.clear()
+        for meter in self._meters.values():
+            meter.clear()
 
     # A step: `run`, then `update` once all workers have run.
 
@@ -90,7 +90,7 @@ class Worker:
             yield from self.row.run()
             if step == self.plan.first_step:
                 self._unreached = {index: stage.unreached() for index, stage in self.stages.items()}
-            taken = {boundary: sensitivity.take() for boundary, sensitivity in self._sensitivities.items()}
+            taken = {boundary: meter.take() for boundary, meter in self._meters.items()}
             self._measured = {boundary: value for boundary, value in taken.items() if value is not None}
             yield from self.averaging.run(step, step_s)
             norms = yield from self.updates.end_run(step)
@@ -137,10 +137,8 @@ class Worker:
 
     # Evaluation, see `Inference`.
 
-    def infer(
-        self, split: str, batches: Sequence[int], mode: str, each: bool = False
-    ) -> Turns[list[Evaluated] | Failure]:
-        return self.inference.run(self.step, split, batches, mode, each)
+    def infer(self, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
+        return self.inference.run(self.step, split, batches, mode)
 
     def parameters(self) -> np.ndarray:
         """Return the parameters to evaluate, of all stages, as safetensors bytes."""

@@ -108,12 +108,12 @@ class LinkCandidate:
         }
         self._messages: dict[tuple[int, str, int, int], Sent] = {}
 
-    def send(self, x: Tensor, context: Context, tensor: str = UNNAMED) -> Tensor:
+    def send(self, x: Tensor, boundary: int, context: Context, tensor: str = UNNAMED) -> Tensor:
         """Encode one message and return the decoded tensor; raises NonFiniteError if `x` holds NaN or infinity."""
-        here, there = self._ends[context.direction, context.boundary, tensor]
+        here, there = self._ends[context.direction, boundary, tensor]
         with torch.no_grad(), here.on(x.device) as sender, there.on(x.device) as receiver:
             received = receiver.receive(sender.send(x, context, measure=True), context)
-        key = (self.replica, context.direction, context.boundary, context.microbatch)
+        key = (self.replica, context.direction, boundary, context.microbatch)
         coded, decoded = sender.messages[-1], receiver.messages[-1]
         sent = Sent(coded.codec_s, decoded.codec_s, coded.wire_bytes, coded.dense_bytes)
         self._messages[key] = sent.plus(self._messages.get(key, Sent()))
@@ -200,7 +200,7 @@ def fidelity_of(values: Gradients, mean: Gradients) -> float:
 
 def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> None:
     """Raise ValueError if a method needs more than the gradients of a step, since a probe sees nothing else."""
-    if method.decentralized or method.uses_previous_gradients or method.after_update or method.needs:
+    if method.decentralized or method.after_update or method.needs:
         raise ValueError(
             f"`gradients` cannot be {method!r}: a probe sees gradients alone, and this method needs more. Use `raysim.train`."
         )

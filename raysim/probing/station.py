@@ -126,19 +126,16 @@ class Station:
             samples = named.of_microbatch(self.num_rows, microbatch, self.sampling.num_microbatches)
             context = Context(
                 direction=direction,
-                boundary=boundary,
                 step=self._taken,
                 epoch=samples.epoch,
                 microbatch=microbatch,
                 sample_ids=samples.ids,
-                replica=self.replica,
                 num_stages=self.watch.num_stages,
-                num_microbatches=self.sampling.num_microbatches,
                 key=derive_key(self.sampling.seed, self.replica, boundary, direction, self._taken, microbatch),
             )
             try:
                 for candidate in self.candidates:
-                    candidate.send(x, context)
+                    candidate.send(x, boundary, context)
             except NonFiniteError:  # the training goes on, and so does the probe
                 self._spoiled = True
 

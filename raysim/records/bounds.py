@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raysim.config.identity import identity
 from raysim.config.keys import run_keys
 from raysim.notation import CONTROL, REPLACED, check_size, printable, shortened, shown
 from raysim.records.schema import FINISHED, OWN_COLUMNS
@@ -21,7 +22,7 @@ _OF_PROBES = (
     *("num_stages", "num_replicas", "forward", "backward", "replica_gradient", "steps_done", "probe_every"),
     "probe_overhead",
 )
-ADDED = ("run", "study", "trial", "setting", "compression_factor")
+ADDED = ("run", "study", "trial", "compression_factor")
 """Columns that `analysis.load` adds to those of `run.parquet`."""
 
 LARGEST_INTEGER = 2**53  # exact in a float
@@ -89,7 +90,7 @@ def _fit(name: str, value: Any) -> Any:
 def most_rows(table: str, row: Mapping[Any, Any]) -> int | None:
     """Return a bound on the rows of a table of an ended run, by its row of `run.parquet`; None without one."""
     steps = row.get("steps_done")
-    if table == "samples" or row.get("status") not in FINISHED or not isinstance(steps, int):
+    if row.get("status") not in FINISHED or not isinstance(steps, int):
         return None
     if table == "steps":
         return steps
@@ -117,6 +118,15 @@ def printable_rows(rows: Any) -> Any:
         if field.name != "schedule_rows" and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             texts = rows.column(i).cast(pa.string())
             rows = rows.set_column(i, field.name, pc.replace_substring_regex(texts, CONTROL, REPLACED))
+    return rows
+
+
+def identified(rows: pa.Table) -> pa.Table:
+    """Return the row of a `run.parquet` with its job and its setting, which earlier versions did not write."""
+    for name, value in identity(rows.to_pylist()[0]).items():
+        if name not in rows.column_names or rows[name].null_count:
+            kept = rows.drop_columns([name]) if name in rows.column_names else rows
+            rows = kept.append_column(name, pa.array([value]))
     return rows
 
 

@@ -11,7 +11,7 @@ from raysim.config.keys import run_keys
 from raysim.network.exchanges import more_than_dense
 from raysim.notation import printable
 from raysim.quality import Measure, measures_of
-from raysim.records.bounds import check_row, check_values, most_rows, printable_rows
+from raysim.records.bounds import check_row, check_values, identified, most_rows, printable_rows
 from raysim.records.packs import open_folder
 from raysim.records.schema import FINISHED, OCCASIONAL
 from raysim.records.tables import FEW_ROWS, UNREADABLE, RecordsError, read_table, read_whole, table_files
@@ -76,13 +76,11 @@ class Run:
 
     def __repr__(self) -> str:
         row = self.row
-        keys = ("forward", "backward", "replica_gradient")
-        setting = [f"{key}={row[key]}" for key in keys if row.get(key) not in (None, "Identity")] or ["uncompressed"]
         shown = ("loss", *(name for name in self.measures if name != "loss"))
         quality = [
             f"{name} {row[f'final_{name}_on']:.4f}" for name in shown[:2] if row.get(f"final_{name}_on") is not None
         ]
-        words = [*setting, f"{len(self.steps)} steps", self.status, *quality]
+        words = [row["setting"], f"{len(self.steps)} steps", self.status, *quality]
         return f"Run({str(self.folder)!r}: {', '.join(words)})"
 
     @property
@@ -98,7 +96,7 @@ class Run:
             raise RecordsError(printable(f"{self.folder / 'run.parquet'} cannot be read: {error}.")) from None
         if len(table) != 1 or "status" not in table.column_names:
             raise RecordsError(f"{self.folder / 'run.parquet'} must have one row, of a run, but has {len(table)}.")
-        row: dict[str, Any] = printable_rows(table).to_pylist()[0]
+        row: dict[str, Any] = identified(printable_rows(table)).to_pylist()[0]
         return row
 
     @property
@@ -120,11 +118,6 @@ class Run:
     def evals(self) -> pd.DataFrame:
         """One row per evaluation: the loss and all metrics, with compression on and off."""
         return self._table("evals")
-
-    @property
-    def samples(self) -> pd.DataFrame:
-        """One row per test sample of the final evaluation with compression on: loss and correct predictions."""
-        return self._table("samples")
 
     @property
     def links(self) -> pd.DataFrame:

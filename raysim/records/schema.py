@@ -42,16 +42,6 @@ SCHEMAS: dict[str, pa.Schema] = {
             # and one column per further metric of the run, see `schema_of`
         ]
     ),
-    # One row per test sample, from the final evaluation with compression on.
-    "samples": pa.schema(
-        [
-            _STEP,
-            ("sample", pa.int32()),  # in the order of the test data
-            ("loss", pa.float32()),  # mean over its predictions
-            ("right", pa.int32()),  # correct predictions; null if targets are numbers
-            ("predictions", pa.int32()),
-        ]
-    ),
     "links": pa.schema(
         [
             _STEP,
@@ -145,9 +135,8 @@ def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
     return schema
 
 
-# Tables absent in runs without adaptive methods, without replicas and tied parameters, or with a custom loss, respectively; runs
-# before 2026-11-25 have no `samples`.
-OCCASIONAL = {"decisions", "collectives", "samples"}
+# Tables absent in runs without adaptive methods, or without replicas and tied parameters.
+OCCASIONAL = {"decisions", "collectives"}
 
 _KINDS: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
@@ -163,7 +152,7 @@ OWN_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("first_step", "rate_steps", "model_seed", "memories_from"), "int"),
     **dict.fromkeys(("wire_bytes", "dense_bytes", "steps_done", "probe_every", "diverged_step"), "int"),
     **dict.fromkeys(("device_forecast_bytes", "device_peak_bytes"), "int"),  # of the worker with the most GPU memory
-    **dict.fromkeys(("run_id", "started_at", "host", "status", "engine", "measures"), "str"),
+    **dict.fromkeys(("run_id", "started_at", "host", "status", "engine", "measures", "job", "setting"), "str"),
     **dict.fromkeys(("python", "raysim", "torch", "ray", "numpy", "device_kind"), "str"),
     **dict.fromkeys(("device_name", "device_capability", "driver", "cuda"), "str"),  # of a GPU
     "parent": "str",  # the parent run of a branch

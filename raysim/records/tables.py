@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raysim.config.identity import identity
 from raysim.limits import process_memory
 from raysim.notation import InputError
 from raysim.records.bounds import check_row, fitted
@@ -137,6 +138,7 @@ def check_recordable(row: Mapping[str, Any]) -> None:
 
 def _run_table(row: Mapping[str, Any]) -> pa.Table:
     fit = fitted(row)
+    fit |= identity(fit)
     return pa.Table.from_pylist([fit], run_schema(fit))
 
 

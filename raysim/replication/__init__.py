@@ -9,7 +9,7 @@ from raysim.notation import Notation
 from raysim.notation import parse as parse_notation
 from raysim.replication.accordion import Accordion
 from raysim.replication.blocks import SparseLoCo
-from raysim.replication.differences import MARINA, ReplicaEF21
+from raysim.replication.differences import ReplicaEF21
 from raysim.replication.gathered import Gathered, TwoShot, as_method
 from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.local import DiLoCo
@@ -26,7 +26,6 @@ METHODS: dict[str, type[ReplicaMethod]] = {
         ReplicaEF21,
         Gathered,
         ReplicaGraVAC,
-        MARINA,
         PowerGossip,
         PowerSGD,
         RedSync,

@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 class Accordion(Layered):
     """Compresses each layer by `mild` or `strong`, with error feedback (Agarwal et al. 2020, 2010.16248).
 
-    Both are TopK (or RandomK, EstimatedTopK) with two densities, or LowRank with two ranks (PowerSGD). Every `interval`
-    epochs replica 0 compares the norm of a layer's gradient, summed over the last epoch, with the norm `interval`
-    epochs earlier. The layer is critical, and gets `mild`, if the norm changed by a relative `eta` or more, or if the
-    learning rate fell to `decay` times its earlier value (the threshold is ours). All layers start with `mild`.
-    Residuals and PowerSGD's matrices are kept across switches.
+    Both are TopK (or RandomK, EstimatedTopK) with two densities, or LowRank with two ranks (PowerSGD). Every `interval` epochs
+    replica 0 compares the norm of a layer's gradient, summed over the last epoch, with that `interval` epochs earlier. The layer
+    gets `mild` if the norm changed by a relative `eta` or more, or if the learning rate fell to `decay` times its earlier value
+    (the threshold is ours). All layers start with `mild`. Memories are kept across switches.
 
     >>> Accordion(LowRank(4), LowRank(1))
     Accordion(LowRank(4), LowRank(1))

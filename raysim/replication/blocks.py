@@ -73,14 +73,14 @@ class SparseLoCo(LocalSteps):
     """Takes local steps and sends the `kept` largest values of their changes in each `side` x `side` block, with error feedback
     (Sarfi et al. 2025, 2508.15706; block size and codec as in templar's code).
 
-    With W - W_r the change of replica r over `steps` steps, C the codec, and no momentum::
+    With W - W_r the change of replica r over `steps` steps, and C the codec::
 
         e = decay e + (W - W_r);   send C(e);   e = e - C(e)
         W = W - rate (mean over replicas of C(e))
 
-    Values are sent by the codec `values`: by default in two bits, as equally wide buckets within three standard
-    deviations of the mean, each decoded to its mean. The sides of a block are the largest divisors of the matrix's
-    sides up to `side`. Tensors of one dimension or with fewer than `min_values` values are sent uncompressed (ours).
+    `values` is the codec of kept values: by default two bits, equally wide buckets within three standard deviations, each decoded
+    to its mean. The sides of a block are the largest divisors of the matrix's sides up to `side`. Tensors of one dimension or with
+    fewer than `min_values` values are dense (ours).
     """
 
     rate: float = 0.6

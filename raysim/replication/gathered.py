@@ -61,10 +61,9 @@ class Dense(ReplicaMethod):
 class Gathered(Layered):
     """Sends every tensor by a codec, with or without error feedback, and averages the decoded tensors of all replicas.
 
-    Written as the bare codec or compressor if all options have their defaults. A tensor is flattened to one row, from
-    which TopK selects; codecs of matrices, rows or channels get it as (first axis, the rest). `scope="stage"` flattens
-    the whole stage to one row. With `seeds="shared"`, RandomK draws the same positions on all replicas, so only values
-    are sent, by an all-reduce; with "separate", each replica draws its own positions and sends their key.
+    Written as the bare codec or compressor if all options have their defaults. A tensor is one row for TopK, and (first axis, the
+    rest) for codecs of matrices, rows or channels; `scope="stage"` makes the whole stage one row. With `seeds="shared"`, RandomK
+    draws the same positions on all replicas, so only values are sent, by an all-reduce; with "separate" keys are sent.
 
     >>> from raysim.codecs import TopK
     >>> Gathered(TopK(0.01)), Gathered(ErrorFeedback(TopK(0.01)), warmup=100)
@@ -153,16 +152,12 @@ def _message(context: ReplicaContext, key: int) -> Context:
     """Return the context of a step's only message, for a link compressor."""
     return Context(
         direction="replica_gradient",
-        boundary=context.stage,
         step=context.step,
         epoch=context.epoch,
         microbatch=0,
         sample_ids=(0,),
-        replica=context.replica,
         num_stages=context.num_stages,
         key=key,
-        learning_rate=context.learning_rate,
-        step_s=context.step_s,
     )
 
 
@@ -170,10 +165,9 @@ def _message(context: ReplicaContext, key: int) -> Context:
 class TwoShot(Coded):
     """Reduce-scatters coded chunks and all-gathers the coded means, as in ZeRO++ (Wang et al. 2023, 2306.10209).
 
-    Each tensor is split into one chunk per replica. Replica i receives code(chunk i) from all others, adds them and its own chunk in
-    float32, and sends code(mean of chunk i) to all. With D replicas each sends 2 (D - 1)/D of the coded bytes, while `Gathered` sends
-    D - 1 times as many: less with three or more replicas. Values are coded twice for any number of replicas; PRIME's ring (Jaghouar
-    et al. 2024, 2412.01152) codes them D times, with the same bytes.
+    Replica i receives code(chunk i) from all others, adds them and its own chunk in float32, and sends code(mean of chunk i) to all.
+    With D replicas each sends 2 (D - 1)/D of the coded bytes, while `Gathered` sends D - 1 times as many. Values are coded twice for
+    any D; PRIME's ring (Jaghouar et al. 2024, 2412.01152) codes them D times, with the same bytes.
 
     >>> from raysim.codecs import Quantize
     >>> TwoShot(Quantize(8))

@@ -35,33 +35,28 @@ _GAINS = ("fed", "raw", "folded")
 
 @dataclass(frozen=True, repr=False)
 class ReplicaGraVAC(Layered):
-    """Compresses by the stronger of two factors if its gain reaches `epsilon`, else by the milder if that one does, and
-    otherwise sends dense (Tyagi and Swany 2023, 2305.12201).
+    """Sends the stronger of two factors whose gain reaches `epsilon`, or dense if none does (Tyagi and Swany 2023, 2305.12201).
 
-    The gain of a factor is the kept share of the energy of gradient plus residual, ||C(g + e)||^2 / ||g + e||^2: a
-    moving average over steps, averaged over replicas before the choice. The whole stage uses one factor. At the end of
-    every window the minimum rises to the candidate if their gains are within `omega`, and the candidate rises to the
-    next factor. Exploration ends once throughput times gain of the two fastest factors are within `omega`, at the lower
-    one. The candidate selects from the values selected by the minimum. Factors count values, not positions.
+    The gain of a factor is ||C(g + e)||^2 / ||g + e||^2, a moving average over steps, averaged over replicas before the choice.
+    The whole stage uses one factor. At the end of every window the minimum rises to the candidate if their gains are within
+    `omega`, and the candidate rises to the next factor. Exploration ends once throughput times gain of the two fastest factors are
+    within `omega`, at the lower one. The candidate selects from the values of the minimum. Factors count values, not positions.
 
     Args:
-        cf_min: First factor to explore.
-        cf_max: Last factor to explore.
+        cf_min: First factor.
+        cf_max: Last factor.
         epsilon: Least gain of a factor to be sent.
         omega: Relative difference below which two gains, or two speeds, count as equal.
         window: Steps between two decisions.
-        policy: Factors between the ends: "exponential", the minimum times 2, 4, 16, 256, ..., or "geometric", times 2, 4, 8, ...
-        select: Selection of values: "exact" (TopK), "sampled" (as in DGC), "bisect" (as in RedSync), or "random", with the same
-            positions on all replicas.
+        policy: Factors: "exponential", the minimum times 2, 4, 16, 256, ..., or "geometric", times 2, 4, 8, ...
+        select: "exact" (TopK), "sampled" (DGC), "bisect" (RedSync), or "random", with the same positions on all replicas.
         values: Codec of the selected values.
-        promote: Rule for raising the minimum: to the evaluated candidate ("evaluated", our reading of the paper's text), to the
-            factor after it ("listing", as in the paper's listing), or (ours) "passing": to each candidate that reaches `epsilon` at
-            the end of a window, and back by one factor if the minimum itself fails.
-        ewma_alpha: Weight of a step in the moving averages of gains; by default a hundredth of the number of replicas.
-        gain: Reference of the gain: the gradient with its residual, as in the paper's text ("fed"), or without, ||C(g + e)||^2 /
-            ||g||^2, as in the published code ("raw"). A "folded" gain is the smaller of "raw" and its inverse, at most 1, as in the
-            paper's plots. The published code's norms are not squared: its floor of 0.7 is an `epsilon` of 0.49.
-        settle: Steps at the start that send the minimum at any gain, so that a residual builds up; 25 in the published code.
+        promote: The minimum rises to the candidate ("evaluated", our reading of the text), to the factor after it ("listing"), or
+            (ours) to each candidate that passes at the end of a window, and back by one factor if it fails itself ("passing").
+        ewma_alpha: Weight of a step in the moving averages; by default a hundredth of the number of replicas.
+        gain: Reference: the gradient with its residual ("fed"), or without, as in the published code ("raw"); "folded" is the
+            smaller of "raw" and its inverse. The code's norms are not squared: its floor of 0.7 is an `epsilon` of 0.49.
+        settle: First steps, which send the minimum at any gain; 25 in the published code.
 
     >>> ReplicaGraVAC(10, 1000, epsilon=0.9).factors
     (10.0, 20.0, 40.0, 160.0, 1000.0)

@@ -99,7 +99,7 @@ class LocalSteps(ReplicaMethod):
         gone = {name: memory[f"{AGREED}/{name}"].view_as(x) - x for name, x in parameters.items()}
         count_work(2 * sum(x.nbytes for x in gone.values()))  # the change, and the outer step
         kept = {name.removeprefix(prefix): x for name, x in memory.items() if name.startswith(prefix)}
-        inside = context._replace(step=context.step // self.steps, momentum=0.0, parameters=None, previous=None)
+        inside = context._replace(step=context.step // self.steps, momentum=0.0, parameters=None)
         averaged = yield from self.changes.average(gone, kept, inside)
         return averaged.gradients, {**memory, **{f"{prefix}{name}": x for name, x in averaged.memory.items()}}
 
@@ -152,7 +152,7 @@ class DiLoCo(LocalSteps):
     def __post_init__(self) -> None:
         super().__post_init__()
         method = as_method(self.codec)
-        if method is None or method.decentralized or method.uses_previous_gradients or method.needs:
+        if method is None or method.decentralized or method.needs:
             raise ValueError(
                 "`codec` must be a codec, alone or under error feedback, or a replica method that averages gradients "
                 f"only, but got {self.codec!r}."

@@ -27,11 +27,10 @@ class PowerSGD(Layered):
     """Approximates the mean of M by P (M^T P)^T: averages P = M Q, makes P orthonormal, then averages M^T P (Vogels et
     al. 2019, 1905.13727).
 
-    M is the gradient plus the residual, as (first axis, the rest). Q is M^T P of the previous step (`warm_start`); the
-    first Q is random, the same on all replicas. The residual is M minus the averaged approximation, or with
-    `error="own"` minus the replica's own approximation. `alternate` averages the two matrices in alternating steps. A
-    tensor is sent uncompressed unless the two thin matrices are `min_compression` times smaller. The method is linear:
-    the result equals that of one replica with the mean gradient. Computed in float64, sent in float32.
+    M is the gradient plus the residual, as (first axis, the rest). Q is M^T P of the previous step (`warm_start`); the first Q is
+    random, the same on all replicas. The residual is M minus the averaged approximation, or with `error="own"` minus the replica's
+    own. `alternate` averages the two matrices in alternating steps. A tensor is dense unless the two thin matrices are
+    `min_compression` times smaller. The method is linear. Computed in float64, sent in float32.
 
     >>> PowerSGD(4, warmup=100)
     PowerSGD(4, warmup=100)
@@ -141,13 +140,9 @@ class PowerGossip(Layered):
 
     X_i += sum over neighbours j of w (X_j - X_i) q q^T, with w = 1/(neighbours + 1). The projection comes from a power
     iteration: p = (X_j - X_i) q is computed from X q, the only matrix sent (`rank` columns in each of `iterations`);
-    the next iteration multiplies by the orthonormalised p from the left, and so on alternately. The unsent part of the
-    difference stays in the parameters, so there is no residual. X are the parameters before the step, as with overlap
-    in the authors' code.
-
-    The parameters of replicas differ; evaluations use their mean. For small tensors (see `min_values`), and for all
-    tensors in the first `warmup` steps, gradients are averaged instead. Raises ValueError if `rank` exceeds the rank of
-    every matrix.
+    the next iteration multiplies by the orthonormalised p from the left, and so on alternately. X are the parameters before the
+    step. Evaluations use the mean of the replicas. For small tensors (see `min_values`), and for all tensors in the first `warmup`
+    steps, gradients are averaged instead. Raises ValueError if `rank` exceeds the rank of every matrix.
 
     >>> PowerGossip(rank=2).neighbours(0, 4)
     [1, 3]

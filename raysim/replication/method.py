@@ -66,9 +66,7 @@ class ReplicaContext(NamedTuple):
     momentum: float = 0.0  # of the optimiser
     step_s: float | None = None  # the clock's time of the last step, measured or simulated
     parameters: Gradients | None = None  # of this replica, for `decentralized` methods
-    previous: Gradients | None = (
-        None  # at the previous step's parameters, on this step's samples, if `needs_previous_gradients`
-    )
+    extra: Gradients | None = None  # from the method's own `stage_class`
 
 
 @dataclass
@@ -89,7 +87,6 @@ class ReplicaMethod(Notation, ABC):
     """
 
     compresses: ClassVar[bool] = True  # whether it is anything but an uncompressed mean
-    uses_previous_gradients: ClassVar[bool] = False  # in some steps, see `needs_previous_gradients`
     decentralized: ClassVar[bool] = False  # whether each replica has its own parameters, updated by its own gradient
 
     after_update: ClassVar[bool] = (
@@ -110,7 +107,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The context that the method uses besides the gradients: "epochs", "learning_rate" or "step_s"."""
+        """The context that the method uses besides the gradients: "epochs", "learning_rate", "step_s", or its own "stage"."""
         return frozenset()
 
     @abstractmethod
@@ -159,9 +156,12 @@ class ReplicaMethod(Notation, ABC):
         """Return the table of a group with gradients of these names."""
         return CodecTable(self.entries(), names=names)
 
-    def needs_previous_gradients(self, step: int, seed: int) -> bool:
-        """Return whether a step also needs gradients at the previous step's parameters, which doubles the compute."""
-        return False
+    def stage_class(self) -> type[Any] | None:
+        """Return the subclass of `raysim.pipeline.stage.Stage` that all stages of a run must have; None if any will do."""
+        return None
+
+    def check_plan(self, plan: Any, modules: Sequence[Any]) -> None:
+        """Raise ValueError if the method does not fit a run's `Plan`, or the modules of its stages."""
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], num_replicas: int, momentum: float | None) -> None:
         """Raise ValueError, naming field and rule, if the method cannot average gradients of these shapes.

@@ -82,12 +82,10 @@ class DGC(Layered):
     """Sends the largest values of v = v + u, with u = m u + g this replica's velocity, and clears u and v at sent positions
     (deep gradient compression, Lin et al. 2018, 1712.01887).
 
-    m is the optimiser's momentum, which the optimiser itself then does not apply to these tensors. `masking=False` keeps
-    u at sent positions; `correction=False` omits u, for optimisers without momentum. `clip_norm` first clips the norm of
-    the stage's gradients to clip_norm/sqrt(replicas); `optimizer.clip_norm` is rejected, since it would clip the
-    transmitted sums of velocities. In the first `ramp` epochs the density falls from density^(1/(ramp+1)) to `density` by
-    equal factors. `select` is "exact", or "sampled" with a threshold estimated from a sample. With masking and density 1
-    the step equals a dense step with the optimiser's momentum.
+    m is the optimiser's momentum, which the optimiser itself then does not apply to these tensors. `masking=False` keeps u at sent
+    positions; `correction=False` omits u, for optimisers without momentum. `clip_norm` first clips the norm of the stage's gradients
+    to clip_norm/sqrt(replicas); `optimizer.clip_norm` is rejected, since it would clip sums of velocities. In the first `ramp`
+    epochs the density falls from density^(1/(ramp+1)) to `density` by equal factors. `select` is "exact" or "sampled".
 
     >>> [round(DGC(0.001, ramp=4).density_of(epoch), 4) for epoch in range(6)]
     [0.2512, 0.0631, 0.0158, 0.004, 0.001, 0.001]

@@ -22,6 +22,7 @@ from raysim.probing.stopwatch import Seconds
 from raysim.random import derive_key
 from raysim.replication.method import Gradients
 from raysim.values import Value, join, only, split
+from raysim.workloads.losses import OwnLoss
 
 Seen = Callable[[str, int, str, Tensor], None]
 """Gets the direction, boundary, name and values of each tensor to be sent."""
@@ -160,16 +161,14 @@ class Passes:
                 seen(direction, boundary, name, x)
             context = Context(
                 direction=direction,
-                boundary=boundary,
                 step=0,
                 epoch=0,
                 microbatch=i,
                 sample_ids=tuple(microbatch.ids.tolist()),
                 num_stages=len(self.stages),
-                num_microbatches=len(self.microbatches),
                 key=derive_key(key, name) if name else key,
             )
-            received[name] = candidate.send(x, context, name)
+            received[name] = candidate.send(x, boundary, context, name)
         return join(received, exact if direction == "forward" else {})
 
     def _key(self, stage: int, i: int) -> int:
@@ -178,7 +177,7 @@ class Passes:
     def _sums(self, logits: Tensor, targets: Tensor) -> list[tuple[float, ...]]:
         task = self.plan.task
         with torch.no_grad():
-            if task.each(logits[:1], targets[:1]) is None:
+            if isinstance(task.loss, OwnLoss):  # which may not be a mean over samples
                 return [task.sums(logits, targets)]
             return [task.sums(logits[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
 

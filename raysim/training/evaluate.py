@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from raysim.engine.engine import Engine
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.plan import Plan
 from raysim.records import Recorder
 from raysim.training.events import Ending, Event
-from raysim.workloads.task import SampleScores
 
 
 class Evaluator:
@@ -46,7 +45,6 @@ class Evaluator:
         """
         config = self._plan.config
         for turn, (mode, batchnorm) in enumerate(self.passes):
-            judged = step == self._plan.end_step and (mode, batchnorm) == ("on", "running")
             before = time.perf_counter()
             where = {"step": step, "mode": mode, "batchnorm": batchnorm}
             yield Event("evaluating", where | {"turn": turn, "samples": 0})
@@ -54,7 +52,7 @@ class Evaluator:
                 self._engine.batchnorm("estimate")
                 self._engine.evaluate(mode, "train", min(config.evaluate_batchnorm_batches, self._plan.steps_per_epoch))
                 self._engine.batchnorm("use")
-            for total in self._engine.evaluating(mode, each=judged):
+            for total in self._engine.evaluating(mode):
                 self._ending.check()
                 yield Event("evaluating", where | {"turn": turn, "samples": total.samples})
             if batchnorm == "estimated":
@@ -64,15 +62,4 @@ class Evaluator:
                 raise DivergedError(step, f"evaluation with compression {mode}", "loss")
             row = where | figures | {"samples": total.samples, "seconds": time.perf_counter() - before}
             self._recorder.add("evals", row)
-            self._record_samples(step, total.each)
             yield Event("eval", row, self._recorder.measures)
-
-    def _record_samples(self, step: int, batches: Iterable[SampleScores]) -> None:
-        """Record the scores of each sample of a final evaluation, numbered in the order of the test data."""
-        sample = 0
-        for losses, predictions, right in batches:
-            hits = [None] * len(losses) if right is None else right.tolist()
-            for loss, count, hit in zip(losses.tolist(), predictions.tolist(), hits, strict=True):
-                row = {"step": step, "sample": sample, "loss": loss, "right": hit, "predictions": count}
-                self._recorder.add("samples", row)
-                sample += 1

@@ -33,13 +33,6 @@ class Loss:
         """Return the loss for evaluations."""
         return self(outputs, targets)
 
-    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return the loss for evaluations of each sample: (samples,), the mean over its positions that are not ignored.
-
-        None if the loss of a batch may not be a mean over samples.
-        """
-        return None
-
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
@@ -67,11 +60,6 @@ class CrossEntropy(Loss):
     def evaluate(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _cross_entropy(outputs, targets, "mean")
 
-    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        losses = _cross_entropy(outputs, targets, "none").reshape(len(targets), -1)
-        counted = (targets != IGNORED).reshape(len(targets), -1)
-        return losses.sum(1) / counted.sum(1).clamp(min=1)
-
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str, smoothing: float = 0.0) -> Tensor:
     logits, flat = outputs.float().flatten(0, -2), targets.flatten()
@@ -90,10 +78,6 @@ class MeanSquaredError(Loss):
 
     def __call__(self, outputs: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
         return torch.nn.functional.mse_loss(outputs.float(), targets.float())
-
-    def each(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        squares = torch.nn.functional.mse_loss(outputs.float(), targets.float(), reduction="none")
-        return squares.reshape(len(targets), -1).mean(1)
 
 
 @dataclass(frozen=True)

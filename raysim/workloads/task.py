@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST_EXPONENT = 700.0  # of a perplexity in float64
-
-
-class SampleScores(NamedTuple):
-    """Scores of the samples of a batch; each array has one value per sample."""
-
-    loss: NDArray[np.float32]  # mean over the sample's predictions
-    predictions: NDArray[np.int32]
-    right: NDArray[np.int32] | None  # number of correct predictions; None if targets are numbers
 
 
 @dataclass(frozen=True)
@@ -69,17 +61,6 @@ class Task:
         """Return a batch's sums that depend on generated tokens (batch, length), laid out as in `sums`."""
         parts = (m.matches(generated, targets) if isinstance(m, ExactMatch) else [0.0] * m.size for m in self.metrics)
         return (0.0, 0.0, 0.0, *map(float, chain.from_iterable(parts)))
-
-    def each(self, outputs: Tensor, targets: Tensor) -> SampleScores | None:
-        """Return the scores of a batch's samples; None for custom losses, which may not be a mean over samples."""
-        losses = self.loss.each(outputs, targets)
-        if losses is None:
-            return None
-        counted, right = torch.ones_like(targets), None
-        if isinstance(self.loss, CrossEntropy):
-            counted = targets != IGNORED
-            right = _by_sample((outputs.argmax(dim=-1) == targets) & counted)
-        return SampleScores(losses.float().cpu().numpy(), _by_sample(counted), right)
 
     def results(self, sums: Sequence[float]) -> dict[str, float]:
         """Return the results of an evaluation by name, including the number of `predictions`, from the sums over its batches."""
@@ -223,8 +204,3 @@ def _targets(split: Split) -> Iterator[np.ndarray]:
     size = max(1, _AT_ONCE // each)
     for start in range(0, len(split), size):
         yield split.targets(np.arange(start, min(start + size, len(split)), dtype=np.int64)).numpy()
-
-
-def _by_sample(predictions: Tensor) -> NDArray[np.int32]:
-    """Return the number of true predictions of each sample."""
-    return predictions.reshape(len(predictions), -1).sum(1).cpu().numpy().astype(np.int32)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from raysim import analysis
 from raysim.analysis.comparison.branches import Family, Part
 from raysim.analysis.comparison.contexts import Context
-from raysim.analysis.data.settings import Setting
 from raysim.analysis.report import compose
-from raysim.analysis.report.over_time import safe_from
+from raysim.analysis.report.tables import safe_from
 from raysim.config import make_config
+from raysim.config.identity import Setting
 from raysim.quality import MEASURES
 from raysim.training.train import train
 
@@ -51,7 +51,7 @@ def test_the_sum_is_that_of_the_parts(levels):
     """Parts that cover all steps are added as they are, from every point on."""
     edges = [10 * i for i in range(len(levels) + 1)]
     parts = [part(first, end, harms) for first, end, harms in zip(edges[:-1], edges[1:], levels, strict=True)]
-    family = Family("small", parts, [], edges[-1])
+    family = Family("small", parts, edges[-1])
     for i in range(len(parts)):
         sums = family.sums(TOPK, edges[i], edges[-1])
         expected = 100 * np.sum(levels[i:], axis=0) / 2.0
@@ -65,9 +65,9 @@ def test_a_short_part_stands_for_the_steps_until_the_next():
             part(0, 5, [0.01, 0.02], measure=measure, dense=2.0),
             part(20, 30, [0.1, 0.1], measure=measure, dense=2.0),
         ]
-        sums = Family("small", parts, [], 40).sums(TOPK, 0, 40)
+        sums = Family("small", parts, 40).sums(TOPK, 0, 40)
         np.testing.assert_allclose(list(sums.values()), [factor * (0.04 + 0.2), factor * (0.08 + 0.2)])
-    assert Family("small", parts, [], 40).sums(TOPK, 5, 40) == {}
+    assert Family("small", parts, 40).sums(TOPK, 5, 40) == {}
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +110,6 @@ def test_each_part_and_the_rest_are_judged(branched):
     assert (last["rest_harm"], last["rest_harm_high"]) == pytest.approx((last["harm"], last["harm_high"]), nan_ok=True)
 
 
-def test_the_sum_of_parts_is_compared_with_the_whole(branched):
-    results = analysis.load(branched)
-    (row,) = analysis.parts_and_whole(results).to_dict("records")
-    assert (row["first_step"], row["end_step"], row["parts"], row["seeds"]) == (0, 12, 3, 3)
-    assert row["difference"] == pytest.approx(row["sum_of_parts"] - row["whole"])
-    rest = analysis.branch_harms(results).iloc[0]["rest_harm"]
-    assert row["sum_of_parts"] == pytest.approx(rest)
-    assert row["low"] <= row["difference"] <= row["high"]
-
-
 def test_the_report_has_a_section(branched):
     page = compose(branched, ["100mbps"])
     (section,) = [section for section in page.sections if section.key == "branches"]
@@ -147,5 +137,5 @@ def test_branches_from_one_step_have_no_section_of_their_own(branched, tmp_path)
 def test_runs_without_branches_have_none(branched, tmp_path, small):
     train(small(), engine="inline", out=tmp_path / "run")
     results = analysis.load(tmp_path)
-    assert len(analysis.branch_harms(results)) == len(analysis.parts_and_whole(results)) == 0
+    assert len(analysis.branch_harms(results)) == 0
     assert not any(section.key == "branches" for section in compose(tmp_path, ["100mbps"]).sections)

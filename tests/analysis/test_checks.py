@@ -94,11 +94,11 @@ def test_a_short_table_is_named(run, place):
 
 
 @pytest.mark.parametrize(("table", "column"), [("steps", "loss"), ("evals", "loss"), ("links", "wire_bytes")])
-def test_a_column_without_values_is_named(run, table, column):
+def test_empty_column_is_named(run, table, column):
     check(run, table, without(column), f"{{file}} has no value in {column}.")
 
 
-def test_a_run_of_two_rows_or_none_is_left_out_in_a_sentence(run):
+def test_run_without_exactly_one_row_is_reported_and_left_out(run):
     file = run / "run.parquet"
     table = pq.read_table(file)
     for rows, count in ((pa.concat_tables([table, table]), 2), (table[:0], 0)):
@@ -108,7 +108,7 @@ def test_a_run_of_two_rows_or_none_is_left_out_in_a_sentence(run):
         assert results.problems[0] == f"{file} is left out: it must have one row, of a run, but has {count}."
 
 
-def test_a_run_whose_file_is_a_link_to_nowhere_is_left_out_in_a_sentence(run):
+def test_run_with_dangling_link_is_reported_and_left_out(run):
     (run / "run.parquet").unlink()
     (run / "run.parquet").symlink_to("gone")
     assert load(run).problems[0].startswith(f"{run}/run.parquet cannot be read and is left out: ")
@@ -117,7 +117,7 @@ def test_a_run_whose_file_is_a_link_to_nowhere_is_left_out_in_a_sentence(run):
 @pytest.mark.parametrize(
     "keys", [{"forward": "TopK(0.3)"}, {"num_stages": 1}, {"steps": 1}, {"profile_every_steps": 3}]
 )
-def test_what_a_run_leaves_behind_is_without_problems(small, tmp_path, keys):
+def test_completed_run_loads_without_problems(small, tmp_path, keys):
     from raysim import train
 
     train(small(**keys), engine="inline", out=tmp_path / "run")

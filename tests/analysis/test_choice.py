@@ -11,24 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_made import write_run, write_study
 
-from raysim import train
+from raysim import analysis, train
 from raysim.analysis import (
     AnalysisError,
-    break_even,
     frontier,
     importance,
     in_company,
     load,
     natural_direction,
     replay,
-    safe_set,
 )
 from raysim.analysis.comparison.choice import is_promising
 from raysim.analysis.comparison.contexts import contexts
 from raysim.analysis.comparison.race import Evidence, Race
 from raysim.analysis.comparison.rule import judge, sample
-from raysim.analysis.data.settings import Setting
 from raysim.config import make_config
+from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
 
 POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=40)
@@ -36,7 +34,7 @@ POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=40)
 
 @settings(max_examples=50)
 @given(POINTS)
-def test_the_front_is_what_nothing_beats(points):
+def test_frontier_is_undominated(points):
     frame = pd.DataFrame(points, columns=["loss", "accuracy", "wire_bytes"])
     front = set(frontier(frame, ["loss", "accuracy", "wire_bytes"]).index)
     for place, a in enumerate(points):
@@ -44,13 +42,13 @@ def test_the_front_is_what_nothing_beats(points):
         assert (place in front) is not beaten
 
 
-def test_trials_that_break_a_constraint_are_on_no_front():
+def test_infeasible_trials_are_not_on_frontier():
     trials = pd.DataFrame({"objective.step_s": [1.0, 2.0, 3.0], "feasible": pd.array([False, True, None], "boolean")})
     assert frontier(trials, ["step_s"]).index.tolist() == [1]
     assert frontier(trials.drop(columns="feasible"), ["step_s"]).index.tolist() == [0]
 
 
-def test_the_front_keeps_rows_sorted_and_leaves_out_what_lacks_an_objective():
+def test_frontier_keeps_order_and_drops_rows_without_objective():
     frame = pd.DataFrame(
         {
             "objective.loss_on": [0.2, 0.1, np.nan, 0.3],
@@ -75,14 +73,14 @@ def test_the_front_keeps_rows_sorted_and_leaves_out_what_lacks_an_objective():
         (({"loss": "down"},), "`objectives` must be to minimize or maximize, but 'loss' is to 'down'."),
     ],
 )
-def test_a_front_that_cannot_be_is_refused(arguments, sentence):
+def test_invalid_frontier_is_refused(arguments, sentence):
     with pytest.raises(AnalysisError) as error:
         frontier(pd.DataFrame({"objective.loss": [1.0]}), *arguments)
     assert str(error.value) == sentence
 
 
 @pytest.mark.parametrize("constraint", ["loss", "loss <= much", "<= 3"])
-def test_a_constraint_that_is_none_is_refused(constraint):
+def test_invalid_constraint_is_refused(constraint):
     with pytest.raises(AnalysisError) as error:
         frontier(pd.DataFrame({"loss": [1.0]}), ["loss"], constraints=[constraint])
     assert str(error.value) == (
@@ -90,7 +88,7 @@ def test_a_constraint_that_is_none_is_refused(constraint):
     )
 
 
-def test_directions_are_those_of_the_names():
+def test_objective_directions_follow_names():
     assert natural_direction("final_accuracy_off") == natural_direction("compression_factor") == "maximize"
     assert natural_direction("time_to_target_s@worldwide") == natural_direction("objective.wire_bytes") == "minimize"
 
@@ -106,7 +104,7 @@ def make_runs(folder, accuracies, **changes):
             write_run(folder / f"{place}-s{seed}", forward=forward, seed=seed, status=status, finals=finals, **changes)
 
 
-def test_settings_are_safe_only_where_the_bound_says_so(tmp_path):
+def test_settings_are_safe_only_if_bound_is_within_margin(tmp_path):
     make_runs(
         tmp_path,
         {
@@ -118,7 +116,7 @@ def test_settings_are_safe_only_where_the_bound_says_so(tmp_path):
             "TopK(0.05)": [None] * 5,
         },
     )
-    found = safe_set(load(tmp_path)).set_index("forward")
+    found = analysis.settings(load(tmp_path)).set_index("forward")
     assert found["verdict"].to_dict() == {
         "TopK(0.5)": "safe",
         "TopK(0.3)": "harmful",
@@ -134,9 +132,9 @@ def test_settings_are_safe_only_where_the_bound_says_so(tmp_path):
     assert set(found["within"]) == {0.5}
     assert set(found["unit"]) == {"points of accuracy"}
     assert found.loc["TopK(0.5)", "compression_factor"] == 10
-    wide = safe_set(load(tmp_path), within=20.0).set_index("forward")["verdict"]
+    wide = analysis.settings(load(tmp_path), within=20.0).set_index("forward")["verdict"]
     assert wide[["TopK(0.5)", "TopK(0.3)", "TopK(0.2)"]].tolist() == ["safe"] * 3
-    losses = safe_set(load(tmp_path), quality="loss").set_index("forward")
+    losses = analysis.settings(load(tmp_path), quality="loss").set_index("forward")
     assert losses.loc["TopK(0.3)", "unit"] == "% of loss"
 
 
@@ -146,7 +144,7 @@ def test_settings_are_judged_by_the_objective_of_their_study(tmp_path):
         for name, forward, loss in (("dense", "Identity", 1.0), ("topk", "TopK(0.1)", 1.2)):
             finals = {"loss_on": loss + seed / 1000, "accuracy_on": 0.9}
             write_run(study / "trials" / f"{name}-s{seed}", finals=finals, forward=forward, seed=seed)
-    (row,) = safe_set(load(tmp_path)).to_dict("records")
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
     assert (row["unit"], row["verdict"]) == ("% of loss", "harmful")
     assert row["harm"] == pytest.approx(20, abs=0.1)
     assert row["chance"] < 0.01
@@ -154,7 +152,7 @@ def test_settings_are_judged_by_the_objective_of_their_study(tmp_path):
     assert is_promising(row | {"verdict": "undecided", "harm": 0.9})
     assert not is_promising(row | {"verdict": "undecided", "harm": 1.1})
     (tmp_path / "study" / "study.toml").unlink()
-    (row,) = safe_set(load(tmp_path)).to_dict("records")
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
     assert row["unit"] == "points of accuracy"
 
 
@@ -162,13 +160,13 @@ def test_only_runs_alike_in_all_else_are_set_against_each_other(tmp_path):
     make_runs(tmp_path / "short", {"Identity": [0.5] * 3})
     make_runs(tmp_path / "long", {"TopK(0.5)": [0.9] * 3}, steps=5)
     results = load(tmp_path)
-    found = safe_set(results)
+    found = analysis.settings(results)
     assert found["seeds"].tolist() == [0]
     assert found["verdict"].tolist() == ["undecided"]
     assert [context.label for context in contexts(results)] == ["cnn on digits, steps=4", "cnn on digits, steps=5"]
 
 
-def test_boundaries_that_are_alike_are_one_setting(tmp_path):
+def test_equal_boundaries_form_one_setting(tmp_path):
     write_run(tmp_path / "a", forward=["TopK(0.5)", "TopK(0.5)"], finals={"accuracy_on": 0.5})
     write_run(tmp_path / "b", forward=["TopK(0.5)", "Identity"], finals={"accuracy_on": 0.5}, seed=1)
     write_run(tmp_path / "none", seed=3)
@@ -181,9 +179,9 @@ def test_boundaries_that_are_alike_are_one_setting(tmp_path):
 def test_nothing_finished_gives_empty_tables(tmp_path):
     write_run(tmp_path / "a", status="running")
     results = load(tmp_path)
-    assert safe_set(results).empty
-    assert break_even(results).empty
-    assert {"setting", "verdict"} <= set(safe_set(results))
+    assert analysis.settings(results).empty
+    assert analysis.settings(results, networks="1gbps").empty
+    assert {"setting", "verdict"} <= set(analysis.settings(results))
 
 
 @pytest.fixture(scope="module")
@@ -219,14 +217,14 @@ def test_all_runs_are_priced_under_their_names_and_against_their_dense_ones(real
 
 
 def test_break_even_is_the_bandwidth_at_which_both_are_equal(real):
-    (row,) = break_even(load(real), "1gbps").dropna(subset="step_s").to_dict("records")
+    (row,) = analysis.settings(load(real), networks="1gbps").dropna(subset="step_s").to_dict("records")
     one, dense = in_company([real / "sparse", real / "dense"])
     even: Any = one.break_even_bps(dense, parse_network("1gbps"))
     assert (row["break_even_bps"], row["break_even_low_bps"], row["break_even_high_bps"]) == even
     expected = "always" if math.isinf(even.low) else "never" if even.high == 0 else "below" if even.low > 0 else None
     assert row["pays"] == (expected or "not distinguishable")
     assert row["speedup"] == row["dense_step_s"] / row["step_s"]
-    assert row["seeds"] == 1
+    assert row["priced"] == 1
     assert (row["forward"], row["backward"]) == ("TopK(0.1)", "TopK(0.1)")
 
 
@@ -240,7 +238,7 @@ def trials_of(count=40):
     return frame
 
 
-def test_what_matters_is_found_for_each_objective():
+def test_importance_is_found_for_each_objective():
     found = importance(trials_of())
     table = found.pivot(index="parameter", columns="objective", values="importance")
     assert table.loc["a", "loss"] > 0.9
@@ -268,7 +266,7 @@ def test_importance_is_that_of_optuna_on_the_study_itself():
     assert dict(importance(study, seed=3)[["parameter", "importance"]].to_numpy()) == pytest.approx(expected)
 
 
-def test_baselines_and_shared_results_are_no_trials_of_the_study():
+def test_baselines_and_shared_results_are_not_trials():
     frame = trials_of().assign(study="s", baseline=False, same_as=pd.array([None] * 40, "Int64"))
     strange = frame.assign(**{"objective.loss": 1e6 * frame["param.b"]})
     both = pd.concat([frame, strange.assign(baseline=True), strange.assign(same_as=3)])
@@ -279,17 +277,17 @@ def test_baselines_and_shared_results_are_no_trials_of_the_study():
     assert str(error.value).startswith("There is no column 'mood'. Known: param.a,")
 
 
-def test_settings_that_left_a_race_count_in_the_family_of_the_report(tmp_path):
+def test_eliminated_settings_count_in_report_family(tmp_path):
     """The bounds are those of the race that judged the same harms: its family has all settings that began."""
     for place, (forward, mean) in enumerate({"Identity": 0.9, "TopK(0.5)": 0.899}.items()):
         for seed in range(5):
             finals = {"accuracy_on": mean + 0.001 * ((seed * 7 + place * 3) % 5), "loss_on": 0.6}
             write_run(tmp_path / f"{place}-s{seed}", seed=seed, forward=forward, finals=finals)
-    alone = safe_set(load(tmp_path)).iloc[0]
+    alone = analysis.settings(load(tmp_path)).iloc[0]
     for number in range(6):
         write_run(tmp_path / f"left-{number}", status="interrupted", forward=f"TopK(0.0{number + 1})")
     results = load(tmp_path)
-    (row,) = safe_set(results).to_dict("records")
+    (row,) = analysis.settings(results).to_dict("records")
     assert row["family"] == 7
     (context,) = contexts(results)
     (setting,) = set(context.settings) - {Setting()}
@@ -302,7 +300,7 @@ def test_settings_that_left_a_race_count_in_the_family_of_the_report(tmp_path):
 
 
 @pytest.mark.parametrize(("seeds", "share"), [(5, 1 / 2), (8, 1 / 4), (13, 1 / 6)])
-def test_a_setting_that_went_further_than_its_plan_is_judged_as_in_the_race(tmp_path, seeds, share):
+def test_setting_beyond_its_plan_is_judged_as_in_race(tmp_path, seeds, share):
     """Five of 21 seeds were planned. The report spends the share of the error of the look, and the race the same."""
     study = write_study(tmp_path / "study", [{}], objectives={"accuracy_on": "maximize"})
     written = (study / "study.toml").read_text()
@@ -320,11 +318,11 @@ def test_a_setting_that_went_further_than_its_plan_is_judged_as_in_the_race(tmp_
     assert (found.seeds, found.share) == (tuple(range(seeds)), pytest.approx(share))
     race = Race(seeds, context.margin, 1, step=context.step, planned=5)
     assert race.share == found.share
-    (row,) = safe_set(results).to_dict("records")
+    (row,) = analysis.settings(results).to_dict("records")
     assert row["seeds"] == seeds
     edge = row["harm_high"]  # the least margin at which the report calls it safe
     for margin, safe in ((edge - 1e-6, False), (edge + 1e-6, True)):
-        again = safe_set(results, within=margin).iloc[0]
+        again = analysis.settings(results, within=margin).iloc[0]
         assert (again["verdict"] == "safe") is safe
         judged = Race(seeds, margin, 1, step=context.step, planned=5).safe(
             {"only": Evidence(1.0, final=tuple(harms.values()))}

@@ -15,9 +15,9 @@ from configurations import SMALL
 from report_runs import change_row, copy_run
 from typer.testing import CliRunner
 
-from raysim import train
-from raysim.analysis import Replay, ReplayError, break_even, in_company, load, replay
-from raysim.analysis.data.settings import job_of, titles
+from raysim import analysis, train
+from raysim.analysis import Replay, ReplayError, in_company, load, replay
+from raysim.analysis.data.settings import titles
 from raysim.analysis.runs.estimates import RESAMPLES, Estimate
 from raysim.cli import app
 from raysim.config import make_config
@@ -89,7 +89,7 @@ def test_two_dense_runs_of_a_job_have_one_price(runs):
     assert [tuple(each) for each in priced["dense-7"].speedup(priced["dense"], networks())] == [(1, 1, 1)] * 3
 
 
-def test_where_bytes_cost_nothing_no_setting_is_faster_than_dense(runs):
+def test_no_setting_beats_dense_on_free_network(runs):
     priced = company(runs)
     free = [parse_network("free")]
     priced |= {f"{name}, bare": one for name, one in company(runs, transport="bare").items()}
@@ -98,7 +98,7 @@ def test_where_bytes_cost_nothing_no_setting_is_faster_than_dense(runs):
         assert speedup.verdict != "faster", name
 
 
-def test_a_speedup_is_the_dense_step_over_the_step_in_every_row(runs):
+def test_speedup_is_dense_step_over_step(runs):
     frame = replay(load(runs), NETWORKS, against="dense")
     assert len(frame) == 5 * 3
     np.testing.assert_array_equal(frame["speedup"], frame["dense_step_s"] / frame["step_s"])
@@ -110,12 +110,12 @@ def test_a_speedup_is_the_dense_step_over_the_step_in_every_row(runs):
     assert frame["compute"].unique().tolist() == ["pooled over 5 runs"]
     for name in NETWORKS:
         rows = frame[(frame["network"] == name) & ~frame["run"].str.startswith("dense")].set_index("run")
-        even = break_even(load(runs), name).dropna(subset="step_s")
+        even = analysis.settings(load(runs), networks=name).dropna(subset="step_s")
         assert sorted(even["speedup"]) == pytest.approx(sorted(rows["speedup"]))
 
 
 @pytest.mark.parametrize("order", list(itertools.islice(itertools.permutations(SETTINGS), 0, None, 7)))
-def test_the_order_of_runs_decides_nothing(runs, order):
+def test_result_is_independent_of_run_order(runs, order):
     names = list(SETTINGS)
     prices = company(runs, names), company(runs, order)
     for name in names:
@@ -157,11 +157,11 @@ def test_runs_of_different_jobs_are_not_compared(runs, tmp_path):
     frame = replay(load(tmp_path), "free", against="dense")
     assert frame["compute"].tolist() == ["recorded in this run alone"] * 2
     assert frame["speedup"].notna().tolist() == [True, False]
-    words = titles(job_of(Run(tmp_path / name).row) for name in ("dense", "topk"))
+    words = titles(Run(tmp_path / name).row for name in ("dense", "topk"))
     assert sorted(words.values()) == ["cnn on digits, threads_per_stage=1", "cnn on digits, threads_per_stage=2"]
 
 
-def test_a_profile_takes_the_place_of_the_recorded_compute(runs, tmp_path):
+def test_profile_replaces_recorded_compute(runs, tmp_path):
     file = tmp_path / "here.json"
     record_profile(make_config(CONFIG), num_steps=2).save(file)
     quiet = in_company([runs / "dense", runs / "q8"], profile=file)
@@ -176,7 +176,7 @@ def test_a_profile_takes_the_place_of_the_recorded_compute(runs, tmp_path):
     assert "must be readable" in done.stderr
 
 
-def test_work_beside_a_forward_or_backward_is_a_kind_of_its_own(small, tmp_path):
+def test_work_outside_passes_is_a_separate_kind(small, tmp_path):
     train(small(forward="ACGC(0.1)", steps=6), engine="inline", out=tmp_path / "acgc")
     train(small(steps=6), engine="inline", out=tmp_path / "dense")
     works = Run(tmp_path / "acgc").actions.fillna({"work": "none"}).groupby("stage")["work"].agg(set).to_dict()
@@ -188,7 +188,7 @@ def test_work_beside_a_forward_or_backward_is_a_kind_of_its_own(small, tmp_path)
     assert (mine[1:] != plain[1:]).all()
 
 
-def test_ends_of_an_estimate_say_what_may_be_said():
+def test_estimate_bounds_decide_wording():
     assert Estimate(2.0, 1.5, 2.5).at(4.0) == (4.0, 3.0, 5.0)
     assert [Estimate(1.0, *ends).verdict for ends in ((1.01, 1.2), (0.8, 0.99), (0.9, 1.1), (1.0, 1.0))] == [
         "faster",
@@ -199,7 +199,7 @@ def test_ends_of_an_estimate_say_what_may_be_said():
 
 
 @pytest.mark.slow
-def test_a_machine_that_was_busy_for_some_runs_moves_no_ratio_beyond_its_interval(tmp_path):
+def test_busy_machine_keeps_ratios_within_interval(tmp_path):
     """Real ones: processes that burn every core while dense is recorded, and none while the others are."""
     config = {**CONFIG, "steps": 60, "evaluate_every_steps": 60, "profile_every_steps": 3}
 
@@ -227,7 +227,7 @@ def test_a_machine_that_was_busy_for_some_runs_moves_no_ratio_beyond_its_interva
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_run_on_ray_costs_the_same_whatever_ran_beside_it(tmp_path):
+def test_ray_price_is_independent_of_other_load(tmp_path):
     """Real ones: no process, three and eight that burn the cores while Ray starts and trains."""
     settings = {"dense": [], "q8": ["forward=Quantize(8)", "backward=Quantize(8)"]}
     counts = (0, 3, 8)

@@ -68,7 +68,7 @@ def test_settings_at_the_margin_are_called_harmful_no_more_often_than_stated(sha
     assert within(false_rate(shape, settings, seeds, tries, side="above", varied=True), 0.035, tries)
 
 
-def test_a_job_of_many_settings_needs_fewer_seeds():
+def test_pooled_spread_of_many_settings_needs_fewer_seeds():
     plain = {"moderated": False, "guarded": False}
     for settings, seeds, least in ((20, 3, 0.8), (5, 3, 0.85), (20, 5, 0.97)):
         now = safe_share(0.22, settings, seeds, 300)
@@ -76,7 +76,7 @@ def test_a_job_of_many_settings_needs_fewer_seeds():
 
 
 @given(st.integers(2, 12), st.integers(2, 8), st.integers(0, 2**32))
-def test_what_settings_lend_depends_neither_on_order_nor_on_unit(settings, seeds, seed):
+def test_borrowed_spread_is_independent_of_order_and_unit(settings, seeds, seed):
     rng = np.random.default_rng(seed)
     harms: Any = rng.normal(0, 0.3, (settings, seeds))
     found = priors(harms, [0.01] * settings, 0.5)
@@ -89,7 +89,7 @@ def test_what_settings_lend_depends_neither_on_order_nor_on_unit(settings, seeds
 
 
 @given(st.integers(2, 20), st.integers(3, 8), st.integers(0, 2**32))
-def test_a_borrowed_spread_never_narrows_the_error_of_what_was_seen(settings, seeds, seed):
+def test_borrowed_spread_never_narrows_observed_error(settings, seeds, seed):
     """Borrowing adds degrees of freedom; it takes nothing from the spread of the setting itself."""
     harms: Any = np.random.default_rng(seed).normal(0, 0.3, (settings, seeds))
     for values, prior in zip(harms, priors(harms, [0.0] * settings, 0.5), strict=True):
@@ -98,7 +98,7 @@ def test_a_borrowed_spread_never_narrows_the_error_of_what_was_seen(settings, se
         assert borrowed.high - borrowed.mean >= 1.96 * values.std(ddof=1) / math.sqrt(seeds)
 
 
-def test_settings_far_from_the_margin_or_alike_to_dense_lend_and_borrow_nothing():
+def test_extreme_and_dense_like_settings_do_not_share_spread():
     rng = np.random.default_rng(0)
     near: Any = rng.normal(0, 0.2, (5, 5))
     harmful: Any
@@ -113,7 +113,7 @@ def test_settings_far_from_the_margin_or_alike_to_dense_lend_and_borrow_nothing(
     assert not similar(np.array([np.nan, 5.1, -3.1]), 1.0).any()
 
 
-def test_other_seeds_of_the_job_lend():
+def test_other_seeds_lend_spread():
     rng = np.random.default_rng(0)
     choices: Any
     confirmed: Any
@@ -125,7 +125,7 @@ def test_other_seeds_of_the_job_lend():
     assert p_value(confirmed[0], 1.0, "below", 0.0, lent) < p_value(confirmed[0], 1.0, "below")
 
 
-def test_the_simulation_rejects_what_the_rule_does():
+def test_simulation_matches_rule():
     """Vectorised as above, and by the functions that give verdicts."""
     rng = np.random.default_rng(0)
     for harms in 0.3 * job(rng, "normal", 5, 6, 4, shared=True, varied=True):
@@ -138,7 +138,7 @@ def test_the_simulation_rejects_what_the_rule_does():
         assert list(rejected(p[None], LEVEL)[0]) == [value < level for value, level in zip(p, levels, strict=True)]
 
 
-def test_the_shapes_have_mean_zero_and_deviation_one():
+def test_simulated_shapes_are_standardised():
     for name, shape in SHAPES.items():
         drawn = shape(np.random.default_rng(0), 400_000)
         assert drawn.mean() == pytest.approx(0, abs=0.01)
@@ -148,12 +148,12 @@ def test_the_shapes_have_mean_zero_and_deviation_one():
 @pytest.mark.parametrize(
     ("settings", "seeds", "low", "high"), [(1, 5, 0.54, 0.64), (1, 16, 0.14, 0.23), (5, 8, 0.9, 0.97)]
 )
-def test_divergence_that_no_seed_shows_is_called_safe_as_often_as_the_docs_say(settings, seeds, low, high):
+def test_unobserved_divergence_is_called_safe_at_documented_rate(settings, seeds, low, high):
     assert low < diverging_rate(settings, seeds, 1000) < high
 
 
 @pytest.mark.parametrize(
     ("shape", "settings", "most"), [("normal", 1, 0.05), ("skewness 1", 1, 0.075), ("skewness 2", 5, 0.14)]
 )
-def test_looks_after_a_plan_err_as_often_as_the_docs_say(shape, settings, most):
+def test_interim_analyses_have_documented_error_rate(shape, settings, most):
     assert looked_rate(shape, settings, 5, 1500) < most

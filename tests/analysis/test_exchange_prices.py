@@ -92,7 +92,7 @@ def test_replay_prices_a_whole_period(small, tmp_path) -> None:
     assert row["replica_bytes"] == pytest.approx(row["exchange_bytes"] / 3)
 
 
-def test_a_codec_pays_below_a_bandwidth_that_a_mean_period_decides(small, tmp_path) -> None:
+def test_break_even_of_periodic_method_uses_mean_period(small, tmp_path) -> None:
     """At the break-even the mean of the period takes as long as the dense step, not that of a step with a mean exchange."""
     runs = [
         train(small(**{**TWO, "replica_gradient": method}), engine="inline", out=tmp_path / str(place))

@@ -7,9 +7,10 @@ import pytest
 from studies import BASE, write_study
 from typer.testing import CliRunner
 
-from raysim.analysis import break_even, load, replay
+from raysim import analysis
+from raysim.analysis import load, replay
 from raysim.analysis.report import compose
-from raysim.analysis.report.page import ByNetwork, Figure, Table
+from raysim.analysis.report.page import Chart, Table
 from raysim.analysis.report.words import seconds, speedup, step_time
 from raysim.cli import app
 from raysim.sweeps.runner import Sweep
@@ -46,21 +47,22 @@ def page(study):
     return compose(study.folder, PAGE)
 
 
-def blocks(page, kind):
-    return [block for one in page.sections for block in one.blocks if isinstance(block, kind)]
-
-
-def by_name(settings):
-    """Return the rows of a table by their first cell, each by the headings of its columns."""
-    return {cells[0].text: {cell.column: cell for cell in cells} for cells in settings.rows}
-
-
 def table(page, key):
-    return next(one for one in blocks(page, Table) if one.key == key)
+    return next(one for one in page.blocks(Table) if one.key == key)
 
 
-def on(network, text):
-    return text.values[network] if isinstance(text, ByNetwork) else text
+def values(page, network):
+    """Return the step and the speed-up of each setting on a network; dense has no speed-up."""
+    rows = table(page, "job1-settings").frame.set_index("setting")
+    return {
+        name: (row["step"][network].value, None if name == "dense" else row["speed-up"][network].value)
+        for name, row in rows.iterrows()
+    }
+
+
+def texts(page, key, network):
+    shown = table(page, key).on(network)
+    return shown.set_index(shown.columns[0]).to_dict("index")
 
 
 @pytest.mark.slow
@@ -95,18 +97,15 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
     frame = replay(results, NETWORK, against="dense").set_index("run").loc[run]
     assert frame["step_s"] == pytest.approx(step_s, rel=1e-12)
     assert frame[["speedup", "speedup_low", "speedup_high"]].tolist() == pytest.approx([faster, low, high], rel=1e-9)
-    even = break_even(results, NETWORK).set_index("forward").loc[setting]
+    even = analysis.settings(results, networks=NETWORK).set_index("forward").loc[setting]
     assert even["step_s"] == pytest.approx(step_s, rel=1e-12)
     assert even["speedup"] == pytest.approx(faster, rel=1e-9)
     assert (even["break_even_bps"] > 2e6) == (faster > 1)  # below it the setting pays, and 2 Mbit/s is below
 
     name = f"{setting} / Identity"  # the report's row
-    settings = table(page, "job1-settings")
-    rows = by_name(settings)
-    row = rows[name]
-    assert row["step"].value.values[NETWORK] == pytest.approx(step_s, rel=1e-12)
-    assert row["speed-up"].value.values[NETWORK] == pytest.approx(faster, rel=1e-9)
-    assert "pooled over 4 runs" in settings.caption
+    assert values(page, NETWORK)[name] == pytest.approx((step_s, faster), rel=1e-9)
+    rows = texts(page, "job1-settings", NETWORK)
+    assert "pooled over 4 runs" in table(page, "job1-settings").caption
 
     (said,) = page.decisions([NETWORK])  # its sentences
     promising = re.search(
@@ -119,38 +118,31 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
         assert "None is promising" in said
     else:
         told = rows[promising[1]]
-        assert told["speed-up"].text.values[NETWORK].startswith(f"{promising[2]}x ({promising[3]} to {promising[4]})")
+        assert told["speed-up"].startswith(f"{promising[2]}x ({promising[3]} to {promising[4]})")
         assert promising[5] == seconds(dense_s)
 
-    picture = next(figure for figure in blocks(page, Figure) if figure.key == "job1-gantt").table(
-        NETWORK
-    )  # its picture
-    ends = (picture["start_s"] + picture["duration_s"]).groupby(picture["panel"]).max()
-    assert ends["dense"] == pytest.approx(dense_s, rel=1e-9)
-    compressed = next(panel for panel in ends.index if panel != "dense")
-    assert ends[compressed] == pytest.approx(rows[compressed]["step"].value.values[NETWORK], rel=1e-9)
+    picture = next(chart for chart in page.blocks(Chart) if chart.key == "job1-gantt").table(NETWORK)  # its picture
+    ends = (picture["time"] + picture["duration"]).groupby(picture["panel"]).max()
+    for panel, end in ends.items():
+        assert end == pytest.approx(values(page, NETWORK)[panel][0], rel=1e-9)
+    assert len(ends) == 2
 
 
 def test_sentences_say_what_the_tables_say(page):
     """On every network: the fastest and the faster ones, by the numbers of the page alone."""
-    summary, settings = table(page, "job1-recommended"), table(page, "job1-settings")
-    rows = by_name(settings)
-    for cells in summary.rows:
-        network, chosen, step, dense_step, faster, *_, evidence = (cell.text for cell in cells)
-        assert step == rows[chosen]["step"].text.values[network]
-        assert dense_step == seconds(rows["dense"]["step"].value.values[network])
-        if chosen == "dense":
-            assert faster == "1"
-        else:
-            assert faster == on(network, rows[chosen]["speed-up"].text)
-        times = {name: on(network, row["speed-up"].text) for name, row in rows.items() if name != "dense"}
+    for network, summary in texts(page, "job1-recommended", PAGE[0]).items():
+        rows, prices = texts(page, "job1-settings", network), values(page, network)
+        chosen = summary["setting"]
+        assert summary["step"] == rows[chosen]["step"]
+        assert summary["dense step"] == seconds(prices["dense"][0])
+        assert summary["speed-up"] == rows[chosen]["speed-up"]
+        times = {name: row["speed-up"] for name, row in rows.items() if name != "dense"}
         for name, text in times.items():
             value, low, high = (float(part) for part in re.match(r"([\d.]+)x \(([\d.]+) to ([\d.]+)\)", text).groups())
-            ratio = rows["dense"]["step"].value.values[network] / rows[name]["step"].value.values[network]
-            assert value == pytest.approx(ratio, abs=0.006)
+            assert value == pytest.approx(prices["dense"][0] / prices[name][0], abs=0.006)
             if 1 not in (low, high):  # rounded to it
                 assert ("not distinguishable" in text) == (low < 1 < high)
-        told = re.match(r"(\d+) faster|none is 5 % faster", evidence)
+        told = re.match(r"(\d+) faster|none is 5 % faster", summary["evidence"])
         if told:
             surely = [
                 t

@@ -78,7 +78,7 @@ def packed(folder, tmp_path_factory):
     return target
 
 
-def test_every_table_reads_as_before(over, packed):
+def test_tables_read_equal_before_and_after_packing(over, packed):
     before, after = load(over), load(packed)
     assert len(before) == 8
     assert after.problems == before.problems
@@ -144,7 +144,7 @@ def test_a_pack_is_small_and_its_tables_are_open_to_others(over, packed):
     assert dict(counts) == steps.groupby("run", observed=True).size().to_dict()
 
 
-def test_packs_lie_beside_folders_of_runs_at_any_depth(over, packed, tmp_path):
+def test_packs_and_run_folders_mix_at_any_depth(over, packed, tmp_path):
     shutil.copytree(packed, tmp_path / "all" / "packed")
     shutil.copytree(over / "measured", tmp_path / "all" / "plain")
     (tmp_path / "all" / "notes").mkdir()
@@ -162,7 +162,7 @@ def test_a_single_run_is_packed_by_its_name(over, tmp_path):
     assert load(tmp_path / "one").runs["run"].tolist() == ["measured"]
 
 
-def test_what_cannot_be_packed_is_refused_before_anything_is_written(folder, over, packed, tmp_path, monkeypatch):
+def test_unpackable_runs_are_refused_before_writing(folder, over, packed, tmp_path, monkeypatch):
     def refused(source, target=tmp_path / "new"):
         done = CliRunner().invoke(app, ["pack", str(source), str(target)])
         assert done.exit_code == 2, done.output
@@ -189,7 +189,7 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_written(folder, ove
     assert len(load(tmp_path / "by uri")) == 8
 
 
-def test_damage_is_told_in_a_sentence(packed, tmp_path):
+def test_damage_is_reported_in_one_sentence(packed, tmp_path):
     cut = shutil.copytree(packed, tmp_path / "cut")
     whole = (cut / "links.parquet").read_bytes()
     (cut / "links.parquet").write_bytes(whole[:100] + bytes(byte ^ 0xFF for byte in whole[100:140]) + whole[140:])
@@ -215,7 +215,7 @@ def test_damage_is_told_in_a_sentence(packed, tmp_path):
         ("1", {"run": ["a"]}, "runs.parquet cannot be read: it lacks row, tables."),
     ],
 )
-def test_a_pack_that_this_raysim_does_not_know_is_told(version, columns, sentence, tmp_path):
+def test_unknown_pack_version_is_reported(version, columns, sentence, tmp_path):
     table = pa.table(columns)
     with pq.ParquetWriter(tmp_path / "runs.parquet", table.schema) as writer:
         writer.write_table(table)
@@ -223,7 +223,7 @@ def test_a_pack_that_this_raysim_does_not_know_is_told(version, columns, sentenc
     assert load(tmp_path).problems[0].endswith(sentence)
 
 
-def test_a_file_of_that_name_that_cannot_be_read_stands_in_nobodys_way(tmp_path):
+def test_unreadable_file_of_that_name_does_not_block_packing(tmp_path):
     (tmp_path / "runs.parquet").write_text("run,seed\n")
     run = train(make_config(SMALL | {"steps": 2}), engine="inline", out=tmp_path / "results" / "a")
     assert run.status == "finished"
@@ -260,7 +260,7 @@ def test_tables_without_rows_and_tables_that_are_not_there_stay_so(tmp_path):
     assert len(after.links) == len(before.links) > 0
 
 
-def test_the_company_of_a_run_is_that_of_its_folder(tmp_path):
+def test_run_is_pooled_with_its_folder(tmp_path):
     for name in ("top", "study/a", "study/b"):
         train(make_config(SMALL | {"steps": 4}), engine="inline", out=tmp_path / "runs" / name)
     pack(tmp_path / "runs", tmp_path / "packed")
@@ -286,7 +286,7 @@ print(len(results), len(results.steps), len(results.files("steps")))
     assert done.stdout.split() == ["14", str(len(load(packed).steps) + 24), "7"]
 
 
-def test_runs_that_disagree_on_a_column_of_a_table_are_packed_apart(tmp_path):
+def test_runs_with_conflicting_columns_are_packed_separately(tmp_path):
     for name, value in (("a", 1), ("b", "two")):
         run = write_run(tmp_path / "runs" / name)
         rows = pq.read_table(run / "steps.parquet")

@@ -66,7 +66,7 @@ def test_more_seeds_help_and_more_settings_or_harm_do_not(spread, seeds, count, 
     assert chance_of_safe(spread, seeds, settings=count, harm=harm + 0.05) <= chance + 1e-4
 
 
-def test_what_needs_no_seeds_and_what_has_too_few():
+def test_seed_advice_for_decided_and_scarce_settings():
     certain = Spread(0.0, 0.0, MARGIN, "")
     assert (chance_of_safe(certain, 3, settings=1), chance_of_safe(certain, 3, settings=1, harm=1.0)) == (1.0, 0.0)
     assert chance_of_safe(certain, 2, settings=1) == 0.0
@@ -80,7 +80,7 @@ def test_the_demo_has_the_seeds_for_a_decision():
     assert chance_of_safe(Spread(0.35, 100 / 360, MARGIN, ""), int(seeds), settings=2) > 0.9
 
 
-def test_the_spread_is_that_of_the_differences_from_dense_and_the_chance_is_told(tmp_path, capsys):
+def test_spread_is_of_differences_from_dense_and_chance_is_reported(tmp_path, capsys):
     accuracies = {"Identity": [0.95, 0.97, 0.96], "Quantize(8)": [0.95, 0.96, 0.97], "TopK(0.1)": [0.9, 0.8, 0.7]}
     for place, (forward, reached) in enumerate(accuracies.items()):
         for seed, accuracy in enumerate(reached):

@@ -14,13 +14,13 @@ from raysim.analysis.comparison.race_plan import Plan, Simulated, Standing, Star
 DRAWS = 3000
 
 
-def test_a_budget_cuts_runs_and_chances():
+def test_smaller_budget_reduces_runs_and_chances():
     answered = {3: [2.0, 4.0, 4.1, math.inf], 5: [3.0, 4.5, 5.0, math.inf]}
     plans = Simulated(answered, {3: [2.0, 6.0, 7.0, 4.0], 5: [9.0, 10.0, 11.0, 12.0]}).within(400.0, 100.0)
     assert plans == {3: Plan(3, 400.0, 3.5, 350.0, 0.5), 5: Plan(5, 400.0, 4.0, 400.0, 0.25)}
 
 
-def test_the_fewest_seeds_within_a_twentieth_of_the_best_chance_are_taken():
+def test_plan_takes_fewest_seeds_within_5_percent_of_best():
     chances = {3: 0.5, 5: 0.94, 8: 0.96, 13: 1.0}
     assert best({seeds: Plan(seeds, 0.0, 0.0, 0.0, chance) for seeds, chance in chances.items()}).seeds == 8
 
@@ -56,14 +56,14 @@ def test_runs_of_a_plan_are_counted_by_their_costs_and_parts(monkeypatch):
     assert played(monkeypatch, alone) == (pytest.approx(5 * 3 - 0.2 * 2 * 3),) * 2
 
 
-def test_a_race_in_which_all_do_harm_trains_little_and_has_no_answer(monkeypatch):
+def test_race_of_harmful_settings_trains_little_and_recommends_none(monkeypatch):
     harmful = Known({"a": Evidence(0.0)}, ["a"], {"a": 1.0}, harms={"a": 60.0})
     answered, total = played(monkeypatch, harmful)
     assert math.isinf(answered)
     assert total < 2 * 0.4 + 2 + 1e-9
 
 
-def test_harms_are_drawn_about_their_forecasts_as_far_as_those_are_off():
+def test_simulated_harms_include_forecast_error():
     """Two settings of a job: the logarithms of harm over forecast have the mean, the spread and the correlation of `DEVIATION`."""
     early, last = Observation((90.0, 93.0), 90.0), Observation((29.0, 31.0), 30.0)
     evidence = {name: Evidence(1.0, (early, last)) for name in "ab"}
@@ -82,7 +82,7 @@ def test_harms_are_drawn_about_their_forecasts_as_far_as_those_are_off():
     assert np.corrcoef(off.T)[0, 1] == pytest.approx((DEVIATION.between / spread) ** 2, abs=tolerance)
 
 
-def test_a_race_that_has_not_begun_has_a_third_of_harmless_settings():
+def test_race_prior_has_one_third_harmless_settings():
     race, rng, ratios = Race(5, 2.0, 6), np.random.default_rng(0), []
     for _ in range(DRAWS // 3):
         harms, forecasts = Start(6).draw(race, rng)

@@ -71,7 +71,7 @@ def dense(pair):
     return pair[1]
 
 
-def test_bytes_are_those_that_were_recorded(runs, sparse):
+def test_bytes_equal_recorded_bytes(runs, sparse):
     run = Run(runs / "sparse")
     links = run.links
     priced = links[links["step"].isin(sparse.profiles)]
@@ -128,7 +128,7 @@ def test_a_faster_network_is_never_slower(sparse):
     assert (np.diff(latencies, axis=0) > 0).all()
 
 
-def test_an_infinite_network_leaves_compute_alone(runs):
+def test_infinite_bandwidth_leaves_compute_time(runs):
     sparse = Replay(runs / "sparse", transport="bare")
     free = sparse.shares(parse_network("free"))
     assert free.workers["wait_s"].max() == pytest.approx(0, abs=1e-12)
@@ -141,7 +141,7 @@ def test_an_infinite_network_leaves_compute_alone(runs):
     assert free.pipeline_s >= busy.max()
 
 
-def test_the_parts_of_a_worker_add_up(sparse):
+def test_worker_time_parts_add_up(sparse):
     for network in ("free", "8mbps", "100mbps+20ms", "worldwide"):
         shares = sparse.shares(parse_network(network))
         parts = shares.workers.drop(columns=["worker", "stages"]).sum(axis=1)
@@ -169,7 +169,7 @@ def test_two_networks_or_runs_at_once_equal_one_by_one(sparse, dense):
     pd.testing.assert_frame_equal(fast, together[fast.columns])
 
 
-def test_replaying_does_not_depend_on_how_it_was_asked(runs, sparse):
+def test_replay_is_independent_of_query(runs, sparse):
     alone = Replay(runs / "sparse")
     frames = [replay(run, "8mbps") for run in (alone, runs / "sparse", str(runs / "sparse"), Run(runs / "sparse"))]
     for frame in frames[1:]:
@@ -200,7 +200,7 @@ def test_time_to_target_is_steps_times_step_time(runs, sparse):
     assert replay(sparse, "8mbps", target=ALWAYS).iloc[0]["steps_to_target_on"] == 4  # the first evaluation
 
 
-def test_a_target_not_reached_is_missing_and_said(runs, sparse):
+def test_unreached_target_is_missing_and_reported(runs, sparse):
     row = replay(sparse, "8mbps", target="accuracy=2").iloc[0]
     assert row["steps_to_target_on"] is pd.NA
     assert row["time_to_target_on_s"] is pd.NA
@@ -210,7 +210,7 @@ def test_a_target_not_reached_is_missing_and_said(runs, sparse):
     assert "nan" not in done.output.lower()
 
 
-def test_targets_are_read(runs):
+def test_targets_are_parsed(runs):
     assert Target.parse("loss=0.5") == ("loss", 0.5, None)
     assert str(Target.parse("dice >= 0.5")) == "dice >= 0.5"
     values = pd.Series([0.4, 0.5, 0.6])
@@ -221,7 +221,7 @@ def test_targets_are_read(runs):
             Target.parse(text)
 
 
-def test_a_codec_pays_below_its_break_even_bandwidth(sparse, dense):
+def test_codec_is_faster_below_break_even_bandwidth(sparse, dense):
     network = parse_network("100mbps+1ms")
     even, low, high = sparse.break_even_bps(dense, network)
     assert 0 < low <= even <= high
@@ -238,14 +238,14 @@ def test_a_codec_pays_below_its_break_even_bandwidth(sparse, dense):
     assert replay(sparse, "worldwide", against=dense).iloc[0]["break_even_bps"] is pd.NA
 
 
-def test_against_itself_nothing_is_gained(dense):
+def test_run_has_no_gain_against_itself(dense):
     row = replay(dense, ["8mbps"], against=dense).iloc[0]
     assert row[["speedup", "speedup_low", "speedup_high"]].tolist() == [1, 1, 1]
     assert row["verdict"] == "not distinguishable"
     assert 1 < sum(dense.wire_bytes) / sum(dense.dense_bytes) < 1.01  # a header beside the values
 
 
-def test_against_another_kind_of_run_is_refused(runs, sparse):
+def test_comparison_with_another_job_is_refused(runs, sparse):
     with pytest.raises(ReplayError, match=r"`schedule` of the run in .*gpipe must be '1F1B', as of the run that it is"):
         replay(runs / "sparse", "8mbps", against=runs / "gpipe")
     with pytest.raises(ReplayError, match="must be priced together, with the same compute"):
@@ -282,7 +282,7 @@ def test_steps_that_warm_up_are_left_out(runs, sparse):
     assert list(Recording(runs / "sparse", max_steps=2).profiles) == [3, 9]
 
 
-def test_the_clock_is_the_cpus_where_it_computes(runs):
+def test_compute_is_timed_by_cpu_clock(runs):
     auto, cpu, wall = (Replay(runs / "sparse", compute=clock) for clock in ("auto", "cpu", "wall"))
     for step, profile in cpu.profiles.items():
         assert (profile.compute_s <= wall.profiles[step].compute_s).all()
@@ -312,7 +312,7 @@ def test_the_seconds_of_a_transport_are_its_own_whatever_was_recorded(runs, tmp_
     np.testing.assert_array_equal(Replay(tmp_path / "ray").step_seconds(free), of_ray.step_seconds(free))
 
 
-def test_the_update_is_priced_by_its_own_seconds(runs, tmp_path):
+def test_update_is_priced_by_recorded_seconds(runs, tmp_path):
     recorded = Run(runs / "sparse").steps.set_index("step")["update_s"]
     assert (recorded > 0).all()
     for profile in Replay(runs / "sparse").profiles.values():
@@ -520,7 +520,7 @@ def test_a_range_of_bandwidths_shows_where_two_settings_cross(runs):
 
 
 @pytest.mark.parametrize("text", ["10mbps", "1gbps..10mbps", "10mbps..free", "fast..10mbps", "1mbps..2mbps..3mbps"])
-def test_a_range_that_is_none_is_refused(runs, text):
+def test_invalid_range_is_refused(runs, text):
     done = CliRunner().invoke(app, ["replay", f"{runs}/sparse", "--bandwidths", text])
     assert done.exit_code == 2
     assert "A range of bandwidths must be as 10mbps..10gbps" in " ".join(done.output.split())

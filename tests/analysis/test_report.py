@@ -19,13 +19,12 @@ from raysim import train
 from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
 from raysim.analysis.report.gather import gather
-from raysim.analysis.report.html import write_html
-from raysim.analysis.report.markdown import write_markdown
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import WORTH, Job, Price, SettingRuns, Spread
-from raysim.analysis.report.page import ByNetwork, Details, Figure, Heading, Table, Text
+from raysim.analysis.report.page import Chart, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
 from raysim.analysis.report.words import sure, verdict
+from raysim.analysis.report.write import to_html, write_report
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
@@ -47,19 +46,25 @@ def page(runs):
 
 @pytest.fixture(scope="module")
 def html(page):
-    return write_html(page)
+    return to_html(page)
 
 
 def section(page, key):
     return next(one for one in page.sections if one.key == key)
 
 
-def figures(page):
-    return [block for one in page.sections for block in one.blocks if isinstance(block, Figure)]
+def chart(page, key):
+    return next(one for one in page.blocks(Chart) if one.key.endswith(key))
 
 
 def table(page, key):
-    return next(block for one in page.sections for block in one.blocks if isinstance(block, Table) and block.key == key)
+    return next(one for one in page.blocks(Table) if one.key == key)
+
+
+def rows(page, key, network):
+    """Return the rows of a table as the reader sees them, by their first cell."""
+    shown = table(page, key).on(network)
+    return shown.set_index(shown.columns[0], drop=False).to_dict("index")
 
 
 class Outline(HTMLParser):
@@ -122,26 +127,25 @@ def test_what_comes_from_runs_is_never_markup(runs, html, tmp_path):
     copy_run(runs / "topk-s1", folder / "<script>alert(1)<!--", name=SPITE, host=SPITE, schedule="1F1B")
     change_row(folder / "<script>alert(1)<!--", data=f"</script>{SPITE}")
     written = compose(folder, ("100mbps",))
-    outline = Outline(write_html(written))
+    outline = Outline(to_html(written))
     assert {tag for tag, _ in outline.elements} <= {tag for tag, _ in Outline(html).elements}
     assert not any(name.startswith("on") for _, attributes in outline.elements for name in attributes)
-    assert len(outline.all("script")) == 3
+    assert {"src", "onerror"}.isdisjoint(name for _, attributes in outline.elements for name in attributes)
     assert SPITE.replace("`", "") in "".join(outline.text).replace("`", "")
-    write_markdown(written, tmp_path / "md")
+    write_report(written, tmp_path / "md", "md")
     markdown = (tmp_path / "md" / "report.md").read_text()
     assert "<script>" not in re.sub(r"```.*?```|`[^`\n]*`", "", markdown, flags=re.S).replace("\\<", "")
 
 
-def test_a_figure_is_the_same_in_the_page_and_in_its_csv(page, html):
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
-    assert set(data["figures"]) == {figure.key for figure in figures(page)}
-    frontier = next(figure for figure in figures(page) if figure.key.endswith("frontier"))
-    for place, network in enumerate(NETWORKS):
-        rows = frontier.table(network)
-        for panel, drawn in zip(frontier.panels, data["figures"][frontier.key]["panels"], strict=True):
-            for series in drawn["series"]:
-                mine = rows[(rows["panel"] == panel.title) & (rows["series"] == series["name"])]
-                assert series["x"]["by"][place] == pytest.approx(mine["step_s"].tolist(), rel=1e-5)
+def test_a_chart_is_one_plotly_figure_of_all_networks(page, html):
+    """The JSON in the page holds each point of the CSV, and a trace names its network if it depends on one."""
+    figures = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)]
+    assert len(figures) == len(page.blocks(Chart)) > 5
+    frontier = chart(page, "frontier")
+    drawn = next(figure for figure in figures if len(figure["wide"]["data"]) == len(frontier.figure(2).data))
+    assert {trace["meta"] for trace in drawn["wide"]["data"]} == set(NETWORKS)
+    assert "xaxis2" in drawn["narrow"]["layout"]
+    assert drawn["narrow"]["data"] == []
     everything = frontier.table()
     assert set(everything["network"]) == set(NETWORKS)
     assert len(everything) == sum(len(frontier.table(network)) for network in NETWORKS)
@@ -156,51 +160,48 @@ def test_a_setting_that_did_not_learn_stands_under_the_frontier_and_points_have_
             quality = {"final_accuracy_on": value, "final_accuracy_off": value, "chance_accuracy": 0.1}
             copy_run(runs / f"{name}-s{seed}", tmp_path / f"{name}-s{seed}", **quality)
     drawn = compose(tmp_path, ["100mbps"])
-    frontier = next(figure for figure in figures(drawn) if figure.key.endswith("frontier"))
-    points = [series for series in frontier.panels[0].series if series.texts]
-    assert {value for series in points for value in series.y} == {0.9, 0.85}
+    frontier = chart(drawn, "frontier")
+    points = [trace for trace in frontier.panels[0].traces if trace.text]
+    assert {value for trace in points for value in trace.y} == {0.9, 0.85}
     undrawn = frontier.caption.partition("are not drawn: ")[2]
     assert "(30.0 %)" in undrawn
     assert "(10.0 %)" in undrawn
-    rows = {row[1].text: row[0].text for row in table(drawn, "job1-settings").rows}
-    for series in points:
-        for text, label in zip(series.texts, series.labels, strict=True):
-            assert label.startswith(f"{rows[text]} (")
+    names = {row["point"]: name for name, row in rows(drawn, "job1-settings", "100mbps").items()}
+    for trace in points:
+        for text, label in zip(trace.text, trace.hovertext, strict=True):
+            assert label.startswith(f"{names[text.strip()]} (")
 
 
-def test_the_figures_hold_what_the_records_hold(runs, page):
+def test_the_charts_hold_what_the_records_hold(runs, page):
     results = load(runs)
-    frontier = next(figure for figure in figures(page) if figure.key.endswith("frontier")).table("100mbps")
+    frontier = chart(page, "frontier").table("100mbps")
     steps = [results.replay(f"topk-s{seed}").step_seconds([parse_network("100mbps")]).mean() for seed in SEEDS]
-    row = frontier[(frontier["series"] == "TopK / Identity") & frontier["accuracy_on"].notna()].iloc[0]
-    assert row["step_s"] == pytest.approx(sum(steps) / len(steps))
+    (row,) = frontier[
+        (frontier["series"] == "TopK / Identity") & (frontier["panel"] == "Compression on at inference")
+    ].to_dict("records")
+    assert row["time of a step"] == pytest.approx(sum(steps) / len(steps))
     mine = results.runs[results.runs["forward"] == "TopK(0.1)"]
-    assert row["accuracy_on"] == pytest.approx(mine["final_accuracy_on"].mean())
-    assert row["accuracy_on_sd"] == pytest.approx(mine["final_accuracy_on"].std())
-    curves = next(figure for figure in figures(page) if figure.key.endswith("curves")).table("100mbps")
-    last = curves[
-        (curves["series"] == "TopK(0.1) / Identity") & curves["sent_bytes"].notna() & curves["train_loss"].notna()
-    ].iloc[-1]
-    assert last["sent_bytes"] == pytest.approx(mine["wire_bytes"].mean())
-    times = curves[
-        (curves["series"] == "TopK(0.1) / Identity") & curves["simulated_s"].notna() & curves["accuracy_on"].notna()
-    ]
-    assert times["simulated_s"].max() == pytest.approx(6 * row["step_s"])
-    links = next(figure for figure in figures(page) if figure.key.endswith("links")).table()
-    sent = links[links["series"] == "TopK(0.1) / Identity"]["wire_bytes"].sum()
+    assert row["accuracy"] == pytest.approx(mine["final_accuracy_on"].mean())
+    assert row["sd"] == pytest.approx(mine["final_accuracy_on"].std())
+    curves = chart(page, "curves").table("100mbps")
+    curves = curves[curves["series"] == "TopK(0.1) / Identity"]
+    assert curves.loc[curves["training loss"].notna(), "bytes sent"].max() == pytest.approx(mine["wire_bytes"].mean())
+    times = curves.loc[curves["accuracy"].notna(), "time, simulated"]
+    assert times.max() == pytest.approx(6 * row["time of a step"])
+    links = chart(page, "links").table()
+    sent = links[links["series"] == "TopK(0.1) / Identity"]["bytes of a step"].sum()
     assert sent == pytest.approx(mine["wire_bytes"].mean() / 6)
 
 
 def test_a_curve_over_time_is_one_over_steps_scaled(page):
-    figure = next(figure for figure in figures(page) if figure.key.endswith("curves"))
-    slow, fast = figure.table("100mbps"), figure.table("free")
-    known = slow["simulated_s"].notna()
-    assert known.any()
-    started = slow[known & (slow["simulated_s"] > 0)]
-    factors = (started["simulated_s"] / fast.loc[started.index, "simulated_s"]).groupby(started["series"])
+    curves = chart(page, "curves")
+    slow, fast = curves.table("100mbps"), curves.table("free")
+    started = slow["time, simulated"] > 0
+    factors = (slow.loc[started, "time, simulated"] / fast.loc[started, "time, simulated"]).groupby(slow["series"])
     assert (factors.min() > 1).all()
     assert factors.max().tolist() == pytest.approx(factors.min().tolist())
-    assert slow.loc[~known, "train_loss"].equals(fast.loc[~known, "train_loss"])
+    steps = slow["steps"].notna()
+    assert slow.loc[steps, ["steps", "training loss"]].equals(fast.loc[steps, ["steps", "training loss"]])
 
 
 def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.9):
@@ -319,36 +320,34 @@ def test_a_report_over_nccl_has_the_prices_of_a_replay_over_nccl(runs, page):
     own = compose(runs, ["20mbps+30ms"], transport="nccl")
     assert own.transport == "nccl"
     assert all(lead.startswith("On 20mbps+30ms over NCCL, ") for lead in own.decisions(["20mbps+30ms"]))
-    rows = {row[0].text: row for row in table(own, "job1-settings").rows}
     network = parse_network("20mbps+30ms")
-    name = "TopK(0.1) / Identity"
     paths = [runs / f"{kind}-s{seed}" for seed in SEEDS for kind in ("topk", "dense")]
+    priced = {}
     for transport, shown in (("nccl", own), ("ray", compose(runs, ["20mbps+30ms"]))):
-        priced = {row[0].text: row for row in table(shown, "job1-settings").rows}[name]
+        frame = table(shown, "job1-settings").frame.set_index("setting")
+        priced[transport] = frame.loc["TopK(0.1) / Identity", "step"]["20mbps+30ms"].value
         replays = beside(paths, runs, transport=transport)
-        expected = sum(one.step_seconds([network]).mean() for one in replays[::2]) / 3
-        assert priced[5].value.values["20mbps+30ms"] == pytest.approx(expected)
-    assert rows[name][5].value.values["20mbps+30ms"] < priced[5].value.values["20mbps+30ms"]
+        assert priced[transport] == pytest.approx(sum(one.step_seconds([network]).mean() for one in replays[::2]) / 3)
+    assert priced["nccl"] < priced["ray"]
 
 
 def test_code_to_take_home_has_the_prices_of_its_own_transports(runs, page):
     (code,) = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
-    text = code.values["10mbps"]
+    text = code["10mbps"]
     comment, below = re.search(r"(# on 10mbps, against dense: .*)\n(.*)", text).groups()
     assert "pipelining" in below
     faster = re.search(r"([\d.]+)x \([\d.]+ to [\d.]+\).* over NCCL; ([\d.]+)x \(.*\).* over Gloo$", comment)
     assert faster is not None, comment
     own = compose(runs, ["10mbps"], transport="nccl")
     name = re.match(
-        r"`([^`]+)`", next(b.text for b in section(page, "summary").blocks if "own training" in str(b)).values["10mbps"]
+        r"`([^`]+)`", next(b.text for b in section(page, "summary").blocks if "own training" in str(b))["10mbps"]
     )
-    told = next(row for row in table(own, "job1-settings").rows if row[0].text == name[1])
-    assert told[6].text.values["10mbps"].startswith(f"{faster[1]}x")
+    assert rows(own, "job1-settings", "10mbps")[name[1]]["speed-up"].startswith(f"{faster[1]}x")
 
 
 def test_the_setting_to_take_home_is_python_that_raysim_reads(page):
     codes = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
-    lines = {line for code in codes for text in code.values.values() for line in text.splitlines()}
+    lines = {line for code in codes for text in code.values() for line in text.splitlines()}
     links = [ast.parse(line).body[0].value for line in lines if line.startswith("link = ")]
     assert links
     for call in links:
@@ -360,8 +359,8 @@ def test_warnings_of_runs_are_among_the_limits_of_the_figures(runs, tmp_path):
     for number, name in enumerate(("dense-s1", "topk-s1", "topk-s2")):
         copy_run(runs / name, tmp_path / name, warning="Node b holds the others up." if number else None)
     blocks = section(compose(tmp_path, ["100mbps"]), "summary").blocks
-    notes = [note.text for block in blocks if isinstance(block, Details) for note in block.texts]
-    assert "2 runs warned: Node b holds the others up." in notes
+    (notes,) = [block.text for block in blocks if getattr(block, "kind", "") == "details"]
+    assert "2 runs warned: Node b holds the others up." in notes.splitlines()
 
 
 def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_path):
@@ -383,20 +382,20 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
     assert titles["job1"] != titles["job2"]
     for key, settings in (("job1", {"dense", "TopK(0.1) / Identity"}), ("job2", None)):
         blocks = section(page, key).blocks
-        assert next(block.text for block in blocks if isinstance(block, Heading)) == "Frontier"
-        assert all(block.key.startswith(f"{key}-") for block in blocks if isinstance(block, (Table, Figure)))
-        rows = table(page, f"{key}-settings").rows
+        assert blocks[0] == Text("Frontier", "heading")
+        assert all(block.key.startswith(f"{key}-") for block in blocks if isinstance(block, (Table, Chart)))
+        shown = table(page, f"{key}-settings").on("100mbps")
         if settings is not None:
-            assert {row[0].text for row in rows} == settings
+            assert set(shown["setting"]) == settings
         else:
-            assert {row[6].text for row in rows} == {"unknown"}
-            assert {row[11].text for row in rows} == {"not compared with dense"}
+            assert set(shown["speed-up"]) == {"unknown"}
+            assert set(shown["quality"]) == {"not compared with dense"}
     leads = page.decisions(["100mbps"])
     assert [lead.partition(": ")[0] for lead in leads] == [titles["job1"], titles["job2"]]
     said = " ".join(str(block.text) for block in section(page, "summary").blocks if isinstance(block, Text))
     assert "(1, 2)" in said
     assert "(steps 6, 7 and seeds 1, 2)" in said
-    outline = Outline(write_html(page))
+    outline = Outline(to_html(page))
     links = [attributes["href"] for attributes in outline.all("a")]
     assert links.count("#job1") == links.count("#job2") == 1
     ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
@@ -425,11 +424,10 @@ def test_a_front_holds_whom_no_other_beats():
 
 
 def test_the_table_of_runs_has_every_run(runs, page):
-    rows = table(page, "job1-runs").rows
-    assert {row[0].text for row in rows} == {folder.name for folder in runs.iterdir()}
-    simulated = next(row[11] for row in rows if row[0].text == "dense-s1")
-    assert isinstance(simulated.text, ByNetwork)
-    assert simulated.text.values["100mbps"] != simulated.text.values["free"]
+    frame = table(page, "job1-runs").frame.set_index("run")
+    assert set(frame.index) == {folder.name for folder in runs.iterdir()}
+    simulated = frame.loc["dense-s1", "step, simulated"]
+    assert simulated["100mbps"] != simulated["free"]
 
 
 def test_the_recipe_and_the_commands_give_the_runs_again(runs, page, tmp_path):
@@ -441,12 +439,12 @@ def test_the_recipe_and_the_commands_give_the_runs_again(runs, page, tmp_path):
     assert len(commands) == 4
     import shlex
 
-    rows = {(row["forward"], row["backward"], row["seed"]): row for row in load(runs).runs.to_dict("records")}
+    recorded = {(row["forward"], row["backward"], row["seed"]): row for row in load(runs).runs.to_dict("records")}
     for command in commands:
         words = shlex.split(command)
         assert words[:3] == ["raysim", "train", "job1.toml"]
         config = read_config(tmp_path / "job1.toml", words[3 : words.index("--engine")]).flat()
-        row = rows[config["forward"], config["backward"], config["seed"]]
+        row = recorded[config["forward"], config["backward"], config["seed"]]
         for key, value in config.items():
             if key != "cuts" and value is not None:
                 assert row[key] == value, key
@@ -463,25 +461,22 @@ def test_decisions_are_drawn_over_time(runs, tmp_path):
     copy_run(runs / "dense-s1", tmp_path / "runs" / "adaptive")
     write_decisions(tmp_path / "runs" / "adaptive")
     written = compose(tmp_path / "runs", NETWORKS)
-    figure = next(block for block in section(written, "decisions").blocks if isinstance(block, Figure))
-    rows = figure.table()
-    first = rows[(rows["series"] == "replica gradient, stage 0, layer0.weight") & rows["factor"].notna()]
-    assert first["factor"].tolist() == [10.0 * (1 + step) for step in range(6)]
-    assert rows[rows["series"] == "promote"]["step"].tolist() == [3, 3, 3, 3]
-    cells = next(block for block in section(written, "decisions").blocks if isinstance(block, Table)).rows[0]
-    assert [cell.text for cell in cells[3:5]] == ["6", "minimum 50%, candidate 50%"]
-    assert write_html(written)
+    points = chart(written, "decisions1").table()
+    first = points[(points["series"] == "replica gradient, stage 0, layer0.weight") & points["factor sent"].notna()]
+    assert first["factor sent"].tolist() == [10.0 * (1 + step) for step in range(6)]
+    assert points[points["series"] == "promote"]["step"].tolist() == [3, 3, 3, 3]
+    shown = table(written, "job1-decision-table").on("free").iloc[0]
+    assert (shown["decisions"], shown["by branch"]) == ("6", "50% minimum, 50% candidate")
+    assert to_html(written)
 
 
 def test_decisions_without_a_gain_are_drawn_without_it(small, tmp_path):
     train(small(forward="ACGC(0.1)", steps=4), engine="inline", out=tmp_path / "runs" / "acgc")
-    written = section(compose(tmp_path / "runs", NETWORKS), "decisions")
-    figure = next(block for block in written.blocks if isinstance(block, Figure))
-    assert [panel.title for panel in figure.panels] == ["Factor sent"]
-    rows = next(block for block in written.blocks if isinstance(block, Table)).rows
-    assert {row[1].text for row in rows} == {f"forward, boundary {boundary}, replica 0" for boundary in range(2)}
-    assert {tuple(cell.text for cell in row[3:5]) for row in rows} == {("4", "dense 50%, bounded 50%")}
-    assert {row[6].text for row in rows} == {"none"}
+    written = compose(tmp_path / "runs", NETWORKS)
+    assert [panel.title for panel in chart(written, "decisions1").panels] == ["Factor sent"]
+    shown = table(written, "job1-decision-table").on("free")
+    assert set(shown["by branch"]) == {"50% dense, 50% bounded"}
+    assert set(shown["mean gain"]) == {"none"}
 
 
 def test_a_study_has_importances(runs, tmp_path):
@@ -498,11 +493,8 @@ def test_a_study_has_importances(runs, tmp_path):
     for name in ("study.toml", "trials.parquet"):
         shutil.copy(tmp_path / "made" / name, folder / name)
     shutil.rmtree(tmp_path / "made")
-    figure = next(
-        block for block in section(compose(folder, NETWORKS), "importance").blocks if isinstance(block, Figure)
-    )
-    shares = figure.table()
-    assert shares["importance"].sum() == pytest.approx(1)
+    shares = chart(compose(folder, NETWORKS), "importance").table()
+    assert shares["share of importance"].sum() == pytest.approx(1)
     assert shares.iloc[0]["parameter"] == "density"
 
 
@@ -510,13 +502,11 @@ def test_each_section_says_what_its_data_lack(runs, tmp_path):
     copy_run(runs / "topk-s1", tmp_path / "runs" / "alone")
     written = compose(tmp_path / "runs", NETWORKS)
     for one in written.sections:
-        assert one.blocks or one.absent.endswith((".", "`.")), one.key
-    lead = next(
-        block for block in section(written, "summary").blocks if isinstance(block, Text) and block.kind == "lead"
-    )
-    assert isinstance(lead.text, ByNetwork)
-    assert "no dense run" in lead.text.values["free"]
-    assert write_html(written)
+        assert one.blocks
+        assert isinstance(one.blocks[0], (Table, Chart)) or str(one.blocks[0].text), one.key
+    lead = next(text for text in written.blocks(Text) if text.kind == "lead")
+    assert "no dense run" in lead.text["free"]
+    assert to_html(written)
 
 
 def command(*arguments):
@@ -529,7 +519,8 @@ def test_the_command_ends_with_the_decision(runs, tmp_path):
     said = result.output.splitlines()[-1]
     text = " ".join("".join(Outline((tmp_path / "report.html").read_text()).text).split())
     assert said.startswith("On 20mbps over Ray, ")
-    assert said in text
+    for sentence in said.removesuffix(".").split(". "):
+        assert sentence in text
 
 
 @pytest.mark.parametrize(("own", "added"), [("10gbps", ()), ("20mbps", ("20mbps",)), ("1gbps", ())])
@@ -609,9 +600,9 @@ def test_other_schemas_and_corrupt_files_are_said_and_the_rest_is_shown(runs, tm
     for part in ("corrupt", "half", "version 99"):
         assert part in said
     assert all(problem.endswith(".") for problem in written.problems)
-    names = {row[0].text for number in (1, 2) for row in table(written, f"job{number}-runs").rows}
+    names = {name for number in (1, 2) for name in table(written, f"job{number}-runs").frame["run"]}
     assert names == {"dense-s1", "topk-s1", "q8-s1", "half"}
-    assert write_html(written)
+    assert to_html(written)
 
 
 def test_markdown_has_every_picture_and_its_data(runs, page, tmp_path):
@@ -633,7 +624,7 @@ def test_markdown_has_every_picture_and_its_data(runs, page, tmp_path):
     text = (tmp_path / "md" / "report.md").read_text()
     from PIL import Image
 
-    for figure in figures(page):
+    for figure in page.blocks(Chart):
         assert f"![{figure.title}](figures/{figure.key}.png)" in text
         with Image.open(tmp_path / "md" / "figures" / f"{figure.key}.png") as image:
             assert image.width >= 1000
@@ -650,7 +641,6 @@ def test_markdown_has_every_picture_and_its_data(runs, page, tmp_path):
 
 @pytest.mark.slow
 def test_two_hundred_runs_make_a_page_that_fits(report_of_study):
-    page, html, cpu_s = report_of_study(200)
-    assert cpu_s < 20  # of CPU: how busy the machine is does not count
+    page, html = report_of_study(200)
     assert len(html.encode()) < 15e6
-    assert len(table(page, "job1-runs").rows) == 200
+    assert len(table(page, "job1-runs").frame) == 200

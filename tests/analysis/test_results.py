@@ -61,7 +61,7 @@ def test_every_run_is_there_once_with_its_study_and_its_trial(made):
     assert repr(results) == f"Results({str(made)!r}: 4 runs (4 finished), 1 studies)"
 
 
-def test_a_table_is_what_each_run_has_recorded(made):
+def test_table_joins_recorded_rows_of_runs(made):
     results = load(made)
     for name in SCHEMAS:
         table = results.table(name)
@@ -78,7 +78,7 @@ def test_a_table_is_what_each_run_has_recorded(made):
     }
 
 
-def test_types_stay_where_values_are_missing(made):
+def test_missing_values_keep_column_types(made):
     results = load(made)
     assert str(results.links["boundary"].dtype) == "Int16"
     assert str(results.links["wire_bytes"].dtype) == "Int64"
@@ -121,12 +121,21 @@ def test_rows_are_filtered_before_they_are_decoded(made, tmp_path):
     assert len(results.problems) == 1
 
 
-def test_settings_say_in_what_runs_differ(tmp_path):
+def test_runs_carry_their_setting_and_their_job(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", seed=seed, forward="TopK(0.1)", name="first")
         write_run(tmp_path / f"b{seed}", seed=seed, backward="Quantize(8)", name="second", timeout_s=9)
-    dense, sparse = "forward=Identity backward=Quantize(8)", "forward=TopK(0.1) backward=Identity"
-    assert load(tmp_path).runs["setting"].tolist() == [sparse, sparse, dense, dense]
+    write_run(tmp_path / "c", batch_size=64)
+    results = load(tmp_path)
+    sparse, coarse = "forward=TopK(0.1)", "backward=Quantize(8)"
+    assert results.runs["setting"].tolist() == [sparse, sparse, coarse, coarse, "dense"]
+    first, *others, other = results.runs["job"]
+    assert set(others) == {first} != {other}
+    for file in tmp_path.glob("*/run.parquet"):  # as earlier versions wrote it
+        pq.write_table(pq.read_table(file).drop_columns(["job", "setting"]), file)
+    earlier = load(tmp_path)
+    assert earlier.runs[["job", "setting"]].equals(results.runs[["job", "setting"]])
+    assert [Run(earlier.path(run)).row["job"] for run in earlier.runs["run"]] == earlier.runs["job"].tolist()
 
 
 def test_trials_are_read_with_their_directions(made):
@@ -151,7 +160,7 @@ def test_an_empty_folder_is_said_in_one_sentence(tmp_path):
         assert results.table(name).columns.tolist() == ["run", *SCHEMAS[name].names]
 
 
-def test_what_is_not_there_is_refused():
+def test_missing_items_are_refused():
     with pytest.raises(AnalysisError) as error:
         load("no/such/folder")
     assert str(error.value) == "There is no folder no/such/folder."
@@ -179,12 +188,13 @@ def test_unknown_tables_columns_and_runs_are_refused(made):
     assert str(error.value) == "There is no run 'elsewhere' among these 4."
 
 
-def test_runs_of_stopped_trials_are_pruned_and_others_interrupted(tmp_path):
+def test_stopped_trials_are_pruned_others_interrupted(tmp_path):
     """A sweep that stops a trial leaves a run that was interrupted on purpose."""
     for name, status in (("0-s0", "finished"), ("1-s0", "interrupted"), ("2-s0", "interrupted")):
         write_run(tmp_path / "trials" / name, status=status)
     (tmp_path / "study.toml").write_text("seeds = [0]")
-    trials = {"trial": [0, 1, 2], "status": ["finished", "pruned", "failed"]}
+    runs = [[f"trials/{number}-s0"] for number in range(3)]
+    trials = {"trial": [0, 1, 2], "status": ["finished", "pruned", "failed"], "runs": runs}
     pq.write_table(pa.table(trials), tmp_path / "trials.parquet")
     results = load(tmp_path)
     assert results.runs["status"].tolist() == ["finished", "pruned", "interrupted"]
@@ -194,20 +204,20 @@ def test_runs_of_stopped_trials_are_pruned_and_others_interrupted(tmp_path):
     assert load(tmp_path).runs["status"].tolist() == ["finished", "interrupted", "interrupted"]
 
 
-def test_a_run_is_of_its_trial_whatever_columns_others_have(tmp_path):
+def test_run_matches_its_trial_despite_other_columns(tmp_path):
     """Rows with the same columns are read together, out of the order of names."""
-    for number in range(4):
-        write_run(tmp_path / "trials" / f"{number}-s0")
-    for number in (0, 2):
-        file = tmp_path / "trials" / f"{number}-s0" / "run.parquet"
-        table = pq.read_table(file)
-        pq.write_table(table.append_column("peculiar", pa.array([number])), file)
-    (tmp_path / "study.toml").write_text("seeds = [0]")
-    runs = load(tmp_path).runs
-    assert [f"trials/{number}-s0" for number in runs["trial"]] == runs["run"].tolist()
+    study = write_study(tmp_path / "study", [{"runs": [f"trials/{name}"]} for name in "dbca"])
+    for number, name in enumerate("dbca"):
+        file = write_run(study / "trials" / name) / "run.parquet"
+        if number % 2:
+            pq.write_table(pq.read_table(file).append_column("peculiar", pa.array([number])), file)
+    runs = load(study).runs
+    assert {run.removeprefix("trials/"): trial for run, trial in zip(runs["run"], runs["trial"], strict=True)} == {
+        name: number for number, name in enumerate("dbca")
+    }
 
 
-def test_runs_that_go_on_are_shown_and_counted(tmp_path):
+def test_running_runs_are_shown_and_counted(tmp_path):
     write_run(tmp_path / "killed", status="running")
     results = load(tmp_path)
     assert results.problems == ["None of the 1 runs is finished (1 running): their records so far are shown."]
@@ -220,7 +230,7 @@ def test_runs_that_go_on_are_shown_and_counted(tmp_path):
     assert not any("part" in problem for problem in results.problems)
 
 
-def test_a_killed_run_is_told_from_one_that_goes_on(tmp_path):
+def test_killed_and_running_runs_are_distinguished(tmp_path):
     write_run(tmp_path / "killed", status="running")
     (tmp_path / "killed" / ".lock").touch()  # which its process held
     results = load(tmp_path)
@@ -265,7 +275,7 @@ def test_schemas_of_several_versions_go_together(tmp_path):
     assert results.evals.columns.tolist() == ["run", *SCHEMAS["evals"].names]
 
 
-def test_a_run_of_somebody_else_is_left_out(tmp_path):
+def test_foreign_run_is_left_out(tmp_path):
     write_run(tmp_path / "ours")
     (tmp_path / "theirs").mkdir()
     pq.write_table(pa.table({"loss": [1.0], "status": ["done"]}), tmp_path / "theirs" / "run.parquet")

@@ -10,7 +10,8 @@ from raysim_findings.verdicts import findings
 from records_made import write_run
 from scipy import stats
 
-from raysim.analysis import load, safe_set
+from raysim import analysis
+from raysim.analysis import load
 from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.rule import (
     LOOKS,
@@ -104,7 +105,7 @@ def test_a_p_value_is_the_level_at_which_the_bound_passes(differences, threshold
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 @settings(max_examples=80)
-def test_holm_rejects_what_its_definition_does(p_values):
+def test_holm_matches_definition(p_values):
     levels = holm(p_values, ALPHA)
     ordered = sorted(p_values)
     count = next((place for place, p in enumerate(ordered) if p >= ALPHA / (len(ordered) - place)), len(ordered))
@@ -158,7 +159,7 @@ def stopped_when_safe(tries, spread=0.4, most=30):
     return hits / tries
 
 
-def test_adding_seeds_until_it_is_safe_keeps_the_level():
+def test_optional_stopping_keeps_error_level():
     assert stopped_when_safe(150, most=13) < ALPHA + 3 * sigma(ALPHA, 150)
 
 
@@ -169,7 +170,7 @@ def test_adding_seeds_up_to_thirty_keeps_the_level():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [10, 30, 100])
-def test_a_choice_is_confirmed_on_fresh_seeds_no_more_often_than_stated(family):
+def test_confirmation_on_fresh_seeds_keeps_error_rate(family):
     """The setting that looks best of many is judged on five seeds that did not choose it."""
     rng, tries, hits = np.random.default_rng(family), 1500, 0
     for _ in range(tries):
@@ -192,7 +193,7 @@ def test_a_harmless_setting_is_found_safe():
 
 
 @pytest.mark.parametrize("planned", range(45))
-def test_a_plan_and_the_looks_after_it_spend_all_of_the_error_and_no_more(planned):
+def test_plan_and_interim_analyses_spend_exactly_the_error(planned):
     """As seeds are added to a plan, one by one: each share that is spent, once."""
     plan, spent = range(planned), {}
     for seeds in range(planned, 60):
@@ -203,7 +204,7 @@ def test_a_plan_and_the_looks_after_it_spend_all_of_the_error_and_no_more(planne
     assert len(spent) == len(looks_after(planned)) + (planned >= min(LOOKS))
 
 
-def test_looks_before_a_plan_are_dead():
+def test_interim_analyses_before_plan_decide_nothing():
     effects = dict.fromkeys(range(30), 0.1)
     assert sample(effects, plan=range(5)).share == PLANNED
     assert sample(dict.fromkeys(range(7), 0.1), plan=range(5), grown=True).seeds == tuple(range(5))
@@ -212,13 +213,13 @@ def test_looks_before_a_plan_are_dead():
     assert sample(effects, plan=range(MOST_SEEDS)).share == planned_share(MOST_SEEDS) == 1
 
 
-def test_the_looks_are_those_of_the_rule():
+def test_interim_analyses_follow_rule():
     assert [look_at(seeds) for seeds in (0, 2, 3, 4, 5, 12, 13, 40)] == [0, 0, 3, 3, 5, 8, 13, 21]
     assert all(str(count) in RULE for count in LOOKS)
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.floats(0.5, 0.99))
-def test_the_bound_of_a_rate_is_exact(events, trials, confidence):
+def test_rate_bound_is_exact(events, trials, confidence):
     """At the bound, so few events have the chance that remains."""
     events = min(events, trials)
     bound = highest_rate(events, trials, confidence)
@@ -246,7 +247,7 @@ def test_models_at_chance_have_no_skill():
     assert at_chance([math.nan] * 5)
 
 
-def test_the_seeds_asked_for_decide_in_four_of_five_cases():
+def test_suggested_seeds_decide_in_80_percent():
     first = np.array([0.0, 1.0, 2.0, 1.0, 0.5])
     count = seeds_to_decide(first, 0.0)  # type: ignore[arg-type]
     assert count in LOOKS
@@ -270,10 +271,10 @@ def write_runs(folder, accuracies, seeds=5, **changes):
     ("accuracy", "verdict"), [(0.902, "safe"), (0.7, "harmful"), (0.897, "undecided"), (0.893, "undecided")]
 )
 def test_settings_and_claims_are_judged_alike(tmp_path, accuracy, verdict):
-    """One setting beside dense: the same bounds and the same verdict in `safe_set`, and of the claim that is about it."""
+    """One setting beside dense: the same bounds and the same verdict in `settings`, and of the claim that is about it."""
     write_runs(tmp_path, {"Identity": 0.9, "AQSGD(TopK(0.3))": accuracy})
     results = load(tmp_path)
-    (row,) = safe_set(results).to_dict("records")
+    (row,) = analysis.settings(results).to_dict("records")
     claim = next(one for one in findings(results) if one.claim.name == "aq-sgd-topk")
     (comparison,) = (one for one in claim.comparisons if one.part == "30 % does no harm")
     assert (row["harm"], row["harm_low"], row["harm_high"]) == pytest.approx(
@@ -286,11 +287,11 @@ def test_settings_and_claims_are_judged_alike(tmp_path, accuracy, verdict):
 
 def test_nothing_is_safe_beside_a_dense_model_at_chance(tmp_path):
     write_runs(tmp_path, {"Identity": 0.1, "TopK(0.5)": 0.1})
-    (row,) = safe_set(load(tmp_path)).to_dict("records")
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
     assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")
 
 
-def test_accuracies_on_few_samples_are_not_certain(tmp_path):
+def test_accuracy_on_few_samples_has_resolution_limit(tmp_path):
     """Equal at all seeds: on 36,000 predictions that is something, on 36 it says little."""
     for predictions, verdict in ((36_000, "safe"), (36, "undecided"), (None, "undecided")):
         folder = tmp_path / str(predictions)
@@ -299,7 +300,7 @@ def test_accuracies_on_few_samples_are_not_certain(tmp_path):
             accuracy = 0.9 + 0.001 * ((seed * 7) % 5)
             finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 0.6, "loss_off": 0.6}
             write_run(folder / f"1-s{seed}", seed=seed, forward="TopK(0.5)", finals=finals, predictions=predictions)
-        (row,) = safe_set(load(folder)).to_dict("records")
+        (row,) = analysis.settings(load(folder)).to_dict("records")
         assert row["verdict"] == verdict
         assert row["harm_low"] < row["harm"] < row["harm_high"] or predictions is None
 
@@ -307,30 +308,30 @@ def test_accuracies_on_few_samples_are_not_certain(tmp_path):
 def test_confirmation_alone_judges_what_was_chosen(tmp_path):
     """Chosen on lucky seeds, which say that it is safe: the fresh ones say otherwise, and they alone count."""
     write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.9, "TopK(0.3)": 0.9})
-    assert set(safe_set(load(tmp_path))["verdict"]) == {"safe"}
+    assert set(analysis.settings(load(tmp_path))["verdict"]) == {"safe"}
     for place, (forward, mean) in enumerate({"Identity": 0.9, "TopK(0.5)": 0.8}.items()):
         for seed in range(5, 10):
             accuracy = mean + 0.001 * (seed % 3)
             finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 1.5 - mean, "loss_off": 1.5 - mean}
             setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
             write_run(tmp_path / "confirm" / f"{place}-s{seed}", seed=seed, finals=finals, **setting)
-    found = safe_set(load(tmp_path)).set_index("forward")
+    found = analysis.settings(load(tmp_path)).set_index("forward")
     assert found.loc["TopK(0.5)", ["verdict", "seeds", "family"]].tolist() == ["harmful", 5, 1]
     assert found.loc["TopK(0.5)", "chose_on"] == [0, 1, 2, 3, 4]
     assert found.loc["TopK(0.5)", "confirmed_on"] == [5, 6, 7, 8, 9]
     assert found.loc["TopK(0.3)", ["verdict", "lacking"]].tolist() == ["undecided", "its choice was not confirmed"]
 
 
-def test_seeds_that_chose_show_harm_and_nothing_else(tmp_path):
+def test_selection_seeds_can_only_show_harm(tmp_path):
     """A setting that nobody confirms is harmful where it surely is, and never safe; two families share the error of harm."""
     write_runs(tmp_path, {"Identity": 0.9, "TopK(0.5)": 0.9, "TopK(0.3)": 0.9, "TopK(0.01)": 0.2})
-    alone = safe_set(load(tmp_path)).set_index("forward")
+    alone = analysis.settings(load(tmp_path)).set_index("forward")
     for forward in ("Identity", "TopK(0.5)"):
         for seed in range(5, 10):
             finals = {"accuracy_on": 0.9, "accuracy_off": 0.9, "loss_on": 0.6, "loss_off": 0.6}
             setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
             write_run(tmp_path / "confirm" / f"{forward}-s{seed}", seed=seed, finals=finals, **setting)
-    found = safe_set(load(tmp_path)).set_index("forward")
+    found = analysis.settings(load(tmp_path)).set_index("forward")
     assert found["verdict"].to_dict() == {"TopK(0.5)": "safe", "TopK(0.3)": "undecided", "TopK(0.01)": "harmful"}
     assert found["lacking"].to_dict() == {
         "TopK(0.5)": "",
@@ -342,7 +343,7 @@ def test_seeds_that_chose_show_harm_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("family", [1, 10])
-def test_a_choice_and_its_confirmation_call_no_more_settings_harmful_than_stated(family):
+def test_choice_and_confirmation_keep_harmful_error_rate(family):
     """All settings harm by exactly the margin: the candidates, and the best candidate on fresh seeds."""
     rng, tries, hits = np.random.default_rng(family), 400, 0
     for _ in range(tries):

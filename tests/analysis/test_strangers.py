@@ -64,7 +64,7 @@ def test_reading_a_record_imports_nothing_that_it_names(stranger, column, value)
 
 
 @pytest.mark.parametrize("data", ["os:system", "subprocess:getoutput", "evil:S"])
-def test_an_export_calls_no_function_that_a_record_names(tmp_path, monkeypatch, small, data):
+def test_export_calls_no_function_named_in_records(tmp_path, monkeypatch, small, data):
     llama = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3}
     model = {"name": "hf", "config": llama | {"num_attention_heads": 2, "num_key_value_heads": 2}}
     text = tmp_path / "text.txt"
@@ -83,7 +83,7 @@ def test_an_export_calls_no_function_that_a_record_names(tmp_path, monkeypatch, 
     assert not (tmp_path / "other").exists()
 
 
-def test_an_export_with_data_of_ones_own_trusts_their_module(tmp_path, monkeypatch, small):
+def test_export_with_custom_data_needs_trust(tmp_path, monkeypatch, small):
     (tmp_path / "own_words.py").write_text(
         "import torch\n"
         "def words(count=64):\n"
@@ -114,7 +114,7 @@ def test_a_trusted_module_is_imported_and_no_other(stranger):
     assert output("report", ".", "--trust", "own methods")[0] == 2
 
 
-def test_a_package_is_trusted_with_its_modules_and_an_entry_point_by_itself(monkeypatch):
+def test_trust_covers_package_modules_and_single_entry_points(monkeypatch):
     with plugins.from_record():
         with pytest.raises(ValueError, match="--trust tests"):
             parse("tests.support.own_methods:Half")
@@ -159,7 +159,7 @@ def changed(column, change, table="run"):
         (changed("stage", "null in one row", "actions"), "its table of actions has rows without `stage`"),
     ],
 )
-def test_a_bad_run_is_named_and_the_rest_opens(stranger, spoil, reason):
+def test_bad_run_is_reported_and_others_load(stranger, spoil, reason):
     spoil(stranger / "changed")
     results = analysis.load(".")
     assert {"dense-s0", "topk-s0"} <= set(analysis.replay(results, "1gbps", against="dense")["run"])
@@ -174,7 +174,7 @@ def test_a_bad_run_is_named_and_the_rest_opens(stranger, spoil, reason):
     )  # 0 of a run whose evaluations alone are wrong
 
 
-def test_no_terminal_obeys_a_record(stranger):
+def test_terminal_escapes_in_records_are_removed(stranger):
     for column in ("forward", "backward", "engine", "model"):
         mutate(stranger / "changed", "run", column, "signs")
     mutate(stranger / "changed", "links", "codec", "signs")
@@ -197,7 +197,7 @@ def test_a_report_is_not_written_through_a_link_of_the_folder(stranger):
     assert not (stranger.parent / "elsewhere").exists()
 
 
-def test_a_draft_of_a_killed_pack_is_in_nobodys_way(stranger, monkeypatch):
+def test_leftover_draft_does_not_block_packing(stranger, monkeypatch):
     pack = stranger.parent / "packed"
     monkeypatch.setattr("os.getpid", lambda: 7)
     (stranger.parent / ".packed.7").mkdir()
@@ -205,7 +205,7 @@ def test_a_draft_of_a_killed_pack_is_in_nobodys_way(stranger, monkeypatch):
     assert len(analysis.load(pack)) == 3
 
 
-def test_a_run_is_whole_although_its_parts_cannot_be_removed(small, tmp_path, monkeypatch):
+def test_run_is_complete_if_parts_cannot_be_removed(small, tmp_path, monkeypatch):
     removed = shutil.rmtree
 
     def refuses(path, *given, ignore_errors=False, **named):
@@ -221,7 +221,7 @@ def test_a_run_is_whole_although_its_parts_cannot_be_removed(small, tmp_path, mo
     assert len(run.steps) == 2
 
 
-def test_a_refused_command_leaves_this_process_as_it_was():
+def test_refused_command_changes_no_process_state():
     for words in (("--trust", "no-module"), ("--trust", "mine", "--transport", "tcp")):
         assert output("report", "nowhere", *words)[0] == 2
     assert plugins.import_object("os:getpid")

@@ -59,7 +59,7 @@ def test_tensors_of_a_recipe() -> None:
     assert all(row["relative_error"] < 0.1 for row in result["rows"])
 
 
-def test_kinds() -> None:
+def test_process_kinds_are_recognised() -> None:
     assert float(draw("relu", (10, 1000)).min()) == 0
     assert float(draw("heavy tail", (10, 10000)).abs().max()) > 2 * float(draw("normal", (10, 10000)).abs().max())
     with pytest.raises(ValueError) as caught:

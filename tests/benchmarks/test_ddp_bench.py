@@ -13,7 +13,7 @@ from raysim.config import ConfigError
 
 
 @pytest.mark.parametrize("rate", ["10mbps+20ms", "free", "fast"])
-def test_a_link_that_is_no_bandwidth_is_refused_in_one_sentence(rate):
+def test_invalid_link_bandwidth_is_refused_in_one_sentence(rate):
     said = CliRunner().invoke(app, ["bench", "ddp", "--rate", rate])
     assert said.exit_code == 2
     assert said.stderr.startswith("raysim: ")
@@ -25,7 +25,7 @@ def test_a_link_that_is_no_bandwidth_is_refused_in_one_sentence(rate):
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"),
     reason="hosts on one machine need Linux, root and iproute2",
 )
-def test_every_contender_steps_and_compression_shortens_a_slow_step():
+def test_every_contender_trains_and_compression_shortens_slow_step():
     try:
         rows = bench_ddp([2], ["10mbps"], steps=2)
     except ConfigError as error:

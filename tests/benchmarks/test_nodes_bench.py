@@ -21,7 +21,7 @@ from raysim_benchmarks.processes import kind_of
         ("python -u ray/_private/log_monitor.py", "other"),
     ],
 )
-def test_processes_are_told_by_their_command_lines(line, kind):
+def test_processes_are_recognised_by_command_line(line, kind):
     assert kind_of(line.split()) == kind
 
 

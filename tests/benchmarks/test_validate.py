@@ -55,7 +55,7 @@ def said(*words):
 
 
 @needs_root
-def test_hosts_reach_one_another_and_go_without_a_trace(two_hosts):
+def test_hosts_connect_and_are_removed_completely(two_hosts):
     names = [two_hosts.namespace(host) for host in range(2)]
     assert set(names) <= set(said("ip", "netns", "list").split())
     serve = (
@@ -71,7 +71,7 @@ def test_hosts_reach_one_another_and_go_without_a_trace(two_hosts):
 
 
 @needs_root
-def test_ports_get_the_rate_that_is_asked_for_and_lose_it(two_hosts):
+def test_port_rates_are_set_and_removed(two_hosts):
     show = two_hosts.inside(0, "tc", "qdisc", "show", "dev", "to1")
     for rate, shown in ((20e6, "rate 20Mbit"), (500e6, "rate 500Mbit")):
         two_hosts.shape(rate)
@@ -137,7 +137,7 @@ def test_hosts_on_a_switch_share_their_ports(two_hosts):
     assert hosts.name not in said("ip", "netns", "list")
 
 
-def test_trips_are_read_off_the_steps_with_a_latency():
+def test_trips_are_fitted_from_steps_with_latency():
     """Of a run that was made up: 3 trips for every packet, 2 for the end of a step, whatever the actions take."""
     random = np.random.default_rng(0)
     rates = {step: (None, "free+20ms", None, "free+80ms")[step % 4] for step in range(3, 23)}
@@ -161,7 +161,7 @@ def test_trips_are_read_off_the_steps_with_a_latency():
 
 
 @pytest.mark.parametrize("links", [["20mbps", "50mbps+20ms", "100mbps"], ["20mbps", "100mbps"]])
-def test_every_shaped_step_is_beside_one_that_is_not_and_every_link_has_even_and_odd_steps(links):
+def test_shaped_and_unshaped_steps_alternate(links):
     found = links_by_step(links, 2)
     steps = sorted(found)
     assert steps == list(range(steps[0], steps[0] + 4 * len(links)))
@@ -188,7 +188,7 @@ def test_the_campaign_has_the_cases_that_it_promises():
     assert methods == {"Identity", "PowerSGD", "PowerGossip", "ErrorFeedback"}
 
 
-def test_a_recipe_is_cut_as_the_hosts_ask_for():
+def test_recipe_is_cut_for_requested_hosts():
     chosen = list(pipelines([2, 4], 2, ["PowerSGD(2)"], ["1F1B"], ["20mbps"], "digits-cnn"))
     configs = [make_config(pipeline.config(9)) for pipeline in chosen]
     assert [(one.stages, one.num_replicas, one.steps) for one in configs] == [(1, 2, 9), (2, 2, 9)]
@@ -296,7 +296,7 @@ def test_nine_of_ten_steps_lie_in_their_interval(rate):
     assert 0.8 <= np.mean(inside) <= 0.98
 
 
-def test_errors_stand_beside_those_of_the_unshaped_step():
+def test_errors_are_listed_with_those_of_unshaped_step():
     slowed, free = case(2.0, 2.2), case(1.04, 1.04)
     assert (slowed.wire_bound, free.wire_bound) == (True, False)
     assert (slowed.error, slowed.baseline_error) == pytest.approx((0.1, -0.5))
@@ -325,7 +325,7 @@ def test_the_table_has_every_case(tmp_path):
     assert table["wire_bound"].tolist() == [True, True]
 
 
-def test_hosts_that_cannot_be_made_are_refused(monkeypatch, tmp_path):
+def test_impossible_hosts_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
     done = CliRunner().invoke(app, ["validate", "--out", str(tmp_path / "cases")])
     assert (done.exit_code, len(done.output.strip().splitlines())) == (2, 1)
@@ -353,14 +353,14 @@ def test_hosts_that_cannot_be_made_are_refused(monkeypatch, tmp_path):
         (["--count", "--codec", "TopK(2)"], "TopK"),
     ],
 )
-def test_cases_that_cannot_be_are_refused(words, sentence, tmp_path):
+def test_invalid_cases_are_refused(words, sentence, tmp_path):
     done = CliRunner().invoke(app, ["validate", *words, "--out", str(tmp_path / "cases")])
     assert done.exit_code == 2
     assert sentence in " ".join(done.output.split())
     assert not (tmp_path / "cases").exists()
 
 
-def test_bytes_beside_packets_are_the_slope_and_the_rest():
+def test_bytes_outside_packets_are_slope_and_intercept():
     """Of runs that were made up: 500 bytes beside a packet, 70 a step."""
 
     def run(packets):
@@ -383,7 +383,7 @@ def test_bytes_beside_packets_are_the_slope_and_the_rest():
 @needs_root
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["TopK(0.03)", "Identity"])
-def test_packets_take_the_cable_between_their_workers_and_no_other(two_hosts, tmp_path, codec):
+def test_packets_use_only_the_link_between_their_workers(two_hosts, tmp_path, codec):
     two_hosts.close()
     for cable in count_bytes(tmp_path, [3], [codec], 10):
         assert (cable.packets > 0) == (abs(cable.source - cable.target) == 1)

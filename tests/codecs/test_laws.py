@@ -12,9 +12,11 @@ from codec_variants import KEY, LAW_TENSORS, VARIANTS, normal
 from contrib_variants import VARIANTS as CONTRIB
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from raysim_contrib.error_bounded import ErrorBounded
+from raysim_contrib.signs import OneBit, Sign
 from torch import Tensor
 
-from raysim.codecs import CODECS, ErrorBounded, NonFiniteError, OneBit, Quantize, Sign, TopK
+from raysim.codecs import CODECS, NonFiniteError, Quantize, TopK
 
 
 @laws_over(VARIANTS)
@@ -34,7 +36,7 @@ BEYOND = {
 
 @pytest.mark.parametrize("name", BEYOND)
 @pytest.mark.parametrize("variant", [*VARIANTS, *CONTRIB], ids=lambda variant: variant.notation)
-def test_what_is_accepted_beyond_the_range_of_float32_is_decoded_to_finite_values(variant, name) -> None:
+def test_values_beyond_float32_decode_to_finite_values(variant, name) -> None:
     try:
         packet = variant.codec.encode(BEYOND[name], KEY)
     except NonFiniteError:
@@ -109,7 +111,7 @@ def test_topk_of_topk_and_of_microbatches() -> None:
     assert torch.equal(parts, TopK(0.1).encode(x).decode())
 
 
-def test_topk_costs_its_budget() -> None:
+def test_topk_has_budgeted_bytes() -> None:
     for shape in [(128, 65536 // 16), (8, 16384), (1, 786432)]:
         packet = TopK(0.1).encode(normal(*shape[:1], 1).expand(shape).contiguous() + torch.arange(shape[1]) % 97)
         assert 8 * packet.array_bytes <= 4.2 * packet.numel

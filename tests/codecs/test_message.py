@@ -103,7 +103,7 @@ def test_malformed_headers_are_refused(damage, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1 << 40,), (1 << 20, 1 << 20), (1 << 62, 0), (17,), (4, 5)])
-def test_claims_beyond_the_largest_message_are_refused_before_memory_is_asked_for(shape: tuple[int, ...]) -> None:
+def test_oversized_claims_are_refused_before_allocation(shape: tuple[int, ...]) -> None:
     message = claiming(shape)
     tracemalloc.start()
     with pytest.raises(ValueError, match="at most 16 values"):
@@ -139,7 +139,7 @@ def test_random_headers_are_refused_or_decode_within_the_bound(header: bytes, si
 
 @settings(max_examples=200, database=None, deadline=None)
 @given(data=st.data())
-def test_damaged_headers_are_refused_or_state_what_is_there(data: st.DataObject) -> None:
+def test_damaged_headers_are_refused_or_consistent(data: st.DataObject) -> None:
     codec = data.draw(st.sampled_from(VARIANTS)).codec
     x = normal(*data.draw(st.sampled_from([(4, 60), (3, 7, 8), (2, 3, 5, 4)])))
     table = CodecTable([Entry.of(codec)])

@@ -16,7 +16,7 @@ def test_a_normal_row_is_sent_with_the_distortion_of_max(bits: int, distortion: 
     assert error_of(Rotated(bits, kept=0), normal(60, 512)) ** 2 == pytest.approx(distortion, rel=0.02)
 
 
-def test_massive_values_cost_the_others_nothing() -> None:
+def test_massive_values_do_not_affect_others() -> None:
     x = normal(50, 576)
     x[:, [3, 70, 71]] = torch.tensor([27_392.0, -800.0, 512.0])
     packet = Rotated(4, kept=3).encode(x)
@@ -32,13 +32,13 @@ def test_a_constant_row_stays_nearly_constant(width: int) -> None:
 
 
 def test_signs_spread_a_constant_tile_evenly() -> None:
-    from raysim.codecs.wrappers import hadamard
+    from raysim.codecs.hadamard import hadamard
 
     signs = torch.from_numpy(factors(TILE)).view(1, -1).double()
     assert torch.allclose(hadamard(signs).abs(), torch.tensor(1.0, dtype=torch.float64))
 
 
-def test_a_row_that_all_share_costs_only_its_bytes() -> None:
+def test_common_row_costs_only_its_bytes() -> None:
     x, shared = normal(200, 128) / 8, (normal(128, seed=9) * 64).round()
     error = Rotated(3).encode(x + shared).decode() - (x + shared)
     plain = Rotated(3).encode(x).decode() - x

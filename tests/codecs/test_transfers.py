@@ -35,7 +35,7 @@ orders = pytest.mark.parametrize("order", ["none", "compute", "copies"])
 
 
 @orders
-def test_bytes_that_have_landed_are_those_that_were_computed(device, order):
+def test_downloaded_bytes_equal_computed_bytes(device, order):
     flight, x = Flight(), computed(device)
     host = flight.down(x)
     device.free(x, device.compute)
@@ -45,7 +45,7 @@ def test_bytes_that_have_landed_are_those_that_were_computed(device, order):
 
 
 @orders
-def test_bytes_that_went_up_are_there_for_the_work_behind_them(device, order):
+def test_uploaded_bytes_are_ready_for_later_work(device, order):
     flight, host = Flight(), torch.tensor(VALUES, dtype=torch.uint8)
     x = flight.up(host, "cpu")
     host.fill_(GARBAGE)  # whose memory the caller may use again
@@ -58,7 +58,7 @@ def test_bytes_that_went_up_are_there_for_the_work_behind_them(device, order):
 
 
 @orders
-def test_a_flag_is_raised_when_its_bytes_have_landed(device, order):
+def test_flag_is_set_after_download(device, order):
     flight, bad = Flight(), computed(device)
     flight.check(bad, ValueError("found"))
     device.free(bad, device.compute)
@@ -70,7 +70,7 @@ def test_a_flag_is_raised_when_its_bytes_have_landed(device, order):
     flight.settle()  # once
 
 
-def test_a_packet_that_comes_up_does_not_wait_for_one_that_goes_down(device):
+def test_upload_does_not_wait_for_download(device):
     flight, late = Flight(), computed(device)
     flight.down(late)
     x = flight.up(torch.tensor(VALUES, dtype=torch.uint8), "cpu")

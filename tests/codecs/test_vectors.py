@@ -39,7 +39,7 @@ def test_small_vectors(codec: Codec, values: list[float], expected: list[float])
     assert torch.allclose(y, torch.tensor([expected], dtype=torch.float32), rtol=1e-7, atol=0)
 
 
-def test_how_many_are_kept() -> None:
+def test_kept_value_counts() -> None:
     counts = {0.5: 32768, 0.3: 19661, 0.2: 13108, 0.1: 6554, 0.05: 3277, 0.02: 1311, 0.01: 656}
     assert {density: kept_of(density, 65536) for density in counts} == counts
     assert [kept_of(0.1, 786432), kept_of(0.07, 100), kept_of(1e-9, 10)] == [78644, 7, 1]
@@ -102,7 +102,7 @@ def test_bytes_of_topk(shape: tuple[int, int], density: float, index: str, expec
     assert TopK(density).encode(x).array_bytes <= expected
 
 
-def test_selection_takes_no_more_than_there_is() -> None:
+def test_selection_keeps_at_most_all_values() -> None:
     assert select_topk(torch.tensor([[1.0, -1.0, 2.0]]), 3).tolist() == [0, 1, 2]
     assert select_topk(torch.empty(2, 0), 0).tolist() == []
     assert select_topk(torch.tensor([[1.0, 2.0]]), 0).tolist() == []

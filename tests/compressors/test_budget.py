@@ -46,7 +46,7 @@ def test_the_product_of_floors_is_the_budget_and_what_is_taken_passes_its_own(li
 
 
 @given(st.lists(ladders(), min_size=1, max_size=4), fidelity)
-def test_no_other_choice_within_the_budget_makes_the_slowest_message_faster(links, budget) -> None:
+def test_budget_choice_is_optimal_for_slowest_message(links, budget) -> None:
     taken = spend(dict(enumerate(links)), budget)
     within = [
         choice
@@ -57,7 +57,7 @@ def test_no_other_choice_within_the_budget_makes_the_slowest_message_faster(link
     assert max(way.seconds for way in taken.values()) == best
 
 
-def test_spending_by_hand() -> None:
+def test_budget_spending_example() -> None:
     """Of a product of 0.5 the slow link takes 0.6, and what is left, 0.833, is too little for the others' 0.8."""
     fast, slow = [Way(1, 2.0), Way(0.8, 1.0)], [Way(1, 20.0), Way(0.8, 10.0), Way(0.6, 5.0)]
     assert spend({"a": fast, "b": slow, "c": fast}, 0.5) == {"a": fast[0], "b": slow[2], "c": fast[0]}
@@ -71,14 +71,14 @@ def test_spending_by_hand() -> None:
     }  # of a codec that adds more than it sends
 
 
-def test_a_budget_met_but_for_rounding_is_met() -> None:
+def test_budget_is_met_up_to_rounding() -> None:
     ways = [Way(1.0, 1.0), Way(1 / 3, 0.5), Way(1 / 3 * 0.3, 0.25), Way(0.05, 0.125)]
     assert ways[2].fidelity < 0.1
     assert spend({"a": ways}, 0.1) == {"a": ways[2]}
     assert floors({"a": ways}, 0.1) == {"a": ways[2].fidelity}
 
 
-def test_a_floor_takes_the_place_of_epsilon() -> None:
+def test_floor_replaces_epsilon() -> None:
     sender = Sender(parse("GraVAC(cf_min=2, cf_max=16, budget=0.25, window=100, ewma_alpha=1.0)"), stages=3)  # type: ignore[arg-type]
     first = sender.step(0, x=same)
     assert first.reason.split("; ")[1].startswith("0.5 must")  # equal shares of two links

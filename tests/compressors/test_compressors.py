@@ -227,7 +227,7 @@ def test_keys_of_the_residual() -> None:
 )
 @given(st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), min_size=1, max_size=4), st.integers(0, 99))
 @settings(max_examples=20)
-def test_nothing_of_a_sample_is_lost_or_invented_however_often_it_is_in_a_message(notation, steps, seed) -> None:
+def test_repeated_samples_conserve_residual(notation, steps, seed) -> None:
     """What was sent and what is left of each sample add up to what was to be sent."""
     method, state = parse(notation), {}
     generator = torch.Generator().manual_seed(seed)
@@ -458,7 +458,7 @@ def test_l13_shapes_must_agree_and_nan_is_found_outside_the_support_too() -> Non
 # The link's accounts.
 
 
-def test_a_link_accounts_what_it_sends() -> None:
+def test_link_counts_sent_bytes() -> None:
     link = Link(LinkEF21(TopK(0.2)), 3, "backward", sender=True, device=torch.device("cpu"))
     x, y = message(0, 0), message(0, 1)
     sent = [link.send(x, context(0, 0), measure=True), link.send(y, context(0, 1), measure=True)]
@@ -480,7 +480,7 @@ def test_a_link_accounts_what_it_sends() -> None:
 
 
 @pytest.mark.parametrize("notation", ["EF21(TopK(0.2))", "AQSGD(Quantize(4), warmup=0)", "ErrorFeedback(Quantize(2))"])
-def test_what_is_measured_is_what_the_receiver_lacks(notation: str) -> None:
+def test_measured_error_is_that_of_receiver(notation: str) -> None:
     pair = Pair(parse(notation))
     for step in range(4):
         lost = received = 0.0
@@ -526,7 +526,7 @@ def test_the_control_of_error_feedback_adds_noise_of_the_norm_of_what_was_withhe
     residual = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
     noises = []
     for key in (7, 8, 7):
-        context = Context("backward", 0, step=0, epoch=0, microbatch=0, sample_ids=(0, 1, 2, 3), key=key)
+        context = Context("backward", step=0, epoch=0, microbatch=0, sample_ids=(0, 1, 2, 3), key=key)
         packet, _ = NoiseFeedback(Identity()).encode(x, {0: residual}, context)
         noises.append(packet.decode() - x)
     torch.testing.assert_close(noises[0].norm(), residual.norm(), rtol=1e-4, atol=0)

@@ -11,7 +11,7 @@ from pipelines import GPT, ZBV
 from torch import Tensor
 
 from raysim.codecs import Identity, LowRank, Quantize, TopK
-from raysim.compressors import Epilogue, ErrorFeedback, LazyErrorPropagation, LinkGraVAC, Plain, parse
+from raysim.compressors import Epilogue, ErrorFeedback, LazyErrorPropagation, LinkGraVAC, Plain, StepFacts, parse
 from raysim.compressors.controller import candidate_factors
 from raysim.compressors.gravac import REAL, TALLY, WHOLE, _Tally
 from raysim.compressors.optimus_cc import RESIDUAL
@@ -21,17 +21,8 @@ from raysim.pipeline.prepare import prepare
 from raysim.pipeline.reports import StepFeedback
 
 
-def backward(step: int, microbatch: int, *, boundary: int = 0, stages: int = 2, count: int = 4, **changes: object):
-    return context(
-        step,
-        microbatch,
-        direction="backward",
-        boundary=boundary,
-        num_stages=stages,
-        num_microbatches=count,
-        ids=(0, 1),
-        **changes,
-    )
+def backward(step: int, microbatch: int, *, stages: int = 2, **changes: object):
+    return context(step, microbatch, direction="backward", num_stages=stages, ids=(0, 1), **changes)
 
 
 def gradient(number: int, *shape: int) -> Tensor:
@@ -48,7 +39,7 @@ def test_l7_the_error_of_the_weights_telescopes(codec: str) -> None:
     pair.send(gradient(99), backward(0, 0))
     errors, received = [pair.sender.state[RESIDUAL].double()], []
     for i in range(5):
-        received.append(pair.send(gradient(i), backward(1, i, count=5))[1].double())
+        received.append(pair.send(gradient(i), backward(1, i))[1].double())
         errors.append(pair.sender.state[RESIDUAL].double())
     inputs = [normal(2, 12, 6, seed=50 + i).double().view(24, 6) for i in range(5)]
     flat = [error.reshape(24, 8) for error in errors]
@@ -62,7 +53,7 @@ def test_l7_the_error_of_the_weights_telescopes(codec: str) -> None:
     assert float(expected.abs().max()) > 0.1
 
 
-def test_it_is_error_feedback_of_the_link() -> None:
+def test_lazy_propagation_equals_link_error_feedback() -> None:
     lazy, fed = Pair(parse("LazyErrorPropagation(TopK(0.2))")), Pair(parse("ErrorFeedback(TopK(0.2), key='link')"))
     for step in range(3):
         for i in range(4):
@@ -82,7 +73,7 @@ def test_the_residual_goes_over_the_step_s_end_unless_it_is_reset() -> None:
         assert torch.equal(pair.sender.state[RESIDUAL], left if reset == "never" else torch.zeros_like(left))
 
 
-def test_a_message_of_another_shape_begins_anew() -> None:
+def test_changed_shape_resets_memory() -> None:
     pair, fresh = Pair(parse("LazyErrorPropagation(TopK(0.2))")), Pair(parse("TopK(0.2)"))
     pair.send(gradient(0), backward(0, 0))
     x = gradient(1, 1, 12, 8)
@@ -174,7 +165,7 @@ def test_flushing_sends_the_residual_with_the_next_dense_message() -> None:
     assert not pair.sender.state[RESIDUAL].any()
 
 
-def test_what_may_be_in_an_epilogue() -> None:
+def test_epilogue_accepts_supported_compressors() -> None:
     for notation, message in [
         ("Epilogue(TopK(0.1), flush=True)", "`flush` sends the residual of a LazyErrorPropagation, but got TopK(0.1)"),
         (
@@ -229,7 +220,7 @@ def test_gain_zero_is_always_dense_bit_for_bit() -> None:
         ("GraVAC(ladder=(Quantize(3, rounding='stochastic'),), epsilon=0.1)", "Quantize(3, rounding='stochastic')"),
     ],
 )
-def test_a_ladder_of_one_level_is_the_codec_itself(notation: str, static: str) -> None:
+def test_one_level_ladder_equals_codec(notation: str, static: str) -> None:
     adaptive, fixed = Pair(parse(notation)), Pair(parse(static))
     for step in range(5):
         for one, other in zip(adaptive.step(step), fixed.step(step), strict=True):
@@ -237,7 +228,7 @@ def test_a_ladder_of_one_level_is_the_codec_itself(notation: str, static: str) -
             assert bits_of(one[1]) == bits_of(other[1])
 
 
-def test_within_a_step_all_messages_go_by_one_level() -> None:
+def test_messages_of_a_step_share_one_level() -> None:
     sender = Sender(LinkGraVAC(cf_min=2, cf_max=16, epsilon=0.6, window=2), messages=4)
     levels = []
     for step in range(12):
@@ -247,7 +238,7 @@ def test_within_a_step_all_messages_go_by_one_level() -> None:
     assert len(set(levels)) >= 2
 
 
-def test_probes_leave_no_trace() -> None:
+def test_probes_change_no_state() -> None:
     """Whether the codecs are tried on every message or on every third, what is sent at one level is the same."""
     often, seldom = (
         Pair(LinkGraVAC(ladder=(TopK(0.5), TopK(0.01)), epsilon=0.6, memory="slot", probe_every=every, window=100))
@@ -260,12 +251,12 @@ def test_probes_leave_no_trace() -> None:
             assert same_packet(other[0], expected[0])
 
 
-def test_a_message_that_is_dropped_changes_nothing() -> None:
+def test_dropped_message_changes_nothing() -> None:
     pair = Pair(LinkGraVAC(window=2, memory="link"))
     pair.step(0)
     held = copy_of(pair.sender.state)
     pair.sender.compressor.encode(student(2, 3, 7), pair.sender.state, context(1))
-    pair.sender.compressor.end_step(pair.sender.state, context(1))
+    pair.sender.compressor.end_step(pair.sender.state, context(1), StepFacts())
     for mode in ("on", "on_direct", "off"):
         pair.sender.send_evaluation(student(2, 3, 7), mode, 1)
     assert same_state(pair.sender.state, held)
@@ -309,7 +300,7 @@ def test_epsilon_is_stricter_for_gradients() -> None:
     assert Sender(LinkGraVAC(ladder=ladder), direction="backward").step(0).branch == "dense"
 
 
-def test_in_every_window_every_link_moves(small) -> None:
+def test_every_link_moves_in_every_window(small) -> None:
     """Each by its own messages: what one decides is the same whatever the others' codecs are worth."""
     method = "GraVAC(epsilon=0.01, window=2, throughput='link')"
     engine = InlineEngine(prepare(small(num_stages=4, forward=method, backward=method)))
@@ -322,7 +313,7 @@ def test_in_every_window_every_link_moves(small) -> None:
     assert moved == [set(), everyone] * 2  # from the second of four levels to the last
 
 
-def test_it_settles_where_speed_no_longer_grows() -> None:
+def test_level_settles_if_speed_stops_growing() -> None:
     speeds = {2.0: 1.0, 4.0: 0.5, 8.0: 0.4999, 32.0: 0.1}
     sender = Sender(LinkGraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=4, omega=0.3))
     step_s, seen = 1.0, []
@@ -345,7 +336,7 @@ def test_throughput_of_the_link_needs_no_clock() -> None:
     assert any(events)
 
 
-def test_the_level_at_hand_is_used_in_evaluation() -> None:
+def test_evaluation_uses_current_level() -> None:
     sender = Sender(LinkGraVAC(cf_min=2, cf_max=32, epsilon=0.05, window=2))
     assert sender.link.unpack(sender.link.send_evaluation(same(0, 0), "on", 1)).codec == TopK(
         0.5

@@ -33,7 +33,7 @@ def test_the_error_of_a_frozen_input_falls_to_the_best_of_its_rank(rank: int) ->
     assert min(cold) > errors[-1]
 
 
-def test_each_sample_goes_on_from_its_own_place() -> None:
+def test_samples_continue_from_own_memory() -> None:
     x = torch.stack([spread(12, 20), spread(12, 20).flip(0, 1)])
     both, first = Pair(WarmStart(LowRank(2, per="sample"))), Pair(WarmStart(LowRank(2, per="sample")))
     for step in range(5):
@@ -41,7 +41,7 @@ def test_each_sample_goes_on_from_its_own_place() -> None:
     assert torch.equal(y[:1], alone)
 
 
-def test_what_a_message_left_at_zero_is_drawn_anew() -> None:
+def test_zero_columns_are_redrawn() -> None:
     x = spread(16, 30)
     pair = Pair(WarmStart(LowRank(3)))
     for step, message in enumerate([x, torch.zeros(16, 30), x[:, :1] @ x[:1], x]):
@@ -51,7 +51,7 @@ def test_what_a_message_left_at_zero_is_drawn_anew() -> None:
     assert pair.sender.state[0].abs().amax(dim=(0, 1)).gt(1e-3).all()  # all three columns carry something
 
 
-def test_other_columns_start_anew_and_what_would_not_shrink_is_dense() -> None:
+def test_changed_columns_reset_and_incompressible_is_dense() -> None:
     pair = Pair(WarmStart(LowRank(2)))
     pair.send(normal(8, 30), context(0))
     _, y = pair.send(normal(6, 30), context(1))  # fewer rows: Q is as long as before, and kept
@@ -65,7 +65,7 @@ def test_other_columns_start_anew_and_what_would_not_shrink_is_dense() -> None:
     assert torch.equal(y, LowRank(2).encode(normal(8, 20), context(3).key).decode())
 
 
-def test_it_keeps_a_low_rank_only() -> None:
+def test_warm_start_accepts_only_low_rank() -> None:
     with pytest.raises(ValueError) as caught:
         WarmStart(Quantize(4))  # type: ignore[arg-type]
     assert str(caught.value) == "`codec` must be a LowRank, whose Q is kept, but got Quantize(4)."

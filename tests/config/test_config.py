@@ -52,13 +52,13 @@ def fields() -> list[str]:
     return names + [f"optimizer.{name}" for name in OptimizerConfig.model_fields]
 
 
-def test_every_field_says_what_it_changes() -> None:
+def test_every_field_states_its_effect() -> None:
     assert set(FIELD_CHANGES) == set(fields())
     assert {change.changes for change in FIELD_CHANGES.values()} <= set(KINDS)
 
 
 @pytest.mark.parametrize("name", FIELD_CHANGES)
-def test_a_change_of_a_field_is_a_change_of_that_field_alone(name: str) -> None:
+def test_changing_a_field_changes_only_that_field(name: str) -> None:
     change = FIELD_CHANGES[name]
     before = make_config({**SMALL, **change.base}).flat()
     after = make_config({**SMALL, **change.base, **change.values}).flat()
@@ -136,7 +136,7 @@ def test_overrides_are_typed_by_toml(base: Path) -> None:
     }
 
 
-def test_a_new_choice_starts_without_the_options_of_the_old(base: Path) -> None:
+def test_changed_choice_drops_old_options(base: Path) -> None:
     for key in ("model", "model.name"):
         config = read_config(base, ["model.width=8", f"{key}=cnn", "model.width=4"])
         assert config.model.options == {"width": 4}
@@ -415,7 +415,7 @@ def test_values_that_exclude_each_other_are_refused(overrides: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("overrides", REFUSED_BY_THE_PLAN, ids=" ".join)
-def test_what_does_not_fit_is_refused_before_anything_starts(overrides: tuple[str, ...], base: Path) -> None:
+def test_conflicting_settings_are_refused_before_start(overrides: tuple[str, ...], base: Path) -> None:
     with pytest.raises(ConfigError) as error:
         prepare(read_config(base, overrides))
     assert str(error.value) == REFUSED_BY_THE_PLAN[overrides]
@@ -492,7 +492,7 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, small) -> N
     )
 
 
-def test_a_configuration_does_not_change() -> None:
+def test_config_is_immutable() -> None:
     config = make_config(SMALL)
     with pytest.raises(ValidationError):
         config.steps = 3  # type: ignore[misc]
@@ -502,6 +502,6 @@ def test_a_configuration_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("value", ["[]", "{a=1}", "7"])
-def test_an_optimiser_s_name_of_another_type_is_refused_in_one_sentence(value):
+def test_non_string_optimizer_name_is_refused_in_one_sentence(value):
     with pytest.raises(ConfigError, match=r"^`optimizer\.name` must be a valid string, but got "):
         read_config("digits-cnn", [f"optimizer.name={value}"])

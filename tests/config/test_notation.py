@@ -193,7 +193,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_wrong_is_refused_in_one_sentence(text: str) -> None:
+def test_wrong_notation_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ValueError) as error:
         parse(text)
     if text == "TopK(density=0.1, density=0.2)":  # the parser of some Pythons finds it, that of others leaves it to us
@@ -203,7 +203,7 @@ def test_what_is_wrong_is_refused_in_one_sentence(text: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_of_a_codec_the_message_names_codecs() -> None:
+def test_codec_error_lists_codecs() -> None:
     with pytest.raises(ValueError) as error:
         parse_notation("TopK(0.1, values=TopKk(0.1))", CODECS)
     assert str(error.value) == "Unknown codec `TopKk` in 'TopK(0.1, values=TopKk(0.1))'. Did you mean `TopK`?"
@@ -226,7 +226,7 @@ def test_deep_and_huge_texts_are_refused_quickly(opening: str, count: int) -> No
         assert str(error.value) == f"A compressor is written in at most 1000 characters, but got {len(text)}."
 
 
-def test_great_numbers_are_refused_too() -> None:
+def test_huge_numbers_are_refused() -> None:
     for text in ("TopK(" + "9" * 900 + ")", "Quantize(1" + "0" * 900 + ")", "TopK(0." + "0" * 900 + "1)"):
         with pytest.raises(ValueError):
             parse(text)
@@ -235,7 +235,7 @@ def test_great_numbers_are_refused_too() -> None:
 
 @settings(max_examples=300, derandomize=True, database=None)
 @given(st.text(alphabet="TopKQuantize(),=.'\"0123456789 []*-+:{}#\\\n_F", max_size=40))
-def test_any_text_is_a_compressor_or_refused(text: str) -> None:
+def test_any_text_parses_or_is_refused(text: str) -> None:
     try:
         method = parse(text)
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from raysim_contrib.demo import cosines, transformed
 from raysim_contrib.diana import DIANA
 from raysim_contrib.edgc import EDGC, entropy
 from raysim_contrib.gtopk import GTopK, partners
+from raysim_contrib.marina import MARINA
 from replica_variants import (
     Team,
     context,
@@ -342,3 +344,56 @@ def test_demo_s_bytes_are_values_and_positions_of_blocks() -> None:
     team = Team(parse_replica_method("DeMo"), 2, {"weight": (128, 128)})
     team.step(0)
     assert team.array_bytes == 2 * (4 * 4 * 32 + index_bytes("elias_fano", 4 * 32, 128 * 128))
+
+
+# MARINA.
+
+
+def test_l10_marina_is_unbiased_given_its_past() -> None:
+    """E[g_t | past] = g_{t-1} + the mean of g(x_t) - g(x_{t-1}); what is sent by values is a share of the codec."""
+    draws, count, estimate = 1000, 2, normal(4, 5, seed=1)
+    now, before = ([{"weight": normal(4, 5, seed=seed + i)} for i in range(count)] for seed in (10, 20))
+    method = MARINA(RandomK(0.25, unbiased=True), probability=0.01, min_values=1)
+    steps = [step for step in range(1, 2 * draws) if method.needs_previous_gradients(step, 3)][:draws]
+    expected = estimate + sum(a["weight"] - b["weight"] for a, b in zip(now, before, strict=True)) / count
+    total = torch.zeros(4, 5, dtype=torch.float64)
+    for step in steps:
+        contexts = [context(i, count, step, extra=before[i]) for i in range(count)]
+        results, sent = average_together(method, now, [{"mean/weight": estimate}] * count, contexts)
+        total += results[0].gradients["weight"].double()
+        assert sent == [4 * 5 + 8 + 8] * count  # 5 of 20 values, their key, and a header
+    spread = sum((a["weight"] - b["weight"]).square() for a, b in zip(now, before, strict=True)).sqrt().double() * 3  # type: ignore[union-attr]
+    assert ((total / draws - expected).abs() <= 5 * spread / count / math.sqrt(draws)).all()
+
+
+def test_l10_marina_s_coin_is_one_for_all_and_as_likely_as_stated() -> None:
+    for notation, chance in [
+        ("MARINA(RandomK(0.25, unbiased=True))", 0.25),
+        ("MARINA(Natural)", 8 / 9),
+        ("MARINA(Identity)", 1.0),
+        ("MARINA(TernGrad(clip=None), probability=0.5)", 0.5),
+    ]:
+        method: Any = parse_replica_method(notation)
+        assert method.chance == pytest.approx(chance, rel=1e-6)
+        heads = sum(not method.needs_previous_gradients(step, 7) for step in range(1, 4001)) / 4000
+        assert heads == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000) + 1e-9)
+        assert not any(method.needs_previous_gradients(0, seed) for seed in range(50))
+    assert [
+        parse_replica_method("MARINA(Natural, warmup=9)").needs_previous_gradients(step, 1) for step in range(10)
+    ] == [False] * 10
+    one, other = MARINA(RandomK(0.5, unbiased=True)), MARINA(RandomK(0.5, unbiased=True), min_values=5)
+    assert all(one.needs_previous_gradients(step, 4) == other.needs_previous_gradients(step, 4) for step in range(100))
+
+
+def test_marina_refuses_what_is_biased_or_of_unknown_variance() -> None:
+    for notation, sentence in [
+        (
+            "MARINA(TopK(0.1))",
+            "`codec` must be unbiased: Identity, RandomK(..., unbiased=True), QSGD, Natural or TernGrad",
+        ),
+        ("MARINA(TernGrad(clip=None))", "`probability` must be given for TernGrad(clip=None), whose variance grows"),
+        ("MARINA(Natural, probability=0)", "`probability` must be in (0, 1], but got 0"),
+    ]:
+        with pytest.raises(ValueError) as error:
+            parse_replica_method(notation)
+        assert sentence in str(error.value)

@@ -168,7 +168,7 @@ def test_all_values_without_delay_are_their_mean() -> None:
         assert all(same_tensors(own, team.parameters[0]) for own in team.parameters)
 
 
-def test_a_late_average_is_corrected_by_the_moving_mean_of_the_own_progress() -> None:
+def test_delayed_average_is_corrected_by_moving_mean() -> None:
     shapes = {"weight": (6, 7)}
     team = Apart("AsyncSPARTA(share=1.0, delay=2, decay=0.75, scale=0.5)", 2, shapes)
     now = [team.parameters[0]["weight"].double().clone() for _ in range(2)]
@@ -201,7 +201,7 @@ def test_the_decay_rises_by_half_a_cosine() -> None:
     ]
 
 
-def test_coded_factors_are_their_formula() -> None:
+def test_coded_factors_equal_formula() -> None:
     """By hand, without a codec: three replicas, two matrices, and one whose factors would not be smaller than itself."""
     shapes = {"a": (20, 30), "b": (12, 16), "c": (3, 4)}
     team = Team(CodedFactors(3, Identity(), 2, min_values=1), 3, shapes)
@@ -307,7 +307,7 @@ def test_fragments_share_the_bytes_and_the_peak_falls() -> None:
 
 
 @pytest.mark.parametrize("delay", [1, 2])
-def test_what_was_sent_arrives_after_the_delay(delay) -> None:
+def test_delayed_messages_arrive_after_delay(delay) -> None:
     """The delay of an exchange changes nothing if the replicas take no steps meanwhile."""
     one, other = Apart("DiLoCo(4)"), Apart(f"StreamingDiLoCo(4, fragments=1, delay={delay})")
     still = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
@@ -355,7 +355,7 @@ def test_sparta_averages_the_positions_that_are_drawn_and_no_others() -> None:
         assert sum(team.array_bytes) == 2 * 2 * 4 * total
 
 
-def test_all_of_the_parameters_are_their_mean() -> None:
+def test_full_share_averages_all_parameters() -> None:
     team = Apart("SPARTA(share=1.0)", 2)
     for step in range(3):
         team.step(step)

@@ -117,7 +117,7 @@ SENTENCES = [
     "All ranks must average gradients alike, but the method on rank 1 is TopK(0.2), and on rank 0 TopK(0.1).",
     "TopKk",
     "All ranks must average gradients alike, but `seed` on rank 1 is 1, and on rank 0 0.",
-    "`method` cannot be MARINA(QSGD(7)) in a hook, which sees gradients alone: it compares the gradients of two steps.",
+    "`method` cannot be MARINA(QSGD(7)) in a hook, which sees gradients alone: it needs stages of its own.",
     "`method` cannot be PowerGossip(rank=2) in a hook, which sees gradients alone: replicas keep parameters of their own.",
     "`method`: `DGC` corrects the optimiser's momentum, but the optimiser has none.",
     "`steps_per_epoch` must be given for DGC(0.1, ramp=2), which depends on epochs.",

@@ -33,7 +33,7 @@ SENTENCES = [
 ]
 
 
-def test_every_rank_is_told_the_same_sentence(ranks):
+def test_every_rank_raises_the_same_error(ranks):
     check_refusals(ranks, SENTENCES)
 
 
@@ -72,7 +72,7 @@ def test_advice_counts_the_bytes_that_ranks_send(ranks):
 @pytest.mark.parametrize(
     "method", ["PowerSGD(2)", "DGC(0.1)", "EF21(TopK(0.1))", "LowRank(2)", "Gathered(TopK(0.1), warmup=3)"]
 )
-def test_methods_that_are_no_reduce_scatter_are_refused(method):
+def test_methods_without_reduce_scatter_are_refused(method):
     with pytest.raises(ValueError) as refused:
         fsdp.compress(nn.Linear(2, 2), method)
     assert "to be a reduce-scatter of FSDP" in str(refused.value)

@@ -39,7 +39,7 @@ SENTENCES = [
 ]
 
 
-def test_every_rank_is_told_the_same_sentence(ranks):
+def test_every_rank_raises_the_same_error(ranks):
     check_refusals(ranks, SENTENCES)
 
 
@@ -67,7 +67,7 @@ def test_a_packet_that_was_cast_is_refused():
 
 
 @pytest.mark.slow
-def test_a_packet_that_was_cast_ends_every_rank(tmp_path):
+def test_cast_packet_ends_every_rank(tmp_path):
     """The rank that finds it says so, and its neighbour does not wait for it."""
     with pytest.raises(RankError) as ended:
         run_ranks("pipelining_jobs:cast", 2, tmp_path, timeout_s=90)
@@ -119,7 +119,7 @@ def test_a_lost_packet_is_noticed():
     assert str(refused.value) == "Boundary 0 awaited message 1, but got message 2."
 
 
-def test_ends_of_other_compressors_are_refused():
+def test_boundary_with_mismatched_compressors_is_refused():
     frame = SendPacket((2, 4), "TopK(0.5)")(torch.ones(2, 4))
     other = ReceivePacket((2, 4), "TopK(0.25)")
     other(frame)  # as in a rehearsal, whose memory may hold anything
@@ -128,9 +128,7 @@ def test_ends_of_other_compressors_are_refused():
     assert "must have the same compressors" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "notation", ["Nonzero", "Entropy(Quantize(4))", "ErrorBounded(0.01)", "AQSGD(Quantize(4))", "GraVAC(epsilon=0.5)"]
-)
+@pytest.mark.parametrize("notation", ["Nonzero", "AQSGD(Quantize(4))", "GraVAC(epsilon=0.5)"])
 def test_packets_without_a_bound_are_refused(notation):
     with pytest.raises(ValueError) as refused:
         compress_stages({0: nn.ReLU()}, [(2, 4)], forward=notation, num_microbatches=1)
@@ -155,7 +153,7 @@ def test_wrong_input_is_refused_in_a_sentence(case):
     assert str(refused.value) == sentence
 
 
-def test_a_frame_holds_what_was_written():
+def test_frame_round_trip():
     import numpy as np
 
     message = (b"header", np.arange(7, dtype=np.uint8), np.zeros(0, np.uint8))

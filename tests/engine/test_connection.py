@@ -17,7 +17,7 @@ from raysim.engine.connection import dashboard_sentence, end_ray, listen_on_loop
 from raysim.engine.watch import ServersWatch
 
 
-def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):
+def test_ray_shutdown_keeps_signal_handlers(monkeypatch):
     """Ray's core takes them away below Python, where `signal.getsignal` does not see it."""
     system = ctypes.CDLL(None)
     system.signal.restype = ctypes.c_void_p
@@ -30,7 +30,7 @@ def test_the_end_of_ray_leaves_the_handlers_of_signals(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_the_end_of_ray_does_not_wait_for_a_stopped_server(monkeypatch):
+def test_ray_shutdown_does_not_wait_for_stopped_server(monkeypatch):
     """Ray's core would: of a raylet or a GCS that was stopped in the last seconds of a run."""
     monkeypatch.setattr(connection, "END_S", 0.1)
     watch, server = ServersWatch(), subprocess.Popen(["sleep", "600"], process_group=0)
@@ -70,7 +70,7 @@ def test_sigterm_while_ray_starts_waits_for_the_start_and_then_ends_ray(monkeypa
     assert ray._private.utils.set_sigterm_handler is ours
 
 
-def test_the_token_is_closed_to_others(tmp_path, monkeypatch):
+def test_token_file_is_private(tmp_path, monkeypatch):
     token = tmp_path / "token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     protect_token()  # where there is none
@@ -82,7 +82,7 @@ def test_the_token_is_closed_to_others(tmp_path, monkeypatch):
     assert token.read_text() == "secret"
 
 
-def test_the_dashboard_s_sentence_says_where_a_token_lies_if_one_is_asked_for(tmp_path, monkeypatch):
+def test_dashboard_line_names_token_file_if_required(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     assert dashboard_sentence("127.0.0.1:8265") == "Ray's dashboard: http://127.0.0.1:8265"
@@ -96,7 +96,7 @@ VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 @pytest.mark.parametrize(
     ("address", "environment", "set_"), [(None, None, True), ("auto", None, False), (None, "10.0.0.1:6379", False)]
 )
-def test_only_a_ray_of_its_own_is_closed(monkeypatch, address, environment, set_):
+def test_only_own_ray_is_shut_down(monkeypatch, address, environment, set_):
     monkeypatch.setenv(VARIABLE, "")
     monkeypatch.delenv(VARIABLE)
     if environment is not None:

@@ -41,7 +41,7 @@ def test_pieces_join_to_the_parts_they_were_cut_from(parts, size):
                 np.testing.assert_array_equal(one, other)
 
 
-def test_a_letter_in_pieces_is_there_once_it_is_whole():
+def test_message_in_pieces_arrives_when_complete():
     box = Mailbox()
     box.open("now")
     box.begin(1)
@@ -58,7 +58,7 @@ def test_a_letter_in_pieces_is_there_once_it_is_whole():
     assert box.take(Receive(0, ("b",)), 1.0) == ("between",)
 
 
-def test_the_threshold_of_a_cluster_is_found(ray):
+def test_inline_threshold_of_cluster_is_read(ray):
     actors = [start_actor(num_cpus=0) for _ in range(2)]
     try:
         for near, most in ((True, NEAR_BYTES), (False, FAR_BYTES)):
@@ -81,7 +81,7 @@ def test_the_threshold_of_a_cluster_is_found(ray):
     ],
     ids=["small", "different"],
 )
-def test_a_threshold_that_cannot_serve_is_refused(monkeypatch, found, sentence):
+def test_unusable_inline_threshold_is_refused(monkeypatch, found, sentence):
     monkeypatch.setattr(delivery, "_thresholds", lambda *_: found)
     with pytest.raises(ConfigError) as caught:
         find_limits([None, None], lambda calls: calls, near=False)
@@ -93,7 +93,7 @@ AVERAGED = {"num_replicas": 2, "replica_gradient": "ErrorFeedback(TopK(0.5))"}
 
 @pytest.mark.parametrize("message", [NEAR_BYTES, pytest.param(20_000, marks=pytest.mark.slow)], ids=["pieces", "store"])
 @pytest.mark.parametrize("changes", [{}, AVERAGED], ids=["links", "replicas"])
-def test_every_way_of_a_message_gives_the_bits_of_the_inline_engine(ray, small, monkeypatch, changes, message):
+def test_every_message_path_matches_inline_engine(ray, small, monkeypatch, changes, message):
     monkeypatch.setattr("raysim.engine.ray.find_limits", lambda *_, **__: Limits(16_384, message))
     config = small(**LARGE, **changes)
     inline, engine = start_inline(config), RayEngine(prepare(config))
@@ -146,7 +146,7 @@ def mailbox():
     return box
 
 
-def test_a_letter_is_taken_once_and_by_its_key(mailbox):
+def test_message_is_received_once_by_key(mailbox):
     mailbox.put("now", 3, 1, ("b",), ("second",))
     mailbox.put("now", 3, 1, ("a",), ("first",))
     mailbox.put("now", 3, 2, ("a",), ("another's",))
@@ -171,7 +171,7 @@ def test_messages_of_other_sessions_and_earlier_turns_are_dropped_and_later_ones
         mailbox.take(Receive(2, ("a",)), SOON_S)
 
 
-def test_what_a_sender_sent_before_it_stopped_still_counts(mailbox):
+def test_messages_before_sender_stop_are_delivered(mailbox):
     mailbox.put("now", 3, 1, ("a",), ("first",))
     mailbox.stop("now", 3, 1)
     assert mailbox.take(Receive(1, ("a",)), SOON_S) == ("first",)
@@ -180,7 +180,7 @@ def test_what_a_sender_sent_before_it_stopped_still_counts(mailbox):
 
 
 @pytest.mark.parametrize("comes", ["message", "stop"])
-def test_a_wait_ends_with_what_comes(mailbox, comes):
+def test_wait_ends_at_first_event(mailbox, comes):
     put = {"message": lambda: mailbox.put("now", 3, 1, ("a",), ()), "stop": lambda: mailbox.stop("now", 3, 1)}[comes]
     later = threading.Timer(0.05, put)
     later.start()

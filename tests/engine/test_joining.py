@@ -46,7 +46,7 @@ def refused(address):
     return str(caught.value)
 
 
-def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
+def test_address_unusable_by_drivers_is_refused(listening, monkeypatch):
     assert refused("ray://10.0.0.1:10001") == (
         "`RAY_ADDRESS` must be the host:port of a cluster's head, or auto, but got 'ray://10.0.0.1:10001': a driver needs a Ray "
         "node on its own machine. Send a job with `raysim submit`."
@@ -74,7 +74,7 @@ def test_an_address_by_which_no_driver_joins_is_refused(listening, monkeypatch):
         ("RpcError: Deadline Exceeded", "", "does not say who its nodes are: RpcError: Deadline Exceeded."),
     ],
 )  # fmt: skip
-def test_a_cluster_that_does_not_take_the_token_says_what_to_do(listening, tmp_path, monkeypatch, said, mode, sentence):
+def test_rejected_token_error_names_remedy(listening, tmp_path, monkeypatch, said, mode, sentence):
     monkeypatch.setattr(ray_internals, "local_nodes", lambda: {"here"})
     monkeypatch.setattr(ray_internals, "_PROBE", f"import sys; sys.exit({said!r})")
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
@@ -84,7 +84,7 @@ def test_a_cluster_that_does_not_take_the_token_says_what_to_do(listening, tmp_p
     assert sentence in refused(listening)
 
 
-def test_a_token_that_is_not_there_or_comes_from_a_variable_is_named(tmp_path, monkeypatch):
+def test_missing_or_environment_token_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
@@ -96,13 +96,13 @@ def test_a_token_that_is_not_there_or_comes_from_a_variable_is_named(tmp_path, m
 @pytest.mark.parametrize(
     "program", ["/home/a/long/way/env/bin/python /home/a/long/way/env/bin/raysim", "python -m raysim.cli"]
 )
-def test_a_holder_is_named_by_user_and_study_first(program):
+def test_resource_holder_is_named_by_user_and_study(program):
     driver = DriverCpus("01", f"{program} sweep quickstart --out /srv/nfs/{'x' * 80}", "10.0.0.1", 2.0, 0.0, "ada@desk")
     assert described(driver).startswith("ada@desk: `raysim sweep quickstart --out /srv/nfs/xx")
     assert described(driver).endswith("...` on 10.0.0.1 (2 CPU)")
 
 
-def test_words_come_after_ten_seconds_and_then_every_thirty(monkeypatch):
+def test_progress_is_reported_after_10_s_then_every_30_s(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(resources.time, "monotonic", lambda: now[0])
     said = []
@@ -113,7 +113,7 @@ def test_words_come_after_ten_seconds_and_then_every_thirty(monkeypatch):
     assert said == [f"waiting for room since {second} s: a trial needs room" for second in (10, 40, 70, 100)]
 
 
-def test_drivers_are_listed_with_what_they_hold_and_wait_for(ray):
+def test_drivers_are_listed_with_held_and_awaited_resources(ray):
     held = ray.util.placement_group([{"CPU": 2}, {"CPU": 1}])
     waiting = ray.util.placement_group([{"CPU": 100}])
     ray.get(held.ready())
@@ -131,7 +131,7 @@ def test_drivers_are_listed_with_what_they_hold_and_wait_for(ray):
         ray.kill(actor)
 
 
-def test_an_actor_whose_process_starts_is_seen(ray, tmp_path):
+def test_starting_actor_process_is_detected(ray, tmp_path):
     class Slow:
         def __init__(self, go):
             while not go.exists():
@@ -150,7 +150,7 @@ def test_an_actor_whose_process_starts_is_seen(ray, tmp_path):
     ray.kill(actor)
 
 
-def test_a_head_that_no_longer_answers_is_lost(monkeypatch):
+def test_silent_head_counts_as_lost(monkeypatch):
     monkeypatch.setattr(HeadWatch, "look_s", 0.05)
     monkeypatch.setattr("raysim.engine.watch.LOST_S", 0.3)
     monkeypatch.setattr("raysim.engine.watch.atexit.register", lambda function: None)
@@ -165,7 +165,7 @@ def test_a_head_that_no_longer_answers_is_lost(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_without_head_fails_once_and_is_not_left_running(ray, small, tmp_path):
+def test_run_without_head_fails_once_and_stops(ray, small, tmp_path):
     training: Any = Training(small(), out=tmp_path / "run")
     watch = HeadWatch("127.0.0.1:1")
     watch.end()
@@ -229,7 +229,7 @@ def _reports(*seconds):
     ],
     ids=["alike", "quota", "one-node", "replicas-alike", "slow-replica"],
 )
-def test_a_node_that_holds_the_others_up_is_named_by_its_stages(nodes, steps, sentence):
+def test_delaying_node_is_named_with_its_stages(nodes, steps, sentence):
     seconds = StageSeconds()
     for _ in range(FEW):
         assert seconds.warning() is None
@@ -256,7 +256,7 @@ def quarter():
     (folder / mine).rmdir()
 
 
-def test_a_quarter_of_a_core_is_slow_although_a_burst_is_not(quarter, monkeypatch):
+def test_sustained_quarter_core_is_reported_slow(quarter, monkeypatch):
     monkeypatch.setattr(nodes, "_seconds", lambda matrix: 1.0)
     assert cpu_quota() == 0.25
     assert measured_gflops() == pytest.approx(0.25 * 2e-9 * nodes.SIZE**3)

@@ -101,7 +101,7 @@ TREES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_every_group_from_the_own_to_the_outermost_limits(tree, tmp_path):
+def test_all_enclosing_cgroups_limit_resources(tree, tmp_path):
     mounts, top, groups, files, size, cpus = TREES[tree]
     found = {
         "proc/self/cgroup": groups,

@@ -50,7 +50,7 @@ finally:
 
 
 @pytest.mark.slow
-def test_stages_spread_over_nodes_and_outlive_one(small, tmp_path):
+def test_stages_survive_loss_of_a_node(small, tmp_path):
     from runs import same_records
 
     from raysim.records import Run
@@ -90,7 +90,7 @@ DRAINED = SCRIPT.replace(
 
 
 @pytest.mark.slow
-def test_stages_leave_a_node_that_is_drained_without_a_lost_step(small, tmp_path):
+def test_stages_leave_draining_node_without_losing_a_step(small, tmp_path):
     from runs import same_records
 
     from raysim.records import Run

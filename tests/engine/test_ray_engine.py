@@ -115,7 +115,7 @@ def test_engines_agree_bit_for_bit(engine, small, monkeypatch, run):
         assert inline.evaluate(mode) == on_ray.evaluate(mode)
 
 
-def test_divergence_is_the_same_fault_in_both_engines(engine, small):
+def test_divergence_error_is_equal_on_both_engines(engine, small):
     config = small(model={"name": "tests.support.models:exploding"}, num_stages=None, cuts=["2"])
     with pytest.raises(DivergedError) as caught:
         engine(config).step(0)
@@ -145,7 +145,7 @@ def broken_together(running, places):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["identity", "zero-bubble", "custom", "replicas"])
-def test_all_step_or_none_does(engine, small, run):
+def test_step_updates_all_stages_or_none(engine, small, run):
     """An action that fails anywhere leaves every worker before its update, whichever worker it is; the last one too, when nobody
     awaits its packet."""
     running = engine(small(**RUNS[run]))
@@ -161,7 +161,7 @@ def test_all_step_or_none_does(engine, small, run):
 
 
 @pytest.mark.slow
-def test_of_several_faults_the_first_is_told_in_both_engines(engine, small):
+def test_first_of_several_errors_is_reported_on_both_engines(engine, small):
     """Whichever comes first by the clock: a worker runs as far as its messages come."""
     config = small()
     running, inline = engine(config), start_inline(config)
@@ -201,7 +201,7 @@ def test_nodes_that_cannot_reach_one_another_are_named(engine, small, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_stage_that_hangs_is_given_up(engine, small):
+def test_hanging_stage_is_abandoned(engine, small):
     running = engine(small())
     running.plan = dataclasses.replace(running.plan, config=small(timeout_s=2.0))  # a start takes longer than that
     pid = running._fetch([running._actors[1].__ray_call__.remote(lambda worker: os.getpid())])[0]
@@ -228,7 +228,7 @@ def test_a_killed_stage_resumes_to_the_same_bits(ray, small, tmp_path, run):
 
 
 @pytest.mark.slow
-def test_a_stage_that_is_killed_between_exchanges_resumes_to_the_same_bits(ray, small, tmp_path):
+def test_stage_killed_between_exchanges_resumes_to_same_bits(ray, small, tmp_path):
     config = small(**RUNS["replicas-apart"])
     undisturbed = train(config, out=tmp_path / "whole", engine="inline")
     training = Training(config, out=tmp_path / "killed")
@@ -237,7 +237,7 @@ def test_a_stage_that_is_killed_between_exchanges_resumes_to_the_same_bits(ray, 
 
 
 @pytest.mark.slow
-def test_a_stage_that_is_lost_while_starting_starts_again(ray, small, tmp_path):
+def test_stage_lost_at_start_is_restarted(ray, small, tmp_path):
     config = small()
     training: Any = Training(config, out=tmp_path / "run")
     fetch, lost = training.engine._fetch, []
@@ -305,7 +305,7 @@ print(kill_at(training, {3: 1, 5: 2}))
 
 
 @pytest.mark.slow
-def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
+def test_own_ray_without_spare_cpu_survives_kills(small, tmp_path):
     """As on a newcomer's machine: as many CPUs as stages, so the dead ones' must come back first."""
     done = subprocess.run(
         [sys.executable, "-c", OWN_RAY, str(tmp_path / "run"), str(Path(__file__).parents[1] / "support")],
@@ -322,7 +322,7 @@ def test_a_ray_of_its_own_with_no_cpu_to_spare_survives_kills(small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["state", "load", "infer"])
-def test_a_worker_lost_outside_a_step_is_survived(ray, small, tmp_path, moment):
+def test_run_survives_worker_lost_between_steps(ray, small, tmp_path, moment):
     """While it loads a checkpoint, saves one, or evaluates."""
     config = small(forward="EF21(TopK(0.3))", evaluate_every_steps=3)
     training: Any = Training(config, out=tmp_path / "run")
@@ -371,7 +371,7 @@ def test_a_step_that_always_kills_its_workers_fails(ray, small, tmp_path):
 
 
 @pytest.mark.slow
-def test_stages_without_room_are_refused(ray, small, tmp_path):
+def test_stages_exceeding_capacity_are_refused(ray, small, tmp_path):
     with pytest.raises(ConfigError) as caught:
         train(small(cpus_per_stage=5), out=tmp_path / "run")
     assert re.fullmatch(
@@ -382,7 +382,7 @@ def test_stages_without_room_are_refused(ray, small, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_cluster_that_does_not_answer_is_refused(small, tmp_path, monkeypatch):
+def test_unreachable_cluster_is_refused(small, tmp_path, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(
@@ -403,7 +403,7 @@ def test_a_model_that_workers_cannot_import_is_named(engine, small, monkeypatch)
         engine(small())
 
 
-def test_a_gpu_that_is_not_there_is_refused(ray, small, tmp_path):
+def test_missing_gpu_is_refused(ray, small, tmp_path):
     with pytest.raises(ConfigError, match="`device` = 'cuda' needs a GPU, and Ray has none free"):
         train(small(device="cuda"), out=tmp_path / "run")
 

@@ -65,12 +65,12 @@ def test_without_the_private_object_the_block_runs_as_it_is(module, name, adapte
         assert holder is before
 
 
-def test_a_missing_module_or_name_is_none():
+def test_missing_private_module_or_name_is_none():
     assert ray_internals._internal("ray._private.nowhere", "name") is None
     assert ray_internals._internal("ray._private.services", "Nothing.at_all") is None
 
 
-def test_sigterm_stays_the_drivers(monkeypatch):
+def test_sigterm_handler_of_driver_is_kept(monkeypatch):
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
@@ -79,7 +79,7 @@ def test_sigterm_stays_the_drivers(monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_messages_on_losses_are_left_out_and_others_kept():
+def test_log_filter_drops_only_lost_worker_messages():
     class Subscriber:
         closed = False
 
@@ -94,7 +94,7 @@ def test_messages_on_losses_are_left_out_and_others_kept():
     assert silent.closed is False
 
 
-def test_errors_reach_tune_converted():
+def test_errors_reach_tune_unwrapped():
     received = []
     manager = ray_internals._internal("ray.air.execution._internal.actor_manager", "RayActorManager")
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +113,7 @@ def test_free_resources_are_read_by_node_and_without_that_as_one_nodes(ray, monk
     assert free_by_node()[here]["memory"] == by_node[here]["memory"]
 
 
-def test_fallbacks_of_questions_claim_nothing(ray, other_ray):
+def test_fallback_answers_assume_nothing(ray, other_ray):
     assert local_address() is None
     assert local_nodes() is None
     assert cpus_by_driver() == []
@@ -122,16 +122,16 @@ def test_fallbacks_of_questions_claim_nothing(ray, other_ray):
     assert scaling() is None
 
 
-def test_a_cluster_that_was_started_by_hand_has_no_autoscaler(ray):
+def test_manual_cluster_has_no_autoscaler(ray):
     assert scaling() is None
 
 
-def test_a_head_is_not_asked_by_a_ray_that_cannot_ask(monkeypatch):
+def test_head_check_is_skipped_if_unsupported(monkeypatch):
     monkeypatch.setattr(ray_internals, "_PROBE", ray_internals._PROBE.replace("ray._raylet", "ray.nowhere"))
     assert complaint_of("127.0.0.1:1") == ""
 
 
-def test_a_head_that_does_not_answer_in_time_is_said_to():
+def test_head_timeout_is_reported():
     def late(command, **options):
         raise subprocess.TimeoutExpired(command, options["timeout"])
 

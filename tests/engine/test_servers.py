@@ -34,7 +34,7 @@ PHASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("name", "number"), LOSSES)
-def test_a_run_goes_on_with_a_fresh_ray(tmp_path, name, number, phase):
+def test_run_continues_on_restarted_ray(tmp_path, name, number, phase):
     out = tmp_path / "run"
     words = ["train", "digits-cnn", *KEYS, "--out", str(out)]
     struck = strike(words, PHASES[phase](name), to_server(name, number))
@@ -60,7 +60,7 @@ def to_all(driver):
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("blow", [to_group, to_all])
-def test_sigterm_to_more_than_the_driver_is_an_interruption(tmp_path, blow, phase):
+def test_sigterm_to_process_group_is_an_interruption(tmp_path, blow, phase):
     words = ["train", "digits-cnn", *KEYS, "--out", str(tmp_path / "run")]
     struck = strike(words, PHASES[phase]("raylet"), blow)
     assert struck.left == []
@@ -71,7 +71,7 @@ def test_sigterm_to_more_than_the_driver_is_an_interruption(tmp_path, blow, phas
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_watch_sees_a_server_that_is_killed_or_stopped(tmp_path, monkeypatch, number):
+def test_watch_detects_killed_or_stopped_server(tmp_path, monkeypatch, number):
     from ray._private import services
 
     monkeypatch.setattr(ServersWatch, "look_s", 0.05)
@@ -89,7 +89,7 @@ def test_a_watch_sees_a_server_that_is_killed_or_stopped(tmp_path, monkeypatch, 
     assert process.wait(60) == -signal.SIGKILL  # a stopped one is killed
 
 
-def test_a_watch_sees_a_gcs_that_lives_on_without_its_port(tmp_path, monkeypatch):
+def test_watch_detects_gcs_without_port(tmp_path, monkeypatch):
     from ray._private import services
 
     monkeypatch.setattr(ServersWatch, "look_s", 0.05)

@@ -20,9 +20,11 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, in_company, load
 from raysim.analysis.comparison.contexts import Context, Quantities, contexts
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, Setting, read_method
+from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.cli import app
 from raysim.config import make_config, read_config
+from raysim.config.identity import Setting
+from raysim.notation import read_method
 from raysim.quality import MEASURES
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -200,7 +202,7 @@ CONTRADICTED: dict[str, Any] = {
         ("warm-up", RAMP, RAMP._replace(backward="TopK(0.1)")),
     ],
 )
-def test_a_claim_on_one_part_is_not_judged_by_the_harm_of_another(name, part, whole):
+def test_claim_on_one_part_ignores_harm_of_others(name, part, whole):
     claim = BY_NAME[name]
     assert list(claim.contrasts(context_of({DENSE: 90, part: 90}), [DENSE, part]))
     assert not list(claim.contrasts(context_of({DENSE: 90, whole: 60}), [DENSE, whole]))
@@ -217,7 +219,7 @@ def test_gravac_with_another_gain_or_a_lower_floor_than_the_papers_is_no_test_of
     assert not contrasts("GraVAC(10.0, 1000.0, gain='raw')")
 
 
-def test_every_claim_is_tried_both_ways():
+def test_every_claim_has_supporting_and_contradicting_tests():
     assert set(SUPPORTED) == set(CONTRADICTED) == set(BY_NAME)
     assert len(BY_NAME) == len(CLAIMS)
 
@@ -269,7 +271,7 @@ def test_two_seeds_decide_nothing(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"gravac"}))
-def test_wide_spread_is_undecided_however_the_mean_lies(name):
+def test_wide_spread_is_undecided_for_any_mean(name):
     accuracies, off, given = SUPPORTED[name]
     finding = verdict_on(BY_NAME[name], context_of(accuracies, off=off, measures=given, spread=40))
     assert finding.verdict == "undecided"
@@ -298,7 +300,7 @@ def test_models_without_batchnorm_do_not_bear_on_the_claim_about_its_statistics(
     assert "no runs to compare" in finding.reason
 
 
-def test_every_claim_says_what_it_rests_on():
+def test_every_claim_cites_its_source():
     for claim in CLAIMS:
         assert claim.text.endswith(".")
         assert claim.reading.endswith(".")
@@ -306,7 +308,7 @@ def test_every_claim_says_what_it_rests_on():
         assert claim.quote or "not" in claim.reading  # where nothing is quoted, the reading says why
 
 
-def test_no_significant_difference_is_not_no_harm():
+def test_insignificant_difference_is_not_called_safe():
     """Three seeds that scatter by points: no test finds a difference, and no harm is not shown either."""
     rng = np.random.default_rng(1)
     context = context_of({DENSE: 90, PLAIN: 90, both("TopK(0.01)"): 50}, spread=2, seeds=3, rng=rng)
@@ -316,7 +318,7 @@ def test_no_significant_difference_is_not_no_harm():
     assert finding.verdict == "undecided"
 
 
-def test_a_part_of_which_nothing_was_run_keeps_a_claim_open():
+def test_claim_with_missing_runs_stays_undecided():
     context = context_of({DENSE: 90, PLAIN: 90})
     finding = verdict_on(BY_NAME["ten-per-cent"], context)
     assert finding.verdict == "undecided"
@@ -326,7 +328,7 @@ def test_a_part_of_which_nothing_was_run_keeps_a_claim_open():
     assert [one.verdict for one in finding.comparisons] == ["supported", "undecided"]
 
 
-def test_a_trial_of_one_seed_takes_nothing_from_a_supported_claim():
+def test_single_seed_trial_keeps_claim_supported():
     accuracies, off, _ = SUPPORTED["ten-per-cent"]
     extra = both("TopK(0.03)")
     seeds = dict.fromkeys(accuracies, 5) | {extra: 1}
@@ -357,12 +359,12 @@ def test_many_comparisons_do_not_contradict_by_chance():
     assert supported < 0.015
 
 
-def test_a_clear_harm_is_seen():
+def test_clear_harm_is_detected():
     supported, _, _ = rates(BY_NAME["inference-compressed"], {PLAIN: 90}, off={PLAIN: 86}, spread=0.5)
     assert supported > 0.95
 
 
-def test_pooled_claims_are_about_the_mean_of_their_pairs():
+def test_pooled_claims_test_mean_of_pairs():
     """One pair speaks for the claim, a weaker one faintly against it: seed by seed, their mean is what is tested."""
     other_ab, other_ba = Setting("Quantize(4)", "Quantize(8)"), Setting("Quantize(8)", "Quantize(4)")
     context = context_of({AB: 90, BA: 85, other_ab: 89.9, other_ba: 90})
@@ -535,7 +537,7 @@ def test_a_diverged_run_counts_as_untrained(tmp_path):
     assert harm.effect == pytest.approx(100 * (2.0 / 0.6 - 1))
 
 
-def test_language_models_are_judged_by_their_loss_and_apart(tmp_path):
+def test_language_models_are_judged_separately_by_loss(tmp_path):
     made(tmp_path / "digits", {DENSE: (0.9, 0.9), PLAIN: (0.9, 0.8), SHARED: (0.9, 0.9)}, seeds=3)
     topics = {"data": {"name": "topics", "length": 8}, "model": {"name": "gpt"}}
     made(tmp_path / "topics", {PLAIN: (0.2, 0.2), SHARED: (0.3, 0.3)}, seeds=3, **topics)
@@ -547,7 +549,7 @@ def test_language_models_are_judged_by_their_loss_and_apart(tmp_path):
     assert inference == ["cnn on digits", "gpt on topics"]
 
 
-def test_another_claim_is_added_in_one_place(tmp_path):
+def test_claim_is_added_in_one_place(tmp_path):
     made(tmp_path, {DENSE: (0.9, 0.9), PLAIN: (0.9, 0.9)})
 
     def contrasts(context, settings):
@@ -568,7 +570,7 @@ def test_another_claim_is_added_in_one_place(tmp_path):
         ({"margin": -1.0}, "`margin` must be 0 or more, but got -1.0."),
     ],
 )
-def test_what_cannot_be_asked_is_refused(tmp_path, options, sentence):
+def test_invalid_queries_are_refused(tmp_path, options, sentence):
     write_run(tmp_path / "a", finals={"accuracy_on": 0.5})
     with pytest.raises(AnalysisError) as error:
         findings(load(tmp_path), **options)
@@ -605,7 +607,7 @@ def test_the_command_prints_verdicts_and_writes_them(tmp_path):
     assert [one["code"] for one in written["take_home"]] == [""]
 
 
-def test_a_folder_without_results_is_one_sentence(tmp_path):
+def test_folder_without_results_gives_one_sentence_error(tmp_path):
     for folder, sentence in (
         (tmp_path, f"There is no run in {tmp_path}: no folder there has a run.parquet."),
         (tmp_path / "none", f"There is no folder {tmp_path / 'none'}."),
@@ -631,7 +633,7 @@ def test_notations_are_read_without_their_classes(text):
     assert (method is None) is (text in ("1F1B", "f(", ""))
 
 
-def test_a_folder_of_missing_runs_has_a_name_that_file_systems_take(tmp_path):
+def test_missing_runs_folder_has_valid_name(tmp_path):
     settings = [Setting(forward="Entropy(" * depth + "Quantize(4)" + ")" * depth) for depth in (40, 41)]
     context = Context("digits-cnn, steps=" + "7" * 300, pd.DataFrame())
     folders = [f"{_folder(tmp_path, setting, context, [0])}-s0" for setting in settings]

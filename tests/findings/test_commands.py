@@ -9,7 +9,7 @@ from records_made import write_run
 
 from raysim.analysis import load
 from raysim.analysis.comparison.contexts import Context
-from raysim.analysis.data.settings import Setting
+from raysim.config.identity import Setting
 
 
 def test_long_settings_have_folders_of_their_own_within_255_bytes(tmp_path):

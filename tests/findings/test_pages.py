@@ -1,15 +1,12 @@
 """The pages of docs/findings say what the runs beside them say, and `raysim findings` prints the same verdicts."""
 
 import json
-from pathlib import Path
 
 import keep_findings
 import make_findings
 import pytest
 from configurations import SMALL
 from findings_index import coverage, deviations
-from findings_pictures import draw, draw_networks
-from findings_tables import races
 from make_findings import DATA, PAGES, decided
 from numpy.testing import assert_allclose
 from pandas.testing import assert_frame_equal
@@ -21,33 +18,22 @@ from raysim.analysis import load
 from raysim.cli import app
 from raysim.config import make_config
 
-ROOT = Path(__file__).parents[2]
 STUDIES = sorted(folder.name for folder in DATA.iterdir())
 
 pytestmark = pytest.mark.slow
 
 
-def test_there_are_studies():
+def test_kept_studies_exist():
     assert STUDIES
 
 
-def test_the_pages_are_what_the_runs_say():
+def test_findings_pages_match_kept_runs():
     for page, text in make_findings.written(make_findings.pages()).items():
         assert page.read_text(encoding="utf-8") == text, f"{page} is not what its runs say: run `make findings`."
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_pictures_are_drawn_for_each_study(study, tmp_path):
-    results = load(DATA / study)
-    drawn = {study: draw} | ({f"{study}-networks": draw_networks} if races(results) else {})
-    for name, drawer in drawn.items():
-        drawer(results, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert (ROOT / "docs" / "images" / "findings" / f"{name}.png").is_file()
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_the_command_prints_the_verdicts_of_the_page(study, tmp_path):
+def test_findings_command_prints_verdicts_of_page(study, tmp_path):
     command = ["findings", str(DATA / study), "--json", str(tmp_path / "found.json")]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -61,7 +47,7 @@ def test_the_command_prints_the_verdicts_of_the_page(study, tmp_path):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
+def test_kept_runs_are_finished_and_of_planned_seeds(study):
     results = load(DATA / study)
     assert results.problems == []
     assert set(results.runs["status"]) == {"finished"}
@@ -69,18 +55,18 @@ def test_the_kept_runs_are_small_finished_and_of_the_planned_seeds(study):
     assert set(results.runs["host"].fillna("")) == {""}
 
 
-def test_all_kept_runs_together_are_small():
+def test_kept_runs_total_under_10_mb():
     assert sum(file.stat().st_size for file in DATA.rglob("*.parquet")) < 10_000_000
 
 
-def test_bounds_cover_as_stated_on_spreads_that_were_recorded():
+def test_bounds_have_stated_coverage_on_recorded_spreads():
     """Five seeds are drawn from the deviations of the recorded harms, scaled alike; each bound holds the mean in 95 % of draws."""
     spread = [value for study in STUDIES for value in deviations(load(DATA / study))]
     for share in coverage(spread):
         assert 0.93 < share < 0.97
 
 
-def test_keeping_runs_changes_nothing_but_their_size_and_last_digits(monkeypatch, tmp_path):
+def test_keep_findings_changes_only_size_and_rounding(monkeypatch, tmp_path):
     small_study, kept = tmp_path / "study", tmp_path / "kept"
     for place, forward in enumerate(["Identity", "TopK(0.1)", "ErrorFeedback(TopK(0.1))"]):
         for seed in (0, 1, 2):

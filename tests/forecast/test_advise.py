@@ -141,7 +141,7 @@ def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: s
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_at_the_bandwidth_of_a_utilisation_the_step_has_it(way: Way) -> None:
+def test_required_bandwidth_gives_requested_utilisation(way: Way) -> None:
     own, reached = job(), 0
     for level, found in zip(LEVELS, needed(own, way, NEAR), strict=True):
         assert found.low_bps <= found.bps <= found.high_bps
@@ -197,7 +197,7 @@ def test_a_single_shard_is_a_dense_replica() -> None:
     assert steps_s(own, alone, [SLOW]) == pytest.approx(steps_s(own, dense, [SLOW]))
 
 
-def test_units_are_the_stage() -> None:
+def test_profile_units_are_the_stage() -> None:
     for model in (SHAPE, replace(SHAPE, tied=True), RecipeModel(read_config("topics-gpt"))):
         for count in (1, 2):
             for stage in model.stages(count, 2):
@@ -256,7 +256,7 @@ def test_a_stage_takes_its_operations_and_its_messages(schedule: str, devices: s
     assert parts_of(own, Way(layout), SLOW).compute == pytest.approx(busy_s)
 
 
-def test_a_host_codes_with_all_its_gpus() -> None:
+def test_host_codec_time_uses_all_gpus() -> None:
     one, two = (job(devices=devices).profile(Way(Layout(4, 1), "Quantize(8)")) for devices in ("4xA100", "4x2xA100"))
     assert one.encode_s == pytest.approx(2 * two.encode_s)
     assert one.decode_s == pytest.approx(2 * two.decode_s)
@@ -296,7 +296,7 @@ def test_the_interval_is_that_of_the_seconds_of_the_network() -> None:
         assert free / (own_s + (1 + sign * 1.645 * 0.12) * (step - own_s)) == pytest.approx(0.8, rel=1e-3)
 
 
-def test_a_recipe_is_advised_on_like_a_shape() -> None:
+def test_recipe_and_shape_give_equal_advice() -> None:
     model = RecipeModel(read_config("topics-gpt"))
     own = make_job(
         model,
@@ -327,7 +327,7 @@ def test_settings_are_read_as_they_are_written() -> None:
         parse_setting("forward=TopKk(0.1)")
 
 
-def test_the_answer_names_bandwidths_and_the_fastest_way_that_fits() -> None:
+def test_advice_names_bandwidths_and_fastest_fitting_option() -> None:
     advice = advise(job(), [parse_network("100mbps")])
     first, second = answer(advice)
     dense = advice.dense
@@ -345,7 +345,7 @@ def test_the_answer_names_bandwidths_and_the_fastest_way_that_fits() -> None:
 SMALL = ["--layers", "8", "--width", "256", "--length", "512", "--vocabulary", "1000"]
 
 
-def test_the_command_writes_a_study_of_settings_that_pay_a_plot_and_figures(tmp_path: Path, monkeypatch) -> None:
+def test_advise_writes_study_plot_and_figures(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     files = ["--study", "s.toml", "--plot", "p.png", "--json", "f.json"]
     extra = ["--try", "forward=Quantize(5) backward=Quantize(5)", "--stages", "4"]
@@ -387,7 +387,7 @@ def test_a_plot_is_a_png(tmp_path: Path, name: str) -> None:
     assert not file.exists()
 
 
-def test_tables_cut_no_setting_and_help_names_computed_defaults(monkeypatch) -> None:
+def test_tables_show_full_settings_and_help_names_defaults(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     done = CliRunner().invoke(app, ["advise", *SMALL, "--devices", "4xA100", "--network", "100mbps"])
     assert done.exit_code == 0, done.output
@@ -479,7 +479,7 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
         ),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, monkeypatch) -> None:
+def test_bad_input_gives_one_sentence_error(arguments: list[str], sentence: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["advise", *arguments])
     assert done.exit_code == 2, done.output
@@ -492,7 +492,7 @@ def test_a_matrix_narrower_than_the_rank_is_sent_as_a_vector_is(shape):
     assert exchange_of("PowerSGD(8)", shape, 4) == exchange_of("PowerSGD(8)", (math.prod(shape),), 4)
 
 
-def test_a_tied_embedding_takes_its_seconds_on_two_workers_and_none_on_one() -> None:
+def test_tied_embedding_costs_time_only_between_two_workers() -> None:
     """Its two copies are summed in two rounds of half of it each way; a V-shaped schedule keeps both on one worker."""
     tied, untied = (replace(SHAPE, tied=tied, vocabulary=50_000) for tied in (True, False))
     way, own = Way(Layout(4, 1)), replace(job(transport=BARE), model=tied)

@@ -35,20 +35,20 @@ def advised(model: Any, tried: Any = (), layout: Layout | None = None) -> Any:
 
 @pytest.mark.parametrize("asked", [LARGE, TRAINED], ids=str)
 @pytest.mark.parametrize("setting", CODECS, ids=str)
-def test_runs_of_small_models_call_nothing_safe_for_trained_or_large_transformers(asked: Scope, setting: Any) -> None:
+def test_small_model_evidence_calls_nothing_safe_for_large_transformers(asked: Scope, setting: Any) -> None:
     verdict, scope = known(Setting(*setting), asked)
     assert verdict in ("harmful", "untried") or scope is None or not scope.small
 
 
 @pytest.mark.parametrize("scope", list({str(row["scope"]): row["scope"] for row in EVIDENCE}.values()))
-def test_every_verdict_says_what_it_is_about(scope: dict[str, Any]) -> None:
+def test_every_verdict_states_its_scope(scope: dict[str, Any]) -> None:
     assert scope["kind"] in ("transformer", "convolutional", "recurrent")
     assert scope["origin"] in ("from scratch", "fine-tuned", "trained elsewhere")
     assert scope["parameters"] > 10_000
     assert scope["peak"] is None or scope["peak"] > 1
 
 
-def test_one_range_per_tensor_is_hopeless_for_a_trained_transformer_and_safe_for_a_small_one() -> None:
+def test_per_tensor_range_verdicts_differ_by_model() -> None:
     eight = Setting("Quantize(8)", "Quantize(8)")
     assert known(eight, SMALL).verdict == "safe"
     for asked in (LARGE, TRAINED):
@@ -58,7 +58,7 @@ def test_one_range_per_tensor_is_hopeless_for_a_trained_transformer_and_safe_for
     assert known(one_way, TRAINED).verdict == "hopeless at once"
 
 
-def test_two_safe_parts_are_untried_together() -> None:
+def test_combination_of_safe_parts_is_untested() -> None:
     """Eight bits on links and `PowerSGD(8)` are each safe for a small GPT, and harmful together."""
     links, method = Setting("Quantize(8)", "Quantize(8)"), Setting(replica_gradient="PowerSGD(8)")
     assert {known(part, SMALL).verdict for part in (links, method)} == {"safe"}
@@ -69,7 +69,7 @@ def test_two_safe_parts_are_untried_together() -> None:
     assert known(other._replace(replica_gradient="PowerSGD(8)"), SMALL) == Known("untried")
 
 
-def test_verdicts_of_another_kind_of_model_are_harm_or_nothing() -> None:
+def test_other_model_kinds_transfer_only_harm() -> None:
     mine = Scope("unknown", 100_000, model="mine")
     pictures = Scope("convolutional", 100_000, model="cnn")
     for codecs in CODECS:
@@ -80,7 +80,7 @@ def test_verdicts_of_another_kind_of_model_are_harm_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_no_headline_breaks_the_model(trained: bool) -> None:
+def test_headline_never_recommends_a_harmful_setting(trained: bool) -> None:
     tried = [
         Setting("Quantize(8)", "Quantize(8)"),
         Setting("Quantize(3)", "Quantize(6)"),
@@ -121,6 +121,6 @@ def test_transformers_are_offered_ranges_of_tokens_and_convolutions_those_of_ten
         ),
     ],
 )
-def test_the_scope_of_a_recipe(recipe: str, changes: list[str], kind: str, origin: str) -> None:
+def test_recipe_scope(recipe: str, changes: list[str], kind: str, origin: str) -> None:
     scope = RecipeModel(read_config(recipe, changes)).scope
     assert (scope.kind, scope.origin) == (kind, origin)

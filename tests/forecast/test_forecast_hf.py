@@ -46,14 +46,14 @@ def facts(layers, shape):
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_a_structure_costs_what_the_model_costs(case):
+def test_model_structure_has_cost_of_model(case):
     options, shape = OPTIONS[case], FAMILIES[case][1] if case in FAMILIES else TEXT
     made = make_structure("hf", hf, {"shape": shape, **options})
     assert facts(made, shape) == facts(build_model("hf", options, shape, seed=0), shape)
     assert all(x.untyped_storage().nbytes() == x.itemsize for x in made.parameters())
 
 
-def test_a_gpt2_without_its_weights_costs_what_it_costs_with_them(tmp_path):
+def test_gpt2_cost_needs_no_weights(tmp_path):
     tokens = TEXT._replace(num_classes=64)
     load_model(tokens, config=CAUSAL["gpt2"]).save_pretrained(tmp_path)
     made = facts(build_model("gpt2", {"path": str(tmp_path)}, tokens, seed=0), tokens)
@@ -134,7 +134,7 @@ def across_workers(transfers: Transfers, owner: list[int]) -> list[tuple[Any, ..
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize(("schedule", "num_stages"), [("1F1B", 4), ("ZBV", 4), ("Interleaved1F1B(2)", 4)])
-def test_advice_forecast_and_run_send_the_same_bytes_for_a_tied_embedding(
+def test_advice_forecast_and_run_agree_on_tied_embedding_bytes(
     schedule: str, num_stages: int, num_replicas: int, tmp_path: Path
 ) -> None:
     """Every transfer of a step that sums a tied embedding, on any layout and schedule."""

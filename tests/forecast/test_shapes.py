@@ -106,14 +106,14 @@ def test_missing_keys_have_the_defaults_of_their_class(family: str) -> None:
         {"model_type": "opt", **OWN["opt"], "num_key_value_heads": 2},
     ],
 )
-def test_other_names_nulls_and_keys_of_other_classes_are_read_as_the_class_reads_them(values: dict[str, Any]) -> None:
+def test_model_config_aliases_and_nulls_are_read_like_transformers(values: dict[str, Any]) -> None:
     assert shape_of(values).num_parameters == _built(values)[1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("key", ["attention_bias", "mlp_bias", "use_bias", "enable_bias"])
 @pytest.mark.parametrize("given", [True, False])
-def test_biases_are_those_of_the_class(family: str, key: str, given: bool) -> None:
+def test_forecast_counts_biases_of_the_class(family: str, key: str, given: bool) -> None:
     values = OWN.get(family, SMALL) | {"model_type": family, key: given}
     assert shape_of(values).num_parameters == _built(values)[1]
 
@@ -138,7 +138,7 @@ def test_operations_of_a_forward_are_those_of_the_formula() -> None:
         assert sum(stage.num_parameters for stage in stages) == shape.num_parameters
 
 
-def test_a_token_passes_only_its_experts() -> None:
+def test_only_active_experts_are_counted() -> None:
     dense = ModelShape(layers=1, width=64, length=16, vocabulary=10, heads=4, hidden=128, gated=True)
     mixed = ModelShape(
         layers=1, width=64, length=16, vocabulary=10, heads=4, hidden=64, gated=True, experts=8, active_experts=2

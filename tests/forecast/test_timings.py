@@ -33,7 +33,7 @@ def step_s(**values: Any) -> float:
 
 
 @pytest.mark.parametrize("text", ["1F1B", "GPipe", "Interleaved1F1B(2)", "ZBH1"])
-def test_a_file_is_priced_as_the_profile_of_its_figures(text: str) -> None:
+def test_timings_file_is_priced_as_equal_profile(text: str) -> None:
     profile = Profile.uniform(
         4, 0.01, 0.01, weight_s=0.008, wire_bytes=1e5, update_s=0.002, gradient_bytes=4e6, message_s=0.003
     )
@@ -92,7 +92,7 @@ def test_contradictory_figures_are_refused(changes: dict[str, Any], rule: str) -
         Timings(**WHOLE | changes)
 
 
-def test_the_share_of_weight_gradients_is_asked_for() -> None:
+def test_missing_weight_gradient_share_is_requested() -> None:
     with pytest.raises(InputError, match=r"^ZBH1 runs weight gradients separately, .* give `weight_share`"):
         Timings(**WHOLE, schedule="ZBH1").step()
     third, half = (Timings(**WHOLE, schedule="ZBH1", weight_share=share).step() for share in (1 / 3, 1 / 2))
@@ -101,14 +101,14 @@ def test_the_share_of_weight_gradients_is_asked_for() -> None:
 
 
 @given(forward=st.floats(1e-4, 1.0), inputs=st.floats(1e-4, 1.0), weight=st.floats(1e-4, 1.0), count=st.integers(1, 12))
-def test_a_step_in_one_part_lasts_as_long_whether_its_backward_is_given_whole(forward, inputs, weight, count) -> None:
+def test_step_time_is_independent_of_backward_split(forward, inputs, weight, count) -> None:
     common = {"num_stages": 3, "num_microbatches": count, "forward_s": forward}
     parts = Timings(**common, input_s=inputs, weight_s=weight).step().simulate(FREE).step_s
     whole = Timings(**common, backward_s=inputs + weight).step().simulate(FREE).step_s
     assert parts == pytest.approx(whole)
 
 
-def test_files_of_timings_and_of_profiles_are_read_and_others_left_alone(tmp_path: Path) -> None:
+def test_timings_and_profile_files_are_recognised(tmp_path: Path) -> None:
     written = tmp_path / "t.toml"
     written.write_text("\n".join(f"{name} = {value}" for name, value in PARTS.items()))
     (tmp_path / "t.json").write_text(json.dumps(PARTS))

@@ -17,7 +17,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
 
 
-def test_a_calibration_takes_the_place_of_the_transports_own_figures(cache):
+def test_calibration_replaces_transport_defaults(cache):
     assert calibrated_transport("ray") is RAY
     save_calibration("gloo", COSTS)
     path = save_calibration("ray", COSTS)
@@ -29,12 +29,12 @@ def test_a_calibration_takes_the_place_of_the_transports_own_figures(cache):
     assert calibrated_transport("gloo") is GLOO
 
 
-def test_the_driver_takes_longer_with_every_worker():
+def test_driver_time_grows_with_workers():
     assert COSTS.overheads(3) == {"call_s": 1e-3, "message_s": 2e-3, "byte_s": 3e-9, "step_s": pytest.approx(19e-3)}
 
 
 @pytest.mark.parametrize("content", ["{", '{"ray": {"call_s": -1, "source": ""}}', '{"ray": {}}', '{"ray": 3}', "[]"])
-def test_a_broken_calibration_is_one_sentence(cache, content):
+def test_broken_calibration_gives_one_sentence_error(cache, content):
     save_calibration("ray", COSTS).write_text(content)
     with pytest.raises(
         ValueError, match=r"^The calibration .*transports.json cannot be read \(.*\)\. Run `raysim calibrate`"
@@ -45,7 +45,7 @@ def test_a_broken_calibration_is_one_sentence(cache, content):
 
 
 @pytest.mark.slow
-def test_ray_is_measured_and_kept(cache):
+def test_ray_calibration_is_measured_and_cached(cache):
     words = [sys.executable, "-c", "from raysim.cli import main; main()", "calibrate"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

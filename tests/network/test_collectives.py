@@ -78,7 +78,7 @@ def transfers_of(
 
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("num_replicas", range(2, 17))
-def test_a_dense_average_takes_the_bytes_of_a_ring_in_two_rounds(num_replicas: int, sharing: str) -> None:
+def test_dense_average_has_ring_bytes_in_two_rounds(num_replicas: int, sharing: str) -> None:
     """2 (D - 1) / D S / W; twice that where a port carries both ways. A receiver that is served in turn waits for each latency."""
     profile = Profile.uniform(1, 0.0, 0.0, gradient_bytes=np.full(1, 1e6))
     ring = all_reduce_s(1e6, range(num_replicas), Network(BPS))
@@ -89,7 +89,7 @@ def test_a_dense_average_takes_the_bytes_of_a_ring_in_two_rounds(num_replicas: i
         assert found == pytest.approx((2 if sharing == "half" else 1) * ring + waits * latency)
 
 
-def test_digits_on_more_replicas_are_slower() -> None:
+def test_digits_is_slower_on_more_replicas() -> None:
     """138,152 bytes of gradients at 10 Mbit/s: 221, 331 and 387 ms of a ring's bytes with twice as many at every step."""
     size = 2 * 138_152.0
     profile = Profile.uniform(1, 0.0, 0.0, gradient_bytes=np.full(1, size))
@@ -115,7 +115,7 @@ def test_recursive_doubling_takes_one_message_a_round(num_replicas: int) -> None
 
 
 @pytest.mark.parametrize(("num_replicas", "most"), [(3, 2), (5, 4), (7, 2)])
-def test_recursive_doubling_of_odd_numbers_sends_more_where_partners_are_missing(num_replicas: int, most: int) -> None:
+def test_recursive_doubling_sends_more_if_partners_are_missing(num_replicas: int, most: int) -> None:
     transfers = transfers_of("GTopK(0.05, min_values=1)", num_replicas, {"first.weight": (40, 30)})
     expected, counts = 0.0, []
     for turn in range((num_replicas - 1).bit_length()):
@@ -141,7 +141,7 @@ def test_gossip_sends_to_two_neighbours(num_replicas: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", [OneFOneB(), Interleaved1F1B(2)], ids=repr)
-def test_bytes_of_a_worker_count_however_many_stages_hold_them(schedule: Schedule) -> None:
+def test_worker_bytes_are_independent_of_stage_count(schedule: Schedule) -> None:
     """25 MB a worker at 100 Mbit/s on two replicas: 2 s, as one stage or as two."""
     stages = 2 * (2 if isinstance(schedule, Interleaved1F1B) else 1)
     profile = Profile.uniform(stages, 0.0, 0.0, gradient_bytes=np.full(stages, 50e6 / stages))
@@ -152,7 +152,7 @@ def test_bytes_of_a_worker_count_however_many_stages_hold_them(schedule: Schedul
     assert during.step_s == pytest.approx(2.0)
 
 
-def test_stages_of_one_host_add_up() -> None:
+def test_compute_of_stages_on_one_host_adds_up() -> None:
     profile = Profile.uniform(4, 0.0, 0.0, gradient_bytes=np.full(4, 12.5e6))
     network = Network(100e6)
     apart = simulate(OneFOneB(), profile, network, num_microbatches=2, num_replicas=2)
@@ -173,14 +173,14 @@ def test_codecs_of_a_worker_add_up_over_its_stages_and_the_slowest_worker_counts
     assert one.end_s - one.start_s == pytest.approx(6.0 + 4 * 1.0)
 
 
-def test_compressed_gradients_leave_in_buckets_if_their_method_can() -> None:
+def test_compressed_gradients_use_buckets_if_supported() -> None:
     transfers = all_reduce(DIRECTIONS[0], 0, [(0, 0), (1, 0)], [5e5, 5e5])
     profile = in_buckets(Profile.uniform(1, 1.0, 2.0, transfers=transfers), num_buckets=4)
     (one,) = simulate(GPipe(), profile, Network(8e6), num_microbatches=1, num_replicas=2).collectives
     assert (one.collective.num_buckets, one.start_s, one.end_s) == (4, 1.5, 3.25)
 
 
-def test_a_slow_pair_bounds_a_round_and_a_fast_port_the_rest() -> None:
+def test_round_is_bounded_by_slow_pair_then_fast_port() -> None:
     fast, slow = 1e9, 1e7
     matrix = tuple(tuple(slow if {i, j} == {0, 2} else fast for j in range(3)) for i in range(3))
     transfers = all_reduce(DIRECTIONS[0], 0, [(replica, 0) for replica in range(3)], [1e6] * 3)
@@ -204,9 +204,7 @@ def test_owners_of_tied_parameters_follow_the_averages() -> None:
 
 
 @given(st.integers(2, 8), st.integers(1, 3), st.integers(0, 10**6), st.sampled_from(SHARING))
-def test_no_more_sharers_replicas_or_bytes_are_ever_faster(
-    num_replicas: int, num_stages: int, seed: int, sharing: str
-) -> None:
+def test_more_load_is_never_faster(num_replicas: int, num_stages: int, seed: int, sharing: str) -> None:
     random = np.random.default_rng(seed)
     network = Network(BPS, float(random.uniform(0, 0.1)), sharing=sharing)
     sizes = random.uniform(0, 1e7, num_stages)
@@ -226,7 +224,7 @@ def test_no_more_sharers_replicas_or_bytes_are_ever_faster(
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 10**6), st.sampled_from(["pair", "port", "half"]))
-def test_a_round_is_bounded_by_its_busiest_port_and_by_all_messages_in_turn(
+def test_round_time_lies_between_busiest_port_and_serial_messages(
     num_replicas: int, num_stages: int, seed: int, sharing: str
 ) -> None:
     transfers = random_transfers(num_replicas, num_stages, seed)
@@ -299,7 +297,7 @@ def test_collectives_are_part_of_the_step(
         assert one.end_s - one.start_s == pytest.approx(one.collective.codec_s + sum(one.round_s))
 
 
-def test_groups_that_meet_follow_one_another_where_they_overlap() -> None:
+def test_overlapping_groups_run_in_sequence() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, gradient_bytes=np.full(2, 1e6))
     shared = Placement((0, 0, 1, 1))
     timeline = simulate(GPipe(), in_buckets(profile), Network(8e6), num_microbatches=1, placement=shared)
@@ -322,7 +320,7 @@ def test_means_keep_bytes_and_rounds() -> None:
     assert (len(total), total["wire_bytes"].sum()) == (12, pytest.approx(18e6))
 
 
-def test_transfers_of_replicas_that_are_not_there_are_refused() -> None:
+def test_transfers_of_missing_replicas_are_refused() -> None:
     transfers = all_reduce(DIRECTIONS[0], 0, [(0, 0), (3, 0)], [1.0, 1.0])
     with pytest.raises(ValueError, match=r"^`transfers` must be between 2 replicas, but got replica 3\.$"):
         end_of(transfers, Network(BPS), 2)
@@ -339,8 +337,7 @@ def test_messages_add_up_to_the_bytes_that_each_replica_sends(variant: Variant) 
     for step in range(3):
         given = [gradients(replica, step) for replica in range(count)]
         contexts = [
-            context(replica, count, step, previous=before[replica], parameters=given[replica])
-            for replica in range(count)
+            context(replica, count, step, extra=before[replica], parameters=given[replica]) for replica in range(count)
         ]
         results, sent = average_together(method, given, memories[0], contexts)
         rounds = [method.average(*each) for each in zip(given, memories[1], contexts, strict=True)]

@@ -47,7 +47,7 @@ def sent_by(rounds: list[Rounds]) -> Counter[int]:
 
 
 @given(SITES, st.sampled_from(ALL_REDUCES))
-def test_every_member_hears_of_every_other_and_none_sends_to_itself(sites: list[str], algorithm: str) -> None:
+def test_collective_reaches_every_member_without_self_sends(sites: list[str], algorithm: str) -> None:
     rounds = all_reduce_rounds(len(sites), 1200.0, algorithm, sites)
     known = [{member} for member in range(len(sites))]
     for equal in rounds:
@@ -69,7 +69,7 @@ def test_no_algorithm_sends_less_than_a_ring(count: int, algorithm: str) -> None
         assert total >= 2 * (count - 1) * 1200 - 1e-6
 
 
-def test_a_ring_feels_its_slow_pair_wherever_it_is() -> None:
+def test_ring_time_is_independent_of_slow_pair_position() -> None:
     """Bytes of S/D cross the slow pair in each of 2 (D - 1) rounds; a direct exchange sends over it twice."""
     size, chunk_s = 4e6, 8 * 1e6 / 1e6
     assert all_reduce_s(size, range(4), SLOW_PAIR, "ring") == pytest.approx(6 * chunk_s)
@@ -78,7 +78,7 @@ def test_a_ring_feels_its_slow_pair_wherever_it_is() -> None:
     assert all_reduce_s(size, apart, SLOW_PAIR, "ring") == pytest.approx(6 * 8 * 1e6 / 80e6)
 
 
-def test_between_sites_a_shard_each_crosses_instead_of_all() -> None:
+def test_only_shards_cross_between_sites() -> None:
     """S/3 within a site, twice, and a ring of two for each third of the gradients over the slow links."""
     size = 3e6
     within = 0.001 + 2 * 8 * 1e6 / 80e6  # an owner receives from two others
@@ -91,7 +91,7 @@ def test_between_sites_a_shard_each_crosses_instead_of_all() -> None:
     assert all_reduce_s(1e9, range(64), worldwide, "sites") < all_reduce_s(1e9, range(64), worldwide, "ring")
 
 
-def test_a_single_site_or_one_member_a_site_makes_a_ring() -> None:
+def test_hierarchical_average_degenerates_to_ring() -> None:
     for hosts in ([0, 1, 2], [1, 4]):
         assert all_reduce_s(3e6, hosts, TWO_SITES, "sites") == all_reduce_s(3e6, hosts, TWO_SITES, "ring")
 
@@ -115,7 +115,7 @@ def test_messages_pay_for_their_transport_and_framing() -> None:
             assert timeline.collective_s == pytest.approx(seconds)
 
 
-def test_networks_that_differ_in_their_sites_alone_are_two() -> None:
+def test_networks_with_different_sites_are_distinct() -> None:
     other = replace(TWO_SITES, host_sites=tuple("abcabc"))
     seconds = {network: all_reduce_s(3e6, range(6), network, "sites") for network in (TWO_SITES, other)}
     assert len(seconds) == 2
@@ -131,7 +131,7 @@ def test_gathers_and_scatters() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
-def test_a_step_takes_what_its_all_reduce_takes(algorithm: str) -> None:
+def test_step_includes_all_reduce_time(algorithm: str) -> None:
     profile = Profile.uniform(
         1, 1.0, 2.0, gradient_bytes=np.full(1, 3e6), transport=replace(BARE, averaging=Averaging(algorithm))
     )
@@ -172,7 +172,7 @@ def by_hand(ready_s: float, last_s: float, count: int, each_s: float) -> float:
     st.sampled_from(["direct", "ring", "tree"]),
     st.sampled_from([OneFOneB(), GPipe(), ZBH1(), Interleaved1F1B(2)]),
 )
-def test_buckets_leave_as_the_last_backward_makes_them(
+def test_buckets_start_as_last_backward_produces_them(
     replicas: int, count: int, bps: float, algorithm: str, schedule: Schedule
 ) -> None:
     size = count * 2.0**20
@@ -204,7 +204,7 @@ def test_buckets_leave_as_the_last_backward_makes_them(
     assert timeline.step_s <= whole.step_s + more_trips
 
 
-def test_buckets_leave_within_the_last_backward_of_their_own_stage() -> None:
+def test_buckets_start_within_last_backward_of_their_stage() -> None:
     """Stages, microbatches and replicas that all take different times; an average that takes none ends with its stage."""
     compute_s = np.random.default_rng(1).uniform(0.5, 2.0, (2, 3, 2, 4))
     size = np.full(3, 4 * 2.0**20)
@@ -228,7 +228,7 @@ def test_the_last_bucket_need_not_be_full() -> None:
     assert [Averaging("ring", 25).num_buckets(size) for size in sizes] == [0, 1, 1, 2, 3]
 
 
-def test_an_exchange_within_backward_costs_the_last_bucket_alone() -> None:
+def test_overlapped_exchange_costs_only_last_bucket() -> None:
     """One stage, 100 MiB in 4 buckets: at 10 Gbit/s only the last one is waited for, and at 100 Mbit/s all but the first quarter."""
     size = 100 * 2.0**20
     profile = Profile.uniform(
@@ -247,7 +247,7 @@ def test_an_exchange_within_backward_costs_the_last_bucket_alone() -> None:
     assert timeline.explain()["compute"] == pytest.approx(7.5)
 
 
-def test_an_average_that_cannot_leave_in_buckets_waits_for_all_pipelines() -> None:
+def test_unbucketed_average_waits_for_all_pipelines() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, gradient_bytes=np.full(2, 1e6), bucketed_bytes=np.array([0.0, 1e6]))
     profile = replace(profile, transport=replace(BARE, averaging=Averaging("ring", 25)))
     timeline = simulate(GPipe(), profile, Network(8e6), num_microbatches=2, num_replicas=2)
@@ -255,7 +255,7 @@ def test_an_average_that_cannot_leave_in_buckets_waits_for_all_pipelines() -> No
     assert (waits.start_s, early.start_s) == (timeline.pipeline_s, timeline.pipeline_s - 1.0)
 
 
-def test_buckets_that_share_hosts_with_an_average_that_waits_come_first() -> None:
+def test_overlapped_buckets_precede_waiting_averages_on_shared_hosts() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, gradient_bytes=np.full(2, 4e6), bucketed_bytes=np.array([0.0, 4e6]))
     profile = replace(profile, transport=replace(BARE, averaging=Averaging("ring", 25)))
     timeline = simulate(GPipe(), profile, Network(8e6), num_microbatches=1, placement=Placement((0, 0, 1, 1)))
@@ -272,7 +272,7 @@ def test_notation_round_trip(algorithm: str, bucket_mib: float | None) -> None:
     assert bool(averaging.num_buckets(1.0)) == (bucket_mib is not None)
 
 
-def test_transports_average_as_their_users_do() -> None:
+def test_transports_average_like_their_libraries() -> None:
     assert (RAY.averaging, BARE.averaging) == (Averaging(), Averaging())
     assert NCCL.averaging == GLOO.averaging == parse_averaging("ring/25MiB")
     for text in ("star", "ring/25MB", "ring/"):

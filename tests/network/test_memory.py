@@ -74,7 +74,7 @@ def test_counts_in_flight(schedule: Schedule) -> None:
             assert in_flight(schedule, p, m) == [min(m, p - s + extra) for s in range(p)]
 
 
-def test_a_workers_stages_are_counted_at_its_worst_moment() -> None:
+def test_worker_memory_is_peak_over_its_stages() -> None:
     """Never more than the sum of their peaks, and never less than at any one moment, whatever a microbatch weighs."""
     for p, v in ((1, 3), (2, 2), (3, 2), (2, 4)):
         schedule, stages = Interleaved1F1B(v), p * v
@@ -93,7 +93,7 @@ def test_a_workers_stages_are_counted_at_its_worst_moment() -> None:
             assert priced == most
 
 
-def test_zero_bubble_keeps_what_waits_for_w() -> None:
+def test_zero_bubble_memory_includes_pending_weight_gradients() -> None:
     for p in range(1, 6):
         for m in range(1, 9):
             held = worst_moment(ZBH1().rows(p, m), [Needs(5, 2)] * p)
@@ -143,7 +143,7 @@ def test_packets_never_exceed_their_bound(schedule: Schedule, p: int, m: int, ra
         assert waiting[s] <= bound[s]
 
 
-def test_aqsgd_on_all_of_cifar10_is_refused_with_the_arithmetic() -> None:
+def test_aqsgd_memory_on_cifar10_is_refused_with_arithmetic() -> None:
     cuts = (64 * 32 * 32, 128 * 16 * 16, 256 * 8 * 8)
     copies = [4 * 50_000 * values for values in cuts]
     assert sum(copies) == 22_937_600_000

@@ -32,7 +32,7 @@ def test_point_to_point() -> None:
     ("level", "seconds"),
     [("8mbps", 1.0486), ("80mbps", 0.1049), ("100mbps", 0.0839), ("200mbps", 0.0419), ("500mbps", 0.0168)],
 )
-def test_a_mebibyte_at_the_levels_that_papers_quote(level: str, seconds: float) -> None:
+def test_mebibyte_transfer_time_at_published_bandwidths(level: str, seconds: float) -> None:
     assert parse_network(level).p2p_s(0, 1, 2**20) == pytest.approx(seconds, abs=5e-5)
 
 
@@ -49,7 +49,7 @@ def test_collectives_by_alpha_beta(ranks: int, latency: float, bandwidth: float,
         assert all_reduce_s(size, hosts, network, "tree") == pytest.approx(2 * latency * rounds + 2 * wire * rounds)
 
 
-def test_a_ring_goes_at_its_slowest_link() -> None:
+def test_ring_runs_at_slowest_link() -> None:
     bandwidth = ((0.0, 8.0, 4.0), (8.0, 0.0, 2.0), (4.0, 2.0, 0.0))
     assert all_reduce_s(3.0, [0, 1, 2], Network(bandwidth)) == 2 * 2 * (8 * 1.0 / 2.0)
     assert all_reduce_s(2.0, [0, 1], Network(bandwidth)) == 2 * (8 * 1.0 / 8.0)
@@ -314,11 +314,11 @@ def test_equal_networks_have_one_hash_which_no_other_process_gets() -> None:
         ("10mbps..25MByte/s", "write 200mbps"),
     ],
 )
-def test_bytes_a_second_are_refused_with_both_readings(text, sentence):
+def test_ambiguous_bandwidth_unit_is_refused_with_both_meanings(text, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         parse_bandwidths(text) if ".." in text else parse_network(text)
 
 
 @pytest.mark.parametrize("text", ["200MBPS", "200mbps", "200Mbps", "200 Mbit/s"])
-def test_bits_a_second_are_read_in_any_case(text):
+def test_bandwidth_units_are_case_insensitive(text):
     assert parse_network(text).bandwidth_bps == 200e6

@@ -26,6 +26,6 @@ def seconds(exchanging: bool, latent: bool) -> float:
         (4, 1, 5.0),  # the wait for the transfers before is longer than that for the exchange
     ],
 )
-def test_an_exchange_is_hidden_until_the_next_one_needs_its_wires(num_steps: int, interval: int, added: float) -> None:
+def test_exchange_is_hidden_until_next_exchange(num_steps: int, interval: int, added: float) -> None:
     expected = QUIET + CODEC + added
     assert overlapped(seconds, CODEC, num_steps, interval) == pytest.approx(expected)

@@ -196,7 +196,7 @@ def test_devices_are_plausible() -> None:
         assert 16e9 <= device.memory_bytes <= 200e9
 
 
-def test_packets_of_another_compressor() -> None:
+def test_profile_packets_of_another_compressor() -> None:
     dense, packed = profiles_from_actions(recorded(seed=1))[0], profiles_from_actions(recorded(seed=2))[0]
     mixed = dense.with_packets_of(packed)
     np.testing.assert_array_equal(mixed.compute_s, dense.compute_s)

@@ -72,7 +72,7 @@ def event_s(compute: list[float], gathers: list[float], scatters: list[float], p
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=8), st.integers(0, 9))
-def test_an_action_takes_the_seconds_of_its_events_and_at_least_its_compute_and_its_wire(
+def test_action_time_is_sum_of_events_and_at_least_compute_and_wire(
     units: list[tuple[float, float, float]], prefetch: int
 ) -> None:
     compute, gathers, scatters = (np.array(each) for each in zip(*units, strict=True))
@@ -100,9 +100,7 @@ def test_units_that_wait_by_hand() -> None:
 
 @pytest.mark.parametrize("reshard_after", RESHARDS)
 @pytest.mark.parametrize(("shards", "replicas"), [(4, 4), (2, 4), (1, 4), (3, 6), (1, 1)])
-def test_bytes_have_their_closed_form_and_a_step_is_never_shorter_than_the_wire(
-    reshard_after: str, shards: int, replicas: int
-) -> None:
+def test_sharded_bytes_have_closed_form_and_bound_step(reshard_after: str, shards: int, replicas: int) -> None:
     """On a network so slow that compute does not count, a step takes the seconds of its bytes, whatever the units."""
     gathers, scatters = FSDP(shards, reshard_after).counts(3)
     groups = replicas // shards
@@ -119,7 +117,7 @@ def test_bytes_have_their_closed_form_and_a_step_is_never_shorter_than_the_wire(
 
 @pytest.mark.parametrize("sharding", ["FSDP(4)", "FSDP(2, 'backward')", "FSDP(4, reshard_after='step', prefetch=3)"])
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "Interleaved1F1B(2)"])
-def test_a_step_falls_to_that_without_shards_as_bandwidth_grows(schedule: str, sharding: str) -> None:
+def test_sharded_step_tends_to_unsharded_with_bandwidth(schedule: str, sharding: str) -> None:
     given = SHARDED | {"num_stages": 4, "num_microbatches": 4, "schedule": schedule, "sharding": sharding}
     given |= {"weight_share": 0.4} if schedule == "ZBH1" else {}
     step = Timings.model_validate(given).step()
@@ -148,7 +146,7 @@ def test_keeping_parameters_longer_saves_time() -> None:
     assert seconds[0].step_s > seconds[1].step_s > seconds[2].step_s > 9.0
 
 
-def test_waits_are_no_compute() -> None:
+def test_waiting_is_not_counted_as_compute() -> None:
     timeline = Timings.model_validate(SHARDED).step().simulate(Network(1e10))
     for worker in timeline.workers():
         assert worker.compute_s == pytest.approx(9.0)
@@ -159,7 +157,7 @@ def test_waits_are_no_compute() -> None:
     assert timeline.profile.shard_s.sum() * 3 == pytest.approx(timeline.step_s - 9.0)
 
 
-def test_shards_within_a_host_gather_for_nothing() -> None:
+def test_gathers_within_a_host_are_free() -> None:
     """Two hosts of two replicas: HSDP sends what the sum over hosts takes, each host's two rings by one port."""
     pair = parse_network("8gbps/port")
     hosts = Network(((8e9, 8e9), (8e9, 8e9)), sharing="port")
@@ -172,7 +170,7 @@ def test_shards_within_a_host_gather_for_nothing() -> None:
     assert apart == pytest.approx(3.0 + gathers_s + scatter_s + sum_s)
 
 
-def test_coded_gradients_go_to_their_owners_and_take_seconds_of_compute() -> None:
+def test_coded_gradients_go_to_owners_and_cost_compute() -> None:
     units = Units((1.0,), (8e6,), (4e6,), (0.25,))
     profile = Profile.uniform(num_stages=1, forward_s=1.0, backward_s=2.0)
     hosts = np.arange(4)[:, None]
@@ -202,6 +200,6 @@ def test_notation() -> None:
         ({"parameter_bytes": 0.0}, "`sharding` needs `parameter_bytes` to gather and `gradient_bytes`"),
     ],
 )
-def test_bad_input_is_a_sentence(changes: dict[str, object], sentence: str) -> None:
+def test_wrong_input_gives_one_sentence_error(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         Timings.model_validate(SHARDED | changes)

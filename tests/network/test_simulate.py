@@ -143,7 +143,7 @@ def test_dual_pipe_v_waits_no_longer_than_published(costs: tuple[float, float, f
         assert p == 1 or step_s < simulate(Interleaved1F1B(2), joint, FREE, num_microbatches=4 * p).step_s
 
 
-def test_stages_of_one_worker_pass_packets_without_a_wire() -> None:
+def test_transfers_within_a_worker_use_no_link() -> None:
     """The middle of a V: the packets between stages 2p - 1 and 2p take no time."""
     profile = Profile.uniform(6, 1.0, 1.0, weight_s=1.0, wire_bytes=1000)
     uses = wire_use(simulate(ZBV(), profile, Network(1e6, 0.01), num_microbatches=6))
@@ -183,14 +183,14 @@ def test_both_kernels_agree_on_zero_bubble(p: int, m: int, seed: int) -> None:
     check_timeline(general)
 
 
-def test_a_profile_without_the_weights_part_is_refused() -> None:
+def test_profile_without_weight_gradients_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^`profile` must hold costs of the weights' backward for ZBH1, .*split_backward"
     ):
         simulate(ZBH1(), Profile.uniform(2, 1.0, 2.0), FREE, num_microbatches=2)
 
 
-def test_large_schedule_keeps_the_law() -> None:
+def test_large_schedule_has_known_makespan() -> None:
     profile = Profile.uniform(128, 1.0, 2.0)
     assert step_seconds(OneFOneB(), profile, [FREE], num_microbatches=512)[0, 0] == 3 * (128 + 512 - 1)
 
@@ -245,9 +245,7 @@ def test_kernel_equals_the_plain_rules(schedule: Schedule, p: int, m: int, seed:
 @settings(max_examples=40)
 @given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6), st.booleans())
 @example(GPipe(), 1, 1, 7, False)  # whose last phase takes no time
-def test_both_kernels_agree_where_nothing_is_shared(
-    schedule: Schedule, p: int, m: int, seed: int, extras: bool
-) -> None:
+def test_kernels_agree_without_shared_links(schedule: Schedule, p: int, m: int, seed: int, extras: bool) -> None:
     profile = random_profile(seed, p, m, call_s=0.05, message_s=0.02, byte_s=1e-5)
     network = random_network(seed, p)
     if extras:
@@ -303,7 +301,9 @@ def test_many_networks_equal_one_at_a_time() -> None:
     st.sampled_from(["pair", "port", "half", "inbound"]),
     st.booleans(),
 )
-def test_no_resource_is_beaten(schedule: Schedule, p: int, m: int, seed: int, sharing: str, asks: bool) -> None:
+def test_step_is_never_shorter_than_any_resource(
+    schedule: Schedule, p: int, m: int, seed: int, sharing: str, asks: bool
+) -> None:
     profile = random_profile(seed, p, m)
     if asks:
         profile = replace(profile, transport=asking_from(float(np.median(profile.wire_bytes))))
@@ -367,7 +367,7 @@ def test_doubled_bandwidth_halves_the_wire() -> None:
     assert fast == slow / 2
 
 
-def test_bytes_on_wires_are_the_packets() -> None:
+def test_wire_bytes_equal_packet_bytes() -> None:
     profile = random_profile(7, 5, 6)
     timeline = simulate(OneFOneB(), profile, Network(8e3))
     packets = profile.wire_bytes[0, :-1, 0].sum() + profile.wire_bytes[0, 1:, 1].sum()
@@ -375,7 +375,7 @@ def test_bytes_on_wires_are_the_packets() -> None:
     assert sum(use.messages for use in wire_use(timeline)) == 2 * 6 * 4
 
 
-def test_more_in_flight_hides_the_wire() -> None:
+def test_more_microbatches_in_flight_hide_transfers() -> None:
     """In lockstep every hop's delay counts once per microbatch; with enough in flight ahead of the next stage, once a step."""
     profile = Profile.uniform(2, 1.0, 2.0)
     network = Network(math.inf, latency_s=3.0)
@@ -396,7 +396,7 @@ def test_codec_time_is_on_both_clocks() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["pair", "port"])
-def test_handing_over_counts_once_a_packet_on_its_senders_clock(sharing: str) -> None:
+def test_handover_is_charged_once_per_packet_to_sender(sharing: str) -> None:
     profile = Profile.uniform(3, 1.0, 2.0, call_s=0.5)
     timeline = simulate(OneFOneB(), profile, Network(math.inf, sharing=sharing), num_microbatches=4)
     assert [worker.overhead_s for worker in timeline.workers()] == [4 * 0.5, 8 * 0.5, 4 * 0.5]
@@ -405,7 +405,7 @@ def test_handing_over_counts_once_a_packet_on_its_senders_clock(sharing: str) ->
     check_timeline(one)
 
 
-def test_a_packet_takes_path_queue_wire_and_latency() -> None:
+def test_packet_time_is_path_queue_wire_and_latency() -> None:
     profile = Profile.uniform(2, 1.0, 0.0, wire_bytes=1000, message_s=0.1, byte_s=1e-4)
     timeline = simulate(GPipe(), profile, Network(4_000.0, 0.3, framing=1.5), num_microbatches=2)
     np.testing.assert_allclose(timeline.begin_s[0, 0, 0], [1.2, 4.2])
@@ -461,7 +461,7 @@ def asking_from(size: float, messages: int = 3) -> Transport:
 ASKS = asking_from(1000)
 
 
-def test_questions_wait_behind_packets_that_go_the_other_way() -> None:
+def test_control_messages_queue_behind_opposite_packets() -> None:
     """By hand: F0 crosses from 1 to 4, F1 from 4 to 7; B0 is made at 5, and the question for it goes behind F1."""
     profile = Profile.uniform(2, 1.0, 0.0, transport=ASKS)
     sizes = np.array([[3000.0, 0.0], [0.0, 1000.0]]).reshape(1, 2, 2, 1)
@@ -477,7 +477,7 @@ def test_questions_wait_behind_packets_that_go_the_other_way() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["pair", "port", "half"])
-def test_questions_cost_their_trips_alone_where_nothing_else_is_on_the_wire(sharing: str) -> None:
+def test_control_messages_cost_only_trips_on_idle_wires(sharing: str) -> None:
     profile = Profile.uniform(3, 1.0, 1.0, wire_bytes=1000)
     network = Network(8_000.0, 0.25, sharing=sharing)
     asks, apart = (
@@ -491,7 +491,7 @@ def test_questions_cost_their_trips_alone_where_nothing_else_is_on_the_wire(shar
     assert many[:, 0] == pytest.approx([asks.step_s, 6.0])
 
 
-def test_few_cores_are_shared_from_cpu_seconds() -> None:
+def test_few_cores_are_shared_by_cpu_seconds() -> None:
     profile = Profile.uniform(2, 3.0, 3.0, cpu_s=np.full(1, 2.0))
     one_core = Placement((0, 1, 0, 1), cores=(1.0, 1.0))
     alone = simulate(GPipe(), profile, FREE, num_microbatches=1, placement=Placement((0, 1), cores=(1.0, 1.0)))
@@ -521,7 +521,7 @@ def test_hosts_on_one_machine_share_its_cores_and_no_wires() -> None:
         replace(namespaces, machines=(0, 0, 1, 1))
 
 
-def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
+def test_side_bytes_take_wire_time() -> None:
     profile = Profile.uniform(2, 1.0, 1.0, wire_bytes=1000)
     beside = replace(profile, transport=replace(BARE, bands=(Band(0, 500, 1),)))
     network = Network(8_000.0)
@@ -545,7 +545,7 @@ def test_what_goes_beside_packets_takes_its_time_on_the_wire() -> None:
 
 @pytest.mark.parametrize("sharing", ["pair", "inbound", "port"])
 @pytest.mark.parametrize("trips", [1, 2, 7])
-def test_a_packet_pays_the_latency_once_a_trip(sharing: str, trips: int) -> None:
+def test_packet_pays_latency_once_per_trip(sharing: str, trips: int) -> None:
     """In closed form on a pipeline of one microbatch, whose packets wait for one another; on every sharing of wires."""
     profile = Profile.uniform(3, 0.0, 0.0, wire_bytes=1000)
     over = replace(profile, transport=replace(BARE, bands=(Band(0, 0, trips),)))
@@ -553,7 +553,7 @@ def test_a_packet_pays_the_latency_once_a_trip(sharing: str, trips: int) -> None
     assert simulate(GPipe(), over, network, num_microbatches=1).pipeline_s == pytest.approx(4 * (1 + trips * 0.25))
 
 
-def test_large_and_small_packets_make_trips_of_their_own() -> None:
+def test_large_and_small_packets_have_own_trip_counts() -> None:
     sizes = Profile.uniform(2, 0.0, 0.0).wire_bytes.copy()
     sizes[0, 0, 0], sizes[0, 1, 1] = 999, 1000
     transport = Transport("steps", (Band(0, 1, 2), Band(1000, 0, 5)))
@@ -564,7 +564,7 @@ def test_large_and_small_packets_make_trips_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["pair", "port"])
-def test_the_end_of_a_step_takes_the_drivers_trips_to_the_farthest_worker(sharing: str) -> None:
+def test_step_end_pays_driver_trips_to_farthest_worker(sharing: str) -> None:
     latency_s = ((0, 0.1, 0.3), (0.1, 0, 0.1), (0.3, 0.1, 0))
     network = Network(math.inf, latency_s, sharing=sharing)
     profile = Profile.uniform(3, 1.0, 2.0, transport=replace(BARE, step_trips=2))
@@ -603,7 +603,7 @@ def test_work_of_shared_cores_is_conserved() -> None:
     check_timeline(packed)
 
 
-def test_stages_of_one_host_send_for_nothing() -> None:
+def test_transfers_within_a_host_are_free() -> None:
     profile = Profile.uniform(4, 1.0, 2.0, wire_bytes=1000)
     timeline = simulate(OneFOneB(), profile, Network(8.0), num_microbatches=3, placement=Placement((0, 0, 0, 0)))
     assert timeline.pipeline_s == 18.0
@@ -612,7 +612,7 @@ def test_stages_of_one_host_send_for_nothing() -> None:
     assert halves.pipeline_s == 12.0 + 2.0
 
 
-def test_the_end_of_the_step() -> None:
+def test_step_end_times() -> None:
     """Replicas average after the pipeline or as soon as a stage is done; when all are done every stage updates."""
     profile = Profile.uniform(
         2, 1.0, 2.0, gradient_bytes=np.array([8000.0, 4000.0]), update_s=np.array([0.5, 1.0]), step_s=0.25
@@ -649,7 +649,7 @@ def test_replicas_differ() -> None:
 # Break-even.
 
 
-def test_break_even_is_where_codec_time_equals_saved_wire() -> None:
+def test_break_even_is_codec_time_equal_to_saved_wire_time() -> None:
     dense = Profile.uniform(2, 1.0, 2.0, wire_bytes=1_000_000)
     packed = Profile.uniform(2, 1.0, 2.0, wire_bytes=250_000, encode_s=0.01, decode_s=0.02)
     # Two packets on the path, each saving 750,000 bytes for 0.03 s.

@@ -60,7 +60,7 @@ def test_hosts_have_the_links_of_their_sites(written):
         ),
     ],
 )
-def test_a_wrong_file_is_refused_by_what_is_wrong(written, change, sentence):
+def test_wrong_file_error_names_the_fault(written, change, sentence):
     assert change[0] in HOME_AND_LAB
     with pytest.raises(ValueError, match=sentence) as caught:
         written(HOME_AND_LAB.replace(*change))

@@ -74,7 +74,7 @@ def plain_step_s(schedule: OneFOneB, profile: Profile, network: Network, m: int,
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 2), (3, 4), (4, 3), (5, 8)])
 @pytest.mark.parametrize("network", ["free", "10mbps+300ms"])
-def test_the_step_is_that_of_many_steps_on_end(schedule, p, m, network) -> None:
+def test_step_is_mean_of_consecutive_steps(schedule, p, m, network) -> None:
     profile, chosen = random_profile(p, m, seed=p + m), parse_network(network)
     found = simulate(Unflushed(schedule), profile, chosen, num_microbatches=m)
     steps = 12 * (p + 2)
@@ -108,7 +108,7 @@ def test_a_step_without_a_flush_never_takes_longer_than_with_one(p, m, seed, ban
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 9)])
-def test_a_free_network_leaves_the_busiest_stage_s_work(schedule, p, m) -> None:
+def test_free_network_leaves_time_of_busiest_stage(schedule, p, m) -> None:
     """All microbatches of a stage alike, the last stage's work the greatest: it never waits."""
     compute = np.array([[1.0, 2.0 + (stage == p - 1)] for stage in range(p)]).reshape(1, p, 2, 1)
     profile = Profile(compute_s=compute, update_s=np.arange(p) / 4)
@@ -126,7 +126,7 @@ def test_equal_stages_have_no_bubble() -> None:
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 9), (3, 3), (4, 5), (4, 7)])
 @pytest.mark.parametrize("extra", [0, 1])
-def test_long_latency_leaves_the_trips_of_the_microbatches_in_flight(p, m, extra) -> None:
+def test_latency_bound_step_counts_microbatches_in_flight(p, m, extra) -> None:
     """A microbatch goes to the last stage and back while p of them are in flight: so many pass in the time of one trip.
 
     More forwards in the warm-up do not help: the last stage puts off each backward for forwards that are under way. With a flush
@@ -232,7 +232,7 @@ def plain_ends(schedule, profile: Profile, network: Network, p: int, m: int, ste
     ids=repr,
 )
 @pytest.mark.parametrize("network", ["free", "10mbps+100ms"])
-def test_post_validated_steps_are_rows_on_end(schedule, p, m, network) -> None:
+def test_post_validated_steps_are_concatenated_rows(schedule, p, m, network) -> None:
     random, chosen = np.random.default_rng(p * m), parse_network(network)
     two = isinstance(schedule, (OneFOneB, Interleaved1F1B))
     shape = (1, p, 2 if two else 3, 1)

@@ -35,7 +35,7 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
     return list(content["traceEvents"])
 
 
-def test_every_event_has_what_the_format_asks(events: list[dict[str, Any]]) -> None:
+def test_trace_events_have_required_fields(events: list[dict[str, Any]]) -> None:
     for event in events:
         assert {"ph", "pid", "tid", "name"} <= set(event)
         assert isinstance(event["pid"], int)
@@ -74,7 +74,7 @@ def test_slices_of_a_worker_nest(events: list[dict[str, Any]]) -> None:
             ends.append(start - length)
 
 
-def test_arrows_and_wires_pair_up(events: list[dict[str, Any]]) -> None:
+def test_trace_arrows_match_transfers(events: list[dict[str, Any]]) -> None:
     for first, second in (("s", "f"), ("b", "e")):
         starts = {event["id"]: event for event in events if event["ph"] == first}
         ends = {event["id"]: event for event in events if event["ph"] == second}

@@ -30,7 +30,7 @@ def test_more_bytes_never_cost_less(transport, sizes) -> None:
 
 
 @transports
-def test_a_run_its_replay_and_its_forecast_move_the_same_bytes_in_the_same_trips(small, tmp_path, transport) -> None:
+def test_run_replay_and_forecast_agree_on_bytes_and_trips(small, tmp_path, transport) -> None:
     config = small(forward="TopK(0.3)", backward="Quantize(4)")
     run = train(config, engine="inline", out=tmp_path / "run")
     replayed = Replay(run, transport=transport.name)
@@ -88,13 +88,13 @@ def test_unknown_transports_are_one_sentence(small, tmp_path) -> None:
         small(transport="gloo")
 
 
-def test_the_help_of_a_clock_promises_no_default_profile(small) -> None:
+def test_clock_help_states_no_default_profile(small) -> None:
     assert "needs" in (RunConfig.model_fields["profile"].description or "")
     plan = prepare(small(clock="8mbps")).plan
     with pytest.raises(ConfigError, match="`profile` is needed with `clock` = '8mbps'"):
         Clock(plan)
 
 
-def test_the_words_of_a_transport_have_its_figures() -> None:
+def test_transport_description_has_its_figures() -> None:
     assert f"{RAY.bands[0].beside_bytes:,} bytes beside a message" in str(RAY)
     assert "1 one-way trip" in str(TRANSPORTS["nccl"])

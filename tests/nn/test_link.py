@@ -79,7 +79,7 @@ def test_a_plain_loop_gives_the_losses_and_bytes_of_a_run(setting, small, tmp_pa
 
 
 @pytest.mark.parametrize("setting", ["feedback", "two-ended", "aqsgd", "adaptive"])
-def test_a_checkpoint_goes_on_with_the_same_bits(setting, small, tmp_path):
+def test_checkpoint_resumes_bit_for_bit(setting, small, tmp_path):
     config = small(**SETTINGS[setting])
     model, workload = linked(config)
     optimizer = make_optimizer(config.optimizer, model.named_parameters())
@@ -153,7 +153,7 @@ def test_a_gradient_in_evaluation_mode_shares_the_positions_of_its_activation():
     torch.testing.assert_close(x.grad, 2 * y.detach(), rtol=0.05, atol=0.05)
 
 
-def test_a_step_of_fewer_microbatches_is_ended_by_hand():
+def test_short_step_is_ended_by_end_step():
     link = CompressedLink("ErrorFeedback(TopK(0.25))", num_microbatches=4)
     x = torch.ones(1, 8)
     link(x)
@@ -163,7 +163,7 @@ def test_a_step_of_fewer_microbatches_is_ended_by_hand():
     assert list(link.links["forward", True].state) == [0]
 
 
-def test_what_is_kept_for_backward_is_no_activation():
+def test_no_activation_is_saved_for_backward():
     link = CompressedLink("TopK(0.1)")
     x = torch.ones(4, 1000, requires_grad=True)
     saved = []
@@ -208,7 +208,7 @@ def test_wrong_input_is_refused_in_a_sentence(case):
     assert "\n" not in str(refused.value)
 
 
-def test_samples_must_name_each_row():
+def test_samples_must_have_an_id_per_row():
     link = CompressedLink("AQSGD(Quantize(4))")
     with samples([1, 2, 3]), pytest.raises(ValueError) as refused:
         link(torch.ones(2, 3))

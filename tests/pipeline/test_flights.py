@@ -69,7 +69,7 @@ def test_a_worker_waits_once_a_packet_and_once_a_step(small, late):
         assert worker.row.flight.waits <= steps * (sent + 1)
 
 
-def test_divergence_is_found_where_it_is_without_waiting(small, late):
+def test_divergence_is_located_without_waiting(small, late):
     def broken():
         engine = start(small(forward="Quantize(4)"))
         next(iter(engine.workers[0].stages[0].module.parameters())).data.fill_(torch.nan)
@@ -82,7 +82,7 @@ def test_divergence_is_found_where_it_is_without_waiting(small, late):
         assert broken() == expected
 
 
-def test_flags_of_a_step_that_broke_off_are_forgotten_with_it(small, late):
+def test_flags_of_aborted_step_are_dropped(small, late):
     with late():
         worker = start(small(forward="Quantize(4)")).workers[0]
         with worker.row.flight.open():
@@ -135,7 +135,7 @@ class Event:
         return 1.0 * (end.number - self.number)
 
 
-def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
+def test_gpu_timers_are_read_after_completion(small, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr("raysim.pipeline.local_stages.DeviceClock", lambda device: DeviceClock(torch.device("cuda")))
@@ -152,7 +152,7 @@ def test_seconds_are_read_when_the_gpu_has_come_past_them(small, monkeypatch):
     assert Event.waits == 1
 
 
-def test_a_link_that_was_moved_to_a_gpu_is_timed_by_it(monkeypatch):
+def test_link_on_gpu_uses_gpu_timers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     link = Link(parse("TopK(0.1)"), 0, "forward", sender=True)

@@ -114,7 +114,7 @@ def test_a_resumed_run_has_the_same_records_of_whole_answers(small, tmp_path):
     assert (context.quality.name, context.step) == ("exact_match", 100 / 13)
 
 
-def test_what_cannot_generate_is_refused(small):
+def test_models_without_generation_are_refused(small):
     with pytest.raises(ConfigError, match="`metrics` can have 'exact_match' only if the targets are tokens"):
         prepare(small(**GPT, metrics="exact_match"))
     with pytest.raises(

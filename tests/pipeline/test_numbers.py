@@ -58,7 +58,7 @@ def test_small_gradients_survive_float16_by_the_scale(small):
 
 
 @pytest.mark.parametrize("scale", [0.0, -2.0, 3.0, float("inf"), float("nan")])
-def test_a_scale_is_a_power_of_two(small, scale):
+def test_loss_scale_is_a_power_of_two(small, scale):
     with pytest.raises((ValidationError, ValueError), match="loss_scale"):
         small(loss_scale=scale)
 

@@ -44,7 +44,7 @@ def test_a_run_repeats_bit_for_bit(small, dtype):
     assert_same(trained(config), trained(config))
 
 
-def test_copies_beside_the_computation_change_no_bit(small, monkeypatch):
+def test_overlapped_copies_change_no_bit(small, monkeypatch):
     config = small(**COMPRESSED)
     beside = trained(config)
     monkeypatch.setattr("raysim.pipeline.row.Flight", Halting)

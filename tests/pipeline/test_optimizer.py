@@ -32,16 +32,16 @@ def of_torch(make, num_steps: int, rate: float = 0.1) -> list[float]:
     return found
 
 
-def test_constant() -> None:
+def test_constant_learning_rate() -> None:
     assert rates(OptimizerConfig(learning_rate=0.3), 5) == [0.3] * 5
 
 
-def test_cosine_over_steps_is_torchs() -> None:
+def test_cosine_by_step_equals_torch() -> None:
     ours = rates(OptimizerConfig(learning_rate=0.1, decay="cosine"), 37)
     assert ours == pytest.approx(of_torch(lambda o: CosineAnnealingLR(o, T_max=37), 37))
 
 
-def test_cosine_between_epochs_is_torchs_stepped_once_an_epoch() -> None:
+def test_cosine_by_epoch_equals_torch() -> None:
     """As the paper has it: T_max of 200 epochs in a run of 100, so that it only falls to 0.0051."""
     config = OptimizerConfig(learning_rate=0.01, decay="cosine", decay_every="epoch", decay_epochs=200)
     ours = rates(config, num_steps=100 * 3, steps_per_epoch=3)
@@ -50,7 +50,7 @@ def test_cosine_between_epochs_is_torchs_stepped_once_an_epoch() -> None:
     assert ours[-1] == pytest.approx(0.0051, abs=5e-5)
 
 
-def test_linear_with_and_without_warm_up_is_that_of_transformers() -> None:
+def test_linear_decay_equals_transformers() -> None:
     for warmup in (0, 5):
 
         def share(step: int, warmup: int = warmup) -> float:  # get_linear_schedule_with_warmup
@@ -66,7 +66,7 @@ def test_linear_with_and_without_warm_up_is_that_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("warmup", [0, 2, 7])
-def test_one_cycle_is_torchs(warmup: int) -> None:
+def test_one_cycle_equals_torch(warmup: int) -> None:
     config = OptimizerConfig(learning_rate=0.1, decay="one-cycle", warmup_steps=warmup)
     share = warmup / 40 if warmup else 0.3
     theirs = of_torch(lambda o: OneCycleLR(o, 0.1, total_steps=40, pct_start=share, cycle_momentum=False), 40)
@@ -84,9 +84,7 @@ def test_warm_up_rises_in_equal_steps_to_the_full_rate() -> None:
 @pytest.mark.parametrize("every", ["step", "epoch"])
 @pytest.mark.parametrize("warmup", [0, 3, 17])
 @pytest.mark.parametrize("epochs", [None, 0.5, 2, 3.5])
-def test_after_the_warm_up_it_falls_to_zero_and_stays(
-    decay: Any, every: Any, warmup: int, epochs: float | None
-) -> None:
+def test_learning_rate_falls_to_zero_after_warm_up(decay: Any, every: Any, warmup: int, epochs: float | None) -> None:
     config = OptimizerConfig(
         learning_rate=1.0,
         decay=decay,
@@ -110,7 +108,7 @@ def test_after_the_warm_up_it_falls_to_zero_and_stays(
             assert len(set(ours[max(start, warmup) : start + 10])) <= 1
 
 
-def test_it_depends_on_the_step_alone() -> None:
+def test_learning_rate_depends_only_on_step() -> None:
     config = OptimizerConfig(decay="cosine", warmup_steps=3)
     ours = rates(config, 30)
     assert [learning_rate(config, step, 10, 30) for step in reversed(range(30))] == ours[::-1]
@@ -164,7 +162,7 @@ for _name, _options in OWN.items():
         )
 
 
-def test_the_rules_and_their_options_are_those_of_torch() -> None:
+def test_optimizers_and_options_match_torch() -> None:
     general = {"params", "lr", "foreach", "maximize", "capturable", "differentiable", "fused"}
     found = {}
     for name, kind in KINDS.items():
@@ -177,7 +175,7 @@ def test_the_rules_and_their_options_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_rule_is_torchs(rule: str) -> None:
+def test_optimizer_equals_torch(rule: str) -> None:
     config, reference = RULES[rule]
     ours, theirs = model(), model()
     optimizer, expected = make_optimizer(config, ours.named_parameters()), reference(theirs.parameters())
@@ -217,7 +215,7 @@ def test_muon_takes_matrices_but_those_of_embeddings_and_of_the_last_layer() -> 
     assert muon_names([nn.Sequential(*list(whole[:3]), whole[3:])]) == [{"1.weight", "3.3.weight"}]  # type: ignore[call-overload]
 
 
-def test_muon_and_adamw_step_as_torchs_two() -> None:
+def test_muon_and_adamw_steps_equal_torch() -> None:
     ours, theirs = blocks(), blocks()
     (apart,) = find_elementwise([ours], ())
     config = OptimizerConfig(name="muon", learning_rate=0.02, weight_decay=0.1, momentum=0.9, betas=(0.8, 0.95))
@@ -265,7 +263,7 @@ def test_muon_and_adamw_step_as_torchs_two() -> None:
         ({"name": "asgd", "alpha": "x"}, "`optimizer.alpha` must be a number, but got 'x'."),
     ],
 )
-def test_options_that_are_not_the_rules_are_refused(values, message) -> None:
+def test_unknown_optimizer_options_are_refused(values, message) -> None:
     with pytest.raises(ConfigError) as caught:
         make_config({"steps": 1, "optimizer": values})
     assert str(caught.value).startswith(message)

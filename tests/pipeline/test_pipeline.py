@@ -112,7 +112,7 @@ class Masked:
 @example([False] * 16, None, False)
 @example([True] * 2 + [False] * 14, None, True)
 @settings(max_examples=8)
-def test_a_step_learns_the_mean_over_what_counts_however_it_is_cut(counted, loss, replicas):
+def test_step_averages_valid_targets_for_any_microbatching(counted, loss, replicas):
     """A microbatch without any target that counts adds nothing, with a loss of one's own too."""
     plain = {**SMALL, "model": {"name": "mlp", "width": 8}, "num_stages": 2, "loss": loss}
     data = load_data("digits", {"train_samples": 64, "test_samples": 20}, 0)
@@ -197,7 +197,7 @@ def test_used_workers_load_as_fresh_ones(small, run):
 
 
 @pytest.mark.parametrize("run", third(0))
-def test_evaluation_leaves_no_trace(small, run):
+def test_evaluation_changes_no_state(small, run):
     config = small(**RUNS[run])
     undisturbed, losses = trained(config)
     engine = start(config)
@@ -265,7 +265,7 @@ def test_clipping_is_by_the_norm_over_all_stages(small):
     assert moved.item() == pytest.approx(0.01, rel=1e-4)
 
 
-def test_a_gradient_norm_that_is_nan_is_not_stepped(small):
+def test_nan_gradient_norm_skips_the_step(small):
     engine = start(small(optimizer={"learning_rate": 1.0, "clip_norm": 1.0}))
     before = engine.state()
     engine.workers[1].updates.squared_norm = lambda stage: float("nan")
@@ -288,7 +288,7 @@ def test_shared_indices_send_values_only(small):
         assert headers_of(links[boundary, "backward"], 4 * kept)
 
 
-def test_packets_of_a_step_are_one_a_microbatch_and_direction(small):
+def test_one_packet_per_microbatch_and_direction(small):
     engine = start(small())
     for report in engine.step(0):
         for account in report.links:
@@ -318,7 +318,7 @@ def test_a_model_that_fails_is_named(small):
     assert str(caught.value) == "stage 1, 1F2, step 0: RuntimeError: no luck"
 
 
-def test_a_fault_of_weights_backward_is_named(small, monkeypatch):
+def test_weight_gradient_error_is_located(small, monkeypatch):
     engine = start(small(schedule="ZBH1"))
 
     def broken(microbatch):

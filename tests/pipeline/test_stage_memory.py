@@ -100,14 +100,14 @@ def _is_value(argument):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "vit, momentum" else pytest.mark.slow) for name in RUNS]
 )
-def test_a_worker_holds_what_was_promised(name):
+def test_worker_memory_equals_forecast(name):
     promised, found = promise_of(name)
     assert found == [pytest.approx(each, rel=0.01) for each in promised]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_worker_holds_no_more_than_was_promised(name):
+def test_worker_memory_is_at_most_forecast(name):
     promised, found = promise_of(name)
     for held, most in zip(found, promised, strict=True):
         assert 0.8 * most <= held <= 1.005 * most

@@ -110,7 +110,7 @@ def test_a_rollback_restores_every_optimiser(small, restored, optimizer):
     assert restored
 
 
-def test_without_clipping_there_is_nothing_to_validate(small, restored):
+def test_no_validation_without_clipping(small, restored):
     engine = start(small(weights="PostValidated"))
     assert all(type(worker.updates) is Updates for worker in engine.workers)
     check_equal(trained(small(weights="PostValidated")), trained(small()))
@@ -138,7 +138,7 @@ def test_gradients_that_are_not_finite_change_nothing(small, restored, stage):
     assert len(restored) == stage  # those before it
 
 
-def test_a_run_goes_on_from_its_state(small):
+def test_run_continues_from_state(small):
     changes = with_clip(RUNS["h2"], 0.5, OPTIMIZERS["adamw"])
     config = small(**changes, weights="PostValidated")
     engine = start(config)
@@ -152,7 +152,7 @@ def test_a_run_goes_on_from_its_state(small):
     assert all(torch.equal(first[name], x) for name, x in second.items())
 
 
-def test_copies_of_early_updates_end_with_their_step(small):
+def test_early_update_copies_are_released_after_step(small):
     engine = start(small(**with_clip({}, 1e9, OPTIMIZERS["sgd"]), weights="PostValidated"))
     engine.step(0)
     assert [worker.updates._snapshots for worker in engine.workers] == [{}] * len(engine.workers)

@@ -53,7 +53,7 @@ def test_bundled_packets_and_tensors_come_back_as_they_were(kind, shape, seed, p
 
 
 @given(st.integers(0, 60), st.integers(0, 255))
-def test_a_message_that_was_changed_is_refused_or_read_but_never_crashes(place, byte):
+def test_changed_message_is_refused_or_read_without_crash(place, byte):
     header, *arrays = bundle({"a": PACKED, "b": PACKED}, {"mask": torch.ones(4, 9, dtype=torch.bool)})
     changed = bytearray(header)
     changed[place % len(changed)] = byte
@@ -64,7 +64,7 @@ def test_a_message_that_was_changed_is_refused_or_read_but_never_crashes(place, 
     assert all(x.numel() <= 1000 for x in exact.values())
 
 
-def test_split_and_join_are_inverses_and_refuse_what_cannot_cross():
+def test_split_and_join_are_inverses_and_refuse_unsupported_values():
     x, mask = torch.ones(2), torch.ones(2, dtype=torch.bool)
     assert split(x) == ({UNNAMED: x}, {})
     value = {"mask": mask, "hidden": x, "skip": x}
@@ -102,7 +102,7 @@ def test_gradients_are_those_of_the_uncut_model(small, settings, changes):
     assert all(torch.equal(gradient, gradients[name]) for name, gradient in found.items())
 
 
-def test_bytes_beside_are_counted_and_never_compressed(small, tmp_path):
+def test_side_tensors_are_counted_uncompressed(small, tmp_path):
     run = train(small(**MARKED, forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
     forward = run.links[run.links["direction"] == "forward"].fillna({"tensor": ""})
     values = 4 * 16 * 8  # of a microbatch's hidden state
@@ -163,7 +163,7 @@ def test_a_forecast_prices_each_tensor_as_a_run_counts_it(small, tmp_path):
         assert (0 < header < 80) if link[2] == "hidden" else header == 0, link
 
 
-def test_a_compressor_without_a_table_is_for_all_tensors(small):
+def test_compressor_without_table_applies_to_all_tensors(small):
     plan = start(small(**SKIPS, forward="TopK(0.4)")).plan
     assert [list(pairs) for pairs in plan.compressors[0]] == [["hidden", "skip", "place"]] * 2 + [
         ["hidden", "skip", "late"]
@@ -172,7 +172,7 @@ def test_a_compressor_without_a_table_is_for_all_tensors(small):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped(small, shared):
+def test_resumed_run_has_losses_of_uninterrupted_run(small, shared):
     tables = {"forward": {"skip": "TopK(0.3)"}, "shared_indices": True} if shared else TABLES
     config = small(**SKIPS, **tables, steps=4)
     whole = start(config)
@@ -240,7 +240,7 @@ def test_engines_agree(ray, small, tmp_path, settings):
         ),
     ],
 )
-def test_what_cannot_cross_is_refused(small, tmp_path, changes, sentence):
+def test_unsupported_boundary_values_are_refused(small, tmp_path, changes, sentence):
     with pytest.raises(ConfigError) as caught:
         train(small(**changes), engine="inline", out=tmp_path / "run")
     assert sentence in str(caught.value)

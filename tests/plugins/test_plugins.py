@@ -28,7 +28,7 @@ from raysim.testing import check_codec, check_compressor, check_replica_method, 
         "own_methods:Forgetful(own_methods:Half)",
     ],
 )
-def test_what_is_written_by_import_path_reads_as_it_was_written(text):
+def test_import_path_notation_round_trips(text):
     found = parse_compressor(text)
     assert repr(found) == text
     assert parse_compressor(repr(found)) == found
@@ -44,7 +44,7 @@ def test_a_class_is_found_wherever_a_notation_is_read():
     assert repr(parse_schedule("own_methods:Backwards")) == "own_methods:Backwards"
 
 
-def test_laws_hold_for_them():
+def test_custom_codecs_pass_laws():
     check_codec(Half(skip=1))
     check_schedule(own_methods.Backwards())
     check_replica_method(own_methods.Median())
@@ -53,7 +53,7 @@ def test_laws_hold_for_them():
 @pytest.mark.parametrize(
     "text", ["Identity", "PowerSGD(2)", "EF21(TopK(0.1))", "DGC(0.05)", "GTopK(0.05)", "PowerGossip"]
 )
-def test_laws_of_replica_methods_hold_for_ours(text):
+def test_custom_replica_methods_pass_laws(text):
     check_replica_method(parse_replica_method(text))
 
 
@@ -79,7 +79,7 @@ def test_a_replica_method_that_does_not_agree_is_named():
         ("own_methods::Half", "is no compressor: expected a name with arguments"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_a_sentence(text, sentence, tmp_path, monkeypatch):
+def test_unusable_plugins_are_refused_in_one_sentence(text, sentence, tmp_path, monkeypatch):
     (tmp_path / "raises.py").write_text("raise RuntimeError('not today.')\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
@@ -102,7 +102,7 @@ def test_a_run_shows_the_name_and_counts_the_bytes(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_of_ray_read_it_too(ray, small, tmp_path):
+def test_ray_workers_load_plugins(ray, small, tmp_path):
     config = small(forward="tests.support.own_methods:Half(skip=2)", steps=2, checkpoint_every_steps=0)
     here = train(config, engine="inline", out=tmp_path / "inline")
     there = train(config, out=tmp_path / "ray")

@@ -51,7 +51,7 @@ class Loop:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("at", [0, 3])
-def test_the_training_is_what_it_would_have_been(optimizer, at):
+def test_branch_leaves_training_unchanged(optimizer, at):
     """Losses, parameters, buffers and slots, bit for bit; dense branches take the steps that follow."""
     plain, loop = Loop(optimizer).run(0, 8), Loop(optimizer).run(0, at)
     cuts = [loop.model[2], loop.model[4]]
@@ -89,7 +89,7 @@ def test_a_candidate_is_a_model_with_links():
     assert taken.losses == tuple(linked.run(0, 4).losses)
 
 
-def test_gradients_and_modes_come_back():
+def test_gradients_and_modes_are_restored():
     loop = Loop()
     loop.model(loop.batch(0)).sum().backward()
     loop.model[3].eval()
@@ -112,7 +112,7 @@ def test_a_slot_is_copied_without_the_rest_of_its_storage():
     assert copied.untyped_storage().nbytes() == copied.nbytes
 
 
-def test_the_state_comes_back_after_an_error():
+def test_state_is_restored_after_an_error():
     plain, loop = Loop().run(0, 4), Loop().run(0, 2)
 
     def failing(batch):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from raysim.analysis import load, replay
 from raysim.analysis.report import compose
 from raysim.analysis.report.page import Table, Text
-from raysim.analysis.report.probes import LIMIT, smaller_runs
+from raysim.analysis.report.tables import LIMIT, smaller_runs
 from raysim.cli import app
 from raysim.codecs import TopK
 from raysim.config import read_config
@@ -281,7 +281,7 @@ def test_links_and_gradients_are_probed_together(ranks):
     (section,) = [one for one in compose(ranks[1] / "both", ["1mbps"]).sections if one.key == "probes"]
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
     averaged = f"replicas {replicas}"
-    assert sorted(row[0].text for row in table.rows) == sorted(["dense", links, averaged, f"{links}, {averaged}"])
+    assert sorted(table.frame["candidate"]) == sorted(["dense", links, averaged, f"{links}, {averaged}"])
 
 
 def test_a_step_in_which_one_rank_finds_nan_is_left_out_by_all(ranks):
@@ -347,7 +347,7 @@ def test_the_report_has_a_section_on_the_probe(probed):
     assert "times as fast as dense" in lead
     assert lead.endswith("A probe does not say whether training stays sound under it.")
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
-    assert {row[0].text for row in table.rows} == {"dense", *CANDIDATES}
+    assert set(table.frame["candidate"]) == {"dense", *CANDIDATES}
 
 
 def test_a_step_with_nan_is_left_out_and_the_training_goes_on(tmp_path):

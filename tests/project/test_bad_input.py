@@ -166,7 +166,7 @@ def logged():
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_it_is_refused_in_one_sentence_before_anything_starts(folder, logged, case):
+def test_bad_settings_are_refused_before_start(folder, logged, case):
     arguments, sentence = BAD[case]
     done = CliRunner().invoke(app, ["train", *arguments, "--engine", "inline", "--out", "run"])
     assert done.exit_code == 2, done.output

@@ -39,7 +39,7 @@ def called(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_gpu_that_is_not_there_is_refused(called, monkeypatch, words, sentence):
+def test_missing_gpu_is_refused(called, monkeypatch, words, sentence):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = called(*words.split())
     assert done.exit_code == 2, done.output
@@ -69,7 +69,7 @@ def test_training_prints_links_and_evaluations(called, tmp_path):
     assert Run(tmp_path / "run").status == "finished"
 
 
-def test_divergence_is_said_and_exits_with_1(tmp_path):
+def test_divergence_is_reported_and_exits_with_1(tmp_path):
     done = raysim("train", "digits-cnn", "steps=9", "optimizer.learning_rate=1e30", "--engine", "inline", cwd=tmp_path)
     assert done.returncode == 1
     assert "raysim: the run diverged: step" in done.stderr
@@ -123,7 +123,7 @@ def test_divergence_is_said_and_exits_with_1(tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_sentence(called, tmp_path, arguments, sentence):
+def test_bad_input_gives_one_sentence_error(called, tmp_path, arguments, sentence):
     done = called("train", *arguments)
     assert done.exit_code == 2, done.output
     lines = done.stderr.strip().splitlines()
@@ -149,14 +149,14 @@ def test_bad_input_is_one_sentence(called, tmp_path, arguments, sentence):
         (["keys", "model", "resnet-18"], "resnet18"),
     ],
 )
-def test_a_mistyped_name_is_answered_with_the_nearest(called, arguments, near):
+def test_mistyped_name_suggests_nearest_match(called, arguments, near):
     done = called(*arguments)
     assert done.exit_code == 2, done.output
     assert done.stderr.rstrip().endswith(f"Did you mean `{near}`?")
 
 
 @pytest.mark.parametrize("command", ["recipes", "studies"])
-def test_recipes_and_studies_are_listed_with_a_sentence_that_fits_a_line(called, command):
+def test_recipes_and_studies_are_listed_with_one_line_descriptions(called, command):
     from raysim.config import recipe_names
     from raysim.sweeps.study_file import study_names
 
@@ -171,7 +171,7 @@ def test_recipes_and_studies_are_listed_with_a_sentence_that_fits_a_line(called,
         assert line.partition(" ")[2].strip().count(". ") == 0
 
 
-def test_the_version_is_that_of_the_package(called):
+def test_version_matches_package(called):
     from importlib.metadata import version
 
     assert called("--version").stdout == f"raysim {version('raysim')}\n"
@@ -197,7 +197,7 @@ def test_options_of_models_and_data_sets_are_listed(called):
     assert "sampler" in called("keys", "study").stdout
 
 
-def test_every_key_is_listed_with_what_it_does(tmp_path):
+def test_every_config_key_is_listed_with_help(tmp_path):
     from raysim.config import OptimizerConfig, RunConfig
 
     done = raysim("keys", cwd=tmp_path)
@@ -217,14 +217,14 @@ def test_every_key_is_listed_with_what_it_does(tmp_path):
         (["--json", "/proc/nowhere/figures.json"], "--json"),
     ],
 )
-def test_a_bench_that_cannot_run_is_refused_before_it_starts(tmp_path, arguments, sentence):
+def test_bench_is_refused_before_start_if_it_cannot_run(tmp_path, arguments, sentence):
     done = raysim("bench", "pipeline", *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_standard_output_that_is_full_is_a_sentence(tmp_path):
+def test_full_stdout_gives_one_sentence_error(tmp_path):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "raysim.cli", "recipes"],
@@ -237,7 +237,7 @@ def test_a_standard_output_that_is_full_is_a_sentence(tmp_path):
     assert done.stderr == "raysim: No space left on device.\n"
 
 
-def test_a_second_sigterm_does_not_break_off_the_clean_up():
+def test_second_sigterm_does_not_interrupt_clean_up():
     """As `timeout` sends it: to the command, and to its process group."""
     code = (
         "import os, signal, time\n"
@@ -261,7 +261,7 @@ def test_a_signal_after_the_end_does_not_change_the_exit_code():
     assert subprocess.run([sys.executable, "-c", words], capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def test_the_check_of_an_output_file_removes_no_file_that_another_process_writes(tmp_path, monkeypatch):
+def test_output_check_keeps_files_of_other_processes(tmp_path, monkeypatch):
     file = tmp_path / "report.html"
     exists = Path.exists
 

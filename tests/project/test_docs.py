@@ -90,7 +90,7 @@ def test_code_blocks_run(page, tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_blocks_say_what_they_are(page):
+def test_code_blocks_have_a_known_language_or_a_reason(page):
     """A block of a language that is not run and has no reason would escape the tests."""
     known = {"sh", "python", "text"}
     unknown = [one for one in blocks(page) if one.language not in known and not one.title and not one.reason]
@@ -117,7 +117,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md"])
-def test_a_page_of_the_site_that_is_a_file_of_the_checkout_is_a_link_to_it(name):
+def test_shared_pages_are_symlinks_to_root_files(name):
     """An editor that writes a file in place of the link would leave two versions."""
     assert (ROOT / "docs" / name.lower()).resolve() == (ROOT / name).resolve()
 
@@ -154,7 +154,7 @@ def test_the_site_builds(tmp_path):
     assert (tmp_path / "index.html").is_file()
 
 
-def test_the_page_on_records_has_every_column():
+def test_records_page_lists_every_column():
     text = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
     found = {}
     for section in text.split("\n## ")[1:]:
@@ -175,7 +175,7 @@ def test_the_page_on_records_has_every_column():
         assert found[name] == set(schema.names), name
 
 
-def test_the_table_of_overlap_is_printed_by_its_commands(tmp_path, monkeypatch):
+def test_overlap_table_matches_its_commands(tmp_path, monkeypatch):
     """Every step on the page of networks is that of the commands above its table, run on the file above them."""
     page = ROOT / "docs" / "networks.md"
     (timings,) = [block for block in blocks(page) if block.title == "overlap.toml"]
@@ -193,14 +193,14 @@ def test_the_table_of_overlap_is_printed_by_its_commands(tmp_path, monkeypatch):
     assert by_column == printed
 
 
-def test_the_notation_pages_are_what_the_classes_say():
+def test_notation_pages_match_classes():
     command = [sys.executable, "docs/generate_notation.py", "--check"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_readmes_evidence_is_that_of_the_findings():
+def test_readme_evidence_matches_findings():
     """Harm, bounds and verdict of each row are those of the setting's row on its page, rounded."""
     rows = [
         line.split(" | ")

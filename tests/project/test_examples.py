@@ -12,7 +12,7 @@ SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
 
 
-def test_the_gallery_shows_every_script_with_its_picture():
+def test_gallery_lists_every_example_with_picture():
     assert sorted(re.findall(r"^python examples/(\w+)\.py", GALLERY, re.MULTILINE)) == SCRIPTS
     for script in SCRIPTS:
         assert f"](images/gallery/{script}.png)" in GALLERY
@@ -28,7 +28,7 @@ def test_the_notebook_runs(tmp_path):
     assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
 
 
-def test_the_notebook_is_kept_without_outputs():
+def test_notebook_is_committed_without_outputs():
     """Outputs would make every commit of it large, and would go stale."""
     cells = json.loads((EXAMPLES / "paper_figure.ipynb").read_text(encoding="utf-8"))["cells"]
     assert not [cell for cell in cells if cell.get("outputs")]

@@ -89,7 +89,7 @@ def called(tmp_path, monkeypatch):
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,
 )
-def test_greedy_input_is_one_sentence(called, arguments, sentence):
+def test_huge_input_gives_one_sentence_error(called, arguments, sentence):
     done = called(*arguments)
     assert done.exit_code == 2, done.output
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

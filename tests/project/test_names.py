@@ -57,7 +57,7 @@ def core() -> list[str]:
 
 
 @pytest.mark.parametrize("name", core())
-def test_the_core_names_no_method(name: str) -> None:
+def test_core_names_no_single_method(name: str) -> None:
     """Capabilities and hooks of a method's class stand in for its name."""
     tree = ast.parse((ROOT / name).read_text())
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -69,7 +69,7 @@ def test_the_core_names_no_method(name: str) -> None:
     assert not (used & METHOD_CLASSES) - ALLOWED - ALLOWED_IN.get(name, set())
 
 
-def test_citations_name_papers() -> None:
+def test_citations_have_paper_names() -> None:
     for path in files("*.py", "*.md", "*.toml"):
         if path.exists() and path != Path(__file__):
             found = CITATION.search(path.read_text())

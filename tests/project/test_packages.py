@@ -28,13 +28,13 @@ def test_packages_list_their_exports():
 @pytest.mark.parametrize(
     "room", ["codecs", "compressors", "replication", "schedules", "network", "workloads", "config", "records"]
 )
-def test_rooms_have_what_they_export(room):
+def test_packages_define_their_exports(room):
     package = import_module(f"raysim.{room}")
     assert [name for name in getattr(package, "__all__", ()) if not hasattr(package, name)] == []
 
 
 @pytest.mark.parametrize("package", ["analysis", "sweeps"])
-def test_a_users_own_package_of_that_name_stands_beside_ours(package, tmp_path):
+def test_user_package_of_same_name_coexists(package, tmp_path):
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text("mine = True")
     code = f"import {package}, raysim; assert {package}.mine; print(raysim.{package}.__file__)"
@@ -43,12 +43,12 @@ def test_a_users_own_package_of_that_name_stands_beside_ours(package, tmp_path):
     assert Path(done.stdout.strip()).parts[-3:] == ("raysim", package, "__init__.py")
 
 
-def test_a_clone_has_analysis_under_its_short_name_too():
+def test_analysis_is_importable_by_short_name_in_a_clone():
     code = "import analysis, raysim; assert analysis.load is raysim.analysis.load"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
-def test_a_run_says_setting_steps_status_and_quality(small, tmp_path):
+def test_run_summary_has_setting_steps_status_and_quality(small, tmp_path):
     run = train(small(forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
     words = repr(run)
     for part in ("forward=TopK(0.1)", "6 steps", "finished", f"accuracy {run.row['final_accuracy_on']:.4f}"):
@@ -63,7 +63,7 @@ def test_prices_have_bandwidth_and_latency_as_numbers(small, tmp_path):
     assert frame["latency_s"].tolist() == [0.0, 0.02]
 
 
-def test_a_folder_of_runs_is_described_where_one_run_is_needed(small, tmp_path):
+def test_folder_of_runs_is_described_if_one_run_is_expected(small, tmp_path):
     from typer.testing import CliRunner
 
     from raysim.cli import app
@@ -75,7 +75,7 @@ def test_a_folder_of_runs_is_described_where_one_run_is_needed(small, tmp_path):
     assert f"holds 2 runs: {tmp_path / 'a'}, {tmp_path / 'b'}. Give one of them." in done.stderr
 
 
-def test_a_profile_given_as_a_device_is_answered_with_the_option_for_it(tmp_path):
+def test_profile_passed_as_device_suggests_profile_option(tmp_path):
     from typer.testing import CliRunner
 
     from raysim.cli import app
@@ -86,10 +86,10 @@ def test_a_profile_given_as_a_device_is_answered_with_the_option_for_it(tmp_path
 
 
 @pytest.mark.parametrize("within", ["1%", "one"])
-def test_a_margin_that_is_no_number_is_a_sentence(within, report_runs):
+def test_non_numeric_margin_gives_one_sentence_error(within, report_runs):
     results = raysim.analysis.load(report_runs)
     with pytest.raises(raysim.analysis.AnalysisError) as error:
-        raysim.analysis.safe_set(results, within=within)
+        raysim.analysis.settings(results, within=within)
     assert str(error.value).startswith(
         "`within` must be a number, in points of accuracy or per cent of the loss, but got"
     )
@@ -103,7 +103,7 @@ def test_workflows_pin_their_actions_by_commit():
     assert [line for line in used if not re.fullmatch(r"- uses: [\w./-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
 
 
-def test_the_version_is_one():
+def test_version_is_the_same_everywhere():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## {version} " in (ROOT / "CHANGELOG.md").read_text()

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from raysim.analysis import load
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.page import Text
-from raysim.analysis.report.probes import smaller_runs
-from raysim.analysis.report.reuse import reproduce_section
+from raysim.analysis.report.reuse import reproduce
+from raysim.analysis.report.tables import smaller_runs
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
@@ -94,7 +94,7 @@ def advised(called, *words):
     return done.output, printed(done.output)
 
 
-def test_a_study_called_study_is_swept_as_printed(called):
+def test_study_named_study_is_swept_by_printed_command(called):
     output, commands = advised(
         called, "topics-gpt", "--devices", "4xT4", "--network", "100mbps", "--study", "study.toml"
     )
@@ -110,7 +110,7 @@ def test_a_study_called_study_is_swept_as_printed(called):
 
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize("kind", ["llama tied", "gpt2"])
-def test_a_study_of_a_folder_has_its_hosts_and_its_headline(called, tmp_path, kind, weights):
+def test_advice_study_of_a_folder_has_hosts_and_headline(called, tmp_path, kind, weights):
     folder, text = made_folder(tmp_path / "my folder" / "my model", kind, weights=weights)
     words = [folder, "--length", "12", "--devices", "2xT4", "--network", "1mbps+30ms", "--study", "my study.toml"]
     output, commands = advised(called, *words)
@@ -129,7 +129,7 @@ def test_a_study_of_a_folder_has_its_hosts_and_its_headline(called, tmp_path, ki
     assert headline in {str(config.replica_gradient) for config in study.configs}
 
 
-def test_every_layout_that_pays_has_a_study_of_its_own(called, tmp_path):
+def test_each_profitable_layout_gets_a_study(called, tmp_path):
     folder, text = made_folder(tmp_path / "my folder" / "model")
     words = [folder, "--length", "12", "--devices", "4xT4", "--network", "1mbps", "--study", "s.toml"]
     output, _ = advised(called, *words)
@@ -144,7 +144,7 @@ def test_every_layout_that_pays_has_a_study_of_its_own(called, tmp_path):
         }
 
 
-def test_a_study_names_what_it_leaves_out(called):
+def test_study_listing_names_omitted_settings(called):
     words = ["topics-gpt", "--devices", "4xT4", "--network", "100mbps", "--local-steps", "10,100,300,500"]
     output, _ = advised(called, *words, "--study", "s.toml")
     assert "Left out, since they do not exchange after the last of 500 steps: DiLoCo(300)." in output
@@ -160,7 +160,7 @@ def cut(training):
             events.throw(KeyboardInterrupt())
 
 
-def test_an_interrupted_run_goes_on_as_printed(called, monkeypatch):
+def test_interrupted_run_resumes_by_printed_command(called, monkeypatch):
     keys = ["steps=3", "num_stages=2", "forward=TopK(0.1, values=Quantize(8, per='row'))", "data.train_samples=64"]
     with monkeypatch.context() as patched:
         patched.setattr("raysim.training.progress.print_progress", cut)
@@ -172,7 +172,7 @@ def test_an_interrupted_run_goes_on_as_printed(called, monkeypatch):
     assert Run("a run").status == "finished"
 
 
-def test_an_interrupted_sweep_goes_on_as_printed(called, monkeypatch):
+def test_interrupted_sweep_resumes_by_printed_command(called, monkeypatch):
     write_study(Path())
 
     class Begun:
@@ -214,11 +214,8 @@ def test_commands_of_findings_and_reports_are_accepted_as_printed(called, tmp_pa
     assert done.exit_code == 0, done.output
     claims = printed(done.output)
     assert len(claims) > 10
-    texts = [
-        block.text
-        for block in reproduce_section(gather(load("my runs"), [parse_network("1gbps")])).blocks
-        if isinstance(block, Text)
-    ]
+    material = gather(load("my runs"), [parse_network("1gbps")])
+    texts = [block.text for block in reproduce(material.jobs[0], material) if isinstance(block, Text)]
     for lead, recipe in pairwise(texts):
         if name := re.search(r"as a recipe: `([^`]+)`", str(lead)):
             Path(name[1]).write_text(str(recipe))

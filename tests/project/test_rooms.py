@@ -15,6 +15,7 @@ THIRD_PARTY = {
     "ray",
     "pandas",
     "optuna",
+    "jinja2",
     "plotly",
     "matplotlib",
     "numba",
@@ -101,7 +102,10 @@ ROOMS = {
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_findings": ({*RECORDS, *PRICED_RUNS, "analysis", "cli"}, {"pandas", "typer", "rich"}),
-    "raysim_contrib": ({"codecs", "compressors", "notation", "on_demand", "replication"}, {"torch", "numba"}),
+    "raysim_contrib": (
+        {"pipeline", *TENSORS},
+        {"torch", "numba"},
+    ),
     "raysim.cli": ({"*"}, {"typer", "rich"}),
     "raysim": ({"*"}, set()),
     "raysim.sweeps": ({"*"}, THIRD_PARTY),
@@ -123,7 +127,10 @@ ROOMS = {
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
     "raysim.analysis.runs": ({*RECORDS, "analysis.data"}, {"pandas", "pyarrow"}),
     "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS}, {"pandas", "optuna"}),
-    "raysim.analysis.report": ({*RECORDS, *PRICED_RUNS, "analysis.comparison"}, {"pandas", "plotly", "matplotlib"}),
+    "raysim.analysis.report": (
+        {*RECORDS, *PRICED_RUNS, "analysis.comparison"},
+        {"pandas", "jinja2", "plotly", "matplotlib"},
+    ),
     "raysim.analysis": ({"analysis"}, set()),
 }
 
@@ -182,7 +189,7 @@ def imports_of(path):
 
 
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_module_imports_only_from_the_rooms_below(module, path):
+def test_modules_import_only_from_lower_packages(module, path):
     room = room_of(module)
     ours, theirs = ROOMS[room]
     own = room.removeprefix("raysim.")
@@ -201,7 +208,7 @@ def test_a_module_imports_only_from_the_rooms_below(module, path):
             assert top in theirs, f"{module} imports {name}"
 
 
-def test_no_modules_import_one_another_in_a_circle():
+def test_no_circular_imports():
     """Imports within functions count too: a circle is one wherever it is closed."""
     paths = dict(modules())
     graph = {
@@ -251,7 +258,7 @@ COMMANDS = [
 ]
 
 
-def test_help_lists_and_refusals_import_neither_torch_nor_ray():
+def test_help_and_input_errors_import_neither_torch_nor_ray():
     """They share a process: a module that one of them imports stays imported."""
     code = f"""
 import sys
@@ -269,7 +276,7 @@ for command in {COMMANDS!r}:
     assert done.returncode == 0, done.stderr
 
 
-def test_importing_raysim_brings_in_nothing_heavy():
+def test_importing_raysim_loads_no_heavy_module():
     code = "import sys, raysim, raysim.analysis, raysim.sweeps; assert not {'torch', 'ray', 'pandas', 'numba'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -281,7 +288,7 @@ def test_every_package_is_documented_and_typed():
         assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text().strip(), path
 
 
-def test_the_page_on_architecture_has_every_package_and_file_of_raysim():
+def test_architecture_page_lists_every_package():
     page = (ROOT / "docs" / "architecture.md").read_text()
     there = [path for path in (ROOT / "raysim").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     names = {path.name for path in there} - {"__init__.py"}

@@ -29,7 +29,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_a_text_is_shown_as_it_is_without_control(text):
+def test_terminal_text_loses_only_control_characters(text):
     out = io.StringIO()
     console = PlainConsole(200, file=out)
     table = Table("column", title=text)
@@ -55,7 +55,7 @@ def test_commands_read_folders_of_any_name(tmp_path, monkeypatch, command, name)
     assert "\u202e" not in outcome.output
 
 
-def test_every_console_is_a_plain_one():
+def test_all_consoles_are_plain():
     made = [
         path
         for folder in ("raysim", "analysis", "sweeps", "benchmarks", "findings")
@@ -65,7 +65,7 @@ def test_every_console_is_a_plain_one():
     assert made == []
 
 
-def test_raysim_is_imported_by_a_user_without_a_home_or_a_name(tmp_path):
+def test_raysim_imports_without_home_or_user_name(tmp_path):
     code = """
 import os, pwd, sys
 def unknown(*_): raise KeyError("no such user")

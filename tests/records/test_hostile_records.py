@@ -45,7 +45,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_a_text_in_any_column_is_written_as_its_reader_accepts_it(tmp_path, run, kind):
+def test_text_columns_round_trip(tmp_path, run, kind):
     row = Run(run).row
     changed: dict[str, object] = {
         name: TEXTS[kind] for name, of in COLUMNS.items() if of == "str" and name not in (*NOTATIONS, "schedule_rows")
@@ -74,7 +74,7 @@ class UnspeakableError(ValueError):
         raise RuntimeError("no words")
 
 
-def test_an_error_is_described_whatever_its_text():
+def test_any_error_text_is_described():
     assert described(UnspeakableError()) == "UnspeakableError"
     assert text_of(ValueError("x" * 10_000_000)).startswith("xxx")
     assert len(described(ValueError("x" * 10_000_000))) < 5000
@@ -231,7 +231,7 @@ MANIFESTS = {
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)
-def test_an_odd_manifest_is_a_damaged_checkpoint(tmp_path, kept, kind):
+def test_malformed_manifest_is_a_damaged_checkpoint(tmp_path, kept, kind):
     shutil.copytree(kept, tmp_path / "run")
     known = checkpoints(tmp_path / "run" / "checkpoints")
     manifest = known[-1].path / "manifest.json"
@@ -258,7 +258,7 @@ def test_a_worker_file_that_is_a_pipe_is_a_damaged_checkpoint(tmp_path, kept):
 @pytest.mark.parametrize(
     "name", ["step-²", "step-", "step-1e3", f"step-{'9' * 5000}"[:250], "step--1", "step-٣", "step-00x"]
 )
-def test_odd_folders_are_no_checkpoints(tmp_path, kept, name):
+def test_malformed_folders_are_not_checkpoints(tmp_path, kept, name):
     shutil.copytree(kept / "checkpoints", tmp_path / "checkpoints")
     (tmp_path / "checkpoints" / name).mkdir()
     assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "checkpoints")] == [2, 4]
@@ -268,7 +268,7 @@ def test_odd_folders_are_no_checkpoints(tmp_path, kept, name):
 @pytest.mark.parametrize(
     "name", ["steps-copy.parquet", "steps-.parquet", "steps-²²²²².parquet", "steps-1.parquet", "links-0000x.parquet"]
 )
-def test_stray_files_are_no_parts(tmp_path, name):
+def test_unrelated_files_are_not_parts(tmp_path, name):
     recorder = Recorder(tmp_path)
     recorder.open()
     row = {"step": 0, "epoch": 0, "loss": 1.0, "wire_bytes": 1, "dense_bytes": 1, "seconds": 0.1}

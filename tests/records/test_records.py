@@ -42,13 +42,6 @@ GOLDEN = {
         "wire_bytes": "int64",
         "dense_bytes": "int64",
     },
-    "samples": {
-        "step": "int32",
-        "sample": "int32",
-        "loss": "float",
-        "right": "int32",
-        "predictions": "int32",
-    },
     "evals": {
         "step": "int32",
         "mode": "string",
@@ -158,7 +151,7 @@ def steps_of(folder: Path) -> list[int]:
     return Run(folder).steps["step"].tolist()
 
 
-def test_the_schemas_are_what_analyses_rely_on(tmp_path: Path) -> None:
+def test_schemas_have_columns_used_by_analysis(tmp_path: Path) -> None:
     assert SCHEMA_VERSION == 2
     assert {name: {f.name: str(f.type) for f in schema} for name, schema in SCHEMAS.items()} == GOLDEN
     assert STATUSES == ("running", "finished", "diverged", "failed", "interrupted", "killed")
@@ -223,7 +216,7 @@ def test_parts_beyond_the_digits_of_their_names_stay_in_order(tmp_path: Path) ->
     recorder.close()
 
 
-def test_being_killed_while_a_part_is_written_leaves_no_half_part(tmp_path: Path, monkeypatch) -> None:
+def test_killed_write_leaves_no_partial_part(tmp_path: Path, monkeypatch) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
     add(recorder, 0, 2)
@@ -251,7 +244,7 @@ def test_being_killed_while_a_part_is_written_leaves_no_half_part(tmp_path: Path
     assert not (tmp_path / "parts").exists()
 
 
-def test_a_run_is_running_as_long_as_a_process_holds_its_lock(tmp_path: Path) -> None:
+def test_run_counts_as_running_while_locked(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
     assert Run(tmp_path).status == "running"
@@ -264,7 +257,7 @@ def test_a_run_is_running_as_long_as_a_process_holds_its_lock(tmp_path: Path) ->
     again.close()
 
 
-def test_a_copy_of_a_run_is_running_until_nothing_is_written_for_long(tmp_path: Path) -> None:
+def test_copied_run_counts_as_running_while_written(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
     recorder.close()
@@ -275,7 +268,7 @@ def test_a_copy_of_a_run_is_running_until_nothing_is_written_for_long(tmp_path: 
     assert Run(tmp_path).status == "killed"
 
 
-def test_forget_drops_what_is_done_again_and_may_be_repeated(tmp_path: Path, monkeypatch) -> None:
+def test_forget_drops_repeated_steps_and_is_idempotent(tmp_path: Path, monkeypatch) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
     for start in (0, 3, 6):
@@ -353,7 +346,7 @@ CRASHES = {
 
 
 @pytest.mark.parametrize("crash", CRASHES)
-def test_wherever_a_compaction_is_killed_nothing_is_lost(tmp_path: Path, crash: str, monkeypatch) -> None:
+def test_killed_compaction_loses_nothing(tmp_path: Path, crash: str, monkeypatch) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
     for start in (0, 3, 6):
@@ -407,7 +400,7 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     third.close()
 
 
-def test_what_did_not_start_leaves_no_trace(tmp_path: Path) -> None:
+def test_run_that_did_not_start_leaves_no_files(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path / "run")
     recorder.discard()
     assert list(tmp_path.iterdir()) == []
@@ -418,7 +411,7 @@ def test_what_did_not_start_leaves_no_trace(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
 
 
-def test_what_cannot_be_read_or_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_read_and_write_errors_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordsError) as error:
         Run(tmp_path)
     assert str(error.value) == f"There is no run in {tmp_path}: it has no run.parquet."
@@ -438,7 +431,7 @@ def test_what_cannot_be_read_or_written_is_said_in_one_sentence(tmp_path: Path) 
         _ = Run(tmp_path / "run").steps
 
 
-def test_the_row_of_a_run(tmp_path: Path) -> None:
+def test_run_row_has_all_columns(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path)
     row = {
         **ROW,
@@ -526,7 +519,7 @@ def test_a_checkpoint_s_parts_are_checked_by_their_hashes(tmp_path: Path) -> Non
     again.close()
 
 
-def test_a_part_that_a_checkpoint_stands_on_is_not_dropped_if_it_can_no_longer_be_read(tmp_path: Path) -> None:
+def test_unreadable_part_needed_by_checkpoint_is_kept(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
     for first in (0, 3):
@@ -565,7 +558,7 @@ def test_damage_to_a_table_is_noticed_when_it_is_read(tmp_path: Path) -> None:
         assert found == list(range(50)), place
 
 
-def test_a_full_disk_leaves_no_draft_and_the_file_of_before(tmp_path: Path, monkeypatch) -> None:
+def test_full_disk_keeps_old_file_without_draft(tmp_path: Path, monkeypatch) -> None:
     recorder = open_recorder(tmp_path)
     recorder.write_run(ROW)
 
@@ -593,7 +586,7 @@ def test_a_run_has_one_row(tmp_path: Path, rows: int) -> None:
         _ = Run(tmp_path).status
 
 
-def test_parts_that_go_while_they_are_listed_are_none(tmp_path, monkeypatch):
+def test_parts_removed_during_listing_are_ignored(tmp_path, monkeypatch):
     """A reader looks whether there are parts, and the run removes them before they are listed."""
     monkeypatch.setattr(Path, "is_dir", lambda path: True)
     assert part_files(tmp_path, "steps") == []

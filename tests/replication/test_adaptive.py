@@ -84,7 +84,7 @@ def test_the_lower_of_two_factors_that_are_equally_fast() -> None:
     ("gains", "branch"),
     [((0.95, 0.8), "candidate"), ((0.8, 0.69), "minimum"), ((0.6, 0.5), "dense"), ((0.7, 0.7), "candidate")],
 )
-def test_the_branch_table(gains: tuple[float, float], branch: str) -> None:
+def test_gravac_branch_table(gains: tuple[float, float], branch: str) -> None:
     choice = Controller.new(3).choose(*gains, epsilon=0.7)
     assert choice == (
         branch,
@@ -140,7 +140,7 @@ def test_the_minimum_follows_what_passes() -> None:
     assert place == [0, 1, 2, 2, 2, 2, 2, 2, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5]
 
 
-def test_once_settled_it_stays() -> None:
+def test_settled_level_stays() -> None:
     controller = Controller.new(3)
     for level in (0, 1):
         controller.used, controller.used_gain = level, 1.0
@@ -186,7 +186,7 @@ def test_multi_level_topk_is_topk() -> None:
 
 
 @pytest.mark.parametrize("how", ["sampled", "bisect"])
-def test_multi_level_selections_keep_of_what_was_kept(how: str) -> None:
+def test_multi_level_selection_is_nested(how: str) -> None:
     x = student(20000)
     kept = select(x, 2000, how, 1)
     within = select_within(kept, 200, how, 2)
@@ -223,7 +223,7 @@ def test_the_packet_is_that_of_topk_and_the_gain_what_it_keeps() -> None:
         assert decision.gain == pytest.approx(sum(kept) / 2, rel=1e-6)
 
 
-def test_what_is_probed_and_not_sent_leaves_no_trace() -> None:
+def test_unsent_probe_changes_no_state() -> None:
     """Where the minimum is sent each time, the method is TopK with error feedback, whatever the candidate is."""
     method, plain = (
         ReplicaGraVAC(5, 1000, epsilon=0.7, window=4),
@@ -340,7 +340,7 @@ def test_a_start_that_settles_sends_the_minimum_whatever_its_gain() -> None:
             assert same_tensors(team.sent, other.sent)
 
 
-def test_zero_gradients_are_no_reason_to_send_more() -> None:
+def test_zero_gradients_do_not_increase_sent_values() -> None:
     shapes = {"weight": (40, 40)}
     team = Team(ReplicaGraVAC(10, 100), 2, shapes)
     decision = team.step(0, [{"weight": torch.zeros(40, 40)}] * 2)[0].decisions[0]

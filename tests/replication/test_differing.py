@@ -90,7 +90,7 @@ def test_the_slow_replica_sets_the_step_and_only_its_compression_makes_it_faster
     assert {replica for replica, _ in links} == {0, 1}
 
 
-def test_memory_is_of_the_replica_that_remembers_most(small):
+def test_memory_is_maximum_over_replicas(small):
     memory = {
         name: np.array([each.references_bytes for each in start(small(**REPLICAS, forward=forward)).plan.memories])
         for name, forward in {

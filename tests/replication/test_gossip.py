@@ -77,7 +77,7 @@ def test_an_iteration_projects_the_difference_on_what_the_last_one_found() -> No
         torch.testing.assert_close(change, projected / 2, rtol=1e-3, atol=1e-4)
 
 
-def test_a_difference_of_the_rank_is_gone_at_once() -> None:
+def test_difference_within_rank_is_removed_in_one_step() -> None:
     """After one iteration has found its columns, the next one removes a difference of rank 1 whole."""
     one = {"weight": torch.zeros(SHAPE["weight"])}
     other = {"weight": (normal(40, 1, seed=1) @ normal(1, 30, seed=2)).view(SHAPE["weight"])}
@@ -111,7 +111,7 @@ def test_the_mean_of_parameters_follows_the_mean_gradient() -> None:
     assert not torch.equal(team.parameters[0]["weight"], team.parameters[1]["weight"])
 
 
-def test_their_mean_is_what_is_evaluated_and_what_a_run_leaves(small, tmp_path) -> None:
+def test_mean_of_replicas_is_evaluated_and_exported(small, tmp_path) -> None:
     config = small(**REPLICAS, replica_gradient="PowerGossip(min_values=16)")
     engine = start(config)
     for step in range(3):

@@ -131,7 +131,7 @@ def test_one_replica_is_a_look_ahead_of_itself(steps, momentum) -> None:
     assert float(team.parameters[0]["w"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_outer_step_is_torch_s_nesterov_momentum() -> None:
+def test_outer_step_equals_torch_nesterov() -> None:
     team = Apart("DiLoCo(2)", 2, ONE)
     outer = torch.nn.Parameter(team.parameters[0]["weight"].clone())
     optimizer = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
@@ -230,7 +230,7 @@ def test_blocks_come_back() -> None:
 # In a run.
 
 
-def test_what_replicas_agreed_on_last_is_evaluated_and_left(small, tmp_path) -> None:
+def test_last_agreed_parameters_are_evaluated_and_exported(small, tmp_path) -> None:
     config = small(**REPLICAS, replica_gradient="DiLoCo(2)", steps=4)
     engine = start(config)
     begin = {name: x.detach().clone() for name, x in weights(engine, 0).items()}

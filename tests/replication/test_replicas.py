@@ -90,7 +90,7 @@ def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small
         twin._together(range(len(first)), "run", 2, None)
         for worker in first:
             for stage in worker.stages.values():
-                present, previous = stage.gradients(), stage.previous_gradients()
+                present, previous = stage.gradients(), stage.extra_gradients()
                 assert present.keys() == previous.keys()
                 assert all(torch.equal(present[name], x) for name, x in previous.items())
 

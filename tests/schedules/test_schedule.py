@@ -84,7 +84,7 @@ def test_every_action_once_and_in_order(variant: Variant) -> None:
 
 
 @variants
-def test_a_size_that_a_schedule_does_not_serve_is_refused(variant: Variant) -> None:
+def test_unsupported_schedule_size_is_refused(variant: Variant) -> None:
     for size in set(SIZES) - set(variant.sizes):
         with pytest.raises(ValueError, match=r"^`num_(stages|microbatches)` must be "):
             variant.schedule.rows(*size)
@@ -125,14 +125,14 @@ def test_interleaved_sizes_are_checked() -> None:
         Interleaved1F1B(2).rows(6, 4)
 
 
-def test_zero_bubble_holds_what_the_first_stage_of_1f1b_does() -> None:
+def test_zero_bubble_memory_equals_first_1f1b_stage() -> None:
     for p, m in SIZES:
         assert [peak_in_flight(row) for row in ZBH1().rows(p, m)] == [min(m, p)] * p
         for s, row in enumerate(ZBH1().rows(p, m)):
             assert [a for a in row if a.op != "W"] == OneFOneB().rows(p, m)[s]
 
 
-def test_more_memory_buys_a_smaller_bubble() -> None:
+def test_more_memory_gives_smaller_bubble() -> None:
     """Microbatches held at once, in units of a stage of 1F1B: of Qi et al. 2023, table 1, and of DualPipe's repository."""
     for p in range(1, 7):
         m = 4 * p
@@ -169,7 +169,7 @@ def test_one_f_one_b_counts(extra: int) -> None:
             assert [a.microbatch for a in pairs if a.op == "F"] == list(steady)
 
 
-def test_ahead_gives_every_hop_its_own_microbatches() -> None:
+def test_ahead_adds_microbatches_per_hop() -> None:
     for p, m in SIZES:
         for n in (1, 2, 3):
             counts = [peak_in_flight(row) for row in OneFOneB(ahead=n).rows(p, m)]
@@ -271,7 +271,7 @@ def test_wrong_action_text_is_refused(text: str) -> None:
         (["0F0 0B0", "1B0 1F0"], r"^The schedule deadlocks: 0B0 waits for 1B0; 1B0 waits for 1F0\.$"),
     ],
 )
-def test_rows_that_are_no_schedule_are_refused(lines: list[str], message: str) -> None:
+def test_invalid_schedule_rows_are_refused(lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_rows(rows_of(*lines))
 
@@ -295,7 +295,7 @@ def test_csv_round_trip(schedule: Schedule, tmp_path: Path) -> None:
         custom.rows(4, 8)
 
 
-def test_torch_reads_what_we_write_and_we_read_what_it_writes() -> None:
+def test_schedule_csv_round_trips_with_torch() -> None:
     torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     read = torch_schedules._Action.from_str
     for schedule, stages in (

@@ -69,10 +69,10 @@ def found(done, setting):
     return next(each for each in done.settings if each.setting == setting)
 
 
-def test_dense_differs_from_itself_by_exactly_nothing(screened):
+def test_dense_has_zero_difference_from_itself(screened):
     """A candidate whose packets are exact goes the whole way through links, and changes no bit."""
     one = bench()
-    exact = LinkCandidate((Plain(parse("Entropy(Identity)").codec),) * 2, one.passes.links)
+    exact = LinkCandidate((Plain(parse("Nonzero").codec),) * 2, one.passes.links)
     outcome = one.passes.run(exact)
     again = differences(one.passes.plan.task, outcome.sums, one._sums)
     assert all((each.difference, each.bound) == (0, 0) for each in again.values())
@@ -93,7 +93,7 @@ def test_massive_activations_break_one_range_for_a_tensor_and_not_one_for_each_b
     assert facts["forward"].energy > 0.99
 
 
-def test_a_faithful_setting_may_cost_the_loss(screened):
+def test_high_fidelity_setting_may_harm_loss(screened):
     """TopK keeps the massive value and so nearly all energy, and drops most of what the model reads."""
     topk = found(screened, TOPK)
     assert min(topk.fidelities("forward")) > 0.99
@@ -184,7 +184,7 @@ def test_replica_gradients_are_averaged_by_the_methods_themselves():
     assert both.directions[0].cosine == pytest.approx(alone.directions[0].cosine, abs=1e-3)
 
 
-def test_a_screen_leaves_no_trace():
+def test_screen_changes_no_state():
     torch.manual_seed(3)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     screen(config(), tried=[BLOCK], only_tried=True)
@@ -233,7 +233,7 @@ def test_the_command_prints_a_verdict_for_each_setting(written):
     assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_records_are_the_figures(written):
+def test_screen_records_match_figures(written):
     folder, _ = written
     figures = json.loads((folder / "f.json").read_text())
     settings = pq.read_table(folder / "records" / "settings.parquet").to_pylist()
@@ -246,7 +246,7 @@ def test_the_records_are_the_figures(written):
     assert pq.read_table(folder / "records" / "screen.parquet").to_pylist()[0]["samples"] == 8
 
 
-def test_the_study_holds_what_is_worth_training_and_trains(written):
+def test_screen_study_has_promising_settings_and_trains(written):
     folder, _ = written
     study = read_study(folder / "s.toml")
     assert study.most_trials == 2
@@ -294,7 +294,7 @@ def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monk
         (["stpes=5"], "stpes"),
     ],
 )
-def test_bad_input_is_one_sentence_before_a_pass(arguments, sentence, tmp_path, monkeypatch):
+def test_bad_input_is_refused_before_a_pass(arguments, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(tomli_w.dumps(KEYS))
     result = CliRunner().invoke(app, ["screen", "run.toml", *arguments])
@@ -340,7 +340,7 @@ def test_every_tensor_of_a_cut_is_measured():
     assert {(each.boundary, each.tensor) for each in done.facts} == tensors
 
 
-def test_defaults_follow_from_the_tensors_and_can_send_them():
+def test_default_candidates_fit_the_tensors():
     massive = screen(config())
     plain = screen(config(model={"name": "massive:model", "massive": 1.0}, num_replicas=2, num_microbatches=1))
     outliers = "Outliers(Quantize(4, per='row'))"

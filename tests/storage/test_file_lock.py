@@ -7,7 +7,7 @@ import pytest
 from raysim.storage.files import FolderLock, is_locked
 
 
-def test_a_folder_is_locked_by_one_until_it_is_released(tmp_path):
+def test_folder_lock_is_exclusive_until_released(tmp_path):
     first, second = FolderLock(tmp_path / "made" / "here"), FolderLock(tmp_path / "made" / "here")
     assert is_locked(first.folder) is None
     first.acquire()
@@ -23,7 +23,7 @@ def test_a_folder_is_locked_by_one_until_it_is_released(tmp_path):
     second.release()
 
 
-def test_the_file_of_a_killed_process_is_no_lock(tmp_path):
+def test_lock_of_killed_process_is_free(tmp_path):
     (tmp_path / ".lock").touch()
     assert is_locked(tmp_path) is False
     lock = FolderLock(tmp_path)
@@ -32,7 +32,7 @@ def test_the_file_of_a_killed_process_is_no_lock(tmp_path):
     assert is_locked(tmp_path) is None
 
 
-def test_a_reader_who_looks_at_the_lock_keeps_nobody_out(tmp_path, monkeypatch):
+def test_reading_a_lock_does_not_block_owners(tmp_path, monkeypatch):
     (tmp_path / ".lock").touch()
     reader = (tmp_path / ".lock").open()
     fcntl.flock(reader, fcntl.LOCK_SH)
@@ -43,7 +43,7 @@ def test_a_reader_who_looks_at_the_lock_keeps_nobody_out(tmp_path, monkeypatch):
     lock.release()
 
 
-def test_a_lock_whose_file_was_removed_leaves_the_file_of_the_next_owner(tmp_path):
+def test_removed_lock_leaves_file_of_next_owner(tmp_path):
     first, second = FolderLock(tmp_path), FolderLock(tmp_path)
     first.acquire()
     (tmp_path / ".lock").unlink()

@@ -36,7 +36,7 @@ def victim(tmp_path):
 
 
 @pytest.mark.parametrize("lock", [True, False])
-def test_a_lock_is_taken_neither_through_a_link_nor_by_emptying_its_file(tmp_path, victim, lock):
+def test_lock_follows_no_link_and_keeps_file_content(tmp_path, victim, lock):
     (tmp_path / "run").mkdir()
     if lock:
         (tmp_path / "run" / ".lock").symlink_to(victim / "file")
@@ -64,7 +64,7 @@ def test_a_run_is_refused_in_a_folder_with_a_planted_link(tmp_path, victim, name
 
 
 @pytest.mark.parametrize("name", ["parts", "checkpoints"])
-def test_a_recorder_opens_no_folder_behind_a_link(tmp_path, victim, name):
+def test_recorder_opens_no_folder_through_a_link(tmp_path, victim, name):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(victim / "folder")
     recorder = Recorder(tmp_path / "run")
@@ -73,7 +73,7 @@ def test_a_recorder_opens_no_folder_behind_a_link(tmp_path, victim, name):
     recorder.close()
 
 
-def test_a_checkpoint_is_not_written_behind_a_link(tmp_path, victim):
+def test_checkpoint_is_not_written_through_a_link(tmp_path, victim):
     (tmp_path / "checkpoints").symlink_to(victim / "folder")
     with pytest.raises(OSError, match="it is a link"):
         write_checkpoint(tmp_path / "checkpoints", 1, [])
@@ -94,7 +94,7 @@ def test_a_study_is_not_swept_through_a_link(tmp_path, victim, name):
     assert list(study.iterdir()) == []
 
 
-def test_files_are_written_anew_and_links_replaced(tmp_path, victim):
+def test_files_are_replaced_including_links(tmp_path, victim):
     link = tmp_path / "link"
     link.symlink_to(victim / "file")
     with pytest.raises(FileExistsError):
@@ -146,7 +146,7 @@ def test_scratch_folders_are_private_and_not_taken_over(tmp_path, monkeypatch):
         private_folder("x")
 
 
-def test_only_folders_below_the_given_one_may_be_no_links(tmp_path):
+def test_only_subfolders_must_not_be_links(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     check_inside(tmp_path / "link" / "parts", tmp_path / "link")  # the user's own choice
@@ -154,7 +154,7 @@ def test_only_folders_below_the_given_one_may_be_no_links(tmp_path):
         check_inside(tmp_path / "link" / "parts", tmp_path)
 
 
-def test_runs_behind_links_are_still_read(tmp_path):
+def test_runs_are_read_through_links(tmp_path):
     from records_made import write_run
 
     write_run(tmp_path / "real" / "run")

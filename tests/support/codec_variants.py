@@ -143,9 +143,6 @@ VARIANTS = [
     Variant("Quantize(8, range='absmax', per='block')", absmax(8, blocks(4096)), scales=True, odd=True),
     Variant("Quantize(4, per='block', block=64)", minmax(4, blocks(64)), scales=True),
     Variant("Quantize(6, per='row')", minmax(6, rows), scales=True),
-    *(Variant(f"FixedPoint({bits})", absmax(bits, channels), scales=True) for bits in (1, 2, 4, 6, 8)),
-    Variant("FixedPoint(8, per='block', block=32)", absmax(8, blocks(32)), scales=True),
-    Variant("FixedPoint(3, per='tensor', rounding='stochastic')", absmax(3), scales=True),
     Variant("TopK(1.0)", lambda s, v: v * numel(s), lossless=True, scales=True, odd=True, idempotent=True),
     Variant(
         "TopK(0.5, index='bitmap')",
@@ -167,24 +164,13 @@ VARIANTS = [
     Variant("RandomK(0.25)", random_k(0.25), scales=True, odd=True, idempotent=True),
     Variant("RandomK(0.1, unbiased=True)", random_k(0.1), scales=True, odd=True, unbiased=True),
     Variant("RandomK(0.5, per='tensor', values=Quantize(4))"),
-    Variant("Threshold(0.5)", odd=True, idempotent=True),
-    Variant("Threshold(1.0, values=Cast('bfloat16'))", odd=True),
     *(
         Variant(f"EstimatedTopK(0.1, {policy!r})", odd=True)
         for policy in ("sampled", "bisect", "gaussian", "exponential")
     ),
-    Variant("Sign", absmax(1), scales=True),
-    Variant("Sign(per='row')", absmax(1, rows), scales=True),
-    Variant("Sign(per='block', block=100)", absmax(1, blocks(100)), scales=True),
-    Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
-    Variant("OneBit", minmax(1), scales=True),
-    Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
     Variant("Mean", lambda s, v: 4 * bool(numel(s)), scales=True, odd=True),
     Variant("QSGD(4)", absmax(4, blocks(128)), scales=True, unbiased=True),
     Variant("QSGD(8, block=512)", absmax(8, blocks(512)), scales=True, unbiased=True),
-    Variant("TernGrad", absmax(2), scales=True),
-    Variant("TernGrad(clip=None)", absmax(2), scales=True, unbiased=True),
-    Variant("Natural", lambda s, v: packed(9 * numel(s), 1), scales=True, odd=True, unbiased=True),
     Variant("MX('e2m1')", lambda s, v: packed(numel(s), 4) + blocks(32)(s), scales=True, odd=True, idempotent=True),
     Variant("MX('e4m3')", lambda s, v: numel(s) + blocks(32)(s), scales=True, odd=True, idempotent=True),
     Variant("MX('e5m2', block=16)", lambda s, v: numel(s) + blocks(16)(s), scales=True, odd=True, idempotent=True),
@@ -197,14 +183,8 @@ VARIANTS = [
     Variant("Rotated(5, kept=100)", rotated(5, 100), scales=True),
     Variant("LowRank(2)", lambda s, v: low_rank(2, *matrix_axes(s), 1, v)),
     Variant("LowRank(1, per='sample')", lambda s, v: low_rank(1, s[1:2], s[2:], s[0] if s else 1, v)),
-    Variant("ErrorBounded(0.01)"),
-    Variant("ErrorBounded(0.001, relative='range')", scales=True),
-    Variant("ErrorBounded(0.1, relative='rms')", scales=True),
     Variant("Hadamard(Quantize(4))", scales=True),
     Variant("Hadamard(Quantize(3, per='sample'), tile=16)", scales=True),
-    Variant("Entropy(Quantize(4))", scales=True),
-    Variant("Entropy(TopK(0.1))", scales=True, odd=True, idempotent=True),
-    Variant("Entropy(Identity, level=3)", lossless=True, scales=True, odd=True, idempotent=True),
 ]
 
 

@@ -91,4 +91,4 @@ for dtype, bits, block in itertools.product((torch.float32, torch.bfloat16), (3,
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     for form in (Form(100, 576, 7, 4), Form(100, 300, 0, 3)):
         center, x = torch.zeros(form.width), torch.zeros(form.rows, form.width, dtype=dtype)
-        rotated.decode(*rotated.encode(x, center, form, ERROR), center, form, dtype, ERROR)
+        rotated.decode_rows(*rotated.encode_rows(x, center, form, ERROR), center, form, dtype, ERROR)

@@ -141,7 +141,7 @@ def links_share_nothing(variant: Variant) -> None:
         facts = list(messages(step, step + 1))
         expected = [alone.send(*each) for each in facts]
         for each, (packet, _) in zip(facts, expected, strict=True):
-            other.send(-each[0], each[1]._replace(boundary=1))
+            other.send(-each[0], each[1])
             assert same_packet(one.send(*each)[0], packet)
         for pair in (alone, one, other):
             pair.end_step()

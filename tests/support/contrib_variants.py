@@ -6,7 +6,7 @@ import math
 
 import compressor_variants
 import replica_variants
-from codec_variants import Shape, Variant, channels, minmax, numel, packed, rows, samples
+from codec_variants import Shape, Variant, absmax, blocks, channels, minmax, numel, packed, rows, samples
 
 from raysim.codecs import Codec
 from raysim.plugins import contrib, import_object
@@ -31,6 +31,26 @@ def maps(shape: Shape) -> int:
 
 
 KNOWN = [
+    Variant("ErrorBounded(0.01)"),
+    Variant("ErrorBounded(0.001, relative='range')", scales=True),
+    Variant("ErrorBounded(0.1, relative='rms')", scales=True),
+    Variant("Sign", absmax(1), scales=True),
+    Variant("Sign(per='row')", absmax(1, rows), scales=True),
+    Variant("Sign(per='block', block=100)", absmax(1, blocks(100)), scales=True),
+    Variant("Sign(scaled=False)", lambda s, v: packed(numel(s), 1), zero=False),
+    Variant("OneBit", minmax(1), scales=True),
+    Variant("OneBit(per='channel')", minmax(1, channels), scales=True),
+    *(Variant(f"FixedPoint({bits})", absmax(bits, channels), scales=True) for bits in (1, 2, 4, 6, 8)),
+    Variant("FixedPoint(8, per='block', block=32)", absmax(8, blocks(32)), scales=True),
+    Variant("FixedPoint(3, per='tensor', rounding='stochastic')", absmax(3), scales=True),
+    Variant("Threshold(0.5)", odd=True, idempotent=True),
+    Variant("Threshold(1.0, values=Cast('bfloat16'))", odd=True),
+    Variant("TernGrad", absmax(2), scales=True),
+    Variant("TernGrad(clip=None)", absmax(2), scales=True, unbiased=True),
+    Variant("Natural", lambda s, v: packed(9 * numel(s), 1), scales=True, odd=True, unbiased=True),
+    Variant("Entropy(Quantize(4))", scales=True),
+    Variant("Entropy(TopK(0.1))", scales=True, odd=True, idempotent=True),
+    Variant("Entropy(Identity, level=3)", lossless=True, scales=True, odd=True, idempotent=True),
     Variant("MeanStd", lambda s, v: 2 * numel(s) + 8 * rows(s) if numel(s) else 0),
     *(Variant(f"DAQ({bits})", minmax(bits, maps), scales=True) for bits in (1, 4, 8)),
     Variant(
@@ -61,10 +81,13 @@ VARIANTS = [
 ]
 
 COMPRESSORS = [
-    compressor_variants.Variant(
-        f"raysim_contrib.residual_vq:ResidualVQ({settings})"
-    )  # found without an installed plug-in
-    for settings in ("", "4, rounds=3, dim=3, fresh=2, pace=1.0", "5, rounds=1, dim=2, fresh=0")
+    compressor_variants.Variant(text)
+    for text in (
+        "ACGC(0.1)",
+        "ResidualVQ",
+        "ResidualVQ(4, rounds=3, dim=3, fresh=2, pace=1.0)",
+        "ResidualVQ(5, rounds=1, dim=2, fresh=0)",
+    )
 ]
 
 AVERAGES = [
@@ -87,6 +110,10 @@ AVERAGES = [
     replica_variants.Variant("GTopK(0.02, scope='stage', warmup=1)", conserves=True),
     replica_variants.Variant("GTopK(1.0)", conserves=True, exact=True),
     replica_variants.Variant("DIANA(QSGD(4), min_values=1, warmup=2)"),
+    replica_variants.Variant("MARINA(RandomK(0.25, unbiased=True))"),
+    replica_variants.Variant("MARINA(QSGD(5), probability=0.3, warmup=2)"),
+    replica_variants.Variant("MARINA(Identity, probability=0.3)", exact=True),
+    replica_variants.Variant("MARINA(QSGD(5), min_values=1)"),
 ]
 
 # Methods of which each replica steps by itself.

@@ -5,7 +5,7 @@ from codec_variants import student
 from compressor_variants import context
 from torch import Tensor
 
-from raysim.compressors import LinkGraVAC
+from raysim.compressors import LinkGraVAC, StepFacts
 from raysim.pipeline.link import Link
 
 
@@ -16,7 +16,7 @@ class Sender:
         self, method: LinkGraVAC, messages: int = 2, direction: str = "forward", boundary: int = 0, stages: int = 2
     ) -> None:
         self.link = Link(method, boundary, direction, sender=True, device=torch.device("cpu"))
-        self.messages, self.told = messages, {"direction": direction, "boundary": boundary, "num_stages": stages}
+        self.messages, self.told = messages, {"direction": direction, "num_stages": stages}
         self.packets: list = []
 
     def step(self, step: int, scale: float = 1.0, step_s: float | None = 1.0, floor: float | None = None, x=None):
@@ -25,7 +25,7 @@ class Sender:
             message = x(step, i) if x else scale * student(2, 10, 8, seed=10 * step + i)
             sent = self.link.send(message, context(step, i, ids=(0, 1), **self.told))
             self.packets.append(self.link.unpack(sent))
-        (decision,) = self.link.end_step(step_s=step_s, floor=floor, batch_size=32).decisions
+        (decision,) = self.link.end_step(StepFacts(step_s, floor, batch_size=32)).decisions
         return decision
 
 

@@ -11,7 +11,7 @@ from configurations import SMALL
 from raysim.config import make_config
 from raysim.training.train import train
 
-TABLES = ("run", "steps", "evals", "samples", "links", "actions", "collectives", "decisions")
+TABLES = ("run", "steps", "evals", "links", "actions", "collectives", "decisions")
 
 SIGNS = "\x1b]0;owned\x07\x1b[2J[/bold]\u202e"
 

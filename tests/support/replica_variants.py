@@ -92,9 +92,6 @@ VARIANTS = [
     Variant("PowerSGD(3, feedback=False)"),
     Variant("PowerSGD(2, alternate=True)", conserves=True),
     Variant("PowerSGD(30, min_compression=0.0)", conserves=True, exact=True),
-    Variant("MARINA(RandomK(0.25, unbiased=True))"),
-    Variant("MARINA(QSGD(5), probability=0.3, warmup=2)"),
-    Variant("MARINA(Identity, probability=0.3)", exact=True),
     Variant("PowerGossip"),
     Variant("PowerGossip(rank=2, iterations=3, warmup=1)"),
     Variant("GraVAC(4.0, 100.0, window=2)", conserves=True),
@@ -208,7 +205,7 @@ class Team:
                 replica,
                 self.count,
                 step,
-                **{"previous": self.before[replica], "parameters": self.parameters[replica], **changes},
+                **{"extra": self.before[replica], "parameters": self.parameters[replica], **changes},
             )
             for replica in range(self.count)
         ]

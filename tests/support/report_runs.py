@@ -47,8 +47,9 @@ def change_row(folder, drop=(), **changes):
     """Write a run's `run.parquet` anew, with other values and without some columns."""
     table = pq.read_table(folder / "run.parquet")
     row = table.to_pylist()[0]
+    dropped = {*drop, "job", "setting"}  # which reading computes anew
     columns = {
-        name: pa.array([row[name]], table.schema.field(name).type) for name in table.column_names if name not in drop
+        name: pa.array([row[name]], table.schema.field(name).type) for name in table.column_names if name not in dropped
     }
     write_table(
         pa.table(columns | {name: pa.array([value]) for name, value in changes.items()}), folder / "run.parquet"

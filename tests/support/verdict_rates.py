@@ -1,6 +1,6 @@
 """How often the rule calls settings safe in simulated jobs: in error at the margin, and rightly of settings that equal dense.
 
-`python tests/support/verdict_rates.py` prints the tables of docs/analysis.md.
+`python tests/support/verdict_rates.py` prints the tables of docs/measurements/verdicts.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one list of weight policies over which their laws run, and one stage with one weight whose loss is a parabola.
 
-A policy that is in `POLICIES` but not here fails a test.
+A policy of raysim or raysim-contrib that is not here fails a test.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from torch import nn
 
 from raysim.config import make_config
 from raysim.pipeline.stage import Stage
-from raysim.schedules.weights import parse_weights
+from raysim.plugins import contrib, import_object
+from raysim.schedules.weights import POLICIES, WeightPolicy, parse_weights
 
 VARIANTS = [
     "Synchronous",
@@ -24,6 +25,8 @@ VARIANTS = [
     "Predicted",
     "Predicted(update='step')",
 ]
+RARE = {name: cls for name, path in contrib().items() if issubclass(cls := import_object(path), WeightPolicy)}
+KNOWN = {**POLICIES, **RARE}
 DELAYED = [text for text in VARIANTS if text not in ("Synchronous", "PostValidated")]
 
 CURVATURE, RATE, MOMENTUM, MICROBATCHES = 0.5, 0.25, 0.5, 4
@@ -58,7 +61,7 @@ def parabola(weights: str, stage: int, num_stages: int, *, steps: int = 8, sched
     found = [float(run.module.get_parameter("weight").detach())]
     row = config.executed_schedule.rows(num_stages, MICROBATCHES)[stage]
     for step in range(steps):
-        run.begin(twin=False)
+        run.begin(step)
         rate = policy.rate(RATE, run.versions.longest, step)
         for action in row:
             if action.op == "F":

@@ -60,7 +60,7 @@ def test_a_sweep_gets_nodes_for_all_its_jobs(tmp_path):
     assert done.stderr.count("has joined") == 1  # the first was there when the first trial began, and none was too many
 
 
-def test_a_node_that_ends_since_it_is_idle_does_no_harm_to_a_sweep_on_another(tmp_path):
+def test_idle_node_shutdown_does_not_affect_other_nodes(tmp_path):
     study = write_study(tmp_path, trials=1000, engine="ray")
     log = tmp_path / "log"
     with autoscaled(cpus=2, workers=2, idle_minutes=0.1) as address:

@@ -76,7 +76,7 @@ def test_a_sweep_of_branches(ray, tmp_path, capsys):
         ({"baselines": []}, "`branches` needs a baseline without compression among `baselines`, but there is none."),
     ],
 )  # fmt: skip
-def test_studies_that_cannot_branch_are_refused(tmp_path, changes, sentence):
+def test_studies_without_valid_branch_are_refused(tmp_path, changes, sentence):
     with pytest.raises(ConfigError) as caught:
         read_study(write_study(tmp_path, **{**BRANCHED, **changes}))
     assert str(caught.value).startswith(sentence)

@@ -23,7 +23,7 @@ COUNTS = st.integers(0, 50)
 
 
 @given(running=COUNTS, free=COUNTS, capacity=COUNTS, others=COUNTS)
-def test_shares_are_equal_while_somebody_waits_and_all_else(running, free, capacity, others):
+def test_shares_are_equal_under_contention(running, free, capacity, others):
     alone = fair_limit(running, free, capacity, waiting=False, others=others)
     shared = fair_limit(running, free, capacity, waiting=True, others=others)
     assert 1 <= alone <= max(1, capacity)
@@ -125,7 +125,7 @@ def taken(ray):
     ray.util.remove_placement_group(group)
 
 
-def test_the_header_counts_the_trials_that_have_room_now(ray, tmp_path):
+def test_header_counts_trials_with_capacity(ray, tmp_path):
     group = ray.util.placement_group([{"CPU": 6}])
     ray.get(group.ready())
     try:
@@ -138,7 +138,7 @@ def test_the_header_counts_the_trials_that_have_room_now(ray, tmp_path):
     assert (found.now, found.share.jobs) == (1, 4)
 
 
-def test_a_cluster_without_room_is_refused_and_leaves_no_folder(taken, tmp_path, monkeypatch):
+def test_full_cluster_is_refused_without_folder(taken, tmp_path, monkeypatch):
     monkeypatch.setattr(allocation, "FREED_S", 0.2)
     sweep = Sweep(read_study(write_study(tmp_path, engine="ray")), out=tmp_path / "out", address="auto")
     with pytest.raises(ConfigError) as caught:
@@ -148,7 +148,7 @@ def test_a_cluster_without_room_is_refused_and_leaves_no_folder(taken, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_sweep_waits_for_room_and_says_so(taken, tmp_path, monkeypatch, capsys):
+def test_sweep_waits_for_capacity_and_reports_it(taken, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("raysim.engine.resources.FIRST_S", 0.5)
     study = read_study(write_study(tmp_path, trials=2, engine="ray"))
     sweep = Sweep(study, out=tmp_path / "out", address="auto", wait_s=60.0)
@@ -181,17 +181,17 @@ def wait(monkeypatch, capsys):
     return wait
 
 
-def test_a_sweep_without_room_says_so_and_ends(wait):
+def test_sweep_without_capacity_reports_and_ends(wait):
     reason, words = wait(100)
     assert reason == "No trial has had resources for 60 s: a trial needs 1 process with 1 CPU; 0 of 2 CPU are free"
     assert words.startswith("waiting for room since 10 s: a trial needs 1 process with 1 CPU")
 
 
-def test_processes_that_start_are_no_lack_of_room(wait):
+def test_starting_processes_are_not_missing_capacity(wait):
     assert wait(300, starting_until=300) == (None, "")
 
 
-def test_the_wait_for_room_begins_where_nothing_starts_any_more(wait):
+def test_capacity_wait_starts_after_last_start(wait):
     reason, words = wait(300, starting_until=100)
     assert reason is not None
     assert reason.startswith("No trial has had resources for 60 s")

@@ -164,7 +164,7 @@ finally:
         pytest.param(True, ["1", "1", "1"], id="of one trial"),
     ],
 )
-def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucket, cpus):
+def test_lost_node_costs_no_trial(tmp_path, bucket, cpus):
     base = BASE | {"num_stages": 3, "steps": 150, "checkpoint_every_steps": 10, "evaluate_every_steps": 50}
     path = write_study(tmp_path, trials=3, base=base, engine="ray")
     where = (tmp_path / "bucket").as_uri() if bucket else "-"
@@ -190,7 +190,7 @@ def test_stages_spread_over_nodes_and_a_lost_node_costs_no_trial(tmp_path, bucke
 
 
 @pytest.mark.slow
-def test_aws_is_asked_for_the_machines_of_the_file(tmp_path, monkeypatch):
+def test_aws_request_matches_cluster_file(tmp_path, monkeypatch):
     boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto")
     from ray.autoscaler._private.aws.config import bootstrap_aws
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from studies import write_study
 
-from raysim.analysis import load, safe_set
+from raysim.analysis import load, settings
 from raysim.config import ConfigError
 from raysim.records import Run, write_table
 from raysim.sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_seeds
@@ -44,7 +44,7 @@ def study_of(folder, **changes):
     return read_study(write_study(folder, **given | changes))
 
 
-def test_what_is_near_dense_on_the_frontier_is_chosen(tmp_path):
+def test_near_dense_frontier_settings_are_confirmed(tmp_path):
     study = study_of(tmp_path)
     rows = rows_of(
         {
@@ -92,7 +92,7 @@ def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
         ),
     ],
 )
-def test_a_confirmation_that_cannot_be_is_refused(tmp_path, changes, sentence):
+def test_impossible_confirmation_is_refused(tmp_path, changes, sentence):
     with pytest.raises(ConfigError) as error:
         study_of(tmp_path, **changes)
     assert str(error.value) == sentence
@@ -112,7 +112,7 @@ def test_a_confirmation_is_judged_alone_and_goes_on_where_it_was(ray, tmp_path, 
     frame = pd.read_parquet(folder / "trials.parquet")
     assert frame["status"].tolist() == ["finished"] * 2
     assert [list(seeds) for seeds in frame["seeds"]] == [[1, 2, 3]] * 2
-    (row,) = safe_set(load(tmp_path / "out")).to_dict("records")
+    (row,) = settings(load(tmp_path / "out")).to_dict("records")
     assert (row["chose_on"], row["confirmed_on"], row["seeds"]) == ([0], [1, 2, 3], 3)
     assert row["harm"] == 0
     assert (row["verdict"], row["lacking"]) == ("undecided", "the dense runs are not surely above chance")
@@ -171,7 +171,7 @@ def ended_sweep(folder, reached, **changes):
     return SimpleNamespace(store=store, study=study, rows=rows, results=None, search=SimpleNamespace(summary=list))
 
 
-def test_what_learned_nothing_is_judged_by_the_objective_of_the_study(tmp_path, capsys):
+def test_untrained_trials_are_judged_by_study_objective(tmp_path, capsys):
     show_result(ended_sweep(tmp_path, {"Identity": (2.9, 0.1), "TopK(0.5)": (3.4, 0.1), "TopK(0.1)": (3.9, 0.1)}))
     shown = capsys.readouterr().out
     assert "1 of 3 trials learned nothing: by loss less than 10 % better than chance (trial 2)." in shown
@@ -179,7 +179,7 @@ def test_what_learned_nothing_is_judged_by_the_objective_of_the_study(tmp_path, 
     assert "Dense is among them" not in shown
 
 
-def test_a_frontier_of_trials_that_learned_nothing_beats_no_one(tmp_path, capsys):
+def test_untrained_trials_dominate_nothing(tmp_path, capsys):
     show_result(ended_sweep(tmp_path, {"Identity": (3.9, 0.9), "TopK(0.5)": (3.95, 0.9)}))
     shown = capsys.readouterr().out
     assert "beaten" not in shown
@@ -188,7 +188,7 @@ def test_a_frontier_of_trials_that_learned_nothing_beats_no_one(tmp_path, capsys
     assert "Dense is among them" in shown
 
 
-def test_a_sweep_says_beforehand_what_it_cannot_decide(tmp_path):
+def test_sweep_announces_undecidable_comparisons(tmp_path):
     space = {"forward": ["Identity", *(f"TopK(0.{digit})" for digit in range(1, 10))]}
     part = study_of(tmp_path, confirm=0, space=space, sampler="grid", trials=4)
     assert beforehand(part) == [
@@ -199,7 +199,7 @@ def test_a_sweep_says_beforehand_what_it_cannot_decide(tmp_path):
     assert beforehand(replace(part, trials=100, confirm=3)) == []
 
 
-def test_a_part_of_a_grid_is_a_sample_of_it_that_its_seed_decides(tmp_path):
+def test_partial_grid_is_sampled_by_seed(tmp_path):
     space = {"forward": [f"TopK(0.{digit})" for digit in range(1, 10)], "backward": ["Identity", "TopK(0.5)"]}
     drawn = [
         study_of(tmp_path, confirm=0, space=space, baselines=None, sampler="grid", trials=6, sampler_seed=seed).grid

@@ -104,7 +104,7 @@ def test_a_folder_killed_in_its_first_moments_is_taken_over(tmp_path, left):
         assert not Sweep(study, out=out, resume=resume).begun
 
 
-def test_signals_before_anything_began_are_a_sentence(tmp_path, monkeypatch):
+def test_signals_before_start_give_one_sentence(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from raysim.cli import app

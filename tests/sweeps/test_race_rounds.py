@@ -36,7 +36,7 @@ def test_a_race_separates_the_harmful_from_the_harmless(tmp_path):
     assert (dense["share"] == 1).all()
 
 
-def test_a_race_that_is_killed_anywhere_goes_on_to_the_same_decisions(tmp_path):
+def test_race_killed_at_any_point_resumes_to_same_decisions(tmp_path):
     copies = []
     whole = pq.read_table(play(made_rounds(tmp_path), copies).file)
     for i, copy in enumerate(copies):
@@ -46,7 +46,7 @@ def test_a_race_that_is_killed_anywhere_goes_on_to_the_same_decisions(tmp_path):
         assert pq.read_table(play(made_rounds(folder)).file).equals(whole)
 
 
-def test_decisions_know_no_more_than_the_steps_of_their_part(tmp_path):
+def test_decisions_use_only_their_steps(tmp_path):
     """Whole runs and runs cut at the end of each part give the same race."""
     reached = {}
 
@@ -63,7 +63,7 @@ def test_decisions_know_no_more_than_the_steps_of_their_part(tmp_path):
     assert pq.read_table(rounds.file).equals(pq.read_table(play(made_rounds(tmp_path / "whole")).file))
 
 
-def test_a_trial_that_fails_is_out_and_the_others_go_on(tmp_path):
+def test_failed_trial_is_dropped_and_others_continue(tmp_path):
     rounds = made_rounds(tmp_path)
     rounds.next_round()
     rounds.end_round([1])
@@ -102,13 +102,13 @@ STUDY = {
         ),
     ],
 )
-def test_a_race_that_cannot_be_is_refused(tmp_path, changes, sentence):
+def test_invalid_race_is_refused(tmp_path, changes, sentence):
     with pytest.raises(ConfigError) as refused:
         read_study(write_study(tmp_path, **(STUDY | changes)))
     assert sentence in str(refused.value)
 
 
-def test_a_race_is_part_of_the_study_and_asks_for_no_asha(tmp_path):
+def test_race_is_in_study_and_excludes_asha(tmp_path):
     study = read_study(write_study(tmp_path, **STUDY))
     assert (study.sampler, study.early_stopping) == ("random", "none")
     study.write(tmp_path)
@@ -250,7 +250,7 @@ def test_a_budget_below_one_pair_is_refused_with_the_cost_of_a_pair(tmp_path):
     assert {run.name for run in (tmp_path / "out" / "trials").iterdir()} == {"0-s0"}
 
 
-def test_a_race_whose_budget_is_spent_leaves_the_rest_open_and_goes_on_with_a_greater_one(tmp_path, monkeypatch):
+def test_race_out_of_budget_resumes_with_larger_budget(tmp_path, monkeypatch):
     path, out = race_study(tmp_path), tmp_path / "out"
     left = iter([1e9, 1e9])
     monkeypatch.setattr(Spending, "remaining_s", lambda self, trained_s: next(left, 0.0))

@@ -92,7 +92,7 @@ def test_the_job_of_the_docs_runs(cluster):
     assert "digits-cnn" in done.stdout
 
 
-def test_a_second_desk_sends_a_job_by_the_file_and_the_token(cluster, tmp_path):
+def test_second_machine_submits_with_file_and_token(cluster, tmp_path):
     """Ray's own commands find no head there: its state is on the desk that ran `ray up`."""
     there = cluster.home(OTHER_DESK)
     assert cluster.run(OTHER_DESK, f"pip install -q {cluster.shared}/*.whl && mkdir -m 700 .ray").returncode == 0
@@ -125,7 +125,7 @@ def refusal(cluster, command, **environment):
     return done.stderr
 
 
-def test_a_driver_outside_is_told_the_way_in(cluster):
+def test_driver_outside_cluster_gets_instructions(cluster):
     train = "raysim train digits-cnn steps=2 --out run"
     head = f"{cluster.address(HEAD)}:6379"
     sentence = refusal(cluster, train, RAY_ADDRESS=head)
@@ -137,7 +137,7 @@ def test_a_driver_outside_is_told_the_way_in(cluster):
     assert "asks for its token, and this process showed none, since RAY_AUTH_MODE is not `token`. Set" in sentence
 
 
-def test_a_machine_that_becomes_a_node_drives(cluster):
+def test_driver_may_run_on_a_new_node(cluster):
     """The way in that the sentence names; without the token and with another one a sentence says so."""
     head = f"{cluster.address(HEAD)}:6379"
     started = cluster.run(DESK, f"ray start --address={head} --num-cpus=0", **TOKEN)
@@ -190,7 +190,7 @@ def test_a_submitted_sweep_outlives_a_node(cluster, tmp_path):
     assert pd.read_parquet(cluster.home(DESK) / "fetched" / "trials.parquet").equals(rows)
 
 
-def test_down_leaves_nothing(cluster):
+def test_cluster_down_removes_everything(cluster):
     down = cluster.run(DESK, f"ray down -y {FILE}")
     assert down.returncode == 0, down.stderr
 
@@ -208,7 +208,7 @@ def test_down_leaves_nothing(cluster):
     within(40, no_secrets)
 
 
-def test_a_lost_head_is_a_sentence_for_a_run_and_a_sweep(cluster, tmp_path):
+def test_lost_head_gives_one_sentence_error(cluster, tmp_path):
     """A second cluster on the same machines, without the one that was powered off; its drivers are on the desk."""
     up = cluster.run(DESK, f"ray up -y {FILE}", timeout=180)
     assert up.returncode == 0, up.stdout + up.stderr

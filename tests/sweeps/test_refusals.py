@@ -68,7 +68,7 @@ LONG = BASE | {"steps": 200, "checkpoint_every_steps": 2}
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("kibibytes", [16, 64, 128, 256, 512])
-def test_a_disk_that_is_full_ends_a_sweep_which_goes_on_with_more_space(tmp_path, disk, kibibytes):
+def test_full_disk_ends_a_sweep_that_resumes(tmp_path, disk, kibibytes):
     path = write_study(tmp_path, trials=3, base=BASE | {"steps": 20, "checkpoint_every_steps": 2}, engine="inline")
     disk.resize(f"{kibibytes}k")
     out = disk.folder / "out"
@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_ends_a_sweep_which_goes_on_with_more_space(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", ["inline", "ray"])
-def test_a_disk_that_becomes_read_only_ends_a_sweep_which_goes_on_when_it_can_be_written(tmp_path, disk, engine):
+def test_read_only_disk_ends_a_sweep_that_resumes(tmp_path, disk, engine):
     path = write_study(tmp_path, trials=2, base=LONG, engine=engine, jobs=1)
     out = disk.folder / "out"
     process = sweep(path, out)
@@ -92,7 +92,7 @@ def test_a_disk_that_becomes_read_only_ends_a_sweep_which_goes_on_when_it_can_be
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_folder_that_goes_away_ends_a_sweep_which_goes_on_when_it_is_back(tmp_path):
+def test_missing_folder_ends_a_sweep_that_resumes(tmp_path):
     path = write_study(tmp_path, trials=2, base=LONG, engine="inline", jobs=1)
     out = tmp_path / "out"
     process = sweep(path, out)
@@ -106,7 +106,7 @@ def test_a_folder_that_goes_away_ends_a_sweep_which_goes_on_when_it_is_back(tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["html", "md"])
-def test_a_report_on_a_full_disk_is_a_sentence_and_leaves_the_old_page(tmp_path, disk, report_runs, form):
+def test_report_on_full_disk_keeps_old_page(tmp_path, disk, report_runs, form):
     disk.resize("64k")
     target = disk.folder / ("report.html" if form == "html" else "report")
     if form == "html":
@@ -122,7 +122,7 @@ def test_a_report_on_a_full_disk_is_a_sentence_and_leaves_the_old_page(tmp_path,
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
-def test_refusals_are_told_from_errors_of_a_trial(tmp_path):
+def test_refusals_and_trial_errors_are_distinguished(tmp_path):
     full = OSError(errno.ENOSPC, "No space left on device", "results/steps.parquet")
     sentence = "'results/steps.parquet': No space left on device."
     assert find_disk_error(full, tmp_path) == sentence
@@ -136,7 +136,7 @@ def test_refusals_are_told_from_errors_of_a_trial(tmp_path):
     assert find_database_error(full, tmp_path / "optuna.db") is None
 
 
-def test_a_damaged_database_is_made_anew_of_the_rows(tmp_path):
+def test_damaged_database_is_rebuilt_from_rows(tmp_path):
     study = read_study(write_study(tmp_path))
     for size in (0, 100, 5000, None):
         folder = tmp_path / f"out-{size}"
@@ -163,7 +163,7 @@ def test_damaged_rows_are_refused_in_a_sentence(tmp_path):
         rows.read()
 
 
-def test_a_ray_that_does_not_start_is_a_sentence(monkeypatch, tmp_path):
+def test_failed_ray_start_gives_one_sentence_error(monkeypatch, tmp_path):
     def init(**options):
         raise Exception("The current node timed out during startup.\nThis could happen because the GCS is overloaded.")
 

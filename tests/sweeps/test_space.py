@@ -25,7 +25,7 @@ SYMBOLS = {
 }
 
 
-def test_only_what_is_reached_is_drawn():
+def test_only_active_parameters_are_drawn():
     for params, overrides in draws(Space(KEYS, SYMBOLS), 60):
         assert ("forward.key" in params) == (params["forward"] == "EF")
         assert ("forward.density" in params) == (params["forward.codec"] == "TopK({density})")
@@ -54,7 +54,7 @@ def test_numbers_from_ranges_are_written_short_and_from_lists_as_they_are():
     assert space(FixedTrial({"forward.density": 0.0123456}))["forward"] == "TopK(0.0123456)"
 
 
-def test_a_symbol_may_be_the_same_in_every_key():
+def test_symbol_may_repeat_in_every_key():
     space = Space({"forward": "TopK({.density})", "backward": "EF21(TopK({.density}))"}, {"density": [0.5, 0.1]})
     assert [space(FixedTrial(point)) for point in points(space)] == [
         {"forward": "TopK(0.5)", "backward": "EF21(TopK(0.5))"},
@@ -62,7 +62,7 @@ def test_a_symbol_may_be_the_same_in_every_key():
     ]
 
 
-def test_every_boundary_may_draw_apart():
+def test_boundaries_may_be_drawn_separately():
     space = Space({"forward": {"each": ["Identity", "Quantize({bits})"]}, "num_stages": [2, 3]}, {"bits": [2, 8]})
     grid = points(space)
     assert len(grid) == 3 + 9  # one boundary, or two
@@ -87,7 +87,7 @@ def test_variants_choose_sets_of_keys():
     ]
 
 
-def test_a_grid_is_every_point_once():
+def test_grid_has_every_point_once():
     keys = {name: spec for name, spec in KEYS.items() if name != "optimizer.learning_rate"}
     space = Space(keys, {**SYMBOLS, "density": {"low": 0.1, "high": 0.5, "step": 0.2}, "bits": {"low": 2, "high": 3}})
     grid = points(space)

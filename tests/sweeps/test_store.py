@@ -46,7 +46,7 @@ def copy(uri, target):
     return target
 
 
-def test_what_is_sent_is_there_and_what_is_gone_goes(bucket, buckets, machine):
+def test_bucket_sync_uploads_and_deletes(bucket, buckets, machine):
     here = Store(bucket)
     assert here.is_empty()
     run = here.local / RUN
@@ -91,7 +91,7 @@ def test_a_run_of_an_earlier_study_with_this_uri_does_not_count(bucket, machine)
     assert not (Store(bucket).fetch(RUN) / "run.parquet").exists()
 
 
-def test_a_run_goes_on_elsewhere_from_what_the_bucket_has(bucket, buckets, small, tmp_path, machine):
+def test_run_resumes_on_another_node_from_bucket(bucket, buckets, small, tmp_path, machine):
     config = small(steps=9, checkpoint_every_steps=2, forward="EF21(TopK(0.3))")
     here = Store(bucket)
     training = Training(config, out=here.fetch(RUN), engine="inline")
@@ -112,7 +112,7 @@ def test_a_run_goes_on_elsewhere_from_what_the_bucket_has(bucket, buckets, small
     assert Run(folder).steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
-def test_a_copy_and_the_bucket_itself_open_with_all_that_was_recorded(bucket, buckets, small, tmp_path, machine):
+def test_bucket_and_its_copy_load_completely(bucket, buckets, small, tmp_path, machine):
     here = Store(bucket)
     for trial, forward in enumerate(("Identity", "TopK(0.3)")):
         name = f"trials/{trial}-s0"
@@ -171,7 +171,7 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_end_of_a_sweep_in_a_bucket_is_shown_where_other_nodes_trained(bucket, tmp_path):
+def test_bucket_sweep_result_is_shown_on_driver(bucket, tmp_path):
     space = {"forward": ["Identity", "Nonzero"]}
     changes = {"sampler": "grid", "trials": None, "space": space, "symbols": None, "confirm": 3, "engine": "inline"}
     path = write_study(tmp_path, objectives=["accuracy_on", "wire_bytes"], **changes)
@@ -197,7 +197,7 @@ def test_tables_that_a_copy_lacks_are_a_problem_by_name(small, tmp_path):
     assert len(results.problems) == 2
 
 
-def test_a_place_that_does_not_answer_is_one_sentence_within_seconds(buckets, small, tmp_path, monkeypatch):
+def test_unreachable_bucket_gives_one_sentence_error_quickly(buckets, small, tmp_path, monkeypatch):
     start = time.monotonic()
     with pytest.raises(ConfigError) as error:
         Store.checked("s3://no-such-bucket/sweeps/small")
@@ -218,7 +218,7 @@ def test_a_place_that_does_not_answer_is_one_sentence_within_seconds(buckets, sm
     assert time.monotonic() - start < 60
 
 
-def test_runs_lie_in_folders_of_this_machine(small, tmp_path):
+def test_runs_are_in_local_folders(small, tmp_path):
     with pytest.raises(
         ConfigError, match=r"^`out` of a run must be a folder of this machine, but got 's3://bucket/run': "
     ):
@@ -265,7 +265,7 @@ def test_a_study_in_a_bucket_is_killed_resumed_copied_and_read_in_place(bucket, 
     assert not [key for key in buckets.keys(bucket) if key.endswith("parts/")]
 
 
-def test_a_sweep_that_looked_before_another_filled_the_folder_is_refused(tmp_path, monkeypatch):
+def test_sweep_is_refused_if_folder_was_filled_meanwhile(tmp_path, monkeypatch):
     study, out = read_study(write_study(tmp_path)), tmp_path / "out"
     second = Sweep(study, out=out)
     monkeypatch.setattr(Sweep, "_run", lambda self, on_begin: study.write(self.folder))
@@ -278,7 +278,7 @@ def test_a_sweep_that_looked_before_another_filled_the_folder_is_refused(tmp_pat
     Sweep(study, out=out, resume=True).run()
 
 
-def test_a_sweep_to_resume_is_compared_with_the_study_that_another_left(tmp_path, monkeypatch):
+def test_resumed_sweep_is_compared_with_stored_study(tmp_path, monkeypatch):
     out = tmp_path / "out"
     out.mkdir()
     (out / ".lock").touch()  # of a process that was killed at once: it may be resumed
@@ -290,7 +290,7 @@ def test_a_sweep_to_resume_is_compared_with_the_study_that_another_left(tmp_path
         second.run()
 
 
-def test_a_sweep_in_a_bucket_leaves_the_local_files_of_one_that_runs(tmp_path, buckets, monkeypatch):
+def test_bucket_sweep_keeps_local_files_of_running_sweep(tmp_path, buckets, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     study, uri = read_study(write_study(tmp_path)), f"{buckets.make()}/small"
     store = Store(uri)

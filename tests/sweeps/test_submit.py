@@ -222,7 +222,7 @@ def submitted(port, *words, seconds=12.0, **options):
     return subprocess.run(arguments, capture_output=True, text=True, timeout=240, **options)
 
 
-def test_a_head_that_answers_is_never_a_reason_for_ray_up(cluster_file, tmp_path):
+def test_responding_head_prevents_ray_up(cluster_file, tmp_path):
     words = ["quickstart", "--cluster", cluster_file, "--out", "/srv/x"]
     with socket.create_server(("127.0.0.1", 0)) as nothing:
         port = nothing.getsockname()[1]
@@ -242,7 +242,7 @@ def test_a_head_that_answers_is_never_a_reason_for_ray_up(cluster_file, tmp_path
 
 
 @pytest.mark.slow
-def test_a_desk_that_never_ran_ray_up_sends_a_job_and_fetches_without_locks(dashboard, cluster_file, tmp_path):
+def test_second_machine_submits_and_fetches_without_locks(dashboard, cluster_file, tmp_path):
     out, fetched = tmp_path / "out", tmp_path / "fetched"
     words = [write_study(tmp_path, trials=2), "--cluster", cluster_file, "--out", out, "--fetch", fetched]
     files = tmp_path / "files"

@@ -44,7 +44,7 @@ def hyperparameters(folder):
     return plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
 
 
-def test_a_sweep_leaves_runs_rows_and_a_study(ray, tmp_path):
+def test_sweep_writes_runs_rows_and_study(ray, tmp_path):
     path = write_study(
         tmp_path,
         seeds=[0, 1],
@@ -216,7 +216,7 @@ def test_a_failed_baseline_ends_a_study_whose_constraints_need_it(ray, tmp_path)
 
 
 @pytest.mark.slow
-def test_asha_stops_what_learns_badly_and_says_pruned(ray, tmp_path):
+def test_asha_prunes_poor_trials(ray, tmp_path):
     path = write_study(
         tmp_path,
         space={"optimizer.learning_rate": [0.1, 0.05, 1e-9, 1e-8, 1e-7]},
@@ -262,7 +262,7 @@ def test_trials_that_run_at_once_start_side_by_side(ray, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_trials_are_alike_on_either_engine(ray, tmp_path):
+def test_trials_are_equal_on_both_engines(ray, tmp_path):
     """Small models are trained in one process where the study leaves it open: the same quality and bytes, bit for bit."""
     objectives = ["accuracy_on", "loss_on", "loss_off", "wire_bytes"]
     done = {}
@@ -370,7 +370,7 @@ def test_ctrl_c_ends_in_order_and_a_resume_goes_on(tmp_path):
         ([{"CPU": 16.0, "GPU": 2.0}], 3, {"device": "cpu"}, (1.0, 0.0, 3)),
     ],
 )
-def test_stages_are_fitted_to_what_there_is(nodes, jobs, changes, expected):
+def test_stage_count_fits_available_resources(nodes, jobs, changes, expected):
     config = make_config({**BASE, "num_stages": 4, **changes})
     share = fit(config, nodes, 4, engine="ray", jobs=jobs, growing=False)
     assert (round(share.cpus, 4), round(share.gpus, 4), share.jobs) == (
@@ -387,7 +387,7 @@ def test_stages_are_fitted_to_what_there_is(nodes, jobs, changes, expected):
         ([{"CPU": 8.0, "GPU": 1.0}], None, {"gpus_per_stage": 0.5}),
     ],
 )
-def test_what_does_not_fit_is_refused(nodes, jobs, changes):
+def test_misfit_overrides_are_refused(nodes, jobs, changes):
     config = make_config({**BASE, "num_stages": 4, **changes})
     with pytest.raises(ConfigError, match="must fit into"):
         fit(config, nodes, 4, engine="ray", jobs=jobs, growing=False)
@@ -404,7 +404,7 @@ def test_what_does_not_fit_is_refused(nodes, jobs, changes):
         ({"CPU": 4.0, "memory": 64e9}, {"data": {"name": "text", "path": "nowhere.txt"}}, "ray", 2),
     ],
 )
-def test_trials_share_a_process_where_one_has_room(node, changes, engine, jobs):
+def test_trials_share_a_process_if_capacity_allows(node, changes, engine, jobs):
     config = make_config({**BASE, **changes})
     need = choose_engine(config, [node])
     assert need.engine == engine
@@ -413,7 +413,7 @@ def test_trials_share_a_process_where_one_has_room(node, changes, engine, jobs):
 
 
 @pytest.mark.slow
-def test_a_sweep_without_room_is_refused_before_a_trial_begins(ray, tmp_path):
+def test_sweep_exceeding_capacity_is_refused_before_trials(ray, tmp_path):
     path = write_study(tmp_path, base=BASE | {"cpus_per_stage": 9}, engine="ray")
     with pytest.raises(ConfigError, match="1 trials of 2 stages with 9 CPU each must fit into"):
         sweep(path, tmp_path / "out")

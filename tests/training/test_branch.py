@@ -28,7 +28,7 @@ def parent(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", third(2))
-def test_a_branch_with_the_parents_settings_is_the_parent(small, tmp_path, name):
+def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     """Memories of links and replicas, signals of adaptive methods, delayed weights and the learning rate all go on."""
     settings = {"clock": "100mbps", "profile": "T4", **RUNS[name], "evaluate_every_steps": 2}
     if "optimizer" in settings:
@@ -43,7 +43,7 @@ def test_a_branch_with_the_parents_settings_is_the_parent(small, tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["feedback", "replicas-gravac"])
-def test_a_branch_is_the_same_on_ray(small, tmp_path, ray, name):
+def test_branch_is_equal_on_both_engines(small, tmp_path, ray, name):
     settings = {**RUNS[name], "clock": "100mbps", "profile": "T4", "cpus_per_stage": 0.1}
     begun = train(small(**settings, checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "parent")
     branch = train(small(**settings, steps=2, start=f"{begun.folder}@{AT}"), engine="ray", out=tmp_path / "branch")
@@ -51,7 +51,7 @@ def test_a_branch_is_the_same_on_ray(small, tmp_path, ray, name):
     same_steps(branch, begun)
 
 
-def test_a_branch_of_a_branch_goes_on_by_the_first_plan(small, tmp_path):
+def test_branch_of_a_branch_keeps_first_plan(small, tmp_path):
     """Its learning rate, and constants of the model that are drawn from a seed and in no checkpoint."""
     settings = {**SUBSPACE, "optimizer": {"name": "adamw", "learning_rate": 1e-2, "decay": "linear"}}
     begun = train(small(**settings, checkpoint_at_steps=[2]), engine="inline", out=tmp_path / "a")
@@ -98,7 +98,7 @@ def test_branches_of_a_seed_see_the_same_data_in_the_same_order(small, tmp_path,
     assert Run(tmp_path / "dense").steps["step"].tolist() == [4, 5]
 
 
-def test_memories_of_another_compressor_begin_empty(small, tmp_path):
+def test_memories_start_empty_for_a_changed_compressor(small, tmp_path):
     """A branch from a parent with error feedback equals one from the same state without it, unless it goes on with it."""
     kept = {"forward": "ErrorFeedback(TopK(0.1))", "backward": "ErrorFeedback(TopK(0.1))"}
     begun = train(small(**kept, checkpoint_at_steps=[2]), engine="inline", out=tmp_path / "parent")
@@ -142,7 +142,7 @@ def test_an_interrupted_branch_resumes_to_the_same_bits(small, tmp_path, parent,
     same_records(resumed, whole)
 
 
-def test_chosen_checkpoints_stay(parent):
+def test_requested_checkpoints_are_kept(parent):
     assert [each.step for each in checkpoints(parent.folder / "checkpoints")] == [0, 2, 4, 6]
 
 
@@ -150,7 +150,7 @@ def test_chosen_checkpoints_stay(parent):
     "changes",
     [{"schedule": "Interleaved1F1B(3)"}, {"num_stages": 1}, {"num_stages": 4}, {"num_stages": 2, "schedule": "ZBH1"}],
 )
-def test_a_branch_may_be_cut_and_scheduled_otherwise(small, tmp_path, changes):
+def test_branch_may_change_cut_and_schedule(small, tmp_path, changes):
     """The loss of a dense model does not depend on its cuts."""
     settings = {"optimizer": {"name": "adamw", "learning_rate": 1e-2, "decay": "cosine"}, "deterministic": True}
     begun = train(small(**settings, checkpoint_at_steps=[4]), engine="inline", out=tmp_path / "parent")
@@ -191,7 +191,7 @@ def test_bad_starts_are_refused_before_anything_starts(small, tmp_path, parent, 
     assert not (tmp_path / "branch").exists()
 
 
-def test_a_branch_must_not_outlast_the_planned_learning_rate(small, tmp_path):
+def test_branch_may_not_exceed_planned_learning_rate(small, tmp_path):
     settings = {"optimizer": {"learning_rate": 0.1, "decay": "cosine"}}
     begun = train(small(**settings, checkpoint_at_steps=[4]), engine="inline", out=tmp_path / "parent")
     with pytest.raises(ConfigError, match=r"^`steps` must be at most 2 from step 4 on, since the learning rate"):
@@ -239,7 +239,7 @@ def test_a_parent_of_another_model_is_refused(small, tmp_path, monkeypatch):
         train(small(**model, start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
 
 
-def test_a_branch_outlives_its_parent_once_it_has_a_checkpoint(small, tmp_path):
+def test_branch_with_checkpoint_needs_no_parent(small, tmp_path):
     begun = train(small(checkpoint_at_steps=[2]), engine="inline", out=tmp_path / "parent")
     config = small(start=f"{begun.folder}@2", steps=4, checkpoint_every_steps=1)
     whole = train(config, engine="inline", out=tmp_path / "whole")
@@ -252,7 +252,7 @@ def test_a_branch_outlives_its_parent_once_it_has_a_checkpoint(small, tmp_path):
     same_records(train(config, engine="inline", out=tmp_path / "broken", resume=True), whole)
 
 
-def test_a_folder_of_transformers_is_refused_with_the_keys_that_take_it(small, tmp_path):
+def test_transformers_folder_as_start_suggests_keys(small, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError) as refused:
         train(small(start=str(tmp_path)), engine="inline", out=tmp_path / "branch")

@@ -61,7 +61,7 @@ def test_tensors_are_packed_and_unpacked_bit_for_bit() -> None:
         unpack_tensors(packed[:-3])
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
     written = write_checkpoint(tmp_path / "checkpoints", 7, parts(7, 3))
     assert written == Checkpoint(tmp_path / "checkpoints" / "step-00000007", 7)
     assert checkpoints(tmp_path / "checkpoints") == [written]
@@ -71,7 +71,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert sorted(manifest["files"]) == [f"worker-{worker}.safetensors" for worker in range(3)]
 
 
-def test_the_newest_stay(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "none") == []
     for step in (2, 4, 10, 100_000_000):
         write_checkpoint(tmp_path, step, parts(step))
@@ -85,9 +85,7 @@ def test_the_newest_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("place", range(7))
-def test_wherever_writing_is_killed_the_checkpoint_is_whole_or_not_there(
-    tmp_path: Path, place: int, again: bool, monkeypatch
-) -> None:
+def test_killed_write_leaves_whole_checkpoint_or_none(tmp_path: Path, place: int, again: bool, monkeypatch) -> None:
     """Killed at the n-th of: files and draft synced, the old one moved away (if there is one), the draft renamed, the name synced."""
     write_checkpoint(tmp_path, 2, parts(2))
     if again:
@@ -218,7 +216,7 @@ def test_weights_have_the_names_of_the_uncut_model(tmp_path: Path) -> None:
     assert weights["conv.weight"].tolist() == [1.0, 1.0]
 
 
-def test_a_run_that_resumed_before_its_first_checkpoint_outlives_a_lost_worker(
+def test_run_resumed_before_first_checkpoint_survives_lost_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = ["num_stages=2", "steps=8", "checkpoint_every_steps=3", "data.test_samples=50"]

@@ -66,7 +66,7 @@ def test_clock_forecast_and_replay_agree(small, tmp_path, changes):
 
 
 @pytest.mark.parametrize("method", [GRAVAC, "ErrorFeedback(TopK(0.05))", "PowerSGD(2, min_values=16)", "Identity"])
-def test_codecs_are_paid_for_by_their_work(small, method):
+def test_codec_time_is_proportional_to_work(small, method):
     config = small(**{**TWO, "forward": "ErrorFeedback(TopK(0.3))", "replica_gradient": method, "clock": "free"})
     plan, reports = reports_of(config)
     slow, fast = (Clock(dataclasses.replace(plan, config=config.changed(codec_speed=s))) for s in (1e6, 1e7))
@@ -82,7 +82,7 @@ def test_codecs_are_paid_for_by_their_work(small, method):
     assert slow.step_s(reports, 0.0) > fast.step_s(reports, 0.0)
 
 
-def test_a_step_that_probes_two_factors_pays_for_both(small):
+def test_probing_two_factors_costs_both(small):
     """Selecting the minimum of a dense gradient, the candidate of what that keeps; then withholding and averaging two packets."""
     config = small(**{**TWO, "num_stages": 1, "replica_gradient": GRAVAC.replace("0.5", "0.001")})
     plan, reports = reports_of(config, steps=1)

@@ -20,7 +20,7 @@ def dense(settings):
 
 
 @pytest.mark.parametrize("name", third(0, COMPRESSED))
-def test_a_run_is_dense_and_then_the_branch_of_a_dense_one(small, tmp_path, name):
+def test_warmup_run_equals_branch_of_dense_run(small, tmp_path, name):
     """Links and replica methods of all kinds, with the memory of none."""
     settings = {"clock": "100mbps", "profile": "T4", "codec_speed": 1e9, **RUNS[name]}
     before = train(small(**dense(settings), checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "dense")
@@ -37,7 +37,7 @@ def test_a_run_is_dense_and_then_the_branch_of_a_dense_one(small, tmp_path, name
 
 
 @pytest.mark.parametrize("name", third(1, RUNS))
-def test_a_branch_from_before_the_first_step_is_the_run_from_scratch(small, tmp_path, name):
+def test_branch_at_step_0_equals_run_from_scratch(small, tmp_path, name):
     """Methods whose memory holds parameters, and weights with delays, begin in a branch as in any run."""
     settings = {"clock": "100mbps", "profile": "T4", "codec_speed": 1e9, **RUNS[name]}
     parent = dense(settings) | {"weights": "Synchronous"}
@@ -47,7 +47,7 @@ def test_a_branch_from_before_the_first_step_is_the_run_from_scratch(small, tmp_
     same_steps(branch, whole)
 
 
-def test_its_price_is_that_of_its_compressed_steps(small, tmp_path):
+def test_warmup_run_is_priced_by_compressed_steps(small, tmp_path):
     """Whatever the share of the dense steps: the bytes of a priced step are those of the setting."""
     prices = {}
     for name, changes in {"whole": {}, "late": {"compress_from": 4}}.items():
@@ -60,18 +60,17 @@ def test_its_price_is_that_of_its_compressed_steps(small, tmp_path):
     assert [sentence in prices[name].notes for name in prices] == [False, True]
 
 
-def test_a_run_without_a_profiled_compressed_step_is_not_priced(small, tmp_path):
+def test_run_without_profiled_compressed_step_has_no_price(small, tmp_path):
     values = {"forward": "TopK(0.1)", "profile_every_steps": 4, "compress_from": 3}
     run = train(small(**values), engine="inline", out=tmp_path / "run")
     with pytest.raises(ValueError, match="it has no profiled step from `compress_from` = 3 on"):
         Replay(run.folder)
 
 
-def test_settings_are_told_apart(small, tmp_path):
-    from raysim.analysis.data.settings import setting_of
+def test_runs_are_distinguished_by_settings(small, tmp_path):
 
     run = train(small(forward="TopK(0.1)", compress_from=2), engine="inline", out=tmp_path / "run")
-    assert str(setting_of(Run(run.folder).row)) == "forward=TopK(0.1) compress_from=2"
+    assert Run(run.folder).row["setting"] == "forward=TopK(0.1) compress_from=2"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_settings_are_told_apart(small, tmp_path):
         ({**RUNS["replicas-apart"]}, "`compress_from` must be left out with StreamingDiLoCo(3, delay=1, blend=0.5), whose replicas"),
     ],
 )  # fmt: skip
-def test_where_it_has_no_meaning_it_is_refused(small, tmp_path, changes, sentence):
+def test_warmup_is_refused_if_meaningless(small, tmp_path, changes, sentence):
     with pytest.raises((ConfigError, ValueError)) as caught:
         train(small(**{"compress_from": 3, **changes}), engine="inline", out=tmp_path / "run")
     assert sentence in str(caught.value)

@@ -54,7 +54,7 @@ def parts(folder):
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_run_goes_back_to_the_checkpoint_whose_records_are_whole(runs, tmp_path, how):
+def test_run_resumes_from_checkpoint_with_complete_records(runs, tmp_path, how):
     config, whole, broken = runs
     for name in ("steps-00002.parquet", "links-00002.parquet"):  # written between the checkpoints at 4 and 6
         folder = tmp_path / name
@@ -73,7 +73,7 @@ def test_a_run_goes_back_to_the_checkpoint_whose_records_are_whole(runs, tmp_pat
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_part_that_no_checkpoint_stands_on_is_written_again(runs, tmp_path, how):
+def test_part_without_checkpoint_is_rewritten(runs, tmp_path, how):
     config, whole, broken = runs
     folder = tmp_path / "run"
     shutil.copytree(broken, folder)
@@ -83,7 +83,7 @@ def test_a_part_that_no_checkpoint_stands_on_is_written_again(runs, tmp_path, ho
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, tmp_path, how):
+def test_damaged_checkpoint_falls_back_to_previous(runs, tmp_path, how):
     config, whole, broken = runs
     folder = tmp_path / "run"
     shutil.copytree(broken, folder)
@@ -95,7 +95,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, tmp_path, how):
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_where_no_checkpoint_has_its_records_the_run_is_refused_and_nothing_changes(runs, tmp_path, how):
+def test_resume_without_complete_records_is_refused_unchanged(runs, tmp_path, how):
     config, _, broken = runs
     folder = tmp_path / "run"
     shutil.copytree(broken, folder)
@@ -111,7 +111,7 @@ def test_where_no_checkpoint_has_its_records_the_run_is_refused_and_nothing_chan
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("left", [[".lock"], [".lock", "parts"], [".lock", "parts", ".run.parquet.4711"]])
-def test_a_folder_of_a_run_that_was_killed_in_its_first_moments_is_taken_over(small, tmp_path, left, resume):
+def test_folder_of_a_run_killed_at_start_is_reused(small, tmp_path, left, resume):
     folder = tmp_path / "run"
     folder.mkdir()
     for name in left:

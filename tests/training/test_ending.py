@@ -91,7 +91,7 @@ def test_a_signal_ends_a_run_in_order_and_it_resumes_to_the_same_bits(small, tmp
     same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
 
 
-def test_a_step_that_outlasts_the_grace_is_dropped(small, tmp_path):
+def test_step_longer_than_grace_period_is_dropped(small, tmp_path):
     config = small(grace_s=0.2, checkpoint_every_steps=2, timeout_s=60)
 
     def arrange(training, send):
@@ -141,7 +141,7 @@ def test_a_signal_that_the_process_ignores_stays_ignored(number):
     assert not halt.wanted
 
 
-def test_an_alarm_of_the_caller_is_left_alone(small, tmp_path):
+def test_alarm_of_caller_is_kept(small, tmp_path):
     rung = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
     signal.alarm(1000)
@@ -157,7 +157,7 @@ def test_an_alarm_of_the_caller_is_left_alone(small, tmp_path):
     assert rung == [signal.SIGALRM]
 
 
-def test_handlers_are_as_before_after_a_run(small, tmp_path):
+def test_signal_handlers_are_restored_after_a_run(small, tmp_path):
     before = [signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)]
     with Ending().on_signals():
         pass

@@ -73,7 +73,7 @@ def arguments(kind, when):
 
 
 @pytest.mark.parametrize("kind", SAID)
-def test_a_failing_layer_fails_the_run_with_its_place(tmp_path, kind):
+def test_failing_layer_is_located_in_the_error(tmp_path, kind):
     folder = tmp_path / "run"
     with pytest.raises(StageError) as error:
         train("digits-cnn", *arguments(kind, "training"), out=folder, engine="inline")
@@ -85,14 +85,14 @@ def test_a_failing_layer_fails_the_run_with_its_place(tmp_path, kind):
     assert SAID[kind] in run.row["error"]
 
 
-def test_a_layer_that_fails_in_evaluation_fails_the_run_with_its_place(tmp_path):
+def test_layer_failing_in_evaluation_is_located_in_the_error(tmp_path):
     with pytest.raises(StageError, match=r"^stage 1, evaluation after 2 steps: UnspeakableError$"):
         train("digits-cnn", *arguments("silent", "evaluation"), out=tmp_path / "run", engine="inline")
     assert Run(tmp_path / "run").status == "failed"
 
 
 @pytest.mark.parametrize("when", ["training", "evaluation"])
-def test_a_command_whose_run_called_exit_does_not_exit_with_0(tmp_path, when):
+def test_exit_call_in_a_run_gives_nonzero_exit_code(tmp_path, when):
     words = ["train", "digits-cnn", *arguments("exit", when), "--engine", "inline", "--out", str(tmp_path / "run")]
     outcome = CliRunner().invoke(app, words)
     assert outcome.exit_code == 1
@@ -101,7 +101,7 @@ def test_a_command_whose_run_called_exit_does_not_exit_with_0(tmp_path, when):
     assert "othing to resume" not in again.stderr
 
 
-def test_an_exit_outside_of_a_stage_is_a_failure_too(tmp_path, monkeypatch):
+def test_exit_outside_a_stage_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr("raysim.training.run.Training._steps", lambda self, step: exit(0))
     with pytest.raises(StageError, match="SystemExit: 0, by a call of the user's code"):
         train("digits-cnn", "steps=2", out=tmp_path / "run", engine="inline")

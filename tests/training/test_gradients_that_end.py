@@ -69,19 +69,19 @@ def warning(folder, kind, at, *options, stages=2):
     "options", [[], ["recompute=true"], ["schedule=ZBH1"], ["num_replicas=2"], ["schedule=GPipe"]], ids=str
 )
 @pytest.mark.parametrize(("kind", "count"), [("detach", 4), ("no_grad", 6), ("data", 4)])
-def test_a_run_says_which_parameters_get_no_gradient(tmp_path, kind, count, options, stages):
+def test_run_reports_parameters_without_gradient(tmp_path, kind, count, options, stages):
     said = warning(tmp_path / "run", kind, 3, *options, stages=stages)
     assert said.startswith(
         f"Step 0: {count} of {6 + 2 * (kind == 'no_grad')} parameters get no gradient, and stay as they are: `1."
     )
 
 
-def test_stages_that_update_after_each_microbatch_say_so_too(tmp_path):
+def test_per_microbatch_updates_are_reported(tmp_path):
     said = warning(tmp_path / "run", "detach", 3, "schedule=1F1B", "weights=Stashed")
     assert said.startswith("Step 0: 4 of 6 parameters get no gradient")
 
 
-def test_a_model_that_learns_nothing_at_all_says_so(tmp_path):
+def test_model_without_gradients_is_reported(tmp_path):
     assert warning(tmp_path / "run", "detach", 4).startswith("Step 0: 6 of 6 parameters get no gradient")
 
 
@@ -96,7 +96,7 @@ def test_sound_and_frozen_models_are_not_warned_about(tmp_path, at):
     assert warning(tmp_path / "frozen", "detach", at, "model.frozen=true") is None
 
 
-def test_the_named_parameters_are_those_that_stay(tmp_path):
+def test_reported_parameters_are_the_unchanged_ones(tmp_path):
     from raysim.training.checkpoint import load_weights
 
     first, last = (load_weights(kept(tmp_path / str(steps), steps)) for steps in (1, 3))

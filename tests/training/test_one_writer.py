@@ -30,7 +30,7 @@ def _interrupt(training, step):
     events.close()
 
 
-def test_a_resume_that_looked_before_another_ended_the_run_is_refused(runs, tmp_path):
+def test_stale_resume_of_an_ended_run_is_refused(runs, tmp_path):
     config, whole, broken = runs
     out = shutil.copytree(broken, tmp_path / "run")
     second = Training(config, engine="inline", out=out, resume=True)
@@ -42,7 +42,7 @@ def test_a_resume_that_looked_before_another_ended_the_run_is_refused(runs, tmp_
     assert not (out / ".lock").exists()
 
 
-def test_a_resume_goes_on_from_what_another_left_in_the_meantime(runs, tmp_path):
+def test_resume_uses_state_left_by_another_process(runs, tmp_path):
     config, whole, broken = runs
     out = shutil.copytree(broken, tmp_path / "run")
     second = Training(config, engine="inline", out=out, resume=True)
@@ -53,7 +53,7 @@ def test_a_resume_goes_on_from_what_another_left_in_the_meantime(runs, tmp_path)
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_run_that_looked_before_another_filled_the_folder_is_refused(runs, tmp_path, resume):
+def test_run_is_refused_if_folder_was_filled_meanwhile(runs, tmp_path, resume):
     config, whole, _ = runs
     out = tmp_path / "run"
     out.mkdir()
@@ -65,7 +65,7 @@ def test_a_run_that_looked_before_another_filled_the_folder_is_refused(runs, tmp
     same_records(Run(out), whole)
 
 
-def test_a_run_whose_folder_is_locked_is_refused_and_the_other_goes_on(runs, tmp_path):
+def test_locked_folder_is_refused_and_its_run_continues(runs, tmp_path):
     config, whole, _ = runs
     out = tmp_path / "run"
     second = Training(config, engine="inline", out=out)

@@ -63,7 +63,7 @@ def check_pack(home, over):
 @pytest.mark.parametrize(
     ("work", "check"), [(write_files, check_files), (write_checkpoints, check_checkpoints), (pack, check_pack)]
 )
-def test_a_loss_of_power_leaves_whole_files(tmp_path, work, check):
+def test_power_loss_leaves_complete_files(tmp_path, work, check):
     home, kept = tmp_path / "home", tmp_path / "kept"
     (home / "tables").mkdir(parents=True)
     pa.set_io_thread_count(1)

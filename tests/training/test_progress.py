@@ -15,7 +15,7 @@ from raysim.training.run import Training
 from raysim.training.train import train
 
 
-def test_lines_tell_a_run_from_its_header_to_its_evaluation(small, tmp_path, capsys):
+def test_progress_lines_cover_header_to_evaluation(small, tmp_path, capsys):
     config = small(forward="TopK(0.1)", evaluate_every_steps=3)
     run = train(config, engine="inline", out=tmp_path / "run", progress=True)
     said = capsys.readouterr()
@@ -45,7 +45,7 @@ def test_lines_tell_a_run_from_its_header_to_its_evaluation(small, tmp_path, cap
         assert words in said.err
 
 
-def test_tokens_are_counted_where_the_data_are_text(tmp_path, capsys):
+def test_tokens_are_counted_for_text(tmp_path, capsys):
     changes = ["steps=1", "data.train_samples=32", "data.test_samples=8", "data.length=8"]
     run = train("topics-gpt", *changes, engine="inline", out=tmp_path / "run", progress=True)
     found = re.search(r"step 1/1: loss \S+ (\S+) s a step, (\S+) tokens/s", capsys.readouterr().err)
@@ -53,7 +53,7 @@ def test_tokens_are_counted_where_the_data_are_text(tmp_path, capsys):
     assert tokens == pytest.approx(8 * run.row["batch_size"], rel=0.01)
 
 
-def test_a_run_that_takes_hours_says_so_in_its_first_minute_and_once(small):
+def test_long_run_is_announced_once(small):
     training = Training(small(steps=6_000), engine="inline")
     pace = Pace(training)
     said = []
@@ -73,7 +73,7 @@ def test_a_run_that_takes_hours_says_so_in_its_first_minute_and_once(small):
         assert short.warning(step + 1) is None
 
 
-def test_a_checkpoint_comes_in_time_however_long_steps_take(small, tmp_path, monkeypatch):
+def test_checkpoints_are_written_by_time(small, tmp_path, monkeypatch):
     """With steps of three minutes each, a kill loses one at most; and the bits are those of a run that keeps fewer."""
     config = small(checkpoint_every_steps=100)
     whole = train(config, engine="inline", out=tmp_path / "whole")
@@ -91,7 +91,7 @@ def test_a_checkpoint_comes_in_time_however_long_steps_take(small, tmp_path, mon
     assert slow.steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
-def test_an_interruption_says_how_to_go_on(small, tmp_path, monkeypatch):
+def test_interruption_prints_resume_command(small, tmp_path, monkeypatch):
     def interrupt(self, *arguments):
         raise KeyboardInterrupt
 
@@ -110,7 +110,7 @@ def test_training_from_python_is_silent_unless_asked(small, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_evaluation_says_how_far_it_is(small, tmp_path):
+def test_evaluation_reports_progress(small, tmp_path):
     training = Training(small(steps=1, batch_size=4, num_microbatches=2), out=tmp_path / "run", engine="inline")
     seen = [event.row for event in training.events() if event.kind == "evaluating"]
     window = 2 * 3 * 4  # two batches a stage
@@ -120,7 +120,7 @@ def test_an_evaluation_says_how_far_it_is(small, tmp_path):
 
 
 @pytest.mark.parametrize(("every", "broken_at"), [(0, 6), (3, 3), (3, 6)])
-def test_an_evaluation_that_is_broken_off_loses_no_step(small, tmp_path, every, broken_at):
+def test_interrupted_evaluation_loses_no_step(small, tmp_path, every, broken_at):
     """Steps are kept before their evaluation, which is done again when the run goes on."""
     config = small(forward="EF21(TopK(0.3))", checkpoint_every_steps=100, evaluate_every_steps=every)
     whole = train(config, engine="inline", out=tmp_path / "whole")
@@ -149,13 +149,13 @@ def test_an_evaluation_on_a_part_of_the_test_data_reads_its_first_samples(small,
     assert part.steps["loss"].tolist() == whole.steps["loss"].tolist()
 
 
-def test_the_seconds_of_a_run_are_those_of_its_parts_and_more(small, tmp_path):
+def test_run_seconds_include_all_parts(small, tmp_path):
     run = train(small(), engine="inline", out=tmp_path / "run")
     parts = run.row["start_s"] + run.steps["seconds"].sum() + run.evals["seconds"].sum()
     assert 0 < run.row["start_s"] < parts <= run.row["seconds"]
 
 
-def test_a_start_that_lasts_says_what_it_waits_for(small, tmp_path, monkeypatch):
+def test_slow_start_reports_what_it_waits_for(small, tmp_path, monkeypatch):
     monkeypatch.setattr("raysim.training.events.FIRST_S", 0.01)
     said, spoken = [], threading.Event()
 

@@ -51,7 +51,7 @@ def gpt2(tmp_path_factory):
     return model, text
 
 
-def test_every_recipe_is_tried_here():
+def test_every_recipe_has_a_test():
     assert set(recipe_names()) == {
         "digits-cnn",
         "addition-gpt",
@@ -80,7 +80,7 @@ def test_resnet18_has_the_papers_cuts(recipe, cifar):
     assert sizes == [149_824, 525_568, 2_099_712, 8_398_858]
 
 
-def test_gravacs_models_are_of_the_papers_size(cifar):
+def test_gravac_models_have_published_sizes(cifar):
     """170 and 528 MB (table 1); the latter has a head of 1,000 classes there, of which CIFAR-100 needs 100."""
     sizes = {}
     for recipe in ("resnet101-cifar10", "vgg16-cifar100"):
@@ -108,7 +108,7 @@ def test_topics_lstm_learns(tmp_path):
     assert run.decisions["factor"].nunique() > 1
 
 
-def test_all_of_cifar10_in_aqsgd_is_22_9_gb_a_side(cifar):
+def test_aqsgd_memory_on_cifar10_is_22_9_gb_per_end(cifar):
     """The paper's data set by its counts alone: 50,000 rows of 65,536, 32,768 and 16,384 values."""
     config = read_config("resnet18-cifar10", [f"data.path={cifar}", "forward=AQSGD(Quantize(4))"])
     shape = prepare(config).data.shape
@@ -182,7 +182,7 @@ def test_topics_gpt_learns(tmp_path):
 
 
 @pytest.mark.slow
-def test_optimus_cc_is_all_its_parts(tmp_path):
+def test_optimus_cc_recipe_has_all_parts(tmp_path):
     """Messages of the epilogue are compressed, those before them are not; embeddings are summed once; late stages stay dense."""
     run = train("optimus-cc", "steps=40", engine="inline", out=tmp_path / "run")
     links = run.links[run.links["step"] == 20]

@@ -79,7 +79,7 @@ def test_the_first_difference_is_named(models, small, name):
     assert first_difference(config, data) == FOUND[name]
 
 
-def test_a_stage_that_gets_other_packets_is_named(small, monkeypatch):
+def test_packet_mismatch_names_the_stage(small, monkeypatch):
     import itertools
 
     from raysim.codecs.quantize import Quantize

@@ -38,7 +38,7 @@ print(status, [name for name in ("pandas", "scipy", "torch", "ray", "numba") if 
     assert f"There is no run in {tmp_path}: " in done.stderr
 
 
-def test_digits_are_those_of_scikit_learn():
+def test_digits_equal_scikit_learn():
     from sklearn.datasets import load_digits
 
     bunch, data = load_digits(), load_data("digits", {}, 0)
@@ -50,7 +50,7 @@ def test_digits_are_those_of_scikit_learn():
     assert np.array_equal(labels[order], bunch.target[theirs])
 
 
-def test_a_process_that_can_write_nowhere_else_caches_kernels_in_a_folder_of_its_own():
+def test_kernel_cache_falls_back_to_private_folder():
     """Numba would refuse to import them; processes that it starts share the folder, and it goes with the process."""
     code = """
 import os, subprocess, sys

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pipelines import GPT
 
-from raysim.analysis import AnalysisError, frontier, load, replay, safe_set
+from raysim.analysis import AnalysisError, frontier, load, replay, settings
 from raysim.config import ConfigError, make_config
 from raysim.pipeline.prepare import prepare
 from raysim.training.checkpoint import load_weights
@@ -83,7 +83,7 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("my_task", None)
 
 
-def test_padding_is_not_learned_however_a_batch_is_cut(mine, small, tmp_path):
+def test_padding_is_ignored_for_any_microbatching(mine, small, tmp_path):
     changes = {"data": {"name": f"{mine}:data"}, "model": GPT["model"], "batch_size": 16, "steps": 4}
     whole = train(small(**changes, num_stages=1, num_microbatches=1), engine="inline", out=tmp_path / "whole")
     cut = train(small(**changes, num_stages=3, num_microbatches=8), engine="inline", out=tmp_path / "cut")
@@ -98,7 +98,7 @@ def test_padding_is_not_learned_however_a_batch_is_cut(mine, small, tmp_path):
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "tasks:plain_entropy"])
-def test_samples_without_a_class_are_not_learned_however_a_batch_is_cut(mine, small, tmp_path, loss):
+def test_unlabelled_samples_are_ignored_for_any_microbatching(mine, small, tmp_path, loss):
     """Of 16 samples two have a class, so most microbatches have none."""
     changes = {"data": {"name": f"{mine}:mostly_unlabelled"}, "model": {"name": "mlp", "width": 8}, "loss": loss}
     whole, cut = (
@@ -112,7 +112,7 @@ def test_samples_without_a_class_are_not_learned_however_a_batch_is_cut(mine, sm
 
 
 @pytest.mark.parametrize("split", ["training", "test"])
-def test_data_without_a_target_that_counts_are_refused(mine, small, tmp_path, split):
+def test_data_without_valid_targets_are_refused(mine, small, tmp_path, split):
     """They would end as diverged, or as trained without a step."""
     config = small(data={"name": f"{mine}:unlabelled", "split": split}, model={"name": "mlp"}, num_stages=2)
     with pytest.raises(ConfigError, match=f"`data` must have {split} targets that count, but all are -100"):
@@ -142,7 +142,7 @@ def regressions(tmp_path_factory):
     return folder
 
 
-def test_a_regression_is_recorded_by_its_own_measures(regressions):
+def test_regression_is_recorded_by_its_measures(regressions):
     results = load(regressions / "runs")
     runs = results.runs
     assert list(results.measures) == ["r2", "loss", "mae"]
@@ -153,15 +153,15 @@ def test_a_regression_is_recorded_by_its_own_measures(regressions):
     assert results.evals["accuracy"].isna().all()
 
 
-def test_a_regression_is_judged_priced_and_on_the_frontier_by_its_own_measures(regressions):
+def test_regression_is_judged_by_its_measures(regressions):
     results = load(regressions / "runs")
-    safe = safe_set(results)
+    safe = settings(results)
     assert safe["unit"].tolist() == ["points of r2"]
-    by_mae = safe_set(results, quality="mae", within=1000.0)
+    by_mae = settings(results, quality="mae", within=1000.0)
     assert by_mae["unit"].tolist() == ["% of mae"]
     assert by_mae["verdict"].tolist() == ["safe"]
     with pytest.raises(AnalysisError, match="`quality` must be one of auto, r2, loss, mae, but got 'accuracy'"):
-        safe_set(results, quality="accuracy")
+        settings(results, quality="accuracy")
     priced = replay(results, ["100mbps"], target="r2=0.5")
     assert set(priced["steps_to_target_on"]) <= {30, 60}
     best = frontier(results.runs, ["final_r2_on", "final_mae_on"])
@@ -169,7 +169,7 @@ def test_a_regression_is_judged_priced_and_on_the_frontier_by_its_own_measures(r
     assert best["final_mae_on"].min() == results.runs["final_mae_on"].min()
 
 
-def test_a_metric_of_ones_own_is_a_column_with_a_direction(mine, regressions, tmp_path):
+def test_custom_metric_is_a_column_with_direction(mine, regressions, tmp_path):
     base = {
         "data": {"name": "table", "path": str(regressions / "table.csv"), "target": "price"},
         "model": {"name": "mlp", "width": 8},
@@ -209,7 +209,7 @@ def test_a_task_that_does_not_fit_is_refused_before_anything_starts(regressions,
 
 
 @pytest.mark.slow
-def test_data_loss_and_metric_of_ones_own_reach_rays_workers(ray, small, tmp_path):
+def test_custom_data_loss_and_metric_reach_ray_workers(ray, small, tmp_path):
     changes = {
         "data": "tests.support.tasks:rows",
         "model": {"name": "mlp", "width": 8},

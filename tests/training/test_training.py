@@ -30,7 +30,7 @@ from raysim.training.run import Training
 COMMAND = [sys.executable, "-m", "raysim.cli", "train"]
 
 
-def test_a_run_leaves_its_tables(small, tmp_path):
+def test_run_writes_its_tables(small, tmp_path):
     run = train(small(forward="TopK(0.1)", evaluate_every_steps=3), engine="inline", out=tmp_path / "run")
     assert run.status == "finished"
     assert run.steps["step"].tolist() == list(range(6))
@@ -52,7 +52,7 @@ def test_a_run_leaves_its_tables(small, tmp_path):
     assert row["wire_bytes"] == run.steps["wire_bytes"].sum()
     assert not (run.folder / "parts").exists()  # type: ignore[union-attr]
     assert {path.name for path in run.folder.iterdir()} == {  # type: ignore[union-attr]
-        *(f"{name}.parquet" for name in ("run", "steps", "evals", "samples", "links", "actions")),
+        *(f"{name}.parquet" for name in ("run", "steps", "evals", "links", "actions")),
         "checkpoints",
     }
 
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_run(small, tmp_path):
     same_records(one, other)
 
 
-def test_the_callers_random_state_is_left_alone(small, tmp_path):
+def test_random_state_of_caller_is_kept(small, tmp_path):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -100,7 +100,7 @@ def test_divergence_by_a_high_learning_rate_keeps_the_steps_before(small, tmp_pa
     assert len(run.steps) == run.row["diverged_step"] > 0
 
 
-def test_divergence_by_the_last_step_is_seen_in_its_evaluation(small, tmp_path):
+def test_divergence_in_last_step_is_found_by_evaluation(small, tmp_path):
     run = train(small(optimizer={"learning_rate": 1e30}, steps=1), engine="inline", out=tmp_path / "run")
     row = run.row
     assert (row["status"], row["diverged_step"]) == ("diverged", 1)
@@ -126,7 +126,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after
 
 
 @pytest.mark.parametrize("recorded", ["AVX2", None])
-def test_a_run_that_resumes_with_other_instructions_says_so(small, tmp_path, monkeypatch, recorded):
+def test_resume_with_changed_options_is_reported(small, tmp_path, monkeypatch, recorded):
     """Sums of other instructions differ in their last bits; records of older versions do not tell."""
     training = Training(small(), engine="inline", out=tmp_path / "run")
     if recorded is None:
@@ -170,7 +170,7 @@ def test_another_configuration_is_not_resumed(small, tmp_path):
     assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
 
 
-def test_a_run_killed_while_its_stages_come_up_can_be_resumed(small, tmp_path):
+def test_run_killed_during_stage_start_resumes(small, tmp_path):
     training = Training(small(), engine="inline", out=tmp_path / "run")
     training.recorder.open()
     training.recorder.write_run(training._row)
@@ -178,7 +178,7 @@ def test_a_run_killed_while_its_stages_come_up_can_be_resumed(small, tmp_path):
     assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
 
 
-def test_a_folder_with_something_in_it_is_refused(small, tmp_path):
+def test_non_empty_folder_is_refused(small, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(ConfigError, match="is not empty"):
         train(small(), engine="inline", out=tmp_path)
@@ -324,7 +324,7 @@ def test_a_run_killed_in_a_step_resumes_to_the_same_bits(small, tmp_path, killed
     same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
 
 
-def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_ends_cleanly_and_prints_resume_command(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
         [
@@ -398,7 +398,7 @@ def test_a_custom_schedule_that_deadlocks_is_refused(small, tmp_path):
         small(schedule=f"Custom({str(file)!r})")
 
 
-def test_a_remedy_is_the_key_that_suits_the_direction():
+def test_warning_suggests_key_of_its_direction():
     remedies = {
         (direction, key): ErrorFeedback(TopK(0.1), key=key).remedy(direction)
         for direction in ("forward", "backward")
@@ -414,7 +414,7 @@ def test_a_remedy_is_the_key_that_suits_the_direction():
     }
 
 
-def test_statistics_are_told_apart_where_there_are_two_kinds(small, tmp_path, capsys):
+def test_batchnorm_statistics_are_labelled_by_kind(small, tmp_path, capsys):
     tables(train(small(), engine="inline", out=tmp_path / "plain"))
     assert "batchnorm" not in capsys.readouterr().out
     tables(train(small(**RUNS["batchnorm"]), engine="inline", out=tmp_path / "both"))
@@ -428,7 +428,7 @@ def test_statistics_are_told_apart_where_there_are_two_kinds(small, tmp_path, ca
         ("backward", "Quantize(1)", "1 <- 2", "milder"),
     ],
 )
-def test_a_run_warns_once_where_a_link_s_fidelity_falls_below_zero(small, tmp_path, direction, method, link, remedy):
+def test_negative_link_fidelity_warns_once(small, tmp_path, direction, method, link, remedy):
     config = small(**{direction: ["Identity", method]}, steps=20, optimizer={"name": "adamw", "learning_rate": 3e-3})
     training = Training(config, out=tmp_path / "run", engine="inline")
     warned = [event.row for event in training.events() if event.kind == "warning"]
@@ -444,7 +444,7 @@ def test_a_run_warns_once_where_a_link_s_fidelity_falls_below_zero(small, tmp_pa
     assert remedy in run.row["warning"]
 
 
-def test_a_run_whose_links_keep_their_messages_warns_of_nothing(small, tmp_path):
+def test_good_fidelity_gives_no_warning(small, tmp_path):
     training = Training(small(forward="TopK(0.1)", backward="Quantize(4)"), out=tmp_path / "run", engine="inline")
     assert not [event for event in training.events() if event.kind == "warning"]
     assert Run(tmp_path / "run").row["warning"] is None

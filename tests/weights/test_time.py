@@ -43,7 +43,7 @@ def test_the_next_step_hides_the_average_of_replicas_that_no_forward_waits_for()
         assert waiting.step_s(network) == pytest.approx(timeline.pipeline_s + timeline.collective_s)
 
 
-def test_a_run_is_replayed_as_it_would_go_without_a_flush(small, tmp_path) -> None:
+def test_replay_simulates_a_run_without_flush(small, tmp_path) -> None:
     """Its bytes and seconds, in the order of the rows without a flush; a synchronous run is priced as before."""
     for weights in ("Synchronous", "Stashed"):
         train(small(weights=weights, forward="TopK(0.3)"), engine="inline", out=tmp_path / weights)

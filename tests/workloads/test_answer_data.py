@@ -37,7 +37,7 @@ def test_sums_are_right(digits, reverse):
         assert number(first) + number(second) == number(answer)
 
 
-def test_words_are_copied():
+def test_copying_task_repeats_words():
     data = load_data("copying", {"length": 5, "symbols": 7, **SMALL}, 0)
     for tokens, start in texts(data.train) + texts(data.test):
         assert (start, tokens[5], len(tokens)) == (6, 7, 11)
@@ -46,7 +46,7 @@ def test_words_are_copied():
 
 
 @pytest.mark.parametrize("kinds", [2, 3])
-def test_brackets_are_balanced(kinds):
+def test_copying_task_brackets_are_balanced(kinds):
     data = load_data("brackets", {"length": 10, "kinds": kinds, **SMALL}, 0)
     lengths = set()
     for tokens, start in texts(data.train) + texts(data.test):
@@ -61,7 +61,7 @@ def test_brackets_are_balanced(kinds):
 
 
 @pytest.mark.parametrize("name", ["addition", "brackets", "copying"])
-def test_samples_are_the_same_for_all_and_none_is_tested_and_trained_on(name):
+def test_copying_splits_are_fixed_and_disjoint(name):
     data, more = load_data(name, SMALL, 0), load_data(name, {**SMALL, "train_samples": 900}, 1)
     assert (len(data.train), len(data.test)) == (300, 60)
     assert texts(data.test) == texts(more.test)
@@ -77,7 +77,7 @@ def test_samples_are_the_same_for_all_and_none_is_tested_and_trained_on(name):
 
 
 @pytest.mark.parametrize("name", ["addition", "brackets", "copying"])
-def test_whole_texts_have_the_same_answers(name):
+def test_whole_text_and_split_answers_agree(name):
     answers, whole = load_data(name, SMALL, 0), load_data(name, {**SMALL, "whole": True}, 0)
     ids, given = np.arange(60), whole.shape.given
     inputs, targets = whole.test.inputs(ids, 0, 0, False), whole.test.targets(ids)

@@ -76,7 +76,7 @@ def forward(model, shape, seed, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_two_parts_have_the_bits_of_one(name, dtype):
+def test_split_backward_equals_single_bit_for_bit(name, dtype):
     make, shape = MODELS[name]
     torch.manual_seed(1)
     joint = make().train()
@@ -102,7 +102,7 @@ def test_two_parts_have_the_bits_of_one(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["linear", "block", "head", "resnet", "batchnorm", "generated"])
-def test_every_product_is_computed_once(name):
+def test_every_matrix_product_is_computed_once(name):
     make, shape = MODELS[name]
     model = make().train()
     counts = []
@@ -120,14 +120,14 @@ def test_every_product_is_computed_once(name):
     assert 0.3 * counts[0] < first < 0.75 * counts[0]
 
 
-def test_a_weight_used_again_goes_the_way_again_and_others_do_not():
+def test_reused_weight_is_counted_again():
     model = Again()
     x, y, _ = forward(model, (5, 8), 0)
     branches = [{id(leaf) for leaf in branch.leaves} for branch in find_branches([y], [x])]
     assert branches == [{id(model.scale)}, {id(p) for p in (*model.layer.parameters(), *model.norm.parameters())}]
 
 
-def test_without_a_way_to_the_input_all_waits():
+def test_weight_gradient_waits_without_path_to_input():
     layer, x = nn.Linear(8, 8), torch.randn(5, 8, requires_grad=True)
     y = layer(torch.ones(5, 8))
     (found,), caught = input_gradients([y], [torch.ones_like(y)], [x])

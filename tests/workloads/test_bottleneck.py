@@ -61,7 +61,7 @@ def test_staged_gradients_are_those_of_the_whole_and_counts_add_up(name):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("form", ["residual", "orthonormal"])
-def test_other_forms_have_the_gradients_of_the_whole_and_their_own_paths(name, form):
+def test_other_forms_have_whole_gradients_and_own_paths(name, form):
     model, shape, x, targets = example(name)
     parts = partition(model, shape, num_stages=3, batch=BATCH, bottleneck=CODE, bottleneck_form=form, seed=5)
     layers: list[Any] = [layer for stage in parts.stages for layer in named_layers(stage).values()]
@@ -91,7 +91,7 @@ def test_other_forms_have_the_gradients_of_the_whole_and_their_own_paths(name, f
     assert sum("coder" in each.name for each in parts.tied) == (2 if form == "orthonormal" else 0)
 
 
-def test_the_shared_basis_stays_orthonormal_and_alike_at_both_ends(small):
+def test_shared_basis_stays_orthonormal_and_equal_at_both_ends(small):
     engine = start(small(num_stages=3, bottleneck=2, bottleneck_form="orthonormal", optimizer={"learning_rate": 0.5}))
     first = {}
     for step in range(3):
@@ -169,7 +169,7 @@ def test_wire_bytes_fall_by_the_factor_and_codecs_act_on_the_code(small, tmp_pat
         (True, "`bottleneck` must be a number or a text, not a boolean, but got True."),
     ],
 )
-def test_what_is_no_bottleneck_is_refused(small, tmp_path, bottleneck, message):
+def test_invalid_bottleneck_is_refused(small, tmp_path, bottleneck, message):
     with pytest.raises(ConfigError) as caught:
         train(small(bottleneck=bottleneck), engine="inline", out=tmp_path)
     assert str(caught.value) == message
@@ -188,7 +188,7 @@ def test_shapes_and_names_that_do_not_fit_are_refused():
         partition(taken, DataShape((8,), "float32", 10), cuts=["a"], batch=2, bottleneck=2)
 
 
-def test_a_resumed_run_goes_on_with_the_same_layers(small, tmp_path):
+def test_resumed_run_has_same_layers(small, tmp_path):
     config = small(bottleneck=2, forward="ErrorFeedback(TopK(0.3))", steps=4)
     whole = train(config, engine="inline", out=tmp_path / "whole")
     events = Training(config, engine="inline", out=tmp_path / "broken").events()

@@ -57,7 +57,7 @@ def saved(path, *, test_label, declared=True, **others):
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("inputs", [{"column": "sentence", "length": 4}, {"column": "x", "classes": True}])
-def test_unlabelled_test_rows_are_refused_and_the_validation_split_is_named(tmp_path, declared, inputs):
+def test_unlabelled_test_rows_suggest_validation_split(tmp_path, declared, inputs):
     path = saved(tmp_path / "set", test_label=-1, declared=declared, validation=None)
     said = refusal(lambda: load("hf", path=path, target="label", **inputs))
     assert said == (
@@ -90,7 +90,7 @@ def test_declared_classes_count_even_if_none_occurs(tmp_path):
 
 @pytest.mark.parametrize("name", ["text", "table"])
 @pytest.mark.parametrize(("labels", "other"), [(["no", "yes"], "maybe"), ([0, 1], 2), ([0, 1], -1), ([-1, 1], 0)])
-def test_a_class_of_the_test_split_alone_is_refused(tmp_path, name, labels, other):
+def test_class_only_in_test_split_is_refused(tmp_path, name, labels, other):
     for split, column in (("train", labels * 4), ("test", [labels[0], other])):
         lines = [f"{i},{label}" for i, label in enumerate(column)]
         (tmp_path / f"{split}.csv").write_text(
@@ -107,7 +107,7 @@ def test_a_class_of_the_test_split_alone_is_refused(tmp_path, name, labels, othe
     assert "none of the 2 classes of the training split" in said
 
 
-def test_ignored_labels_and_codes_are_no_class_numbers(tmp_path):
+def test_ignored_labels_are_not_classes(tmp_path):
     for labels, rule in (
         ([62000 + i % 5 for i in range(40)], "different integers up to 62004"),
         ([-100, 0, 1] * 9, "holds -100"),
@@ -116,7 +116,7 @@ def test_ignored_labels_and_codes_are_no_class_numbers(tmp_path):
         assert rule in refusal(lambda: load("text", path=tmp_path / "rows.jsonl", label="label"))
 
 
-def test_a_class_folder_of_the_test_split_alone_is_refused(tmp_path):
+def test_class_folder_only_in_test_split_is_refused(tmp_path):
     for folder in ("train/cat", "train/dog", "test/cat", "test/dog", "test/owl"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "0.png").write_bytes(grey(np.zeros((8, 8), np.uint8)))
@@ -215,7 +215,7 @@ def test_tokens_are_those_of_transformers(tmp_path, stored, file, side):
     assert plain.tokens.tolist() == judge.encode(" ".join(TEXTS), add_special_tokens=False)[: len(plain.tokens)]
 
 
-def test_a_changed_file_of_a_tokenizer_makes_the_cache_anew(tmp_path):
+def test_changed_tokenizer_file_rebuilds_cache(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text, "label": 0}) + "\n" for text in TEXTS))
 
     def tokens(end, fill):
@@ -276,7 +276,7 @@ WORDS = "naïve café, line\nby line\n" * 40
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
-def test_texts_are_read_by_their_mark(tmp_path, encoding):
+def test_text_encoding_follows_byte_order_mark(tmp_path, encoding):
     for name, text in (
         ("a.txt", WORDS),
         ("a.csv", "text,x\n" + "café,1\n" * 60),
@@ -306,7 +306,7 @@ def test_texts_that_cannot_be_read_name_file_key_and_remedy(tmp_path):
         assert said.endswith("Convert it, for example by `iconv -f WINDOWS-1252 -t UTF-8`.")
 
 
-def test_other_encodings_of_unused_columns_do_not_matter(tmp_path):
+def test_encoding_of_unused_columns_is_ignored(tmp_path):
     (tmp_path / "a.csv").write_text("x,name,y\n" + "1,café,1.5\n" * 20, encoding="cp1252")
     assert load("table", path=tmp_path / "a.csv", target="y", columns=["x"]).shape.input_shape == (1,)
 
@@ -321,7 +321,7 @@ def test_columns_of_one_name_are_refused(tmp_path):
 # Changed files and keys
 
 
-def test_a_run_is_not_resumed_with_other_samples(tmp_path):
+def test_run_is_not_resumed_with_changed_data(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text(WORDS)
     keys = ["data=text", f"data.path={file}", "data.length=8", "batch_size=8", "num_microbatches=2", "steps=4"]
@@ -340,7 +340,7 @@ def test_a_run_is_not_resumed_with_other_samples(tmp_path):
     assert train(config, out=tmp_path / "run", engine="inline", resume=True).status == "finished"
 
 
-def test_every_sample_is_in_the_digest(tmp_path):
+def test_data_digest_covers_every_sample(tmp_path):
     (tmp_path / "houses.csv").write_text("x,y\n" + "".join(f"{i},{i}.5\n" for i in range(40)))
     digests = {digest_of(load("table", path=tmp_path / "houses.csv", target="y"))}
     assert digests == {digest_of(load("table", path=tmp_path / "houses.csv", target="y"))}
@@ -355,6 +355,6 @@ def test_every_sample_is_in_the_digest(tmp_path):
     assert len(digests) == 4
 
 
-def test_two_keys_of_one_length_are_both_named():
+def test_conflicting_lengths_name_both_keys():
     with pytest.raises(ConfigError, match="The override of `steps` is undone by that of `epochs`"):
         read_config("digits-cnn", ["steps=10", "epochs=2"])

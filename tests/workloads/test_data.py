@@ -43,7 +43,7 @@ def test_an_epoch_takes_each_sample_at_most_once_and_drops_less_than_a_batch(num
     assert set(ids.tolist()) <= set(range(num_samples))
 
 
-def test_the_order_is_a_function_of_seed_and_step():
+def test_sample_order_depends_only_on_seed_and_step():
     steps = [17, 3, 40, 3, 0]
     first = [batch_ids(100, 8, 0, step)[1] for step in steps]
     assert all(
@@ -56,7 +56,7 @@ def test_the_order_is_a_function_of_seed_and_step():
     assert not np.array_equal(*epochs)  # type: ignore[arg-type]
 
 
-def test_a_callers_change_of_ids_does_not_reach_the_next_caller():
+def test_ids_are_not_shared_between_callers():
     _, ids = batch_ids(10, 4, 0, 0)
     kept = ids.copy()
     ids[:] = 0
@@ -97,7 +97,7 @@ def test_augmentation_depends_on_the_key_and_if_random_on_the_epoch():
         assert torch.equal(read(split, ids, epoch=0), read(split, ids, epoch=1)) == (augment == "fixed")
 
 
-def test_each_augmented_image_is_a_crop_with_padding_4_or_its_mirror_image_and_all_of_them_occur():
+def test_augmented_images_are_all_padded_crops_and_mirrors():
     split = images("random", count=1)
     plain = (split.images[0] / np.float32(255)).astype(np.float32)
     padded = np.pad(plain, ((0, 0), (4, 4), (4, 4)))
@@ -110,7 +110,7 @@ def test_each_augmented_image_is_a_crop_with_padding_4_or_its_mirror_image_and_a
 
 
 @pytest.mark.parametrize("augment", ["random", "fixed", "none"])
-def test_without_training_an_image_is_only_normalised(augment):
+def test_evaluation_images_are_only_normalised(augment):
     split, ids = images(augment), [5, 3]
     x = torch.from_numpy(split.images[ids]).float() / 255
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (split.mean, split.std))
@@ -119,7 +119,7 @@ def test_without_training_an_image_is_only_normalised(augment):
     assert torch.equal(split.targets(np.array(ids)), torch.tensor([5, 3]))
 
 
-def test_draws_are_the_stream_of_the_codecs_by_counter():
+def test_random_draws_match_codec_counter_stream():
     for key in (0, 1, 2**63 - 1):
         ids = np.array([99, 0, 7])
         assert np.array_equal(draws(ids, key).view(np.int64), bits64(key, 100)[ids].numpy())
@@ -145,7 +145,7 @@ def test_splits_pickle_and_read_from_arrays_that_cannot_be_written(split):
 # Digits and text that come with Python
 
 
-def test_digits_are_split_the_same_for_every_seed_and_are_all_there():
+def test_digits_split_is_fixed_and_complete():
     data, other = load_data("digits", {}, seed=0), load_data("digits", {}, seed=1)
     assert (len(data.train), len(data.test)) == (1437, 360)
     assert data.shape == DataShape((1, 8, 8), "float32", 10)
@@ -160,7 +160,7 @@ def test_digits_are_split_the_same_for_every_seed_and_are_all_there():
     assert len(set(data.test.labels.tolist())) == 10
 
 
-def test_topics_are_the_bytes_of_pythons_help():
+def test_topics_are_bytes_of_python_help():
     data = load_data("topics", {"length": 32}, seed=0)
     assert data.shape == DataShape((32,), "int64", 256, target_shape=(32,))
     train, test = (bytes(split.tokens) for split in (data.train, data.test))
@@ -233,7 +233,7 @@ def test_a_folder_of_text_files_may_name_others(folder):
     assert np.array_equal(small.train.tokens, small.test.tokens)
 
 
-def test_a_tokenizer_gives_its_own_tokens_from_either_kind_of_files(folder, tokenizer):
+def test_tokenizer_reads_both_file_formats(folder, tokenizer):
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     data = load_data("text", {"path": str(folder), "tokenizer": str(tokenizer), "length": 8}, seed=0)
@@ -254,7 +254,7 @@ def test_special_tokens_that_are_no_text_are_refused_as_by_transformers(folder, 
     )
 
 
-def test_wikitext2_takes_lines_by_themselves_from_files_as_from_the_hub(folder, tokenizer, monkeypatch):
+def test_wikitext2_lines_agree_between_files_and_hub(folder, tokenizer, monkeypatch):
     tokenizers = pytest.importorskip("tokenizers")
     options = {"tokenizer": str(tokenizer), "length": 16}
     data = load_data("wikitext2", {"path": str(folder), **options}, seed=0)
@@ -364,7 +364,7 @@ def test_cifar10_is_read_from_the_hub_without_a_path(tmp_path, monkeypatch):
 # What is refused
 
 
-def test_a_hub_that_cannot_be_reached_is_said(monkeypatch):
+def test_unreachable_hub_is_reported(monkeypatch):
     def load_dataset(*_):
         raise ConnectionError("no route")
 
@@ -426,7 +426,7 @@ def refuse(name, options, message):
     assert message in str(error.value)
 
 
-def test_a_tokenizer_on_a_hub_out_of_reach_is_refused_at_once_and_a_folder_named(folder, monkeypatch):
+def test_unreachable_tokenizer_is_refused_with_folder_hint(folder, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: None)
@@ -509,7 +509,7 @@ def test_wrong_image_files_are_refused(tmp_path):
     refuse("cifar10", path, "must be of one size, but number 1 is (16, 32) and the first (32, 32).")
 
 
-def test_every_data_set_is_tried_here():
+def test_every_data_set_has_a_test():
     of_ones_own = {"hf", "images", "table"}  # in test_data_of_ones_own
     of_answers = {"addition", "brackets", "copying"}  # in test_answer_data
     assert set(DATASETS) == {"digits", "topics", "text", "wikitext2", "cifar10", "cifar100", *of_ones_own, *of_answers}

@@ -95,7 +95,7 @@ def test_all_formats_give_the_same_table(tmp_path):
             assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(everything(one), everything(two), strict=True))
 
 
-def test_words_and_whole_numbers_are_classes_where_that_is_said(tmp_path):
+def test_words_and_integers_are_classes_if_declared(tmp_path):
     path = write(houses(), tmp_path / "houses.csv")
     words = load("table", path=path, target="street")
     assert words.shape.num_classes == 3
@@ -130,7 +130,7 @@ def test_a_split_of_several_files_is_read_in_their_order_and_its_rows_are_named(
     )
 
 
-def test_tables_that_cannot_be_are_refused(tmp_path):
+def test_invalid_tables_are_refused(tmp_path):
     path = write(houses(), tmp_path / "houses.csv")
     assert refusal(lambda: load("table", path=path, target="prize")) == (
         f"`data.target` must be a column of {path} (rooms, area, street, garden, price), but got 'prize'. Did you mean `price`?"
@@ -162,7 +162,7 @@ def test_tables_that_cannot_be_are_refused(tmp_path):
 # Larger than memory
 
 
-def test_what_is_large_is_mapped_and_is_the_same(tmp_path, monkeypatch):
+def test_large_data_are_memory_mapped_unchanged(tmp_path, monkeypatch):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": f"line {i} of it"}) + "\n" for i in range(400)))
     path, text = write(houses(), tmp_path / "houses.csv"), str(tmp_path / "corpus.jsonl")
     small = [load("table", path=path, target="price"), load("text", path=text, length=8)]
@@ -178,7 +178,7 @@ def test_what_is_large_is_mapped_and_is_the_same(tmp_path, monkeypatch):
     assert len(pickle.dumps(large[1])) < 2000
 
 
-def test_the_cache_is_made_anew_where_a_file_has_changed(tmp_path, cache_here):
+def test_changed_file_rebuilds_cache(tmp_path, cache_here):
     path = write(houses(), tmp_path / "houses.csv")
     load("table", path=path, target="price")
     made = sorted(cache_here.iterdir())
@@ -364,7 +364,7 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("my_pairs", None)
 
 
-def test_objects_of_ones_own(mine):
+def test_custom_objects_are_loaded(mine):
     data = load("my_pairs:classes", count=12)
     x, y = everything(data.train)
     assert x[:, 0, 0].tolist() == list(range(12))
@@ -378,7 +378,7 @@ def test_objects_of_ones_own(mine):
     assert (tokens.shape.num_classes, tokens.shape.target_shape, tokens.shape.input_dtype) == (5, (5,), "int64")
 
 
-def test_objects_that_cannot_be_are_refused(mine):
+def test_invalid_custom_objects_are_refused(mine):
     assert "must return two objects" in refusal(lambda: load("my_pairs:single"))
     assert refusal(lambda: load("my_pairs:classes", fail=5)) == (
         "Sample 5 of `my_pairs:classes`, training split cannot be read: OSError: the disk is gone."

@@ -80,7 +80,7 @@ def transformers_loss(model, x, targets):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_in_a_row_are_the_model_bit_for_bit(family):
+def test_chained_layers_equal_model_bit_for_bit(family):
     config, shape = FAMILIES[family]
     model = load_model(shape, config=config)
     layers = chain(model, shape.padding)
@@ -191,7 +191,7 @@ LORA_OF_HEAD = {"rank": 2, "targets": ["q_proj", "lm_head"]}  # whose weights ar
 LORA_OF_EMBEDDING = {"rank": 2, "targets": ["embed_tokens"]}
 
 
-def test_lora_trains_its_matrices_alone_and_nothing_else_costs_memory_or_traffic():
+def test_lora_trains_and_counts_only_its_matrices():
     model = {"name": "hf", "config": FAMILIES["llama tied"][0], "lora": LORA}
     run = run_of(
         FAMILIES["llama tied"][0], model=model, num_replicas=2, num_microbatches=2, optimizer={"name": "adamw"}
@@ -262,7 +262,7 @@ def test_a_finished_run_is_saved_for_transformers_with_its_logits(lora, tmp_path
         assert (tmp_path / "adapter" / "adapter_config.json").is_file()
 
 
-def test_an_adapter_without_the_head_that_was_trained_beside_it_is_refused(tmp_path):
+def test_adapter_without_its_trained_head_is_refused(tmp_path):
     data = {"name": "topics", "length": 12, "train_samples": 32, "test_samples": 8}
     load_model(DataShape((12,), "int64", 256, target_shape=(12,)), config=CAUSAL["llama"]).save_pretrained(tmp_path)
     model = {"name": "hf", "path": str(tmp_path), "lora": LORA, "new_head": True}
@@ -381,14 +381,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_in_a_sentence(case):
+def test_invalid_options_are_refused_in_one_sentence(case):
     options, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         build_model("hf", options, TEXT, seed=0)
     assert str(caught.value).count("\n") == 0
 
 
-def test_a_head_that_looks_for_padding_among_the_tokens_is_refused(capfd):
+def test_head_reading_padding_tokens_is_refused(capfd):
     with pytest.raises(
         ValueError, match=r"A model of type 'llama' cannot be cut as a classifier of texts: its head looks"
     ):
@@ -396,7 +396,7 @@ def test_a_head_that_looks_for_padding_among_the_tokens_is_refused(capfd):
     assert not capfd.readouterr().err  # transformers has advice of its own
 
 
-def test_a_folder_of_a_decoder_is_refused_as_a_classifier_before_anything_else(tmp_path):
+def test_decoder_folder_is_refused_as_classifier_first(tmp_path):
     """Not for its missing head, nor for its missing padding token, which would not help."""
     load_model(TEXT, config=FAMILIES["qwen3"][0]).save_pretrained(tmp_path)
     with pytest.raises(
@@ -429,7 +429,7 @@ FILES: dict[str, dict[str, Any]] = {  # keys of public files, some of older vers
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_makes_the_model_that_transformers_makes_of_it(name, tmp_path):
+def test_config_file_builds_same_model_as_transformers(name, tmp_path):
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     entries = {
@@ -489,7 +489,7 @@ def test_seed_in_the_path_stands_for_the_seed_of_the_run(tmp_path):
         build_model("hf", {"path": path}, TEXT, seed=2)
 
 
-def test_weights_that_know_a_tokenizer_are_not_fed_bytes(tmp_path):
+def test_tokenizer_models_refuse_byte_data(tmp_path):
     by_bytes = TEXT._replace(num_classes=256)
     load_model(by_bytes, config={**LLAMA, "vocab_size": 300}).save_pretrained(tmp_path)
     assert len(hf(by_bytes, path=str(tmp_path))) > 1
@@ -506,7 +506,7 @@ def test_weights_that_know_a_tokenizer_are_not_fed_bytes(tmp_path):
         assert len(hf(TEXT._replace(num_classes=300), path=str(tmp_path))) > 1
 
 
-def test_the_saved_memory_that_is_promised_is_what_autograd_keeps():
+def test_estimated_saved_memory_equals_autograd():
     """Counted on fake tensors beforehand, and on real ones here: masks and rotary embeddings among them."""
     for family in ("gpt2", "llama tied", "gemma2, two kinds of layers", "vit", "resnet", "bert"):
         config, shape = FAMILIES[family]

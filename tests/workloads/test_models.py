@@ -43,7 +43,7 @@ def inputs_of(shape, batch=2):
 
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 3}, {"num_layers": 5}, {"num_blocks": 2, "subspace": 8}])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_number_of_layers_is_known_without_the_model(name, options):
+def test_layer_count_needs_no_model(name, options):
     shape = SMALL.get(name, (CIFAR, {}))[0]
     if name not in DEPTHS:
         assert name in ("gpt2", "hf")  # whose folders tell
@@ -58,7 +58,7 @@ def test_the_number_of_layers_is_known_without_the_model(name, options):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_model_depends_on_its_seed_alone_and_leaves_the_callers_random_state(name):
+def test_model_depends_only_on_seed_and_keeps_random_state(name):
     shape, options = SMALL[name]
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -142,7 +142,7 @@ def test_resnet18_has_the_parameters_of_the_formula_at_any_width(width, norm):
     assert sum(parameter.numel() for parameter in model.parameters()) == convolutions + 2 * norms + 8 * width * 10 + 10
 
 
-def test_with_group_norm_a_sample_depends_on_no_other():
+def test_group_norm_keeps_samples_independent():
     x = inputs_of(CIFAR, batch=3)
     outputs = {}
     for norm in ("batch", "group"):
@@ -176,7 +176,7 @@ def test_gpt_has_the_parameters_of_the_formula(tied):
     assert (model.head.projection.weight is model.embedding.token.weight) == tied  # type: ignore[union-attr]
 
 
-def test_gpt_is_causal_and_starts_without_an_opinion():
+def test_gpt_is_causal_and_starts_at_chance():
     model = build_model("gpt", {"num_blocks": 2, "width": 32}, BYTES, seed=0).eval()
     x = inputs_of(BYTES)
     changed = x.clone()
@@ -237,7 +237,7 @@ def test_gpt2_gives_the_logits_and_gradients_of_transformers(folder):
     assert torch.allclose(ours_block.expansion.weight.grad, theirs_block.mlp.c_fc.weight.grad.t(), atol=1e-6)
 
 
-def test_gpt2_drops_out_as_its_configuration_or_the_option_says(folder):
+def test_gpt2_dropout_follows_config_or_option(folder):
     x = inputs_of(BYTES)
     model = gpt2(BYTES, path=str(folder))
     rates = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
@@ -248,7 +248,7 @@ def test_gpt2_drops_out_as_its_configuration_or_the_option_says(folder):
     assert torch.equal(silent(x), model.eval()(x))
 
 
-def test_gpt2_is_refused_where_it_does_not_fit(folder, tmp_path):
+def test_gpt2_is_refused_for_unsuitable_data(folder, tmp_path):
     transformers = pytest.importorskip("transformers")
     with pytest.raises(ValueError, match=r"`data.length` must be at most the positions of '.*' \(24\), but got 25\."):
         gpt2(DataShape((25,), "int64", 256), path=str(folder))
@@ -311,19 +311,19 @@ def own(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_model_of_ones_own_is_imported_from_the_current_folder(own):
+def test_custom_model_is_imported_from_current_folder(own):
     name = own("def net(width, depth=2):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, width * depth))\n")
     model = build_model(f"{name}:net", {"width": 5}, DIGITS, seed=0)
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     assert torch.equal(model[1].weight, build_model(f"{name}:net", {"width": 5}, DIGITS, seed=0)[1].weight)
 
 
-def test_a_model_of_ones_own_is_told_the_shape_if_it_asks(own):
+def test_custom_model_receives_shape_if_requested(own):
     name = own("def net(shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, shape.num_classes))\n")
     assert build_model(f"{name}:net", {}, DIGITS, seed=0)[1].out_features == 10
 
 
-def test_a_model_of_ones_own_is_refused_in_one_sentence(own):
+def test_invalid_custom_model_is_refused_in_one_sentence(own):
     name = own(
         "def module():\n    return 5\ndef broken():\n    return nn.Sequential(1 / 0)\nvalue = 3\n"
         "def net(width):\n    return nn.Sequential(nn.Linear(64, width))\n"
@@ -388,7 +388,7 @@ def test_a_wrong_model_is_refused(name, options, shape, message):
     assert message in str(error.value)
 
 
-def test_every_model_is_tried_here():
+def test_every_model_has_a_test():
     assert set(MODELS) == {
         *SMALL,
         "gpt2",

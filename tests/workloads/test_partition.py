@@ -21,7 +21,7 @@ CIFAR = DataShape((3, 32, 32), "float32", 10)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_cut_anywhere_is_the_uncut_model_bit_for_bit(name):
+def test_cut_model_equals_uncut_bit_for_bit(name):
     model, shape, x, targets = example(name)
     names = list(named_layers(model))
     reference = build_model(*MODELS[name], seed=0)
@@ -74,7 +74,7 @@ def price(costs, ends):
     st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=8),
     st.integers(1, 8),
 )
-def test_balance_is_the_first_optimum_of_all(costs, num_stages):
+def test_balanced_cut_is_first_optimum(costs, num_stages):
     num_stages = min(num_stages, len(costs))
     inner = itertools.combinations(range(1, len(costs)), num_stages - 1)
     expected = min(([*cuts, len(costs)] for cuts in inner), key=lambda ends: price(costs, ends))
@@ -89,7 +89,7 @@ def test_layers_without_operations_are_spread_by_their_bytes():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_stages_add_up_to_the_model(name):
+def test_stage_costs_add_up_to_model(name):
     model, shape, _, _ = example(name)
     whole = partition(model, shape, num_stages=1, batch=BATCH)
     for num_stages in range(1, len(model) + 1):
@@ -162,7 +162,7 @@ def test_saved_bytes_are_what_autograd_keeps_of_real_tensors(name):
         x = y.detach().clone().requires_grad_()
 
 
-def test_attention_is_counted_as_it_runs_not_with_its_whole_matrix():
+def test_attention_memory_excludes_full_score_matrix():
     shape = DataShape((256,), "int64", 256)
     model = build_model("gpt", {"num_blocks": 1, "width": 16, "num_heads": 4}, shape, seed=0)
     assert partition(model, shape, cuts=["embedding", "block0"], batch=1).footprints()[1].saved < 4 * 4 * 256**2
@@ -302,7 +302,7 @@ def test_wrong_cuts_are_refused(num_stages, cuts, message):
         (nn.Sequential(nn.Flatten(0, 1), nn.Flatten(1), nn.Linear(64, 10)), None),
     ],
 )
-def test_an_unfit_model_is_refused_by_the_name_of_its_layer(model, message):
+def test_unsupported_layer_is_named_in_refusal(model, message):
     cuts = [name for name, _ in model.named_children()][:-1] if isinstance(model, nn.Sequential) else []
     if message is None:
         assert tuple(one.shape for one in partition(model, DIGITS, cuts=cuts, batch=BATCH).boundaries) == (
@@ -316,14 +316,14 @@ def test_an_unfit_model_is_refused_by_the_name_of_its_layer(model, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_layer_that_overwrites_what_its_stage_received_is_refused():
+def test_in_place_change_of_stage_input_is_refused():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(inplace=True), nn.Linear(64, 10))
     partition(model, DIGITS, cuts=["2"], batch=BATCH).footprints()
     with pytest.raises(ValueError, match=r"Layer `2` failed on a tensor of shape \(4, 64\): .*in-place"):
         partition(model, DIGITS, cuts=["1"], batch=BATCH).footprints()
 
 
-def test_a_shadow_holds_no_values():
+def test_meta_model_holds_no_values():
     model = build_model("gpt", {"num_blocks": 1, "width": 64}, DataShape((1024,), "int64", 50_257), seed=0)
     shadow = Shadow(model, DataShape((1024,), "int64", 50_257), batch=10**6)  # 2e17 bytes of logits
     assert shadow.layers[-1].output.shape == (10**6, 1024, 50_257)
@@ -402,7 +402,7 @@ def check_cheapest(layers, balanced):
 
 
 @given(KINDS, st.integers(2, 5))
-def test_no_cut_of_about_as_much_work_sends_fewer_bytes(kinds, num_stages):
+def test_cut_sends_fewest_bytes_among_balanced_cuts(kinds, num_stages):
     layers = Shadow(rows_of(kinds, 0), DIGITS, 2, CrossEntropy()).layers
     balanced = balance([(layer.flops, layer.output_bytes) for layer in layers], min(num_stages, len(layers)))
     found = check_cheapest(layers, balanced)
@@ -413,7 +413,7 @@ WORK = st.sampled_from([0, 1, 2, 5, 10, 100, 500])
 
 
 @given(st.lists(st.tuples(WORK, st.integers(0, 4)), min_size=2, max_size=9), st.data())
-def test_layers_of_little_work_let_a_cut_move_by_a_hundredth_of_the_largest_stage(costs, data):
+def test_cut_may_move_over_small_layers_by_one_percent(costs, data):
     layers = [
         LayerCost(str(place), work, BoundaryTensors({"": (2, 3)}, {}), {"": torch.float32}, size)
         for place, (work, size) in enumerate(costs)
@@ -438,7 +438,7 @@ def test_a_cut_moves_to_layers_that_keep_samples_and_have_a_gradient(shape, dtyp
     assert cheapest(layers, [1, 3]) == ([2, 3] if moves else [1, 3])
 
 
-def test_a_cut_moves_behind_the_sum_and_both_are_said():
+def test_cut_moved_after_a_sum_is_reported():
     model = rows_of([("residual", 0)] * 4, 0)
     parts = partition(model, DIGITS, num_stages=2, batch=2)
     assert parts.cuts == ("4",)
@@ -452,7 +452,7 @@ def test_a_cut_moves_behind_the_sum_and_both_are_said():
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 5])
-def test_stages_that_end_behind_a_sum_are_the_uncut_model(num_stages):
+def test_stages_cut_after_sums_equal_uncut_model(num_stages):
     model, expected = (rows_of([("residual", 0)] * 4, 0) for _ in range(2))
     parts = partition(model, DIGITS, num_stages=num_stages, batch=BATCH)
     assert all(not boundary.several for boundary in parts.boundaries)

@@ -44,7 +44,7 @@ def own(tmp_path, monkeypatch):
     return folder, marker
 
 
-def test_code_of_a_folder_is_not_run_unasked(own):
+def test_folder_code_needs_trust(own):
     folder, marker = own
     remedy = r"needs Python code of its own to be run\. If you trust it, set `model\.trust_remote_code = true`\.$"
     with pytest.raises(ValueError, match=remedy):
@@ -60,7 +60,7 @@ def test_code_of_a_folder_is_not_run_unasked(own):
     assert not marker.exists()
 
 
-def test_code_beside_a_model_that_transformers_has_is_left_alone(own):
+def test_extra_code_of_known_models_is_ignored(own):
     folder, marker = own
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))

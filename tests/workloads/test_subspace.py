@@ -40,7 +40,7 @@ def tokens_of(shape, batch=4):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_the_size_of_the_width_the_model_spans_the_same_functions(kind):
+def test_subspace_of_full_width_spans_same_functions(kind):
     """It starts as the ordinary model of its seed, with the coordinates of that model's gradients."""
     name, options, shape = KINDS[kind]
     plain = build_model(name, options, shape, seed=0)
@@ -63,7 +63,7 @@ def test_at_the_size_of_the_width_the_model_spans_the_same_functions(kind):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_stream_is_what_crosses(kind, form, monkeypatch):
+def test_boundary_carries_residual_stream(kind, form, monkeypatch):
     """At every boundary, before and after updates, decode(encode(x)) = x to rounding."""
     name, options, shape = KINDS[kind]
     model = build_model(name, {**options, "subspace": 4, "subspace_form": form}, shape, seed=0)
@@ -138,7 +138,7 @@ def test_constants_come_from_the_seed_are_the_same_in_all_stages_and_in_no_check
     torch.testing.assert_close(basis.t() @ basis, torch.eye(4), rtol=0, atol=1e-6)
 
 
-def test_the_number_of_threads_does_not_show_in_the_weights():
+def test_initial_weights_are_independent_of_threads():
     options, before, states = (
         {"num_blocks": 2, "width": 192, "num_heads": 2, "subspace": 96},
         torch.get_num_threads(),
@@ -176,7 +176,7 @@ def test_bytes_on_the_wire_are_the_coordinates_and_the_tokens(small, tmp_path):
     assert runs["plain"].row["model.subspace"] == 4
 
 
-def test_tokens_take_the_fewest_bytes_and_come_back():
+def test_tokens_round_trip_in_fewest_bytes():
     for num_tokens, size in [(256, 1), (257, 2), (65_536, 2), (65_537, 4)]:
         tokens = torch.tensor([0, num_tokens // 2, num_tokens - 1])
         sent = shortened(tokens, num_tokens)
@@ -184,7 +184,7 @@ def test_tokens_take_the_fewest_bytes_and_come_back():
         assert torch.equal(lengthened(sent), tokens)
 
 
-def test_a_llama_trains_and_is_exported_as_an_ordinary_one(small, tmp_path):
+def test_subspace_llama_trains_and_exports_as_ordinary(small, tmp_path):
     from transformers import AutoModelForCausalLM
 
     run = train(small(**{**SUBSPACE, "model": LLAMA}, steps=2), engine="inline", out=tmp_path / "run")
@@ -206,7 +206,7 @@ def test_a_llama_trains_and_is_exported_as_an_ordinary_one(small, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gpt", "hf")])
-def test_models_without_a_stream_of_their_own_are_refused_with_the_reason(name):
+def test_models_without_residual_stream_are_refused(name):
     with pytest.raises(ValueError, match=rf"`model.subspace` needs a decoder .* but `{name}` has .*\."):
         build_model(name, {"subspace": 4}, BYTES, seed=0)
     assert MODELS[name] in NO_SUBSPACE
@@ -236,7 +236,7 @@ def test_models_without_a_stream_of_their_own_are_refused_with_the_reason(name):
         ("hf", {"path": "anywhere", "subspace": 4}, "needs a new causal language model"),
     ],
 )
-def test_what_cannot_be_in_a_subspace_is_refused(name, options, sentence):
+def test_unsupported_subspace_models_are_refused(name, options, sentence):
     with pytest.raises(ValueError) as refused:
         build_model(name, {**GPT, **options} if name == "gpt" else options, TEXT if name == "hf" else BYTES, seed=0)
     assert sentence in str(refused.value)

@@ -81,7 +81,7 @@ def test_f1_of_two_classes_is_that_of_the_second():
     assert found["f1"] == pytest.approx(sk.f1_score(targets, outputs.argmax(-1)))
 
 
-def test_positions_that_do_not_count_change_nothing():
+def test_ignored_positions_change_nothing():
     task = make_task(None, {}, ["accuracy", "f1"], TOKENS)
     outputs, targets = drawn(TOKENS, 50)
     counted = targets != -100
@@ -94,7 +94,7 @@ def test_positions_that_do_not_count_change_nothing():
     assert math.isnan(nothing["loss"])
 
 
-def test_smoothing_is_of_training_alone():
+def test_label_smoothing_applies_to_training_only():
     outputs, targets = drawn(CLASSES, 20)
     loss = make_loss("cross_entropy", {"label_smoothing": 0.1}, CLASSES)
     assert torch.equal(loss(outputs, targets), F.cross_entropy(outputs, targets, label_smoothing=0.1))
@@ -125,7 +125,7 @@ class Fixed:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_chance_is_what_constant_outputs_reach(kind):
+def test_chance_is_quality_of_constant_outputs(kind):
     shape, names = ALL[kind]
     task = make_task(None, {}, names, shape)
     train, test = (drawn(shape, count, seed)[1] for count, seed in ((300, 1), (200, 2)))
@@ -168,7 +168,7 @@ def test_every_metric_is_a_measure_and_is_read_back():
 
 
 @pytest.mark.parametrize("measure", [*MEASURES.values(), Measure("dice", higher=True)], ids=lambda one: one.name)
-def test_worse_is_harm_and_better_is_skill(measure):
+def test_harm_and_skill_follow_measure_direction(measure):
     worse, better = (0.4, 0.6) if measure.higher else (0.6, 0.4)
     assert measure.harm(worse, better) > 0 > measure.harm(better, worse)
     assert measure.harm(better, better) == 0
@@ -235,7 +235,7 @@ def mine(tmp_path, monkeypatch):
     return write
 
 
-def test_a_loss_and_a_metric_of_ones_own(mine):
+def test_custom_loss_and_metric(mine):
     path = mine("def huber(outputs, targets):\n    return (outputs - targets).abs().mean()\n", "huber")
     metric = mine(
         "def worst(outputs, targets):\n    return (outputs - targets).abs().max()\nworst.higher_is_better = False\n",
@@ -254,7 +254,7 @@ def test_a_loss_and_a_metric_of_ones_own(mine):
     assert [measure.name for measure in task.measures] == ["worst", "loss", "mae"]
 
 
-def test_a_loss_or_metric_of_ones_own_that_cannot_be_is_refused(mine):
+def test_invalid_custom_loss_or_metric_is_refused(mine):
     text = "def broken(o, t):\n    raise RuntimeError('no')\ndef plain(o, t):\n    return 1.0\ndef many(o, t):\n    return (o - t)\n"
     expected = {
         "broken": "failed on outputs of shape (4, 2) and targets of shape (4, 2): no.",

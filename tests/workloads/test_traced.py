@@ -19,7 +19,7 @@ DIGITS = DataShape((1, 8, 8), "float32", 10)
 INNER = ("first", "norm", "second")  # of a residual block
 
 
-def test_layers_in_a_row_are_the_module_bit_for_bit():
+def test_chained_layers_equal_module_bit_for_bit():
     torch.manual_seed(0)
     model = Network(DIGITS)
     layers = traced(model, DIGITS)
@@ -72,7 +72,7 @@ def test_skips_cross_a_cut_by_the_names_of_their_submodules():
         assert torch.equal(found(x), model(x))
 
 
-def test_a_forward_may_ask_for_all_sizes_and_holds_for_any_number_of_samples():
+def test_traced_forward_handles_any_batch_size():
     shape = DataShape((12,), "int64", 64, target_shape=(12,))
     model = Asking(shape)
     layers = traced(model, shape)
@@ -82,7 +82,7 @@ def test_a_forward_may_ask_for_all_sizes_and_holds_for_any_number_of_samples():
         assert torch.equal(layers(tokens), model(tokens))
 
 
-def test_a_network_with_skips_trains_with_the_gradients_of_the_uncut_one(small):
+def test_cut_network_with_skips_has_uncut_gradients(small):
     cut = {"model": {"name": "own_modules:unet"}, "num_stages": None, "cuts": ["down.0", "middle"]}
     config = small(**cut, schedule="ZBH1")
     data = load_data(config.data.name, config.data.options, 0)
@@ -105,7 +105,7 @@ def test_a_network_with_skips_trains_with_the_gradients_of_the_uncut_one(small):
         (Masked, r"Masked cannot be cut: its forward needs more than one input, x and mask\."),
     ],
 )
-def test_what_cannot_be_cut_is_refused_with_its_line(module, sentence):
+def test_uncuttable_code_is_refused_with_its_line(module, sentence):
     with pytest.raises(ValueError, match=sentence):
         traced(module(DIGITS), DIGITS)
 
@@ -141,7 +141,7 @@ class Row(nn.Module):
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 5, 8])
-def test_a_row_of_sums_is_cut_behind_them(num_stages):
+def test_row_of_sums_is_cut_after_them(num_stages):
     torch.manual_seed(0)
     model = Row()
     layers = traced(model, DIGITS, num_stages=num_stages)
@@ -159,7 +159,7 @@ def test_a_row_of_sums_is_cut_behind_them(num_stages):
     assert all(torch.equal(staged[name], whole[name]) for name in whole)
 
 
-def test_a_cut_may_be_named_behind_a_sum_or_within():
+def test_cut_may_be_named_after_or_within_a_sum():
     for cut, tensors in (("blocks.3+", 1), ("blocks.3", 2)):
         parts = partition(traced(Row(), DIGITS, cuts=[cut]), DIGITS, cuts=[cut], batch=4)
         assert parts.cuts == (cut.replace(".", "/"),)

@@ -1,6 +1,6 @@
 """Sums over groups, the Walsh-Hadamard transform, and products with thin matrices in numba, all in float64.
 
-Sums are in the order of the references: `raysim.codecs.groups.group_sums`, `raysim.codecs.wrappers.hadamard` and
+Sums are in the order of the references: `raysim.codecs.groups.group_sums`, `raysim.codecs.hadamard.hadamard` and
 `raysim.codecs.lowrank`. Inner loops of products are unrolled over several terms, still added in order: results are the same, and
 partial sums are loaded and stored less often.
 """
@@ -35,19 +35,10 @@ def _load_terms(x, term, center, block):
     elif term == 1:
         for i in range(len(x)):
             block[i] = abs(np.float64(np.float32(np.float64(x[i]) - center)))
-    elif term == 2:
+    else:
         for i in range(len(x)):
             value = np.float64(np.float32(np.float64(x[i]) - center))
             block[i] = value * value
-    elif term == 3:
-        for i in range(len(x)):
-            block[i] = x[i] if x[i] > 0 else 0.0
-    elif term == 4:
-        for i in range(len(x)):
-            block[i] = x[i] if x[i] < 0 else 0.0
-    else:
-        for i in range(len(x)):
-            block[i] = 1.0 if x[i] >= 0 else 0.0
 
 
 def group_sums(x, layout, term, center):

@@ -180,7 +180,7 @@ def _unpack_wide(packed, bits, values):
         values[i] = np.int64(_field(packed, i, bits))
 
 
-def encode(positions, total, form):
+def encode_positions(positions, total, form):
     """Return the arrays of `raysim.codecs.positions.encode_positions` for a bitmap or Elias-Fano code."""
     positions = positions.numpy()
     if form == "bitmap":

@@ -26,7 +26,7 @@ _GREATEST = np.float32(3.4028234663852886e38)
 _FIXED, _LAST, _CELLS, _31 = np.float32(FIXED), np.float32(CELLS - 1), np.int32(CELLS), np.int32(31)
 
 
-def encode(x, center, form, error):
+def encode_rows(x, center, form, error):
     """Return the packed codes, the scales (bfloat16), and the kept values (bfloat16) and their positions; raises `error`."""
     codes = empty(form.rows * form.row_bytes, np.uint8)
     scales, values = np.empty(form.rows, np.int16), np.empty((form.rows, form.kept), np.int16)
@@ -52,7 +52,7 @@ def _table(bits):
     return np.concatenate([positive, positive + (1 << (bits - 1))]).astype(np.int32)
 
 
-def decode(codes, scales, values, positions, center, form, dtype, error):
+def decode_rows(codes, scales, values, positions, center, form, dtype, error):
     """Return the flat tensor of a packet's arrays; raises `error`."""
     out = empty(form.rows * form.width, np.float32)
     arrays = opened(codes.numpy()), *(opened(array.view(torch.int16).numpy()) for array in (scales, values))

@@ -72,14 +72,6 @@ def dequantize(codes, low, high, coding, dtype, device):
     low = -high if levels.absmax else low.copy().view(np.float32)
     center, scale, step = np.empty((3, layout.groups))
     fits = _make_grid(low, high, levels.absmax, levels.steps, center, scale, step)
-    out = expand(codes, layout, levels, center, step) if fits else None
-    if out is None:
-        raise error()
-    return cast_saturating(out, dtype)
-
-
-def expand(codes, layout, levels, center, step):
-    """Return center + step * (code - middle) of packed codes, float32; None if a code exceeds the last."""
     data, out = opened(codes), empty(layout.numel, np.float32)
     shape, limits = (layout.groups, layout.inner), (levels.middle, levels.last, levels.bits)
 
@@ -87,7 +79,9 @@ def expand(codes, layout, levels, center, step):
         source = data[start * levels.bits // 8 : packed_bytes(stop, levels.bits)]
         return _dequantize(source, start, *shape, center, step, *limits, out[start:stop])
 
-    return torch.from_numpy(out) if all(in_parts(part, layout.numel, BLOCK)) else None
+    if not (fits and all(in_parts(part, layout.numel, BLOCK))):
+        raise error()
+    return cast_saturating(torch.from_numpy(out), dtype)
 
 
 @njit(cache=True, nogil=True)

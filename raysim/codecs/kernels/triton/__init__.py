@@ -33,7 +33,7 @@ def blocks(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def power_of_two(count: int) -> int:
+def next_power_of_two(count: int) -> int:
     """Return the smallest power of two of at least `count` and 1."""
     return 1 << max(0, count - 1).bit_length()
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raysim.codecs import rotated
-from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
+from raysim.codecs.kernels.triton import blocks, flag, launch, next_power_of_two
 from raysim.codecs.rotated import CELL, CELLS, FIXED, LEVELS, UNIT, Form
 from raysim.codecs.transfers import check
 
@@ -150,11 +150,11 @@ def _tables(bits: int, width: int, device: torch.device) -> tuple[Tensor, Tensor
 
 def _shape(form: Form) -> dict[str, int]:
     """Return the rows and columns of a program."""
-    width = max(8, power_of_two(form.width))
-    return {"ROWS": min(max(1, _VALUES // width), power_of_two(form.rows)), "BLOCK": width}
+    width = max(8, next_power_of_two(form.width))
+    return {"ROWS": min(max(1, _VALUES // width), next_power_of_two(form.rows)), "BLOCK": width}
 
 
-def encode(x: Tensor, center: Tensor, form: Form, error: Exception) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def encode_rows(x: Tensor, center: Tensor, form: Form, error: Exception) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the packed codes, the scales (bfloat16), and the kept values (bfloat16) and their positions.
 
     NaN and infinity raise `error` when the open flight lands.
@@ -174,7 +174,7 @@ def encode(x: Tensor, center: Tensor, form: Form, error: Exception) -> tuple[Ten
     return codes, scales.view(torch.bfloat16), values.view(torch.bfloat16), positions
 
 
-def decode(
+def decode_rows(
     codes: Tensor, scales: Tensor, values: Tensor, positions: Tensor, center: Tensor, form: Form, dtype: torch.dtype,
     error: Exception,
 ) -> Tensor:  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raysim.codecs.codec import to_bytes
 from raysim.codecs.groups import Layout
-from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
+from raysim.codecs.kernels.triton import blocks, flag, launch, next_power_of_two
 from raysim.codecs.kernels.triton.arithmetic import code_of, ends_of, in_order, scale_of, start_of, store
 from raysim.codecs.quantize import Coding
 from raysim.codecs.transfers import check
@@ -98,19 +98,19 @@ def _dequantize_rows(
     store(out, index, value, inside, LIMIT)
 
 
-def serves(layout: Layout) -> bool:
+def fits(layout: Layout) -> bool:
     """Return whether one program can hold whole groups: consecutive values, in whole runs of eight."""
     return layout.groups * layout.inner >= layout.numel and layout.inner % 8 == 0 and layout.inner <= _LONGEST
 
 
-def quantize(
+def quantize_rows(
     x: Tensor, coding: Coding, key: int | None, memory: Tensor | None, residual: Tensor | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the packed codes of x, or of x + `memory`, and the ends of each group's range; see `uniform.quantize`."""
     layout, levels, error = coding
     low, high = (torch.empty(layout.groups, dtype=torch.int32, device=x.device) for _ in range(2))
     packed = torch.empty(blocks(layout.numel * levels.bits, 8), dtype=torch.uint8, device=x.device)
-    bad, width = flag(x.device), power_of_two(layout.inner)
+    bad, width = flag(x.device), next_power_of_two(layout.inner)
     height = max(1, _VALUES // width)
     memory = x if memory is None else memory.contiguous()
     launch(
@@ -123,10 +123,10 @@ def quantize(
     return to_bytes(packed), to_bytes(low), to_bytes(high)
 
 
-def dequantize(packed: Tensor, low: Tensor, high: Tensor, out: Tensor, coding: Coding, limit: float) -> Tensor:
+def dequantize_rows(packed: Tensor, low: Tensor, high: Tensor, out: Tensor, coding: Coding, limit: float) -> Tensor:
     """Write the values of packed codes, clamped to +-`limit` unless it is 0; return a flag for invalid packets."""
     layout, levels, _ = coding
-    bad, width = flag(out.device), power_of_two(layout.inner)
+    bad, width = flag(out.device), next_power_of_two(layout.inner)
     height = max(1, _VALUES // width)
     launch(
         _dequantize_rows, blocks(layout.groups, height), packed, low, high, out, bad,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two
+from raysim.codecs.kernels.triton import blocks, flag, launch, next_power_of_two
 from raysim.codecs.transfers import check
 
 _SHORT = 4096  # longest row processed by one program
@@ -163,8 +163,8 @@ def select_rows(
     source = terms or (bits, bits)
     total = x if terms else bits
     if length <= _SHORT:
-        width = power_of_two(length)
-        height = min(_SHORT // width, power_of_two(rows))
+        width = next_power_of_two(length)
+        height = min(_SHORT // width, next_power_of_two(rows))
         launch(
             _select_short, blocks(rows, height), *source, total, positions, values, bad, rows, length, kept,
             MASK=mask, INFINITY=infinity, TOP=top, ADD=terms is not None, CLEAR=clear, ROWS=height, BLOCK=width,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raysim.codecs.codec import to_bytes, to_tensor
 from raysim.codecs.groups import Layout
-from raysim.codecs.kernels.triton import blocks, flag, launch, power_of_two, rows
+from raysim.codecs.kernels.triton import blocks, flag, launch, next_power_of_two, rows
 from raysim.codecs.kernels.triton.arithmetic import code_of, ends_of, in_order, scale_of, start_of, store
 from raysim.codecs.quantize import Coding, Ends, Levels
 from raysim.codecs.transfers import check
@@ -143,8 +143,8 @@ def quantize(
     when the open flight lands.
     """
     layout, levels, error = coding
-    if ends is None and rows.serves(layout):
-        return rows.quantize(x, coding, key, memory, residual)
+    if ends is None and rows.fits(layout):
+        return rows.quantize_rows(x, coding, key, memory, residual)
     if ends is None:
         low, high = _ranges(x, layout, None if memory is None else memory.contiguous(), residual)
     else:
@@ -174,8 +174,8 @@ def dequantize(
         out.view(torch.int16) if dtype == torch.bfloat16 else out,
         0 if dtype == torch.float32 else torch.finfo(dtype).max,
     )
-    if rows.serves(layout) and 8 % levels.bits == 0:
-        bad = rows.dequantize(packed, least, greatest, target, coding, limit)
+    if rows.fits(layout) and 8 % levels.bits == 0:
+        bad = rows.dequantize_rows(packed, least, greatest, target, coding, limit)
     else:
         (center, _, step), bad = _make_grid(least, greatest, levels, ordered=False)
         launch(
@@ -197,8 +197,8 @@ def _ranges(x: Tensor, layout: Layout, memory: Tensor | None, total: Tensor | No
     by_row = layout.inner >= _LONG
     columns = layout.inner if by_row else layout.groups * layout.inner
     count = blocks(layout.numel, columns)
-    width = min(_TILE, power_of_two(columns))
-    height = min(_TILE // width, power_of_two(count))
+    width = min(_TILE, next_power_of_two(columns))
+    height = min(_TILE // width, next_power_of_two(count))
     launch(
         _find_ranges, blocks(count, height) * blocks(columns, width),
         x, x if memory is None else memory, x if memory is None else total,
@@ -215,7 +215,7 @@ def _make_grid(low: Tensor, high: Tensor, levels: Levels, ordered: bool) -> tupl
     """
     groups, bad = len(high), flag(high.device)
     grid = torch.empty(3, groups, dtype=torch.float64, device=high.device)
-    size = min(1024, power_of_two(groups))
+    size = min(1024, next_power_of_two(groups))
     launch(
         _grid, blocks(groups, size), low, high, *grid, bad, groups,
         STEPS=levels.steps, ABSMAX=levels.absmax, ORDERED=ordered, BLOCK=size,
