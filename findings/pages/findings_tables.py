@@ -36,7 +36,7 @@ def _runs(results: Results) -> str:
     versions = ", ".join(
         f"{name} {'/'.join(sorted(set(runs[name].astype(str))))}" for name in ("raysim", "torch", "python")
     )
-    settings = runs["setting"].nunique()
+    settings = len(runs[["job", "setting"]].drop_duplicates())
     days = " to ".join(dict.fromkeys(f"{day:%Y-%m-%d}" for day in (began.min(), began.max())))
     return f"{settings} settings, seeds {seeds[0]} to {seeds[-1]}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}; {versions}."
 
