@@ -19,6 +19,7 @@ class FixedPoint(UniformCodec):
 
     Use: Comparison with AQ-SGD's published quantiser.
 
+    >>> import torch
     >>> FixedPoint(2, per="tensor").encode(torch.tensor([-1, -0.6, -0.25, 0, 0.3, 0.6, 1])).decode()
     tensor([-1.0000, -0.5000,  0.0000,  0.0000,  0.5000,  0.5000,  0.5000])
     """

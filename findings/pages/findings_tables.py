@@ -14,6 +14,7 @@ from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
 from raysim.config.identity import Setting
 from raysim.quality import measures_of
+from raysim.storage.places import read_place
 
 HEADS: dict[Mode, str] = {
     "on": "",
@@ -84,7 +85,7 @@ def with_reference(results: Results) -> list[Context]:
 
 def races(results: Results) -> dict[str, str]:
     """Return a study's target by the networks on which it prices steps; empty for a study without a target."""
-    named = tomllib.loads((results.folders[0] / "study.toml").read_text(encoding="utf-8"))["objectives"]
+    named = tomllib.loads(read_place(results.folders[0] / "study.toml").decode())["objectives"]
     targets = [objective["target"] for objective in named if "target" in objective]
     steps = [name.partition("@")[2] for objective in named if (name := objective["name"]).startswith("step_s@")]
     return dict.fromkeys(steps, targets[0]) if targets else {}

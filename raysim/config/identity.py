@@ -10,11 +10,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from raysim.config.keys import keys_of, run_keys
-from raysim.notation import Method, read_method
+from raysim.notation import Method, read_method, shortened
 from raysim.storage.texts import parse_json
 
 DENSE = "Identity"
 SYNCHRONOUS = "Synchronous"
+LONGEST_TITLE = 200  # characters of a job's model and data
 
 
 class Setting(NamedTuple):
@@ -91,7 +92,8 @@ def identity(row: Mapping[Any, Any]) -> dict[str, str]:
     """
     keys = job_keys(row)
     digest = hashlib.sha256(json.dumps(sorted(keys.items())).encode()).hexdigest()[:8]
-    return {"job": f"{keys['model']} on {keys['data']} {digest}", "setting": str(Setting.of(row))}
+    title = shortened(f"{keys['model']} on {keys['data']}", LONGEST_TITLE)
+    return {"job": f"{title} {digest}", "setting": str(Setting.of(row))}
 
 
 # --- values of a row, which a frame may hold as those of numpy or pandas ------------------------------------------------------

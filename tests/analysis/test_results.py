@@ -173,7 +173,7 @@ def test_unknown_tables_columns_and_runs_are_refused(made):
     results = load(made)
     with pytest.raises(AnalysisError) as error:
         results.table("pixels")
-    assert str(error.value).startswith("The tables of runs are steps, evals, samples, links, actions")
+    assert str(error.value).startswith("The tables of runs are steps, evals, links, actions")
     with pytest.raises(AnalysisError) as error:
         results.table("evals", ["mood"])
     assert str(error.value).startswith("`columns` of evals must be of step, mode, batchnorm,")

@@ -110,7 +110,8 @@ def test_replicas_agree_and_send_nothing_between_exchanges(notation, count) -> N
         results = team.step(step)
         if team.method.part(step) is None:
             assert team.array_bytes == [0] * count
-            assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
+            if not team.method.steps_under_way:
+                assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
         sent += sum(team.array_bytes)
         known = [agreed(own, memory) for own, memory in zip(team.parameters, team.memories, strict=True)]
         if isinstance(team.method, LocalSteps):

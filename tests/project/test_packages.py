@@ -53,7 +53,7 @@ def test_run_summary_has_setting_steps_status_and_quality(small, tmp_path):
     words = repr(run)
     for part in ("forward=TopK(0.1)", "6 steps", "finished", f"accuracy {run.row['final_accuracy_on']:.4f}"):
         assert part in words
-    assert "uncompressed" in repr(train(small(steps=1), engine="inline", out=tmp_path / "dense"))
+    assert ": dense, " in repr(train(small(steps=1), engine="inline", out=tmp_path / "dense"))
 
 
 def test_prices_have_bandwidth_and_latency_as_numbers(small, tmp_path):

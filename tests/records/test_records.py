@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim.config import as_row, make_config, run_keys
+from raysim.config.identity import identity
 from raysim.records import (
     OCCASIONAL,
     SCHEMA_VERSION,
@@ -450,7 +451,7 @@ def test_run_row_has_all_columns(tmp_path: Path) -> None:
     }
     recorder.write_run(row)
     types = {field.name: str(field.type) for field in pq.read_schema(tmp_path / "run.parquet")}
-    assert Run(tmp_path).row == {**row, "final_loss_on": 1.0}
+    assert Run(tmp_path).row == {**row, **identity(row), "final_loss_on": 1.0}
     assert types["cuts"].startswith("list<")
     assert (types["epochs"], types["optimizer.momentum"]) == ("int64", "double")
     assert (types["recompute"], types["error"], types["final_loss_on"]) == ("bool", "string", "double")
@@ -476,7 +477,7 @@ def test_folders_named_like_partitions_are_only_folders(tmp_path: Path) -> None:
     recorder.close()
     assert steps_of(folder) == [0]
     assert Run(folder).steps.columns.tolist() == list(GOLDEN["steps"])
-    assert Run(folder).row == ROW
+    assert Run(folder).row == {**ROW, **identity(ROW)}
 
 
 def test_every_key_of_a_run_is_described_and_has_a_column() -> None:

@@ -414,7 +414,7 @@ def test_warning_suggests_key_of_its_direction():
     }
 
 
-def test_batchnorm_statistics_are_labelled_by_kind(small, tmp_path, capsys):
+def test_evaluations_state_the_kind_of_their_statistics(small, tmp_path, capsys):
     tables(train(small(), engine="inline", out=tmp_path / "plain"))
     assert "batchnorm" not in capsys.readouterr().out
     tables(train(small(**RUNS["batchnorm"]), engine="inline", out=tmp_path / "both"))
