@@ -43,7 +43,7 @@ class TwinStage(Stage):
         return any(method.needs_previous_gradients(step, self.config.seed) for method in self._methods)
 
     def place(self, parameters: Mapping[str, Tensor]) -> None:
-        """Place parameters; the first call of a step, before its update, keeps those that it replaces."""
+        """Place parameters, and keep the replaced ones if the step has not kept any yet."""
         if self._keeps:
             self._keeps = False
             self._hold({name: x.clone() for name, x in self.parameters()})

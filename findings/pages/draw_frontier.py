@@ -1,4 +1,4 @@
-"""Draw README's picture: loss against speed-up for every compression of the GPT-2 studies in docs/findings/data.
+"""Draw README's picture: loss against speed-up for every compression of a GPT in the studies of docs/findings/data.
 
 Run `make findings`. Step times are prices at 100 Mbit/s over Ray; bounds of the loss are those of the findings' tables.
 """
