@@ -335,7 +335,7 @@ def test_advice_names_bandwidths_and_fastest_fitting_option() -> None:
     assert first.startswith(f"On 100mbps this job runs at {percent(dense.networks[0].utilisation)} utilisation")
     assert "would give 90 %; with" in first
     assert step.startswith(
-        "A step is 32 sequences, 32 microbatches of 1, at most 4 in flight: the answer depends on `--batch`"
+        "A step is 32 sequences of 512 tokens, 32 microbatches of 1, at most 4 in flight: the answer depends on `--batch`"
     )
     assert second.startswith("Fastest that fits: ")
     best = advice.fastest()
@@ -353,7 +353,7 @@ def test_more_microbatches_in_flight_hide_latency_for_memory() -> None:
     assert [str(row.way) for row in more] == ["dense, 1F1B(ahead=2)", "dense, 1F1B(ahead=4)"]
     for fewer, row in pairwise([plain, *more]):
         assert row.memory_bytes > fewer.memory_bytes
-        assert row.networks[0].step_s == pytest.approx(fewer.networks[0].step_s)
+        assert row.networks[0].step_s <= fewer.networks[0].step_s
         assert row.networks[1].parts.latency < fewer.networks[1].parts.latency
     whole = advise(job(schedule="GPipe"), [parse_network("1gbps+30ms")]).rows
     assert all(row.way.schedule is None for row in whole)
