@@ -173,7 +173,7 @@ def draw(advice: Advice, path: Path) -> None:
     marked = [bps for bps in bandwidths if isinstance(bps, float) and np.isfinite(bps)]
     template = advice.networks[0] if advice.networks else Network(1e9)
     axis = np.geomspace(min([min(ends) / 10, *marked]), max([max(ends), *marked]), POINTS)
-    networks = [Network(float(bps), template.latency_s, template.jitter_s, template.sharing) for bps in axis]
+    networks = [replace(template, bandwidth_bps=float(bps), name="") for bps in axis]
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     for row in rows:

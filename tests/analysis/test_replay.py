@@ -288,9 +288,24 @@ def test_tied_gradients_are_exchanged_at_the_end(runs):
 
 
 def test_steps_that_warm_up_are_left_out(runs, sparse):
-    assert sorted(Run(runs / "sparse").actions["step"].unique()) == [1, 3, 5, 7, 9]
-    assert list(sparse.profiles) == [3, 5, 7, 9]
-    assert list(Recording(runs / "sparse", max_steps=2).profiles) == [3, 9]
+    assert sorted(Run(runs / "sparse").actions["step"].unique()) == [1, 2, 3, 5, 7, 9]
+    assert list(sparse.profiles) == [2, 3, 5, 7, 9]
+    assert list(Recording(runs / "sparse", max_steps=2).profiles) == [2, 9]
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({"steps": 1}, [0]),
+        ({"steps": 2}, [1]),
+        ({"steps": 4}, [2, 3]),
+        ({"steps": 6, "forward": "TopK(0.1)", "compress_from": 3}, [5]),
+        ({"steps": 2, "forward": "TopK(0.1)", "compress_from": 1}, [1]),
+    ],
+)
+def test_run_shorter_than_the_profiled_period_is_priced(tmp_path, keys, steps):
+    run = train(make_config({**SMALL, **keys, "profile_every_steps": 100}), engine="inline", out=tmp_path / "run")
+    assert Replay(run.folder).recording.step_numbers.tolist() == steps
 
 
 def test_compute_is_timed_by_cpu_clock(runs):
