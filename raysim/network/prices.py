@@ -31,7 +31,7 @@ The smallest of 0.05, 0.06, 0.08, 0.1, 0.12, 0.15 for which the intervals contai
 
 
 class WireSeconds(NamedTuple):
-    """What a network adds to a step, by cause."""
+    """Seconds that a network adds to a step, by cause."""
 
     bytes_s: float
     """Seconds of the step without latency, less those on `FREE`: 0 with unlimited bandwidth."""
