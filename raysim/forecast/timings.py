@@ -81,6 +81,10 @@ class TimedStep:
         except ValueError as error:
             raise InputError(str(error)) from None
 
+    def step_s(self, network: Network) -> float:
+        """Return the seconds of the step."""
+        return self.simulate(network).step_s
+
     def profiles(self, networks: Sequence[Network]) -> list[Profile]:
         """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""
         if self.sharded is None:
