@@ -113,7 +113,8 @@ def test_memory_is_counted_and_kept_in_checkpoints(small):
         ),
         (
             {**TIED, "tied_gradient": "PowerSGD(99)"},
-            "`tied_gradient`: `rank` must be at most 16, the rank of the largest matrix of the stage (embedding.token.weight), but got 99.",
+            "`tied_gradient`: `rank` must be at most 16, the rank of the largest matrix of the stage (embedding.token.weight), "
+            "but got 99.",
         ),
         (
             {**TIED, "num_stages": 4, "schedule": "ZBV", "tied_gradient": "TopK(0.1)"},
