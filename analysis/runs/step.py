@@ -25,7 +25,15 @@ from raysim.analysis.data.work import Floats
 from raysim.analysis.runs.estimates import BOUNDS, Estimate
 from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.network.collectives import DIRECTIONS
-from raysim.network.prices import after_pipelines, averaging_words, overlapped, with_model_error, without_exchange
+from raysim.network.prices import (
+    WireSeconds,
+    after_pipelines,
+    averaging_words,
+    overlapped,
+    wire_seconds,
+    with_model_error,
+    without_exchange,
+)
 from raysim.network.profile import Profile
 from raysim.network.recorded import mean_profile
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
@@ -187,6 +195,10 @@ class Replay:
                 len(profiles) / max(1, int(self.exchanging.sum())),
             )
         return self._step_s[key]
+
+    def wire_seconds(self, networks: Sequence[Network]) -> list[WireSeconds]:
+        """Return by network the seconds that bytes and latency add to a mean step."""
+        return wire_seconds(lambda chosen: self.step_seconds(chosen).mean(axis=1), networks)
 
     @cached_property
     def exchange_profile(self) -> Profile:

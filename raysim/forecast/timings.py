@@ -103,6 +103,10 @@ class TimedStep:
             interval=1.0,
         )
 
+    def step_s(self, network: Network) -> float:
+        """Return the seconds of the step."""
+        return self.simulate(network).step_s
+
     def profiles(self, networks: Sequence[Network]) -> list[Profile]:
         """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""
         if self.sharded is None:

@@ -278,7 +278,7 @@ def test_update_may_hide_a_delayed_average() -> None:
     costs = {"num_stages": 1, "num_microbatches": 1, "num_replicas": 2, "forward_s": 1, "backward_s": 1, "update_s": 1}
     for size, expected, path in (
         (2.5e6, 3.0, {"compute": 2.0, "update": 1.0}),
-        (4e6, 4.0, {"collective": 3.0, "update": 1.0}),
+        (4e6, 4.0, {"collective_bytes": 3.0, "update": 1.0}),
     ):
         timings = Timings(**costs, gradient_bytes=size, averaging_delay=1)  # type: ignore[arg-type]
         timeline = timings.step().simulate(Network(8e6))
