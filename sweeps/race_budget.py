@@ -240,7 +240,8 @@ class RaceBudget:
         """Return lines on what an ended race has decided, what is open, and what would decide it."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
-        counts["safe"], counts["failed"] = len(rounds.safe), len(rounds.failed)
+        counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}
+        counts["failed"] -= counts["hopeless at once"]
         running, undecided = rounds.running, rounds.undecided
         decided = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()) if count) or "nothing"
         lead = f"{self.spent} of {self.spending.budget.text} spent. Decided: {decided}. "
