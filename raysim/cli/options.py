@@ -81,6 +81,14 @@ Networks = Annotated[
     ),
 ]
 
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        help="TCP's window on every network, such as 4MiB, or 2x4MiB of two streams: a connection sends at most a window a round trip.",
+    ),
+]
+
 Efficiency = Annotated[float, typer.Option(help="Share of the datasheet's 16-bit peak that training reaches.")]
 
 Transport = Annotated[
@@ -97,8 +105,8 @@ Averaging = Annotated[
     typer.Option(
         "--averaging",
         callback=check_transport,
-        help="How replicas average gradients: direct, ring, tree or sites (hierarchical), and with /25MiB in buckets of that size "
-        "during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
+        help="How replicas average gradients: direct, ring, tree, sites (hierarchical), server (central) or chain, and with "
+        "/25MiB in buckets of that size during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
     ),
 ]
 
@@ -177,14 +185,17 @@ def check_runs(folder: str, lacking: str) -> None:
         fail(" ".join([*contents.problems, f"There is no run in {folder}: {lacking}."]), 2)
 
 
-def parse_networks(texts: list[str] | None) -> list[Network]:
-    """Return the networks of `--network`, at least one."""
+def parse_networks(texts: list[str] | None, window: str | None = None) -> list[Network]:
+    """Return the networks of `--network`, at least one, with the windows of `--window`."""
     if not texts:
         fail("`--network` must be given once or more, as in --network 100mbps.", 2)
+    from raysim.network.notation import read_window
     from raysim.network.presets import parse_network
 
+    if window is not None and read_window(window) is None:
+        fail(f"`--window` must be bytes, such as 4MiB, or 2x4MiB of two streams, but got {window!r}.", 2)
     try:
-        return [parse_network(text) for text in texts]
+        return [parse_network(f"{text}/{window}" if window else text) for text in texts]
     except ValueError as error:
         fail(f"`--network`: {error}", 2)
 

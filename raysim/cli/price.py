@@ -22,6 +22,7 @@ from raysim.cli.options import (
     TraceFile,
     Transport,
     Trust,
+    Window,
     check_file,
     check_runs,
     check_transport,
@@ -58,6 +59,7 @@ def replay(
         ),
     ],
     network: Networks = None,
+    window: Window = None,
     against: Annotated[
         str | None, typer.Option(help="The folder or URI of the same run without compression: where does it pay?")
     ] = None,
@@ -84,8 +86,8 @@ def replay(
 
     For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
     """
-    curve = _parse_range(bandwidths) if bandwidths is not None else []
-    networks = parse_networks(network) if network or not curve else curve[-1:]
+    curve = _parse_range(bandwidths, window) if bandwidths is not None else []
+    networks = parse_networks(network, window) if network or not curve else curve[-1:]
     check_runs(run, "it has no run.parquet")
     from raysim.analysis import Target, beside
     from raysim.analysis import replay as price
@@ -111,14 +113,15 @@ def replay(
         write_json(replay_figures(priced, networks, frame, wanted), json_file)
 
 
-def _parse_range(text: str) -> list[Network]:
-    """Return the networks of `--bandwidths`."""
+def _parse_range(text: str, window: str | None) -> list[Network]:
+    """Return the networks of `--bandwidths`, with the windows of `--window`."""
     from raysim.network.presets import parse_bandwidths
 
     try:
-        return parse_bandwidths(text)
+        networks = parse_bandwidths(text)
     except ValueError as error:
         fail(f"`--bandwidths`: {error}", 2)
+    return parse_networks([repr(network) for network in networks], window)
 
 
 def _candidates(folder: str) -> list[Place]:
@@ -180,6 +183,7 @@ def _replay_probe(
 def simulate(
     recipe: Priced,
     network: Networks = None,
+    window: Window = None,
     overrides: Overrides = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A file of `raysim profile`: or --device.")] = None,
@@ -205,7 +209,7 @@ def simulate(
 
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
-    networks = parse_networks(network)
+    networks = parse_networks(network, window)
     from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.forecast.timings import read_timings
     from raysim.network.timeline_views import trace_events
