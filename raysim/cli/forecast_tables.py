@@ -114,6 +114,10 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         rate = f", {three_digits(timed.samples / timeline.step_s)} samples a second" if timed.samples else ""
         write_line(out, f"A step takes {format_seconds(timeline.step_s)} on {timeline.network!r}{rate}.")
     replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
+    if timed.averaging_delay:
+        replicas += (
+            f", averages under the next {'step' if timed.averaging_delay == 1 else f'{timed.averaging_delay} steps'}"
+        )
     write_line(
         out,
         f"{timed.schedule!r}, {counted(timed.profile.num_stages, 'stage')}, {timed.num_microbatches} microbatches{replicas}; "
@@ -159,6 +163,7 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
         "num_stages": timed.profile.num_stages,
         "num_microbatches": timed.num_microbatches,
         "num_replicas": timed.num_replicas,
+        "averaging_delay": timed.averaging_delay,
         "samples": timed.samples,
         "source": timed.profile.source,
         "sharded_bytes": timed.sharded.sent_bytes(timed.num_replicas, timed.num_microbatches) if timed.sharded else 0.0,
