@@ -151,7 +151,8 @@ class Training:
             self._ending.begin(self.config.grace_s)
             self.recorder.write_run(self._row)  # from here on a killed run can be resumed
             yield from self._warn_of_resume()
-            yield from self.trackers.followed(self._train())
+            identity = Identity(self.run_id, self.folder.name, self.config.name)
+            yield from self.trackers.followed(self._train(), self.config.flat(), identity)
             status = "finished"
         except DivergedError as error:
             status, error_text = "diverged", str(error)
@@ -204,7 +205,6 @@ class Training:
             self._clock_zero = time.perf_counter()
             self._row["start_s"] += self._clock_zero - self._began
             self._row["device_kind"] = self.engine.device_kind
-            self.trackers.start(self.config.flat(), Identity(self.run_id, self.folder.name, self.config.name))
 
     def _warn_of_resume(self) -> Iterator[Event]:
         """Remove damaged checkpoints, and warn about them and about a different processor; the run continues."""

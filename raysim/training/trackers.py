@@ -216,7 +216,7 @@ class Trackers:
         self._started = False
         self.warning: str | None = None
 
-    def start(self, config: Mapping[str, Any], identity: Identity) -> None:
+    def _start(self, config: Mapping[str, Any], identity: Identity) -> None:
         """Begin or go on in every tool."""
         plain = bool, int, float, str
         given = {key: value for key, value in config.items() if value is not None}
@@ -224,10 +224,12 @@ class Trackers:
         self._started = True
         self._each("start", known, identity)
 
-    def followed(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield events after adding their values to every tool, and a warning if one fails."""
+    def followed(self, events: Iterable[Event], config: Mapping[str, Any], identity: Identity) -> Iterator[Event]:
+        """Yield events after adding their values to every tool, from the first step on, and a warning if one fails."""
         for event in events:
             warned, values = self.warning, values_of(event)
+            if values and not self._started:
+                self._start(config, identity)
             if values and event.row["step"] >= self._last:
                 self._last = event.row["step"]
                 self._each("log", self._last, values)
