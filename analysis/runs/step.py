@@ -27,6 +27,7 @@ from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_pro
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.prices import (
     WireSeconds,
+    after_pipelines,
     averaging_words,
     overlapped,
     wire_seconds,
@@ -183,13 +184,14 @@ class Replay:
         """Return the seconds of every priced step on every network: shape (networks, steps)."""
         key = tuple(networks)
         if key not in self._step_s:
-            profiles = list(self.profiles.values())
+            delay = int(self.row.get("exchange_delay") or 0)
+            profiles = [after_pipelines(each) if delay else each for each in self.profiles.values()]
             quiet = [without_exchange(profile) for profile in profiles]
             instant = [network.without_latency for network in networks]
             self._step_s[key] = overlapped(
                 lambda whole, latent: self._seconds(profiles if whole else quiet, networks if latent else instant),
                 np.array([float(profile.method_s.max()) for profile in profiles]),
-                int(self.row.get("exchange_delay") or 0),
+                delay,
                 len(profiles) / max(1, int(self.exchanging.sum())),
             )
         return self._step_s[key]

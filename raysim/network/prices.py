@@ -67,6 +67,11 @@ def without_exchange(profile: Profile) -> Profile:
     return replace(profile, transfers=left, method_s=nothing, gradient_bytes=nothing, bucketed_bytes=nothing)
 
 
+def after_pipelines(profile: Profile) -> Profile:
+    """Return the profile with averages that start once all pipelines are done, as they do if later steps hide them."""
+    return replace(profile, bucketed_bytes=np.zeros(profile.num_stages))
+
+
 def hidden(
     step_s: Seconds,
     quiet_s: Seconds,

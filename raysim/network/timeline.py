@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from raysim.schedules.actions import Action
 from raysim.schedules.arrays import OPS, ActionTable
 
 Floats = NDArray[np.float64]
+
+SAME = 1e-9  # share of a step below which moments count as equal
 
 
 class WorkerTime(NamedTuple):
@@ -126,6 +128,20 @@ class Timeline:
     collectives_end_s: float
     """End of the last collective; `pipeline_s` if there are none."""
 
+    def under_next_step(self, step_s: float) -> Timeline:
+        """Return the timeline of a steady step of `step_s` seconds, under which the previous step's averages go on."""
+        end_s, last_s = max(step_s - self.outside_s, self.pipeline_s), max(each.end_s for each in self.collectives)
+        waited = end_s > self.pipeline_s * (1 + SAME)
+        shift_s = last_s - end_s if waited else self.pipeline_s + self.outside_s
+        moved = tuple(
+            each._replace(
+                start_s=each.start_s - shift_s,
+                end_s=end_s if waited and each.end_s == last_s else each.end_s - shift_s,
+            )
+            for each in self.collectives
+        )
+        return replace(self, collectives=moved, collectives_end_s=end_s, step_s=step_s)
+
     @property
     def num_replicas(self) -> int:
         return int(self.start_s.shape[0])
@@ -220,7 +236,7 @@ class Timeline:
             self._by_action(times, r) for times in (self.start_s, self.end_s, self.begin_s, self.arrive_s)
         )
         path_s, latency_s = self._by_action(self._path_s, r), self._by_action(self.latency_s, r)
-        while True:
+        while i >= 0:
             for kind, low, high in reversed(self.phases(r, i)):
                 if min(high, until) > low:
                     backwards.append(Segment(kind, low, min(high, until), r, self._action(i)))
@@ -241,17 +257,15 @@ class Timeline:
                     if high > low:
                         backwards.append(Segment(kind, float(low), float(high), r, self._action(source)))
                 i = source
-            elif first or backwards[-1].start_s <= 0:
-                return [
-                    segment._replace(start_s=max(segment.start_s, 0.0))
-                    for segment in backwards[::-1]
-                    if segment.end_s > 0
-                ]
             else:
-                i -= 1
+                i = -1 if first or backwards[-1].start_s <= 0 else i - 1
+        return [segment._replace(start_s=max(segment.start_s, 0.0)) for segment in backwards[::-1] if segment.end_s > 0]
 
     def _ending(self) -> tuple[list[Segment], int, int, float]:
-        """Return the critical path after the last action, last to first; the action's replica and index, and the end of its part."""
+        """Return the critical path after the last action, last to first; the action's replica and index, and the end of its part.
+
+        The index is -1 if the previous step's average fills the step.
+        """
         updated = self.step_s - self.profile.step_s
         spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
@@ -261,6 +275,8 @@ class Timeline:
                 spans.append(("codec", exchange.start_s, exchange.start_s + exchange.collective.codec_s))
             moment, last = exchange.critical_s, exchange
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
+        if moment <= SAME * self.step_s:
+            return backwards, 0, -1, moment
         if last is None or not last.collective.num_buckets:
             nearest, until = np.nanargmin(np.abs(self.end_s - moment)), np.inf
         else:  # the last backward of the bucket's stage, during which the bucket may be sent
