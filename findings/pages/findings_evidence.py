@@ -13,7 +13,7 @@ import pandas as pd
 from raysim.analysis import Results, settings
 
 KEYS = ("forward", "backward", "replica_gradient")
-SAME = {"shared_indices": False, "fused_embedding": False, "weights": "Synchronous"}
+SAME = {"shared_indices": False, "fused_embedding": False, "tied_gradient": "Identity", "weights": "Synchronous"}
 """Settings that differ in these are left out: `raysim advise` tries none of them."""
 SCOPES = Path(__file__).parents[2] / "docs" / "findings" / "evidence.toml"
 ABOUT = tomllib.loads(SCOPES.read_text(encoding="utf-8"))
