@@ -228,9 +228,10 @@ def test_verdicts_follow_their_rules():
     known = 2.7  # chance
     assert verdict(None, known, {})[0] == HOPELESS
     assert verdict(Difference(2.5, 2.4, 0.5), known, {"a": 9.0})[0] == HOPELESS
-    assert verdict(Difference(2.5, 2.4, 1.5), known, {"a": 9.0})[0] == WORTH  # the bound reaches down to a third
+    assert verdict(Difference(2.5, 2.4, 2.0), known, {"a": 9.0})[0] == WORTH  # the bound reaches down to a sixth
     assert verdict(Difference(2.5, 2.4, math.nan), known, {"a": 9.0})[0] == WORTH  # one unit has no bound
     assert verdict(Difference(3.5, 0.6, 0.1), known, {"a": 9.0})[0] == WORTH  # dense knows nothing
+    assert verdict(Difference(3.5, 1.0, 0.1), known, {"a": 9.0})[0] == WORTH  # dense is 7 % better than chance
     assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.01})[0] == NO_GAIN
     assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.06})[0] == WORTH
 
