@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -70,12 +71,12 @@ def _names(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def _of(frame: pd.DataFrame, row: dict[str, Any]) -> pd.DataFrame:
+def _of(frame: pd.DataFrame, row: Mapping[Any, Any]) -> pd.DataFrame:
     """Return the rows of a table that are of a setting."""
     return frame[(frame[KEYS] == [row[key] for key in KEYS]).all(axis=1)]
 
 
-def _row(row: dict[str, Any], tables: dict[str, pd.DataFrame], networks: list[str]) -> dict[str, Any]:
+def _row(row: Mapping[Any, Any], tables: dict[str, pd.DataFrame], networks: list[str]) -> dict[str, Any]:
     measures, links, gradients, prices = (
         _of(tables[name], row) for name in ("measures", "links", "gradients", "prices")
     )
