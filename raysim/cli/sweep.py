@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, StudyTransport
+from raysim.cli.options import Dashboard, JsonFile, StudyTransport, write_json
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def sweep(
     ] = None,
     transport: StudyTransport = None,
     dashboard: Dashboard = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Search the settings of a model by real training, and print the best ones.
 
@@ -101,6 +102,10 @@ def sweep(
         resources = {"address": address, "wait": wait, "out": started.store.out}
         words = _words(study, overrides, **limits, **resources, race=race, no_screen=screen is False, resume=True)
         _run(started, shlex.join(["raysim", *words]), ending)
+        if json_file is not None:
+            from raysim.sweeps.verdicts import sweep_figures
+
+            write_json(sweep_figures(started), json_file)
 
 
 def _words(study: str, overrides: list[str] | None, **options: object) -> list[str]:

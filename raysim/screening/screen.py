@@ -126,7 +126,13 @@ def screen(
     """
     began = time.perf_counter()
     config = config.changed(
-        forward=SAME, backward=SAME, replica_gradient=SAME, shared_indices=False, compress_from=0, fused_embedding=False
+        forward=SAME,
+        backward=SAME,
+        replica_gradient=SAME,
+        shared_indices=False,
+        compress_from=0,
+        fused_embedding=False,
+        tied_gradient=SAME,
     )
     workload = _workload(config)
     plan = workload.plan

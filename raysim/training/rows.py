@@ -214,7 +214,7 @@ def _groups(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[di
         yield {
             "stage": stage,
             "direction": "tied" if tied else "replica_gradient",
-            "codec": repr(Identity() if tied else plan.replica_method(stage, step)),
+            "codec": repr(plan.tied_method(step) if tied else plan.replica_method(stage, step)),
             "rounds": max(account.num_rounds for account in parts),
             "packets": sum(account.packets for account in parts),
             "wire_bytes": sum(account.wire_bytes for account in parts),
