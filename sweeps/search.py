@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -305,7 +306,7 @@ class RaceSearch(LedgerSearch):
                 continue
             if row.trial in rounds.left:
                 why = self._why(row.trial, rounds.left[row.trial])
-                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}))
+                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}), self._forecast(row))
             else:
                 self._finish(row)
 
@@ -324,6 +325,29 @@ class RaceSearch(LedgerSearch):
             f"given up {where}: {harm} with a spread of {spread:.2g} {measure.unit} over seeds, so a chance of {chance} that "
             f"{rounds.race.seeds} seeds show it to be within the margin of {rounds.race.margin:g}"
         )
+
+    def _forecast(self, row: TrialRow) -> list[float]:
+        """Return the objectives of a trial that leaves, for whole runs: quality by its harm; nothing if one is unknown."""
+        rounds, study = self.rounds, self.ledger.study
+        dense = [self._run_of(rounds.dense, seed) for seed in rounds.trained_seeds(rounds.dense, least=1.0)]
+        runs = [self._run_of(row.trial, seed) for seed in row.seeds]
+        priced = tuple(each for each in study.objectives if each.network is not None)
+        try:
+            figures = run_figures(priced, runs, study.compute, study.modules) if priced else {}
+        except ValueError:  # ReplayError among them: it has no profiled step
+            return []
+        values: list[float | None] = []
+        for objective in study.objectives:
+            reached = [run.row.get(f"final_{objective.name}") for run in dense]
+            if objective.name == "wire_bytes":
+                mean = fmean(float(run.steps["wire_bytes"].mean()) for run in runs)
+                values.append(mean * len(dense[0].steps))
+            elif objective.quality == rounds.measure and None not in reached:
+                values.append(rounds.measure.harmed(fmean(map(float, reached)), rounds.left[row.trial].harm))
+            else:
+                values.append(figures[objective.name].value if objective.name in figures else None)
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        return known if len(known) == len(values) else []
 
     def _finish(self, row: TrialRow) -> None:
         """End the row of a trial trained on all of its seeds."""
