@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from statistics import fmean
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -31,7 +30,7 @@ from raysim.sweeps.race_budget import RaceBudget
 from raysim.sweeps.race_rounds import RaceRounds, Task
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import Outcome, TrialSpec, part_steps, run_figures
+from raysim.sweeps.trial import Outcome, TrialSpec, forecast_values, part_steps, run_figures
 from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
@@ -327,27 +326,11 @@ class RaceSearch(LedgerSearch):
         )
 
     def _forecast(self, row: TrialRow) -> list[float]:
-        """Return the objectives of a trial that leaves, for whole runs: quality by its harm; nothing if one is unknown."""
+        """Return the objectives of a trial that leaves, as forecast for whole runs."""
         rounds, study = self.rounds, self.ledger.study
         dense = [self._run_of(rounds.dense, seed) for seed in rounds.trained_seeds(rounds.dense, least=1.0)]
-        runs = [self._run_of(row.trial, seed) for seed in row.seeds]
-        priced = tuple(each for each in study.objectives if each.network is not None)
-        try:
-            figures = run_figures(priced, runs, study.compute, study.modules) if priced else {}
-        except ValueError:  # ReplayError among them: it has no profiled step
-            return []
-        values: list[float | None] = []
-        for objective in study.objectives:
-            reached = [run.row.get(f"final_{objective.name}") for run in dense]
-            if objective.name == "wire_bytes":
-                mean = fmean(float(run.steps["wire_bytes"].mean()) for run in runs)
-                values.append(mean * len(dense[0].steps))
-            elif objective.quality == rounds.measure and None not in reached:
-                values.append(rounds.measure.harmed(fmean(map(float, reached)), rounds.left[row.trial].harm))
-            else:
-                values.append(figures[objective.name].value if objective.name in figures else None)
-        known = [value for value in values if value is not None and math.isfinite(value)]
-        return known if len(known) == len(values) else []
+        runs, harm = [self._run_of(row.trial, seed) for seed in row.seeds], rounds.left[row.trial].harm
+        return forecast_values(study.objectives, runs, dense, rounds.measure, harm, study.compute, study.modules)
 
     def _finish(self, row: TrialRow) -> None:
         """End the row of a trial trained on all of its seeds."""
