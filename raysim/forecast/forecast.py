@@ -7,7 +7,7 @@ compressors make packets from seeded tensors of the boundaries' shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
+from raysim.values import BoundaryTensors
 from raysim.workloads.partition import CutChoice, Partition, partition
 from raysim.workloads.splits import DataShape
 
@@ -64,6 +65,11 @@ class Forecast:
     """By stage, of one microbatch's forward."""
     tied: tuple[tuple[tuple[int, ...], int], ...]
     """Parameters shared by several stages: the stages and number of values of each."""
+    boundaries: tuple[BoundaryTensors, ...]
+    averaged: tuple[Mapping[str, tuple[int, ...]], ...]
+    """By stage, the shapes of the gradients that replicas average."""
+    codec_bytes_per_s: float | None
+    """Dense bytes a second that codecs go over; None if they are timed on this machine."""
     notes: tuple[str, ...]
     """The assumptions behind the figures, as sentences."""
 
@@ -201,7 +207,8 @@ def _forecast(
     num_workers = config.num_replicas * len(config.executed_schedule.rows(num_stages, config.num_microbatches))
     compute, num_ops = compute.over(transport, num_workers), compute.compute_s.shape[2]
     notes += _schedule_notes(config, weight_shares)
-    averages, tied = _exchanges(config, parts, codec_bytes_per_s, notes)
+    tied, averaged = tied_sizes(parts), _averaged(config, parts)
+    averages = replica_costs(config, averaged, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
     endings = endings_of(config, averages, tied_transfers(tied, config.num_replicas, fused=config.fused_embedding))
     steady, first = (
         replace(compute.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)), **endings[0].costs)
@@ -231,6 +238,9 @@ def _forecast(
         cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
         tied=tied,
+        boundaries=tuple(parts.boundaries),
+        averaged=averaged,
+        codec_bytes_per_s=codec_bytes_per_s,
         notes=tuple(notes),
     )
 
@@ -252,14 +262,10 @@ def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
     return parts
 
 
-def _exchanges(
-    config: RunConfig, parts: Partition, codec_bytes_per_s: float | None, notes: list[str]
-) -> tuple[list[ReplicaCost], tuple[tuple[tuple[int, ...], int], ...]]:
-    """Return the costs of averaging replicas, and the parameters shared by several stages."""
+def _averaged(config: RunConfig, parts: Partition) -> tuple[Mapping[str, tuple[int, ...]], ...]:
+    """Return the shapes of the gradients that replicas average, by stage."""
     owners = tied_owners(parts)
-    shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
-    averages = replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
-    return averages, tied_sizes(parts)
+    return tuple(averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages))
 
 
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:

@@ -1,0 +1,138 @@
+"""The words of a decision: why nothing gains enough, what else would help, and what a race has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from raysim.analysis.report.gather import gather
+from raysim.analysis.report.reuse import adoption
+from raysim.analysis.report.words import against_dense, answer, speedup
+from raysim.forecast.advise import PAYS
+from raysim.forecast.bandwidth import Parts
+from raysim.forecast.fleet import Setting
+from raysim.forecast.gains import Way
+from raysim.network.topology import Network
+from raysim.sweeps.decide import Candidate, Decision
+from raysim.units import format_bytes, format_seconds, three_digits
+
+if TYPE_CHECKING:
+    from raysim.analysis.report.material import Job, SettingRuns
+    from raysim.sweeps.runner import Sweep
+
+GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
+CAUSES = {
+    "latency": "Latency takes the time, not bytes",
+    "compute": "Compute takes the time, not the network",
+    "bubble": "Waiting for the schedule and for the host takes the time, not the network",
+    "tied": "The sum of tied parameters takes the time, which no codec of links compresses",
+    "links": "Codecs take as long as the bytes that they save",
+    "averaging": "Codecs take as long as the bytes that they save",
+}
+NAMES = {
+    "compute": "compute",
+    "bubble": "waiting for the schedule and the host",
+    "links": "bytes of links",
+    "tied": "bytes of tied parameters",
+    "averaging": "bytes of replicas",
+    "latency": "latency",
+}
+SEEN = 0.005
+"""Share of a step from which a cause is named."""
+
+
+def step_words(parts: Parts, step_s: float, network: Network) -> str:
+    """Return dense's step on a network and its causes, largest first."""
+    shares = sorted(
+        ((seconds / step_s, NAMES.get(name, name)) for name, seconds in parts._asdict().items()), reverse=True
+    )
+    causes = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= SEEN)
+    return f"On {network!r} a dense step takes {format_seconds(step_s)}: {causes}."
+
+
+def way_words(way: Way) -> str:
+    """Return another way to run the training in a line, with its keys."""
+    keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
+    return (
+        f"{way.name}: {way.speedup:.2f} times as many samples a second, {format_seconds(way.step_s)} a step, "
+        f"{format_bytes(way.worker_bytes)} for the fullest worker ({keys})"
+    )
+
+
+def stay_priced(decision: Decision) -> list[str]:
+    """Return the decision if no setting can gain enough by its price."""
+    assert decision.parts is not None
+    causes = decision.parts._asdict()
+    largest = max(causes, key=lambda name: causes[name])
+    best = max((each.speedup or 0.0 for each in decision.candidates), default=decision.limit)
+    helps = any(way.speedup >= PAYS for way in decision.ways)
+    return [
+        f"Stay dense on {decision.question.network!r}. {CAUSES[largest]}: {causes[largest] / decision.dense_s:.0%} of a step of "
+        f"{format_seconds(decision.dense_s)}. Even messages that weigh nothing would make a step {three_digits(decision.limit)} times "
+        f"as fast, and the best of {len(decision.candidates)} settings {three_digits(best)} times.",
+        f"Without compression, {way_words(decision.ways[0])}."
+        if helps
+        else f"No other layout tried gains {GAIN} either.",
+    ]
+
+
+def stay_screened(decision: Decision) -> list[str]:
+    """Return the decision if the screen leaves nothing that is worth training."""
+    ruled = [each for each in decision.candidates if each.reason]
+    reasons = ", ".join(f"{count} {name}" for name, count in _counts(ruled).items())
+    return [
+        f"Stay dense on {decision.question.network!r}: none of {len(decision.candidates)} settings is left ({reasons}), before "
+        "training."
+    ]
+
+
+def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
+    for each in candidates:
+        counts[each.outcome] = counts.get(each.outcome, 0) + 1
+    return counts
+
+
+def conclude(decision: Decision, sweep: Sweep) -> None:
+    """Take over what the race has shown, and write the decision: setting, bounds, code, and what more certainty costs."""
+    question, network = decision.question, repr(decision.question.network)
+    reasons = {
+        _setting(sweep.study.config(sweep.study.overrides_at(row.params, row.name)).flat()): row.error
+        for row in sweep.rows
+    }
+    results = sweep.results
+    jobs = [] if results is None else gather(results, [question.network], sweep.study.compute, decision.compute).jobs
+    if not jobs:
+        decision.sentences = [f"No decision: no run of the race ended. It lies in {sweep.store.out}."]
+        decision.write()
+        return
+    job = max(jobs, key=lambda each: len(each.runs))
+    trained = {_setting(job.runs[job.runs["run"] == each.runs[0]].iloc[0].to_dict()): each for each in job.settings}
+    for candidate in decision.left:
+        reason, ran = reasons.get(candidate.setting), trained.get(candidate.setting)
+        if ran is not None:
+            _take(candidate, ran, job, network)
+        candidate.outcome = candidate.outcome or (
+            "not trained within the budget" if reason is None else "left the race"
+        )
+        candidate.reason = candidate.reason or reason or ""
+    chosen = job.recommended(network)
+    verdict = answer(job, network)
+    harm = "" if chosen is None or chosen.dense else f" Harm: {against_dense(chosen, job.measure)}."
+    decision.sentences = [f"{verdict.sentence}{harm} {verdict.evidence}".replace("`", ""), *sweep.search.summary()]
+    home = adoption(job, network)
+    decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
+    decision.ended = "raced"
+    decision.write()
+
+
+def _take(candidate: Candidate, ran: SettingRuns, job: Job, network: str) -> None:
+    candidate.outcome = ran.verdict
+    candidate.harm = against_dense(ran, job.measure)
+    if network in ran.speedup:
+        candidate.faster = speedup(ran.speedup[network])
+
+
+def _setting(row: Mapping[str, object]) -> Setting:
+    """Return the setting of a run's row."""
+    return Setting(*(str(row.get(key) or "Identity") for key in Setting._fields))
