@@ -63,9 +63,9 @@ def show_result(sweep: Sweep) -> None:
         say(_learned_nothing(failed, sweep))
     if sweep.results is not None:
         _show_verdicts(console, sweep.results, sweep.study.compute)
+    say(_counts(sweep))
     for line in sweep.search.summary():
         say(line)
-    say(_counts(sweep))
     if best and not sweep.study.confirm and sweep.study.race is None:
         say(
             "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` judges it on held-out seeds."

@@ -105,8 +105,8 @@ Averaging = Annotated[
     typer.Option(
         "--averaging",
         callback=check_transport,
-        help="How replicas average gradients: direct, ring, tree or sites (hierarchical), and with /25MiB in buckets of that size "
-        "during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
+        help="How replicas average gradients: direct, ring, tree, sites (hierarchical), server (central) or chain, and with "
+        "/25MiB in buckets of that size during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
     ),
 ]
 

@@ -148,6 +148,11 @@ class Network:
         j = next((j for j, site in enumerate(hosts) if site == target and j != i), i)
         return float(self.bandwidths_bps(i, j)), float(self.latencies_s(i, j))
 
+    @property
+    def slowest_bps(self) -> float:
+        """The bandwidth of the slowest link between two hosts."""
+        return float(_off_diagonal(self.bandwidth_bps).min())
+
     def bandwidths_bps(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the bandwidth from `source` to `target`, elementwise, at most that of the windows; infinite within a host."""
         bandwidth = _look_up(self.bandwidth_bps, source, target, within=math.inf)

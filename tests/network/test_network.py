@@ -44,6 +44,9 @@ def test_collectives_by_alpha_beta(ranks: int, latency: float, bandwidth: float,
         2 * (ranks - 1) * latency + 2 * wire * (ranks - 1) / ranks if ranks > 1 else 0.0
     )
     assert all_gather_s(size, hosts, network) == pytest.approx((ranks - 1) * (latency + wire))
+    both = 2 if ranks > 1 else 0
+    assert all_reduce_s(size, hosts, network, "server") == pytest.approx(both * (latency + wire * (ranks - 1)))
+    assert all_reduce_s(size, hosts, network, "chain") == pytest.approx(both * ((ranks - 1) * latency + wire))
     if math.log2(ranks).is_integer():
         rounds = math.log2(ranks)
         assert all_reduce_s(size, hosts, network, "tree") == pytest.approx(2 * latency * rounds + 2 * wire * rounds)
@@ -53,7 +56,9 @@ def test_ring_runs_at_slowest_link() -> None:
     bandwidth = ((0.0, 8.0, 4.0), (8.0, 0.0, 2.0), (4.0, 2.0, 0.0))
     assert all_reduce_s(3.0, [0, 1, 2], Network(bandwidth)) == 2 * 2 * (8 * 1.0 / 2.0)
     assert all_reduce_s(2.0, [0, 1], Network(bandwidth)) == 2 * (8 * 1.0 / 8.0)
-    with pytest.raises(ValueError, match=r"^`algorithm` must be one of direct, ring, tree, sites, but got 'star'\.$"):
+    with pytest.raises(
+        ValueError, match=r"^`algorithm` must be one of direct, ring, tree, sites, server, chain, but got 'star'\.$"
+    ):
         all_reduce_s(1.0, [0, 1], Network(1.0), "star")
 
 

@@ -1,5 +1,6 @@
 """Races in a sweep: rounds that resume to the same decisions, and real ones that leave the bits of whole runs."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -239,8 +240,8 @@ def test_a_plan_says_what_a_budget_buys_and_chooses_the_seeds(tmp_path):
     assert StudyFile(tmp_path / "out").seeds == study.seeds[: study.planned_seeds]
     planned = [row for row in search.ledger.rows if row.trial not in search.rounds.further and row.name is None]
     assert all(len(row.seeds) <= study.planned_seeds for row in planned)
-    assert "of 1h spent. Decided:" in search.summary()[0]
-    assert "Open: 0 settings" in search.summary()[0]
+    assert "of 1h spent. Decided:" in search.summary()[-1]
+    assert "Open: 0 settings" in search.summary()[-1]
 
 
 def test_a_budget_below_one_pair_is_refused_with_the_cost_of_a_pair(tmp_path):
@@ -257,12 +258,20 @@ def test_race_out_of_budget_resumes_with_larger_budget(tmp_path, monkeypatch):
     search, _ = search_of(path, out, budget=Budget.parse("1h"))
     train_all(search)
     assert any(line.startswith("Open: trial") for line in search.summary())
-    assert search.summary()[0].endswith(" settings; `--resume` with a greater `--budget` goes on.")
+    last = search.summary()[-1]
+    assert last.startswith("The budget ended the race: ")
+    assert (
+        words := re.search(
+            r"decided by (\d+) seeds each in [\d.]+ (?:s|min|h) more: add `--resume --budget (\d+min)`", last
+        )
+    )
+    assert int(words[1]) == len(search.rounds.seeds)
+    assert Budget.parse(words[2]).seconds > 0
     assert {row.status for row in search.ledger.rows} >= {"finished", "running"}
     monkeypatch.undo()
     again, _ = search_of(path, out, budget=Budget.parse("2h"))
     train_all(again)
-    assert "Open: 0 settings" in again.summary()[0]
+    assert "Open: 0 settings" in again.summary()[-1]
     assert {row.status for row in again.ledger.rows} <= {"finished", "pruned"}
 
 
