@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,11 @@ from raysim.screening.candidates import every
 from raysim.screening.records import write_records
 from raysim.screening.screen import Screen, dense_of, screen
 from raysim.screening.study import study_of
-from raysim.screening.verdicts import NO_GAIN, WORTH
+from raysim.screening.verdicts import NO_GAIN
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
+from raysim.sweeps.contenders import Candidate, choose
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study, check_same, plain
 from raysim.sweeps.study_file import read_study
@@ -74,31 +75,6 @@ class Question:
 
 
 @dataclass
-class Candidate:
-    """A setting, and what each part has found of it."""
-
-    setting: Setting
-    speedup: float | None = None
-    """As priced; at most this, if its own price could not matter."""
-    step_s: float | None = None
-    loss: float | None = None
-    """At once, on the model's own weights."""
-    difference: float | None = None
-    """Of that loss from dense's."""
-    harm: str = ""
-    """After training, in words with bounds."""
-    faster: str = ""
-    """The speed-up after training, with bounds."""
-    outcome: str = ""
-    reason: str = ""
-
-    @property
-    def open(self) -> bool:
-        """True if nothing has ruled it out."""
-        return not self.outcome
-
-
-@dataclass
 class Decision:
     """What has been decided in a folder."""
 
@@ -121,6 +97,8 @@ class Decision:
     """The decision; empty before it."""
     code: str = ""
     """Lines for another training loop; empty for dense."""
+    settled: bool = False
+    """True if the race has nothing left to decide."""
     spent_s: float = 0.0
     """Before the race."""
 
@@ -216,9 +194,8 @@ class Decision:
     def screen(self, say: Callable[[str], None]) -> None:
         """Measure the candidates left on the model's own weights, and drop those that are hopeless; writes the study."""
         question = self.question
-        local = [each for each in self.left if each.setting.replica_gradient.startswith("DiLoCo")]
         with self.part(SCREENED):
-            tried = [each.setting for each in self.left if each not in local]
+            tried = [each.setting for each in self.left if not each.local]
             config, plan = question.config, None
             if tried:
                 done = screen(
@@ -255,18 +232,16 @@ class Decision:
             self.findings.append(
                 "At initial weights a screen says little about training: it only finds what overflows."
             )
-        screened = {each.setting: each for each in done.settings}
+        found = {each.setting: each for each in done.settings}
         for candidate in self.left:
-            found = screened.get(candidate.setting)
-            if found is None:
-                continue
-            loss, price = found.result.measures.get("loss"), found.prices.get(repr(self.question.network))
-            if loss is not None:
-                candidate.loss, candidate.difference = loss.value, loss.difference
-            if price is not None:
-                candidate.speedup, candidate.step_s = price.speedup, price.step_s
-            if found.verdict != WORTH:
-                candidate.outcome, candidate.reason = found.verdict, found.reason
+            if candidate.setting in found:
+                candidate.take(found[candidate.setting], repr(self.question.network))
+        knows = done.dense.result.measures["loss"].value < done.chance["loss"]
+        if not knows:
+            self.findings.append(
+                "At initial weights a screen says little about training: it finds what overflows, and the error of one gradient."
+            )
+        choose(self.candidates, by_loss=knows, kept=self.question.tried)
 
     def _add_pair(self) -> None:
         """Add the fastest setting of links together with the fastest method of replicas, which may gain more than either."""
@@ -284,7 +259,7 @@ class Decision:
             raise ConfigError(
                 f"`--budget` {budget.text} is spent: prices and screen took {duration(self.spent_s)}. Give more, and --resume."
             )
-        return read_study(self.store.local / STUDY, budget=budget.text if budget.of_gpus else f"{left_s:.0f}s")
+        return read_study(self.store.local / STUDY, budget=budget.text if budget.of_gpus else duration(left_s))
 
     def end(self, sentences: list[str]) -> None:
         """Keep the decision."""
@@ -309,7 +284,8 @@ class Decision:
             "parts": self.parts._asdict(),
             "ways": [each._asdict() for each in self.ways],
             "findings": self.findings,
-            "candidates": [{**each.setting._asdict(), **_known(each)} for each in self.candidates],
+            "candidates": [each.as_mapping() for each in self.candidates],
+            "settled": self.settled,
             "spent_s": self.spent_s,
         }
 
@@ -321,7 +297,6 @@ class Decision:
             asked = self.question.as_mapping()
             for key in sorted(old["question"].keys() | asked.keys()):
                 check_same(key, old["question"].get(key), asked.get(key))
-            keys = Setting._fields
             return replace(
                 self,
                 ended=old["ended"],
@@ -332,21 +307,11 @@ class Decision:
                 parts=Parts(**old["parts"]),
                 ways=[Way(**each) for each in old["ways"]],
                 findings=old["findings"],
-                candidates=[
-                    Candidate(
-                        Setting(*(each[key] for key in keys)), **{name: each[name] for name in each if name not in keys}
-                    )
-                    for each in old["candidates"]
-                ],
+                candidates=[Candidate.of_mapping(each) for each in old["candidates"]],
+                settled=old["settled"],
                 spent_s=old["spent_s"],
             )
         except ConfigError:
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(f"Nothing to resume: {file} cannot be read ({error}).") from None
-
-
-def _known(candidate: Candidate) -> dict[str, Any]:
-    values = asdict(candidate)
-    del values["setting"]
-    return values

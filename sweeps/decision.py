@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.words import against_dense, answer, speedup
+from raysim.analysis.report.words import against_dense, answer, plural, speedup
 from raysim.forecast.advise import PAYS
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Way
 from raysim.network.topology import Network
-from raysim.sweeps.decide import Candidate, Decision
+from raysim.sweeps.budget import duration
+from raysim.sweeps.contenders import Candidate
+from raysim.sweeps.decide import RACED, Decision
 from raysim.units import format_bytes, format_seconds, three_digits
 
 if TYPE_CHECKING:
-    from raysim.analysis.report.material import Job, SettingRuns
+    from raysim.analysis.report.material import Job
     from raysim.sweeps.runner import Sweep
 
 GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
@@ -103,34 +105,49 @@ def conclude(decision: Decision, sweep: Sweep) -> None:
     results = sweep.results
     jobs = [] if results is None else gather(results, [question.network], sweep.study.compute, decision.compute).jobs
     if not jobs:
-        decision.sentences = [f"No decision: no run of the race ended. It lies in {sweep.store.out}."]
-        decision.write()
+        decision.end([f"No decision: no run of the race ended. It lies in {sweep.store.out}."])
         return
     job = max(jobs, key=lambda each: len(each.runs))
     trained = {_setting(job.runs[job.runs["run"] == each.runs[0]].iloc[0].to_dict()): each for each in job.settings}
     for candidate in decision.left:
-        reason, ran = reasons.get(candidate.setting), trained.get(candidate.setting)
+        ran, reason = trained.get(candidate.setting), reasons.get(candidate.setting)
+        verdict = ran.verdict if ran is not None else ""
+        candidate.verdict = ": ".join(filter(None, (verdict, reason))) or "not trained to its end"
         if ran is not None:
-            _take(candidate, ran, job, network)
-        candidate.outcome = candidate.outcome or (
-            "not trained within the budget" if reason is None else "left the race"
-        )
-        candidate.reason = candidate.reason or reason or ""
-    chosen = job.recommended(network)
-    verdict = answer(job, network)
-    harm = "" if chosen is None or chosen.dense else f" Harm: {against_dense(chosen, job.measure)}."
-    decision.sentences = [f"{verdict.sentence}{harm} {verdict.evidence}".replace("`", ""), *sweep.search.summary()]
+            candidate.harm = against_dense(ran, job.measure)
+            candidate.faster = speedup(ran.speedup[network]) if network in ran.speedup else ""
+    decision.sentences = [_verdict(decision, job, sweep), *sweep.search.summary()]
     home = adoption(job, network)
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
-    decision.ended = "raced"
+    rounds = sweep.search.rounds
+    decision.settled = not rounds.running and not rounds.undecided
+    decision.ended = RACED
     decision.write()
 
 
-def _take(candidate: Candidate, ran: SettingRuns, job: Job, network: str) -> None:
-    candidate.outcome = ran.verdict
-    candidate.harm = against_dense(ran, job.measure)
-    if network in ran.speedup:
-        candidate.faster = speedup(ran.speedup[network])
+def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
+    """Return the decision in a line: setting, speed-up and harm with their bounds, or what more would decide."""
+    network = repr(decision.question.network)
+    if len(job.settings) == 1:
+        settings = plural(len(decision.left), "setting")
+        return (
+            f"On {network}, stay dense for now: the budget ended before one of {settings} was trained to its end."
+            f"{_cost(decision, sweep)}"
+        )
+    chosen, verdict = job.recommended(network), answer(job, network)
+    harm = "" if chosen is None or chosen.dense else f" Beside dense: {against_dense(chosen, job.measure)}."
+    return f"{verdict.sentence}{harm} {verdict.evidence}".replace("`", "")
+
+
+def _cost(decision: Decision, sweep: Sweep) -> str:
+    """Return the budget that would train the next setting to its end, as a sentence; nothing if it is unknown."""
+    rounds = sweep.search.rounds
+    if rounds.budget is None or not rounds.running:
+        return ""
+    spending = rounds.budget.spending
+    needed_s = min(map(rounds.budget.finish_s, rounds.running))
+    total_s = decision.spent_s + spending.elapsed_s + spending.elapsing_s(needed_s)
+    return f" `--resume` with a `--budget` of {duration(1.1 * total_s)} would train the next one to its end."
 
 
 def _setting(row: Mapping[str, object]) -> Setting:

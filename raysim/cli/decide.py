@@ -92,7 +92,7 @@ def decide(
             _prepare(decision, wire)
         except KeyboardInterrupt:
             fail(f"interrupted. To go on: {again}", ending.exit_code)
-        if decision.left and not decision.sentences:
+        if decision.left and not decision.settled:
             _race(decision, allowed, again, ending, address=address)
         from raysim.cli.decide_tables import show_decision
 

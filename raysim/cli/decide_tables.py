@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from raysim.cli.terminal import console, counted, table_of, write_line
 from raysim.screening.screen import words
-from raysim.sweeps.decide import Candidate, Decision
+from raysim.sweeps.contenders import Candidate
+from raysim.sweeps.decide import Decision
 from raysim.sweeps.decision import step_words, way_words
 
 
@@ -64,11 +65,10 @@ def _row(candidate: Candidate) -> dict[str, str]:
 
 def _raced(candidate: Candidate) -> dict[str, str]:
     row = _row(candidate)
-    reason = f": {candidate.reason}" if candidate.reason else ""
     return {
         "setting": row["setting"],
         "speed-up": candidate.faster or row["speed-up"],
         "loss at once": row["loss at once"],
         "harm": candidate.harm or "-",
-        "outcome": f"{candidate.outcome}{reason}",
+        "outcome": candidate.verdict or row["outcome"],
     }

@@ -45,7 +45,7 @@ def test_no_codec_of_links_exceeds_the_limit(dense):
         gains = [each.speedup for each in priced(settings[:6], dense, wire)]
         assert len(gains) == 6
         assert max(gains) <= limit(dense, wire) * (1 + 1e-9)
-    assert limit(dense, FREE) == 1
+    assert limit(dense, FREE) == pytest.approx(1, abs=1e-3)  # what hosts add to each byte
 
 
 def test_price_of_a_setting_is_that_of_its_own_forecast(dense):
