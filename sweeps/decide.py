@@ -217,6 +217,7 @@ class Decision:
                     plan or prepare(config).plan, [question.network], settings, question.base, question.transport
                 )
                 del values["seeds"]  # the budget plans them
+                values["screen"] = False  # this was it
                 name = f"{config.name}-decision"
                 write_whole(self.store.local / STUDY, tomli_w.dumps({"name": name, **values}).encode())
                 self.store.send(STUDY)

@@ -240,7 +240,8 @@ class RaceBudget:
         """Return lines on an ended race: each setting left without a verdict, then what is decided, what is open and its cost."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
-        counts["safe"], counts["failed"] = len(rounds.safe), len(rounds.failed)
+        counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}
+        counts["failed"] -= counts["hopeless at once"]
         running, undecided = rounds.running, rounds.undecided
         decided = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()) if count) or "nothing"
         cause = "The budget ended the race: " if running else ""

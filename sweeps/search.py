@@ -189,8 +189,10 @@ class RaceSearch(LedgerSearch):
             self._end_round()
 
     def _end(self, row: TrialRow, outcome: Outcome) -> None:
-        if outcome.status in ("failed", "diverged"):
+        if outcome.status in ("failed", "diverged", "pruned"):
             self._failed[row.trial] = outcome
+        if outcome.status == "pruned":
+            self._queue = deque(task for task in self._queue if task.trial != row.trial)
 
     def _elapsed_s(self, row: TrialRow) -> float:
         return 0.0  # all trials of a race start together
@@ -282,14 +284,18 @@ class RaceSearch(LedgerSearch):
             self.problem = f"Dense, with which a race pairs all trials, {why.status}: {why.error}"
             self.stopping = True
             return
-        self.rounds.end_round(list(self._failed))
+        dropped = [trial for trial, outcome in self._failed.items() if outcome.status == "pruned"]
+        self.rounds.end_round(self._failed.keys() - dropped, at_once=dropped)
         self._settle_left()
 
     def _settle_left(self, *, over: bool = False) -> None:
         """End the rows of trials that have left the race; if they may return, only once it is `over`."""
         rounds = self.rounds
         for trial, outcome in sorted(self._failed.items()):
-            self.ledger.end(self.ledger.rows[trial], outcome)
+            row = self.ledger.rows[trial]
+            if outcome.status == "pruned":
+                row.seeds, row.runs = [], []  # none was trained
+            self.ledger.end(row, outcome)
         self._failed.clear()
         racing = {rounds.dense, *rounds.running}
         for row in list(self.ledger.rows):

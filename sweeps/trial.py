@@ -27,12 +27,14 @@ from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
 from raysim.records import RecordsError, Run
+from raysim.screening.at_once import why_hopeless
+from raysim.screening.verdicts import HOPELESS
 from raysim.storage.files import is_locked
 from raysim.sweeps.objectives import Figure, Objective, figures, priced
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
-from raysim.training.events import Ending, Event
+from raysim.training.events import Ending, Event, HopelessError
 from raysim.training.run import Training
 from raysim.workloads.data import Data, load_data
 
@@ -66,6 +68,8 @@ class TrialSpec:
     """Where the sweep was started: relative paths of data are relative to it."""
     until: float = 1.0
     """Share of the steps after which to stop, with a checkpoint."""
+    screens: bool = False
+    """Whether a setting that breaks trained weights at once ends before its first step."""
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
@@ -166,10 +170,14 @@ class SweepTrial(tune.Trainable):
     def _run(self) -> Generator[dict[str, Any], None, None]:
         """Yield the reports to Tune, the outcome last."""
         spec, runs, seconds = self._spec, list[Run](), 0.0
+        began = time.monotonic()
         status, error, trial_figures = "finished", None, dict[str, Figure]()
         for i, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, i)
+            except HopelessError as why:
+                yield {"done": True, "outcome": Outcome("pruned", time.monotonic() - began, str(why), {})}
+                return
             except ResourcesLostError:
                 raise  # to Tune, which reserves resources for the trial again
             except Exception as failure:  # user models and codecs may raise anything: the sweep continues
@@ -216,6 +224,7 @@ class SweepTrial(tune.Trainable):
             resume=before is not None,
             data=self._load(config),
             ending=ending,
+            refuse=why_hopeless if spec.screens and i == 0 else None,
         )
         first, end = training.plan.first_step, training.plan.end_step
         until = first + part_steps(spec.until, end - first)
@@ -231,6 +240,8 @@ class SweepTrial(tune.Trainable):
                     if event.kind == "step":
                         step = event.row["step"] + 1
                         ending.signal = signal.SIGINT if step == until < end else ending.signal
+                    elif event.kind == "warning" and event.row.get("breaks") and spec.screens and until < end:
+                        raise HopelessError(f"{HOPELESS}: {event.row['reason']}")
                     elif event.kind == "eval" and event.row["batchnorm"] == "running":
                         evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
                     progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}

@@ -263,6 +263,11 @@ class Plan:
         return math.ceil(self.num_test_samples / self.config.batch_size)
 
     @property
+    def trained(self) -> bool:
+        """True if the first weights are of a checkpoint or a folder."""
+        return self.config.start is not None or "path" in self.config.model.options
+
+    @property
     def compresses(self) -> bool:
         return any(not method.exact for method in self.methods)
 

@@ -98,7 +98,10 @@ ROOMS = {
         {"codecs", "compressors", "distributed", "nn", "pipeline", "records", "replication", "schedules", *LOW},
         {"torch"},
     ),
-    "raysim.screening": ({*RUNS, "pipeline", "forecast", "probing", "training"}, {"torch", "pyarrow", "matplotlib"}),
+    "raysim.screening": (
+        {*RUNS, "engine", "pipeline", "forecast", "probing", "training"},
+        {"torch", "pyarrow", "matplotlib"},
+    ),
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_findings": ({*RECORDS, *PRICED_RUNS, "analysis", "cli"}, {"pandas", "typer", "rich"}),
