@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import Way, limit, other_ways, parts_of, priced
 from raysim.network.topology import Network
+from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare
-from raysim.screening.candidates import every
+from raysim.screening.candidates import check_parts, every
 from raysim.screening.records import write_records
 from raysim.screening.screen import Screen, dense_of, screen
 from raysim.screening.study import study_of
@@ -105,10 +106,19 @@ class Decision:
     @classmethod
     def begin(cls, question: Question, out: str, *, resume: bool) -> Decision:
         """Return the decision of a new folder or bucket, or with `resume` the begun one; raises ConfigError."""
+        config = question.config
+        if config.stages == config.num_replicas == 1:
+            raise ConfigError(
+                "A run of one stage and one replica sends nothing to compress: set `num_stages` or `num_replicas`."
+            )
+        for setting in question.tried:
+            check_parts(setting, config.stages, config.num_replicas)
         store = Store.checked(out)
-        if resume and store.fetch_file(FILE):
+        if resume:
+            if not store.fetch_file(FILE):
+                raise ConfigError(f"Nothing to resume: there is no decision in {store.out}.")
             return cls(question, store)._read()
-        if not resume and not store.is_empty():
+        if not store.is_empty():
             raise ConfigError(
                 f"The folder {store.out} is not empty. Give another `--out`, or `--resume` the decision in it."
             )
@@ -125,9 +135,18 @@ class Decision:
         """True if the race has begun."""
         return Store(f"{self.store.out.rstrip('/')}/{RACE}").fetch_file("study.toml")
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder for one decision at a time."""
-        return self.store.locked()
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder for one decision at a time; bad input leaves no folder behind."""
+        with self.store.locked():
+            if not self.ended:
+                self.write()
+            try:
+                yield
+            except InputError:
+                if not self.ended:
+                    self.store.clear()
+                raise
 
     @property
     def left(self) -> list[Candidate]:
@@ -146,13 +165,9 @@ class Decision:
         """Price dense, all candidates, and other ways to run the training, without training; raises ConfigError."""
         question, config = self.question, self.question.config
         with self.part(PRICED):
-            dense = self._dense(config)
             settings = every(config.stages, config.num_replicas, config.steps, question.tried)
-            if not settings:
-                raise ConfigError(
-                    "A run of one stage and one replica sends nothing to compress: set `num_stages` or `num_replicas`."
-                )
             say(f"{config.name}: {len(settings)} settings are priced on {question.network!r}, without training.")
+            dense = self._dense(config)
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
             self.parts = parts_of(dense, question.network)
             self.candidates = self._priced(settings, dense)
@@ -282,7 +297,7 @@ class Decision:
             "code": self.code,
             "dense_step_s": self.dense_s,
             "most_speedup": self.limit,
-            "parts": self.parts._asdict(),
+            "parts": self.parts and self.parts._asdict(),
             "ways": [each._asdict() for each in self.ways],
             "findings": self.findings,
             "candidates": [each.as_mapping() for each in self.candidates],
@@ -305,7 +320,7 @@ class Decision:
                 code=old["code"],
                 dense_s=old["dense_step_s"],
                 limit=old["most_speedup"],
-                parts=Parts(**old["parts"]),
+                parts=old["parts"] and Parts(**old["parts"]),
                 ways=[Way(**each) for each in old["ways"]],
                 findings=old["findings"],
                 candidates=[Candidate.of_mapping(each) for each in old["candidates"]],

@@ -67,6 +67,8 @@ def decide(
         return
     if files is not None:
         fail("`--files` sends a folder to a cluster: add --cluster FILE.", 2)
+    if device is not None and profile is not None:
+        fail("`--device` and `--profile` both say how fast compute is: give one of them.", 2)
     if resume and out is None:
         fail("`--resume` needs `--out`, the folder of the decision to go on with.", 2)
     from raysim.sweeps.budget import Budget

@@ -99,17 +99,22 @@ def checked(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
     """Return a setting of `--try` in canonical notation; raises InputError if it cannot be screened in this run."""
     if not gradients and (setting.backward, setting.replica_gradient) != (SAME, SAME):
         raise InputError(f"`--try`: {setting.backward} needs gradients: leave out `backward`, or `--no-gradients`.")
-    if (setting.forward, setting.backward) != (SAME, SAME) and not plan.boundaries:
-        raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
-    if setting.replica_gradient != SAME and plan.num_replicas < 2:
-        raise InputError(
-            f"`--try`: {setting.replica_gradient} needs replicas, but the run has one: add num_replicas=2."
-        )
+    check_parts(setting, plan.num_stages, plan.num_replicas)
     try:
         _check_methods(setting, plan)
         return canonical(setting)
     except ValueError as error:
         raise InputError(f"`--try`: {error}") from None
+
+
+def check_parts(setting: Setting, stages: int, replicas: int) -> None:
+    """Raise InputError if a setting of `--try` compresses what a run does not send."""
+    if (setting.forward, setting.backward) != (SAME, SAME) and stages == 1:
+        raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
+    if setting.replica_gradient != SAME and replicas < 2:
+        raise InputError(
+            f"`--try`: {setting.replica_gradient} needs replicas, but the run has one: add num_replicas=2."
+        )
 
 
 def _fits(setting: Setting, plan: Plan) -> bool:
