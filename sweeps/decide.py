@@ -46,6 +46,8 @@ RECORDED_STEPS = 1
 PRICED, SCREENED, RACED = "priced", "screened", "raced"
 """What has ended, in order."""
 MOST_WAYS = 6
+SENT = ("links", "averaging")
+"""Causes of a step's time that compression shortens."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Question:
 
 @dataclass
 class Decision:
-    """What has been decided in a folder."""
+    """The state of a decision in its folder."""
 
     question: Question
     store: Store
@@ -171,7 +173,7 @@ class Decision:
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
             self.parts = parts_of(dense, question.network)
             self.candidates = self._priced(settings, dense)
-            if not self.left:
+            if not self.left or max(self.parts._asdict().items(), key=lambda each: each[1])[0] not in SENT:
                 self.ways = other_ways(dense, question.network, device=question.device)[:MOST_WAYS]
 
     def _dense(self, config: RunConfig) -> Forecast:

@@ -13,6 +13,7 @@ from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Way
 from raysim.network.topology import Network
+from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import Candidate
 from raysim.sweeps.decide import RACED, Decision
@@ -66,15 +67,25 @@ def stay_priced(decision: Decision) -> list[str]:
     assert decision.parts is not None
     causes = decision.parts._asdict()
     largest = max(causes, key=lambda name: causes[name])
-    best = max((each.speedup or 0.0 for each in decision.candidates), default=decision.limit)
-    helps = any(way.speedup >= PAYS for way in decision.ways)
+    network, count = decision.question.network, plural(len(decision.candidates), "setting")
+    fastest = max(
+        (each for each in decision.candidates if each.step_s is not None),
+        key=lambda each: each.speedup or 0.0,
+        default=None,
+    )
+    gain = f"none of {count} can gain {GAIN}"
+    if fastest is not None:
+        gain = f"the fastest of {count}, {words(fastest.setting)}, {three_digits(fastest.speedup or 0.0)} times"
+    other = next((way for way in decision.ways if way.speedup >= PAYS), None)
+    better = (
+        f"What helps: {other.name}, with {three_digits(other.speedup)} times as many samples a second."
+        if other is not None
+        else f"No other layout tried gains {GAIN} either."
+    )
     return [
-        f"Stay dense on {decision.question.network!r}. {CAUSES[largest]}: {causes[largest] / decision.dense_s:.0%} of a step of "
-        f"{format_seconds(decision.dense_s)}. Even messages that weigh nothing would make a step {three_digits(decision.limit)} times "
-        f"as fast, and the best of {len(decision.candidates)} settings {three_digits(best)} times.",
-        f"Without compression, {way_words(decision.ways[0])}."
-        if helps
-        else f"No other layout tried gains {GAIN} either.",
+        f"Stay dense on {network!r}. {CAUSES[largest]}: {causes[largest] / decision.dense_s:.0%} of a step of "
+        f"{format_seconds(decision.dense_s)}. Messages of links that weigh nothing would make it {three_digits(decision.limit)} times "
+        f"as fast, and {gain}. {better}",
     ]
 
 

@@ -14,8 +14,6 @@ def show_step(decision: Decision) -> None:
     out = console()
     assert decision.parts is not None
     write_line(out, step_words(decision.parts, decision.dense_s, decision.question.network))
-    if decision.left or decision.ended != "priced":
-        return
     if decision.ways:
         write_line(
             out, "Other ways to run it, without compression; larger batches and local steps change the training:"

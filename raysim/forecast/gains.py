@@ -1,4 +1,4 @@
-"""What a network leaves to gain, before training: where a step's time goes, the price of each setting, and other ways to save it."""
+"""The gains that a network allows, before training: the causes of a step's time, prices of settings, and other ways to save it."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_decision_ends_with_prices_where_latency_takes_the_time(tmp_path, monkey
     again = decide(*words, "--resume")
     assert again.exit_code == 0, again.output
     assert again.stdout.splitlines()[-1] == last
-    other = decide(*[word.replace("steps=4", "steps=8") for word in words], "--resume")
+    other = decide(*["steps=8" if word == "steps=4" else word for word in words], "--resume")
     assert other.exit_code == 2
     assert "`base.steps` must be 4, as in the study to resume, but got 8." in " ".join(other.output.split())
 
