@@ -8,6 +8,7 @@ from raysim.config import ConfigError, keys_of
 from raysim.sweeps.objectives import priced
 from raysim.sweeps.space import NEVER
 from raysim.sweeps.study import Baseline, RaceTerms, Study
+from raysim.training.trackers import check_trackers
 from raysim.workloads.data import bind_data
 from raysim.workloads.metrics import own_metric
 
@@ -36,6 +37,7 @@ def check_fields(study: Study) -> None:
         raise ConfigError(
             "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1 in the base, but got 0."
         )
+    check_trackers(config.report_to or ())
     if priced(study.objectives) and not config.profile_every_steps:
         raise ConfigError("`profile_every_steps` of the base must be at least 1, for steps to be priced, but got 0.")
     for constraint in study.constraints:

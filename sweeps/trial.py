@@ -7,6 +7,7 @@ Tune calls `step`, which trains until there is something to report. The actor is
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -15,17 +16,16 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray import tune
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event as Entry
-from tensorboardX.summary import hparams, scalar
 
 from raysim.config import ConfigError, RunConfig
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
+from raysim.quality import Measure
 from raysim.records import RecordsError, Run
 from raysim.screening.at_once import why_hopeless
 from raysim.screening.verdicts import HOPELESS
@@ -34,8 +34,9 @@ from raysim.sweeps.objectives import Figure, Objective, figures, priced
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
-from raysim.training.events import Ending, Event, HopelessError
+from raysim.training.events import Ending, HopelessError
 from raysim.training.run import Training
+from raysim.training.trackers import Trackers
 from raysim.workloads.data import Data, load_data
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0  # longest time between two reports of a trial; Ctrl-C waits for the next one
 POOLED_RUNS = 24  # other runs whose compute is pooled with a trial's for its price while the sweep runs
-FLUSH_S = 5.0  # between two flushes of curves to disk while values arrive
 UNLOCK_S = 30.0  # seconds for which processes of a killed sweep may still lock a run's folder
 
 
@@ -84,57 +84,6 @@ class Outcome(NamedTuple):
     seconds: float
     error: str | None
     figures: dict[str, Figure]
-
-
-class Curves:
-    """A file of curves for TensorBoard in a folder, written in the caller's thread.
-
-    `SummaryWriter` of tensorboardX writes in a thread, which dies when the disk is full; its caller then waits forever. This
-    class raises OSError.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = EventsWriter(str(folder / "events"))
-        self._flushed = time.monotonic()
-
-    def __enter__(self) -> Curves:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def add(self, event: Event) -> None:
-        """Add the values of a step or an evaluation."""
-        row = event.row
-        if event.kind == "step":
-            for name in ("loss", "learning_rate", "wire_bytes"):
-                self._write(scalar(f"train/{name}", row[name]), row["step"])
-        elif event.kind == "eval" and row["batchnorm"] == "running":
-            for name in event.measures:
-                self._write(scalar(f"eval/{name}_{row['mode']}", row[name]), row["step"])
-
-    def add_result(self, config: RunConfig, run: Run) -> None:
-        """Add the configuration and the last evaluation, for TensorBoard's page of hyperparameters."""
-        keys = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for key, value in config.flat().items()
-            if value is not None
-        }
-        names = [f"final_{name}_{mode}" for name in run.measures for mode in ("on", "off")]
-        final = {
-            f"final/{name.removeprefix('final_')}": run.row[name] for name in names if run.row.get(name) is not None
-        }
-        for summary in hparams(keys, final):
-            self._write(summary, 0)
-        for name, value in final.items():
-            self._write(scalar(name, value), 0)
-
-    def _write(self, summary: Any, step: int) -> None:
-        self._file.write_event(Entry(wall_time=time.time(), step=step, summary=summary))
-        if time.monotonic() - self._flushed >= FLUSH_S:
-            self._file.flush()
-            self._flushed = time.monotonic()
 
 
 class SweepTrial(tune.Trainable):
@@ -217,6 +166,8 @@ class SweepTrial(tune.Trainable):
             return folder
         ending = Ending()
         config = spec.config.model_copy(update={"seed": seed})
+        curves_name = f"tensorboard/{Path(name).name}"
+        tools = dict.fromkeys(("tensorboard", *(config.report_to or ())))
         training = Training(
             config,
             out=folder,
@@ -226,40 +177,35 @@ class SweepTrial(tune.Trainable):
             ending=ending,
             refuse=why_hopeless if spec.screens and i == 0 else None,
         )
+        training.trackers = Trackers(tools, self._store.inside(curves_name))  # TensorBoard's in the study's folder
         first, end = training.plan.first_step, training.plan.end_step
         until = first + part_steps(spec.until, end - first)
         if spec.until < 1 and any(each.step >= until for each in checkpoints(folder / "checkpoints")):
             return folder
-        curves_name = f"tensorboard/{Path(name).name}"
-        with Curves(self._store.inside(curves_name)) as curves:
-            reported, step = time.monotonic(), first
-            evaluated: dict[str, float] = {}
-            with suppress(KeyboardInterrupt) if until < end else nullcontext():  # raised by a run that is asked to end
-                for event in training.events():
-                    curves.add(event)
-                    if event.kind == "step":
-                        step = event.row["step"] + 1
-                        ending.signal = signal.SIGINT if step == until < end else ending.signal
-                    elif event.kind == "warning" and event.row.get("breaks") and spec.screens and until < end:
-                        raise HopelessError(f"{HOPELESS}: {event.row['reason']}")
-                    elif event.kind == "eval" and event.row["batchnorm"] == "running":
-                        evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
-                    progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
-                    if "loss_off" in evaluated and step < end:  # the last evaluated mode
-                        self._store.send_run(name)
-                        # Early stopping is decided on the first seed: the others would start the curve again.
-                        yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
-                        reported, evaluated = time.monotonic(), {}
-                    elif time.monotonic() - reported >= HEARTBEAT_S:
-                        self._store.send_run(name)
-                        yield progress
-                        reported = time.monotonic()
-            if until < end:
-                self._store.send(name)
-                return folder
-            curves.add_result(config, Run(folder))
+        reported, step = time.monotonic(), first
+        evaluated: dict[str, float] = {}
+        with suppress(KeyboardInterrupt) if until < end else nullcontext():  # raised by a run that is asked to end
+            for event in training.events():
+                if event.kind == "step":
+                    step = event.row["step"] + 1
+                    ending.signal = signal.SIGINT if step == until < end else ending.signal
+                elif event.kind == "warning" and event.row.get("breaks") and spec.screens and until < end:
+                    raise HopelessError(f"{HOPELESS}: {event.row['reason']}")
+                elif event.kind == "eval" and event.row["batchnorm"] == "running":
+                    evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
+                progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
+                if "loss_off" in evaluated and step < end:  # the last evaluated mode
+                    self._store.send_run(name)
+                    # Early stopping is decided on the first seed: the others would start the curve again.
+                    yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
+                    reported, evaluated = time.monotonic(), {}
+                elif time.monotonic() - reported >= HEARTBEAT_S:
+                    self._store.send_run(name)
+                    yield progress
+                    reported = time.monotonic()
         self._store.send(name)
-        self._store.send(curves_name)
+        if until == end:
+            self._store.send(curves_name)
         return folder
 
     def _load(self, config: RunConfig) -> Data:
@@ -291,6 +237,37 @@ def run_figures(
         return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
 
     return figures(objectives, runs, replays)
+
+
+def forecast_values(
+    objectives: Sequence[Objective],
+    runs: Sequence[Run],
+    dense: Sequence[Run],
+    measure: Measure,
+    harm: float,
+    compute: str,
+    modules: Collection[str],
+) -> list[float]:
+    """Return the objectives of unfinished `runs`, for whole ones; nothing if one cannot be known.
+
+    Quality is that of `dense` runs, worsened by `harm` in the unit of `measure`; bytes are those of as many steps as dense has.
+    """
+    priced_ones = tuple(each for each in objectives if each.network is not None)
+    try:
+        known = run_figures(priced_ones, runs, compute, modules) if priced_ones else {}
+    except ValueError:  # ReplayError among them: no step is profiled yet
+        return []
+    values: list[float | None] = []
+    for objective in objectives:
+        reached: list[Any] = [run.row.get(f"final_{objective.name}") for run in dense]
+        if objective.name == "wire_bytes":
+            values.append(len(dense[0].steps) * fmean(float(run.steps["wire_bytes"].mean()) for run in runs))
+        elif objective.quality == measure and None not in reached:
+            values.append(measure.harmed(fmean(map(float, reached)), harm))
+        else:
+            values.append(known[objective.name].value if objective.name in known else None)
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return finite if len(finite) == len(values) else []
 
 
 def part_steps(share: float, num_steps: int) -> int:

@@ -26,6 +26,8 @@ from raysim.network.topology import Network
 from raysim.units import format_bytes, format_seconds, three_digits
 from raysim.workloads.partition import cut_lines
 
+DIRECTIONS = ("forward", "backward")
+
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.link_costs import LinkCost
@@ -205,6 +207,22 @@ def show_profile(profile: Profile) -> None:
     table.caption = "encode, decode and wire: forward + backward"
     out.print(table)
     show_notes(out, [f"{profile.source[0].upper()}{profile.source[1:]}."])
+
+
+def profile_figures(profile: Profile) -> dict[str, Any]:
+    """Return the content of `show_profile`, for JSON: seconds and bytes of each stage's actions, means over microbatches."""
+    costs = {name: getattr(profile, f"{name}_s") for name in ("compute", "encode", "decode")}
+    stages = [
+        {"stage": stage, "update_s": update_s}
+        | {
+            f"{op}_{name}_s": float(cost[0, stage, i].mean())
+            for name, cost in costs.items()
+            for i, op in enumerate(DIRECTIONS)
+        }
+        | {f"{op}_wire_bytes": float(profile.wire_bytes[0, stage, i].mean()) for i, op in enumerate(DIRECTIONS)}
+        for stage, update_s in enumerate(profile.update_s.tolist())
+    ]
+    return {"source": profile.source, "stages": stages}
 
 
 def _memory_table(plan: Forecast) -> Table:

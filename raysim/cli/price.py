@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -262,12 +263,13 @@ def profile(
     ],
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure the seconds of forwards and backwards on this machine, by a few steps in this process.
 
     For example: raysim profile topics-gpt --out topics.json
     """
-    from raysim.cli.forecast_tables import show_profile
+    from raysim.cli.forecast_tables import profile_figures, show_profile
     from raysim.config import read_config
     from raysim.forecast.compute import record_profile
     from raysim.pipeline.errors import DivergedError, StageError
@@ -279,9 +281,11 @@ def profile(
     show_profile(measured)
     measured.save(out)
     echo(f"Profile: {out}")
+    if json_file is not None:
+        write_json({"profile": str(out)} | profile_figures(measured), json_file)
 
 
-def calibrate() -> None:
+def calibrate(json_file: JsonFile = None) -> None:
     """Measure Ray's overhead on this machine; `replay`, `report` and `sweep` then use it in prices.
 
     Run it while the machine is idle. With RAY_ADDRESS it measures a node of that cluster.
@@ -307,3 +311,7 @@ def calibrate() -> None:
     if load > (os.cpu_count() or 1) / 2:
         echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
     echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")
+    if json_file is not None:
+        write_json(
+            {"file": str(path), "load": load, "hops": [hop._asdict() for hop in hops]} | asdict(costs), json_file
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, StudyTransport
+from raysim.cli.options import Dashboard, JsonFile, StudyTransport, write_json
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def sweep(
     ] = None,
     transport: StudyTransport = None,
     dashboard: Dashboard = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Search the settings of a model by real training, and print the best ones.
 
@@ -104,6 +105,10 @@ def sweep(
             "sweep", study, overrides, **limits, **resources, race=race, no_screen=screen is False, resume=True
         )
         run_sweep(started, shlex.join(["raysim", *words]), ending)
+        if json_file is not None:
+            from raysim.sweeps.verdicts import sweep_figures
+
+            write_json(sweep_figures(started), json_file)
 
 
 def arguments(command: str, subject: str, overrides: list[str] | None, **options: object) -> list[str]:

@@ -38,6 +38,7 @@ from raysim.training.rows import (
     rows_of_step,
 )
 from raysim.training.start import check_start, is_unbegun, run_folder
+from raysim.training.trackers import Identity, Trackers
 from raysim.workloads.data import Data
 
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
@@ -78,6 +79,7 @@ class Training:
         self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         self.folder = run_folder(out) if out is not None else Path("results") / config.name / self.run_id
         self._checkpoints = self.folder / "checkpoints"
+        self.trackers = Trackers(config.report_to or (), self.folder / "tensorboard")
         self.recorder = Recorder(self.folder)
         self._ending = ending or Ending()
         self._row = first_row(config, self.run_id)
@@ -149,7 +151,8 @@ class Training:
             self._ending.begin(self.config.grace_s)
             self.recorder.write_run(self._row)  # from here on a killed run can be resumed
             yield from self._warn_of_resume()
-            yield from self._train()
+            identity = Identity(self.run_id, self.folder.name, self.config.name)
+            yield from self.trackers.followed(self._train(), self.config.flat(), identity)
             status = "finished"
         except DivergedError as error:
             status, error_text = "diverged", str(error)
@@ -180,8 +183,10 @@ class Training:
                 else:
                     seconds = before_s + time.perf_counter() - self._began
                     status = "failed" if status == "refused" else status
-                    self._row |= {"status": status, "error": error_text, "seconds": seconds}
+                    warning = self._row["warning"] or self.trackers.warning
+                    self._row |= {"status": status, "error": error_text, "seconds": seconds, "warning": warning}
                     self._finish(compact=status in ("finished", "diverged"))
+                    self.trackers.finish(self._row, over=status in ("finished", "diverged"))
 
     def _start(self, *, again: bool) -> None:
         """Start the workers, `again` after a loss; record the time until they are first up as the run's start."""

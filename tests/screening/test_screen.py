@@ -3,6 +3,8 @@
 import json
 import math
 from contextlib import closing
+from shutil import copytree
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,6 +15,8 @@ from hf_variants import CAUSAL, TEXT
 from scipy import stats
 from typer.testing import CliRunner
 
+from raysim.analysis.report import compose
+from raysim.analysis.report.page import Chart, Table, Text
 from raysim.cli import app
 from raysim.compressors import Plain, parse
 from raysim.config import ConfigError, make_config
@@ -32,7 +36,9 @@ from raysim.screening.passes import Passes
 from raysim.screening.verdicts import HOPELESS, NO_GAIN, WORTH, verdict
 from raysim.sweeps.study_file import read_study
 from raysim.training.events import HopelessError
+from raysim.training.rows import breaks
 from raysim.training.run import Training
+from raysim.values import UNNAMED
 from raysim.workloads.hf_model import load_model
 from raysim.workloads.splits import DataShape
 from raysim.workloads.task import make_task
@@ -228,9 +234,10 @@ def test_verdicts_follow_their_rules():
     known = 2.7  # chance
     assert verdict(None, known, {})[0] == HOPELESS
     assert verdict(Difference(2.5, 2.4, 0.5), known, {"a": 9.0})[0] == HOPELESS
-    assert verdict(Difference(2.5, 2.4, 1.5), known, {"a": 9.0})[0] == WORTH  # the bound reaches down to a third
+    assert verdict(Difference(2.5, 2.4, 2.0), known, {"a": 9.0})[0] == WORTH  # the bound reaches down to a sixth
     assert verdict(Difference(2.5, 2.4, math.nan), known, {"a": 9.0})[0] == WORTH  # one unit has no bound
     assert verdict(Difference(3.5, 0.6, 0.1), known, {"a": 9.0})[0] == WORTH  # dense knows nothing
+    assert verdict(Difference(3.5, 1.0, 0.1), known, {"a": 9.0})[0] == WORTH  # dense is 7 % better than chance
     assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.01})[0] == NO_GAIN
     assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.06})[0] == WORTH
 
@@ -263,6 +270,28 @@ def test_the_command_prints_a_verdict_for_each_setting(written):
     figures = json.loads((folder / "f.json").read_text())
     assert [each["verdict"] for each in figures["settings"]] == ["dense", HOPELESS, WORTH]
     assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_of_a_screen_shows_its_table_and_verdicts(written):
+    folder, _ = written
+    out = folder / "report.html"
+    result = CliRunner().invoke(app, ["report", str(folder / "records"), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "1 of 2 settings are worth training" in result.output
+    page = compose(folder / "records")
+    (table,) = (each for each in page.blocks(Table) if each.key == "settings")
+    assert list(table.frame["verdict"]) == ["dense", HOPELESS, WORTH]
+    (chart,) = page.blocks(Chart)
+    assert {trace.name for panel in chart.panels for trace in panel.traces} == {HOPELESS, WORTH}
+    assert any("one range for a tensor wastes its levels" in text.text for text in page.blocks(Text))
+
+
+def test_a_damaged_screen_is_refused(written, tmp_path):
+    copytree(written[0] / "records", tmp_path / "records")
+    (tmp_path / "records" / "settings.parquet").write_bytes(b"none")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "records")])
+    assert result.exit_code == 2
+    assert "The screen in" in result.output
 
 
 def test_screen_records_match_figures(written):
@@ -423,6 +452,24 @@ def test_a_run_is_refused_before_its_first_step_if_compression_breaks_trained_we
     assert outcome("gradients", **start, backward="Quantize(8)") == 2
     assert outcome("later", **start, forward="Quantize(8)", compress_from=3) == 2
     assert outcome("dense-first", **start, forward="AQSGD(Quantize(2))") == 2
+
+
+@pytest.mark.parametrize(
+    ("backward", "changes", "broken"),
+    [
+        ("Quantize(2)", {}, True),
+        ("QSGD(2)", {}, False),  # random, and right on average
+        ("Quantize(2)", {"trained": False}, False),
+        ("Quantize(2)", {"first_step": -1}, False),
+        ("Quantize(8)", {"loss": 9.0}, True),
+    ],
+)
+def test_first_step_of_trained_weights_shows_what_breaks_them(backward, changes, broken):
+    pair = {UNNAMED: (parse("Identity"), parse(backward))}
+    facts = {"first_step": 0, "trained": True, "compresses": True, "compressors": [[pair]], "loss": 1.0} | changes
+    fidelity = -2.7 if backward != "Quantize(8)" else 0.99
+    link = {"replica": 0, "boundary": 0, "direction": "backward", "tensor": None, "fidelity": fidelity}
+    assert breaks(SimpleNamespace(**facts), 0, facts["loss"], 2.7, [link]) is broken
 
 
 def test_a_run_whose_compression_breaks_trained_weights_says_so_after_its_first_step(tmp_path):
