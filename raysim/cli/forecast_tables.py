@@ -75,7 +75,7 @@ def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
     return [
         Shares(
             repr(timeline.network),
-            [worker._asdict() for worker in timeline.workers() if not worker.replica],
+            [worker._asdict() for worker in timeline.workers()[: timeline.table.num_workers]],
             timeline.explain(),
         )
         for timeline in timelines
@@ -151,8 +151,7 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
 
 def _busy(timeline: Timeline) -> float:
     """Return the mean share of the step in which workers compute."""
-    workers = timeline.workers()
-    return sum(worker.compute_s for worker in workers) / len(workers) / timeline.step_s if timeline.step_s else 0.0
+    return timeline.mean_s("compute_s") / timeline.step_s if timeline.step_s else 0.0
 
 
 def quiet_step_s(plan: Forecast, network: Network) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raysim.config import read_config
 from raysim.forecast.link_costs import link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
-from raysim.network.collectives import DIRECTIONS, TRANSFER, Transfers
+from raysim.network.collectives import DIRECTIONS, EVERY, TRANSFER, Transfers, explicit
 from raysim.notation import InputError
 from raysim.values import UNNAMED, BoundaryTensors
 
@@ -84,8 +84,11 @@ class Exchange:
 
     def transfers(self, stage: int, num_replicas: int, shards: int = 1) -> Transfers:
         """Return the messages between all replicas of a stage; each may consist of `shards` members that send a shard each."""
-        members = itertools.product(itertools.permutations(range(num_replicas), 2), range(shards))
-        pairs = np.array([(a * shards + i, b * shards + i) for (a, b), i in members]).T
+        pairs = np.full((2, 1), EVERY)
+        if shards > 1:
+            source, target, shard = np.ogrid[:num_replicas, :num_replicas, :shards]
+            members = np.broadcast_arrays(source * shards + shard, target * shards + shard)
+            pairs = np.stack([each[~np.eye(num_replicas, dtype=bool)].reshape(-1) for each in members])
         rounds, count = len(self.pair_bytes), pairs.shape[1]
         transfers = np.zeros(rounds * count, TRANSFER)
         transfers["round"] = np.repeat(np.arange(rounds), count)
@@ -203,9 +206,9 @@ def _counted(
 
 def _pair_bytes(cost: ReplicaCost, rounds: int, num_replicas: int) -> list[float]:
     """Return the mean bytes of a message in each round; raises InputError unless each replica sends to every other."""
-    means = []
+    means, transfers = [], explicit(cost.transfers, num_replicas)
     for i in range(rounds):
-        sizes = cost.transfers["wire_bytes"][cost.transfers["round"] == i]
+        sizes = transfers["wire_bytes"][transfers["round"] == i]
         if len(sizes) not in (0, num_replicas * (num_replicas - 1)):
             raise InputError(f"{cost.method} sends to some replicas only: price a recorded run by `raysim replay`.")
         means.append(float(sizes.mean()) if len(sizes) else 0.0)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,8 @@ class Network:
         return int(self.__dict__["_hash"])
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the fields without the hash, since hashes of strings differ between processes."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        """Return the fields without the hash, since hashes of strings differ between processes, and without cached arrays."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_arrays")}
 
     def __post_init__(self) -> None:
         for item, low_open in (("bandwidth_bps", True), ("latency_s", False)):
@@ -123,6 +124,16 @@ class Network:
                 return len(value)
         return None
 
+    @cached_property
+    def _arrays(self) -> dict[str, Floats]:
+        values = {"bandwidth_bps": self.bandwidth_bps, "latency_s": self.latency_s}
+        return {name: np.array(value) for name, value in values.items() if isinstance(value, tuple)}
+
+    @property
+    def matrices(self) -> tuple[Floats, ...]:
+        """The given matrices of bandwidths and latencies, with zeros on the diagonal."""
+        return tuple(self._arrays.values())
+
     @property
     def sites(self) -> tuple[str, ...]:
         """The sites in file order; empty for networks without sites."""
@@ -137,11 +148,21 @@ class Network:
 
     def bandwidths_bps(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the bandwidth from `source` to `target`, elementwise; infinite within a host."""
-        return _look_up(self.bandwidth_bps, source, target, within=math.inf)
+        return self._look_up("bandwidth_bps", source, target, within=math.inf)
 
     def latencies_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the latency from `source` to `target`, elementwise; zero within a host."""
-        return _look_up(self.latency_s, source, target, within=0.0)
+        return self._look_up("latency_s", source, target, within=0.0)
+
+    def _look_up(self, name: str, source: ArrayLike, target: ArrayLike, *, within: float) -> Floats:
+        sources, targets = np.asarray(source), np.asarray(target)
+        if name in self._arrays:
+            matrix = self._arrays[name]
+            check_hosts(max(sources.max(initial=0), targets.max(initial=0)), len(matrix))
+            values = matrix[sources, targets]
+        else:
+            values = np.full(np.broadcast(sources, targets).shape, getattr(self, name))
+        return np.where(sources == targets, within, values)
 
     @property
     def shares_ports(self) -> bool:
@@ -152,10 +173,9 @@ class Network:
         """Return the bandwidth of every host's port: `port_bps`, or that of its fastest link."""
         if self.port_bps is not None:
             return np.full(num_hosts, self.port_bps)
-        if not isinstance(self.bandwidth_bps, tuple):
+        if "bandwidth_bps" not in self._arrays:
             return np.full(num_hosts, self.bandwidth_bps)
-        matrix = np.array(self.bandwidth_bps)
-        np.fill_diagonal(matrix, 0.0)
+        matrix = self._arrays["bandwidth_bps"]
         ports: Floats = np.maximum(matrix.max(axis=0), matrix.max(axis=1))
         return ports[:num_hosts]
 
@@ -207,16 +227,10 @@ def _off_diagonal(value: float | Matrix) -> Floats:
     return outside if outside.size else np.zeros(1)
 
 
-def _look_up(value: float | Matrix, source: ArrayLike, target: ArrayLike, *, within: float) -> Floats:
-    sources, targets = np.asarray(source), np.asarray(target)
-    if isinstance(value, tuple):
-        highest = max(sources.max(initial=0), targets.max(initial=0))
-        if highest >= len(value):
-            raise ValueError(f"`hosts` must be below {len(value)}, the size of the network, but got {highest}.")
-        values = np.array(value)[sources, targets]
-    else:
-        values = np.full(np.broadcast(sources, targets).shape, value)
-    return np.where(sources == targets, within, values)
+def check_hosts(highest: int, num_hosts: int) -> None:
+    """Raise ValueError if a network of `num_hosts` lacks the `highest` host."""
+    if highest >= num_hosts:
+        raise ValueError(f"`hosts` must be below {num_hosts}, the size of the network, but got {highest}.")
 
 
 BANDWIDTHS = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
