@@ -11,12 +11,14 @@ from raysim.cli.exits import fail
 from raysim.cli.options import (
     Compute,
     ComputeProfile,
+    JsonFile,
     Networks,
     StudyTransport,
     Trust,
     check_runs,
     check_writable,
     parse_networks,
+    write_json,
 )
 from raysim.cli.terminal import echo
 
@@ -50,6 +52,7 @@ def report(
     compute: Compute = "auto",
     transport: StudyTransport = None,
     trust: Trust = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
 
@@ -79,8 +82,15 @@ def report(
     for problem in page.problems:
         echo(f"- {problem}")
     echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
-    for sentence in page.decisions(own or [page.network]):
+    asked = own or [page.network]
+    for sentence in page.decisions(asked):
         echo(sentence)
+    if json_file is not None:
+        answers = [{"network": network, "answer": text} for network in asked for text in page.decisions([network])]
+        path = str(target if form == "html" else target / "report.md")
+        recommended = {network: page.recommended(network) for network in page.networks}
+        figures = {"report": path, "networks": list(page.networks), "problems": list(page.problems)}
+        write_json(figures | {"answers": answers, "recommended": recommended}, json_file)
 
 
 def _report_target(folder: str, out: Path | None, form: str) -> Path:
@@ -101,6 +111,7 @@ def _report_target(folder: str, out: Path | None, form: str) -> Path:
 def pack(
     folder: Folder,
     target: Annotated[str, typer.Argument(metavar="PACK", help="Folder to write, new or empty.")],
+    json_file: JsonFile = None,
 ) -> None:
     """Pack the finished and diverged runs of a folder into one file per table, to send, commit, or read quickly from a bucket.
 
@@ -118,3 +129,5 @@ def pack(
     studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
     left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
     echo(f"{target} holds {counted(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
+    if json_file is not None:
+        write_json({"pack": target} | packed._asdict(), json_file)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from raysim.analysis.data.folders import over
-from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, write_line
+from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, wire_cells, write_line
 from raysim.config.identity import is_missing
 from raysim.network.topology import Network
 from raysim.notation import printable
@@ -41,11 +41,12 @@ def show_replay(
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
     )
     table = []
-    for priced in rows:
+    for priced, wire in zip(rows, wire_cells(rows), strict=True):
         cells = {
             "network": priced["network"],
             "step": format_seconds(priced["step_s"]),
             "90 % interval": _interval(priced),
+            **wire,
         }
         if any("quiet_step_s" in each for each in rows):
             cells["without exchange"] = format_seconds(priced["quiet_step_s"])
@@ -85,7 +86,10 @@ def traffic_words(replay: Replay) -> str:
     tied, replicas = (replay.recording.collective_bytes(kind) for kind in ("tied", "replica_gradient"))
     words = [f"Boundaries: {format_bytes(dense)} -> {format_bytes(sent)} a step."] if dense else []
     if tied:
-        words.append(f"Tied embedding: {format_bytes(tied)}, uncompressed.")
+        method = replay.recording.row.get("tied_gradient") or "Identity"
+        words.append(
+            f"Tied embedding: {format_bytes(tied)}, {'uncompressed' if method == 'Identity' else f'by {method}'}."
+        )
     if replicas:
         words.append(f"Replicas: {format_bytes(replicas)}.")
     if tied > sent + replicas:
@@ -93,8 +97,8 @@ def traffic_words(replay: Replay) -> str:
         if replay.num_replicas > 1:
             fused = ", or fuse its exchange with that of the replicas by `fused_embedding=true`"
         words.append(
-            "The tied embedding is most of the traffic: untie it by `model.tied=false` (`tie_word_embeddings = false` in "
-            f"`model.config` of `hf`){fused}."
+            "The tied embedding is most of the traffic: compress it by `tied_gradient`, or untie it by `model.tied=false` "
+            f"(`tie_word_embeddings = false` in `model.config` of `hf`){fused}."
         )
     return " ".join(words) or "Nothing is sent."
 

@@ -109,6 +109,7 @@ WeightsField: TypeAlias = Annotated[
 MethodField: TypeAlias = Annotated[
     ReplicaMethod | tuple[ReplicaMethod, ...], PlainValidator(_read_methods), PlainSerializer(_write_methods)
 ]
+SumField: TypeAlias = Annotated[ReplicaMethod, PlainValidator(_read_method), PlainSerializer(repr)]
 StartField: TypeAlias = Annotated[Start, PlainValidator(Start.read), PlainSerializer(repr)] | None
 BoundaryField: TypeAlias = Annotated[ByReplica, PlainValidator(_read_boundaries), PlainSerializer(write_setting)]
 
@@ -233,7 +234,9 @@ class RunFields(Strict):
     replica_gradient: MethodField = Field(default=AVERAGED, json_schema_extra=role("compression"))
     """Method by which replicas average the gradients of a stage: one for all stages, or a list with one each."""
     fused_embedding: bool = Field(default=False, json_schema_extra=role("compression"))
-    """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
+    """Sum the gradients of tied parameters over stages and replicas at once (Optimus-CC)."""
+    tied_gradient: SumField = Field(default=AVERAGED, json_schema_extra=role("compression"))
+    """Method by which the stages that share a parameter, such as a tied embedding, sum its gradients; as in `replica_gradient`."""
     compress_from: Natural = Field(default=0, json_schema_extra=role("compression"))
     """Step from which links and replica gradients are compressed; before it they are sent as they are."""
     weights: WeightsField = Field(default=SYNCHRONOUS, json_schema_extra=role("compression"))
@@ -299,6 +302,10 @@ class RunFields(Strict):
     """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=role("place"))
     """Seconds that a start, a step or a few evaluation batches may take before the stages are given up."""
+    report_to: (
+        Annotated[tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...], Field(max_length=4)] | None
+    ) = Field(default=None, json_schema_extra=role("place"))
+    """Tools that get the run's configuration and curves, in their local stores: `tensorboard`, `wandb`, `mlflow`, `trackio`."""
     grace_s: float = Field(default=15.0, ge=0, json_schema_extra=role("place"))
     """Seconds after SIGTERM, SIGINT or SIGHUP in which a run may finish its step and write a checkpoint."""
 
@@ -318,7 +325,7 @@ class RunFields(Strict):
         has_options = isinstance(value, Mapping) and "name" not in value
         return {"name": "cross_entropy", **value} if has_options else value  # the only loss with options
 
-    @field_validator("metrics", mode="before")
+    @field_validator("metrics", "report_to", mode="before")
     @classmethod
-    def _bare_metric(cls, value: Any) -> Any:
+    def _bare_name(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value

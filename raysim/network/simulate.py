@@ -71,16 +71,7 @@ def simulate(
         window=table.windows(),
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
-            Exchange(
-                collective,
-                float(start),
-                float(over),
-                tuple(
-                    seconds
-                    for times, each in collective.rounds
-                    for seconds in (collective.repeats * float(round_seconds(each, [network])[0]),) * times
-                ),
-            )
+            Exchange(collective, float(start), float(over), *_rounds_s(collective, network))
             for collective, start, over in zip(
                 end.collectives, end.starts.start_s[:, 0], end.starts.end_s[:, 0], strict=True
             )
@@ -88,6 +79,16 @@ def simulate(
         collectives_end_s=float(end.starts.over_s[0]),
         step_s=float(end.step_s[0]),
     )
+
+
+def _rounds_s(collective: Collective, network: Network) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the seconds of a collective's rounds over all buckets, and what each would save without latency."""
+    networks = [network, network.without_latency]
+    priced = [
+        (times, (collective.repeats * round_seconds(each, networks)).tolist()) for times, each in collective.rounds
+    ]
+    seconds = [both for times, both in priced for _ in range(times)]
+    return tuple(with_latency for with_latency, _ in seconds), tuple(both[0] - both[1] for both in seconds)
 
 
 def step_seconds(

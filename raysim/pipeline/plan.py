@@ -19,6 +19,7 @@ from raysim.network.memory import StageMemory
 from raysim.pipeline.groups import Group, exchange_delay, exchange_period, takes_part
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import learning_rate
+from raysim.records import WARMUP_STEPS
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.schedules.weights import Delays
@@ -46,6 +47,8 @@ class Origin(NamedTuple):
 
 
 FROM_SCRATCH = Origin()
+FIRST_PROFILED = 2
+"""Steps recorded after warm-up, whatever `profile_every_steps` is: a short run can be priced, with an interval."""
 _batch = lru_cache(maxsize=4)(batch_ids)
 
 
@@ -132,6 +135,10 @@ class Plan:
         """Return the replica method of a stage in a step: the uncompressed mean before `compress_from`."""
         return self.replica_methods[stage] if step >= self.config.compress_from else AVERAGED
 
+    def tied_method(self, step: int) -> ReplicaMethod:
+        """Return the method that sums gradients of tied parameters in a step, by the mean over their owners."""
+        return self.config.tied_gradient if step >= self.config.compress_from else AVERAGED
+
     @property
     def validates(self) -> bool:
         """True if workers send each other their gradient norms, for post-validation."""
@@ -170,9 +177,10 @@ class Plan:
         )
         fused: list[Sequence[int]] = [replicas] if self.config.fused_embedding else [[r] for r in replicas]
         sums = [
-            Group(tuple((r, stage) for r in together for stage, _ in owners), 2, i)
+            Group(members, self.config.tied_gradient.num_rounds(len(members)), i)
             for i, owners in enumerate(self.tied)
             for together in fused
+            for members in [tuple((r, stage) for r in together for stage, _ in owners)]
         ]
         return [averages, sums, exchanges]
 
@@ -189,12 +197,13 @@ class Plan:
     def rounds_in(self, step: int, group: Group) -> int:
         """Return the maximum rounds of a group in a step, 0 if its method exchanges nothing."""
         if group.tied is not None:
-            return group.num_rounds
+            return self.tied_method(step).num_rounds(len(group.members))
         method = self.replica_method(group.stage, step)
         return 0 if method.part(step) is None else method.num_rounds(self.num_replicas)
 
-    def tied_name(self, i: int, stage: int) -> str:
-        return dict(self.tied[i])[stage]
+    def tied_names(self, i: int, stage: int) -> dict[str, str]:
+        """Return the name of a tied parameter in a stage, by its name in messages and memories."""
+        return {f"tied {self.tied[i][0][1]}": dict(self.tied[i])[stage]}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -260,13 +269,19 @@ class Plan:
         return math.ceil(self.num_test_samples / self.config.batch_size)
 
     @property
+    def trained(self) -> bool:
+        """True if the first weights are of a checkpoint or a folder."""
+        return self.config.start is not None or "path" in self.config.model.options
+
+    @property
     def compresses(self) -> bool:
         return any(not method.exact for method in self.methods)
 
     def profiles(self, step: int) -> bool:
-        """Return whether a step's actions are recorded: in the middle of each period, away from evaluations."""
+        """Return whether a step's actions are recorded: the first after warm-up, and one in the middle of each period."""
         every = self.config.profile_every_steps
-        return every > 0 and step % every == every // 2
+        first = min(max(self.first_step, self.config.compress_from) + WARMUP_STEPS, self.end_step - 1)
+        return every > 0 and (step % every == every // 2 or first <= step < first + FIRST_PROFILED)
 
     def keeps_transfers(self, step: int) -> bool:
         """Return whether a step's transfers between workers are recorded; always if replicas exchange only in some steps."""
