@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from raysim.analysis.data import AnalysisError
+from raysim.analysis.data.folders import SCREEN
 from raysim.analysis.report.frontier import frontier, links, quality_by_strength
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, Job, Material
 from raysim.analysis.report.over_time import curves, decisions, timeline
 from raysim.analysis.report.page import Block, Page, Section, Text
 from raysim.analysis.report.reuse import reproduce
+from raysim.analysis.report.screens import screen_page
 from raysim.analysis.report.summary import summary
 from raysim.analysis.report.tables import branches, has_branches, importance_charts, probe, runs_tables
 from raysim.analysis.report.words import plural
@@ -23,6 +25,7 @@ from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.plugins import from_record
+from raysim.records.packs import open_folder
 
 __all__ = ["NETWORKS", "compose", "write_report"]
 
@@ -58,13 +61,16 @@ def compose(
     profile: Path | str | None = None,
     transport: str | None = None,
 ) -> Page:
-    """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
+    """Return the report of the runs in a folder or bucket, at any depth, priced on networks; or that of a screen's folder.
 
     `networks` default to the presets of `NETWORKS` and the network on which the studies compare steps. `first` is the name of the
     initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
     `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError if there is no
     such folder or no run in it, and ValueError for an unknown network.
     """
+    place = open_folder(folder)
+    if (place / SCREEN).is_file():
+        return screen_page(place)
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))

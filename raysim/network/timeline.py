@@ -225,7 +225,7 @@ class Timeline:
     def workers(self) -> list[WorkerTime]:
         """Return every worker's time by use, which adds up to `step_s`."""
         return [
-            WorkerTime(replica, worker, *parts)
+            WorkerTime._make((replica, worker, *parts))
             for replica, row in enumerate(self.row.tolist())
             for worker, parts in enumerate(self._uses[row])
         ]

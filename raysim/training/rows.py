@@ -293,8 +293,9 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
 
 def _method(plan: Plan, link: Mapping[str, Any]) -> Compressor:
     """Return the compressor of a row of `links`."""
-    forward, backward = plan.compressors[link["replica"]][link["boundary"]][link.get("tensor") or UNNAMED]
-    return forward if link["direction"] == "forward" else backward
+    pair = plan.compressors[link["replica"]][link["boundary"]][link.get("tensor") or UNNAMED]
+    method: Compressor = pair[0 if link["direction"] == "forward" else 1]
+    return method
 
 
 def breaks(plan: Plan, step: int, loss: float, chance: float | None, links: Sequence[Mapping[str, Any]]) -> bool:
