@@ -155,12 +155,12 @@ class Timeline:
 
     @property
     def begin_s(self) -> Floats:
-        """When each action's packet reached its wire."""
+        """Begin of the transfer of each action's packet."""
         return self._of_replicas(self.times[2])
 
     @property
     def arrive_s(self) -> Floats:
-        """When that packet had arrived."""
+        """Arrival of that packet."""
         return self._of_replicas(self.times[3])
 
     def _of_replicas(self, rows: Floats) -> Floats:

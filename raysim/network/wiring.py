@@ -53,7 +53,7 @@ class Ends(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """When a step's work is done, on each network. Replicas with equal times share a row."""
+    """Moments at which a step's work is done, on each network. Replicas with equal times share a row."""
 
     row: NDArray[np.int64]
     """By replica."""
