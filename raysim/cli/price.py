@@ -259,7 +259,7 @@ def _placement(text: str | None, step: TimedStep) -> Placement | None:
     try:
         return None if text is None else parse_placement(text, step.num_workers)
     except ValueError as error:
-        fail(f"`--placement`: {error}", 2)
+        fail(str(error).replace("`placement`", "`--placement`"), 2)
 
 
 def place(
