@@ -296,7 +296,8 @@ def place(
     for each, found in zip(networks, placed, strict=True):
         show_placed(each, found)
     if json_file is not None:
-        write_json({repr(each): vars(found) for each, found in zip(networks, placed, strict=True)}, json_file)
+        rows = [{"network": repr(each), **vars(found)} for each, found in zip(networks, placed, strict=True)]
+        write_json({"networks": rows}, json_file)
 
 
 def _forecast(recipe: str, overrides: list[str], device: str | None, **options: Any) -> Forecast:
