@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raysim.network.notation import bandwidth_text, read_wires, time_text, window_text
-from raysim.notation import check_choice, check_integer, check_real
+from raysim.notation import check_choice, check_integer, check_real, shown
 
 Matrix = tuple[tuple[float, ...], ...]
 Floats = NDArray[np.float64]
@@ -331,6 +331,21 @@ class Placement:
     @property
     def num_hosts(self) -> int:
         return max(self.hosts, default=0) + 1
+
+
+def parse_placement(text: str, num_workers: int) -> Placement:
+    """Parse the hosts of all workers, such as "0,3,1,2"; raises ValueError unless there is one for each.
+
+    >>> parse_placement("0,3,1,2", 4).hosts
+    (0, 3, 1, 2)
+    """
+    hosts = [part.strip() for part in text.split(",")]
+    if not all(host.isdecimal() for host in hosts) or len(hosts) != num_workers:
+        raise ValueError(
+            f"`placement` must be a host for each of {num_workers} workers, such as {','.join(map(str, range(num_workers)))} (the "
+            f"workers of replica 0 first), but got {shown(text)}."
+        )
+    return Placement(tuple(map(int, hosts)))
 
 
 def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:
