@@ -9,6 +9,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.units import format_parameters
 
 HARMFUL = "harmful"
 HOPELESS = "hopeless at once"
@@ -52,7 +53,7 @@ class Scope(NamedTuple):
         >>> str(Scope("transformer", 867_072, model="gpt"))
         'gpt, 0.87 M'
         """
-        return f"{self.model}, {self.parameters / 1e6:{'.2g' if self.parameters < 1e7 else ',.0f'}} M"
+        return f"{self.model}, {format_parameters(self.parameters)}"
 
 
 class Known(NamedTuple):
