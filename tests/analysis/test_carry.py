@@ -20,20 +20,18 @@ def falling(size):
     return 6 * (size / SIZES[0]) ** -0.3
 
 
-def write_family(
-    folder, harms, sizes=SIZES, seeds=(0, 1, 2), per_parameter=2.0, name="family", change=lambda size: {}, **extra
-):
+def write_family(folder, harms, sizes=SIZES, seeds=(0, 1, 2), name="family", change=lambda size: {}, **extra):
     """Write dense runs and runs of each setting at each size; `harms`: settings with their harm, in per cent, by size."""
     random = np.random.default_rng(0)
     for size in sizes:
-        tokens = per_parameter * size
+        tokens = 2 * size
         common = {
             "num_stages": 2,
             "batch_size": 8,
             "data": "text",
             "model": {"name": "gpt", "width": 8 * (1 + size // 100_000)},
         }
-        common |= {"data": {"name": "topics"}} | change(size)
+        common |= {"data": {"name": "topics"}, "steps": 4} | change(size)
         for seed in seeds:
             dense = 4 * size**-0.05 + 0.02 * random.standard_normal()
             for setting, harm in [({}, None), *harms]:
@@ -49,7 +47,6 @@ def write_family(
                     predictions=round(tokens / 32),
                     samples=1,
                     seed=seed,
-                    steps=4,
                     **{**common, **({"num_replicas": 2} if any(s == LOCAL for s, _ in harms) else {}), **setting},
                 )
     return folder
@@ -112,13 +109,9 @@ def test_tokens_and_stages_are_carried_once_a_size_was_trained_with_several(tmp_
     write_family(folder, [(setting, lambda size: 2.0)])
     for tokens, stages in ((4, 2), (16, 2), (2, 3)):
         harm = 2.0 * (tokens / 2) ** 0.4 * (stages - 1)
-        cut = {"num_stages": stages}
+        longer = {"num_stages": stages, "steps": 2 * tokens}
         write_family(
-            folder,
-            [(setting, lambda size, harm=harm: harm)],
-            SIZES[:1],
-            per_parameter=tokens,
-            change=lambda size, cut=cut: cut,
+            folder, [(setting, lambda size, harm=harm: harm)], SIZES[:1], change=lambda size, longer=longer: longer
         )
     (row,) = carry(load(folder), 9e6, tokens=9e6 * 8, stages=3).to_dict("records")
     assert row["harm_low"] < 2 * 4**0.4 * 2 < row["harm_high"]
@@ -138,9 +131,11 @@ def bad_folders(tmp_path):
         "needs at least 3 sizes of one family, but got 2",
     )
     other = write_family(
-        tmp_path / "other", [(LOCAL, falling)], change=lambda size: {"optimizer.weight_decay": size / 1e9}
+        tmp_path / "other",
+        [(LOCAL, falling)],
+        change=lambda size: {"data": {"name": "topics", "length": 8 + size // 100_000}},
     )
-    yield other, "also differ in `optimizer.weight_decay`"
+    yield other, "also differ in `data.length`"
     yield write_family(tmp_path / "lacking", lacking), "forward=TopK(0.1) has no finished runs beside dense at 0.3 M"
     yield write_family(tmp_path / "dense", []), "runs with compression beside dense runs"
     yield write_family(tmp_path / "old", [(LOCAL, falling)], num_parameters=None), "records no `num_parameters`"
