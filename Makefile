@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRA
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-cluster campaign gpu-bundle test-gpu lint types dist image docs notation findings golden picture clean
+.PHONY: demo test test-slow test-cluster campaign gpu-bundle test-gpu lint types dist image docs notation llms findings golden picture clean
 
 demo: $(VENV)/installed
 	rm -rf results/demo results/demo-dense
@@ -85,6 +85,9 @@ findings: $(VENV)/installed-dev
 
 notation: $(VENV)/installed-dev
 	$(BIN)/python docs/generate_notation.py
+
+llms: $(VENV)/installed-dev
+	$(BIN)/python docs/generate_llms.py
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer")'

@@ -84,4 +84,5 @@ def confirmation(study: Study, picked: list[TrialRow]) -> Study:
         constraints=(),
         baselines=tuple(baselines),
         confirm=0,
+        screen=False,
     )

@@ -237,24 +237,38 @@ class RaceBudget:
         return max(shares)
 
     def summary(self) -> list[str]:
-        """Return lines on what an ended race has decided, what is open, and what would decide it."""
+        """Return lines on an ended race: each setting left without a verdict, then what is decided, what is open and its cost."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
-        counts["safe"], counts["failed"] = len(rounds.safe), len(rounds.failed)
+        counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}
+        counts["failed"] -= counts["hopeless at once"]
         running, undecided = rounds.running, rounds.undecided
         decided = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()) if count) or "nothing"
-        lead = f"{self.spent} of {self.spending.budget.text} spent. Decided: {decided}. "
+        cause = "The budget ended the race: " if running else ""
+        end = f"{cause}{self.spent} of {self.spending.budget.text} spent. Decided: {decided}. "
         if undecided:
-            lead += f"Undecided on all seeds: {plural(len(undecided), 'setting')}. "
-        end = "; `--resume` with a greater `--budget` goes on." if running else "."
+            end += f"Undecided on all seeds: {plural(len(undecided), 'setting')}. "
         return [
-            f"{lead}Open: {plural(len(running), 'setting')}{end}",
             *(
                 f"Open: {self._named(trial)}: its {len(rounds.seeds)} seeds would take {self._takes(self.finish_s(trial))} more."
                 for trial in running
             ),
             *map(self._undecided_line, undecided),
+            f"{end}Open: {plural(len(running), 'setting')}{self._resume_words(running)}.",
         ]
+
+    def _resume_words(self, running: Sequence[int]) -> str:
+        """Return the seeds and the budget that would decide about the open trials; nothing without one."""
+        if not running:
+            return ""
+        rounds, spending = self.rounds, self.spending
+        dense = set(rounds.seeds) - set(rounds.trained_seeds(rounds.dense, least=1.0))  # trained once, for all
+        lacking_s = sum(map(self.finish_s, running)) - (len(running) - 1) * len(dense) * self.run_s(rounds.dense)
+        if spending.budget.of_gpus:
+            whole = f"'{(self.trained_s + lacking_s) * spending.gpus / 3600:.2g} GPU hours'"
+        else:
+            whole = f"{math.ceil((spending.elapsed_s + spending.elapsing_s(lacking_s)) / 60)}min"
+        return f", decided by {len(rounds.seeds)} seeds each in {self._takes(lacking_s)} more: add `--resume --budget {whole}`"
 
     def _undecided_line(self, trial: int) -> str:
         """Return the harm of an undecided trial, and the seeds that would decide, with their cost."""

@@ -8,7 +8,7 @@ within a budget also on the duration of runs: see `sweeps.race_budget`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,12 +25,16 @@ from raysim.sweeps.trial import part_steps
 if TYPE_CHECKING:
     from raysim.sweeps.race_budget import RaceBudget
 
+AT_ONCE = "at once"
+OUT = ("failed", AT_ONCE)
+"""Decisions by which a trial leaves without a verdict of the race."""
 
 COLUMNS = pa.schema(
     [
         ("round", pa.int64()),
         ("trial", pa.int64()),  # Optuna's number
-        # "train"; why the trial left: "harmful", "hopeless", "slower", "failed"; "plan" of a budget; "further" than the plan
+        # "train"; why the trial left: "harmful", "hopeless", "slower", "failed", "at once" (hopeless before its first step);
+        # "plan" of a budget; "further" than the plan
         ("decision", pa.string()),
         ("seeds", pa.list_(pa.int64())),  # trained in this round, behind the exit, or planned from here on
         ("share", pa.float64()),  # of the steps at which the part ends
@@ -68,7 +72,7 @@ class Entry:
     @property
     def is_exit(self) -> bool:
         """True if the trial left by a decision of the race."""
-        return self.decision not in ("train", "failed", "plan", "further")
+        return self.decision not in ("train", *OUT, "plan", "further")
 
     @property
     def exit(self) -> Exit:
@@ -121,7 +125,8 @@ class RaceRounds:
         self._entries = read_entries(file)
         for entry in self._entries:
             self._follow(entry)
-        self.failed = {entry.trial for entry in self._entries if entry.decision == "failed"}
+        self.failed = {entry.trial for entry in self._entries if entry.decision in OUT}
+        """Trials that have left without a verdict; those of them hopeless at once are `at_once`."""
         for number in sorted({entry.round for entry in self._entries if entry.ended}):
             self._take_in([entry for entry in self._entries if entry.round == number])
 
@@ -171,14 +176,17 @@ class RaceRounds:
         """Train a trial left undecided by the planned seeds on the first `count` seeds."""
         self._note("further", trial, count)
 
-    def end_round(self, failed: Sequence[int]) -> dict[int, Exit]:
+    def end_round(self, failed: Collection[int], at_once: Collection[int] = ()) -> dict[int, Exit]:
         """Evaluate an ended round; return the trials that leave, and keep them in `left`.
 
-        `failed` are the trials with a part that failed or diverged.
+        `failed` are the trials with a part that failed or diverged, and `at_once` those hopeless before their first step.
         """
         number = self._entries[-1].round
-        self.failed.update(failed)
-        self._entries += [Entry(number, trial, "failed", [], 0.0, 0.0, ended=True) for trial in sorted(set(failed))]
+        self.failed.update(failed, at_once)
+        for trial in sorted({*failed, *at_once}):
+            decision = AT_ONCE if trial in at_once else "failed"
+            self._entries.append(Entry(number, trial, decision, [], 0.0, 0.0, ended=True))
+            self._follow(self._entries[-1])
         of_round = [entry for entry in self._entries if entry.round == number]
         self._take_in(of_round)
         for entry in of_round:
@@ -207,6 +215,11 @@ class RaceRounds:
     def safe(self) -> list[int]:
         """The trials that the rule calls safe."""
         return self.race.safe(self.evidence)
+
+    @property
+    def at_once(self) -> list[int]:
+        """The trials found hopeless before their first step."""
+        return [entry.trial for entry in self._entries if entry.decision == AT_ONCE]
 
     @property
     def running(self) -> list[int]:
@@ -257,6 +270,8 @@ class RaceRounds:
         count = len(entry.seeds)
         if entry.decision == "plan":
             self.race = replace(self.race, seeds=count, planned=None)
+        elif entry.decision == AT_ONCE:  # never judged
+            self.race = replace(self.race, family=max(1, self.race.family - 1))
         elif entry.decision == "further":
             self.race = replace(self.race, seeds=count, planned=self.race.plan)
             self.further[entry.trial] = count

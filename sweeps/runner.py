@@ -252,6 +252,7 @@ class Sweep:
             compute=self.study.compute,
             bundles=self.allocation.share.bundles(config, row.engine),
             watched=row.name is None,
+            screens=self.study.screens,
             folder=str(Path.cwd()),
         )
 

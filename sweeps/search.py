@@ -75,7 +75,7 @@ class LedgerSearch(Searcher):
         return self._rows.get(trial_id)
 
     def summary(self) -> list[str]:
-        """Return lines on what a race has decided within its budget and what is open; none without a budget."""
+        """Return lines on what a race has decided within its budget and, last, what is open; none without a budget."""
         return []
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -189,8 +189,10 @@ class RaceSearch(LedgerSearch):
             self._end_round()
 
     def _end(self, row: TrialRow, outcome: Outcome) -> None:
-        if outcome.status in ("failed", "diverged"):
+        if outcome.status in ("failed", "diverged", "pruned"):
             self._failed[row.trial] = outcome
+        if outcome.status == "pruned":
+            self._queue = deque(task for task in self._queue if task.trial != row.trial)
 
     def _elapsed_s(self, row: TrialRow) -> float:
         return 0.0  # all trials of a race start together
@@ -282,14 +284,18 @@ class RaceSearch(LedgerSearch):
             self.problem = f"Dense, with which a race pairs all trials, {why.status}: {why.error}"
             self.stopping = True
             return
-        self.rounds.end_round(list(self._failed))
+        dropped = [trial for trial, outcome in self._failed.items() if outcome.status == "pruned"]
+        self.rounds.end_round(self._failed.keys() - dropped, at_once=dropped)
         self._settle_left()
 
     def _settle_left(self, *, over: bool = False) -> None:
         """End the rows of trials that have left the race; if they may return, only once it is `over`."""
         rounds = self.rounds
         for trial, outcome in sorted(self._failed.items()):
-            self.ledger.end(self.ledger.rows[trial], outcome)
+            row = self.ledger.rows[trial]
+            if outcome.status == "pruned":
+                row.seeds, row.runs = [], []  # none was trained
+            self.ledger.end(row, outcome)
         self._failed.clear()
         racing = {rounds.dense, *rounds.running}
         for row in list(self.ledger.rows):
@@ -298,12 +304,12 @@ class RaceSearch(LedgerSearch):
             if not over and self.ledger.study.budget is not None and rounds.may_return(row.trial):
                 continue
             if row.trial in rounds.left:
-                why = self._why(rounds.left[row.trial])
+                why = self._why(row.trial, rounds.left[row.trial])
                 self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}))
             else:
                 self._finish(row)
 
-    def _why(self, reason: Exit) -> str:
+    def _why(self, trial: int, reason: Exit) -> str:
         rounds, measure = self.rounds, self.rounds.measure
         num_steps = len(self._run_of(rounds.dense, rounds.trained_seeds(rounds.dense)[0]).steps)
         where = f"after {part_steps(RUNGS[reason.rung], num_steps):,} of {num_steps:,} steps on {reason.seeds} seeds"
@@ -312,7 +318,12 @@ class RaceSearch(LedgerSearch):
             return f"left {where}: slower than a safe setting"
         if reason.kind == "harmful":
             return f"dropped {where}: {harm}, in the end at least {reason.bound:.2g}, and the margin is {rounds.race.margin:g}"
-        return f"given up {where}: {harm}, so a chance of {reason.bound:.0%} to be called safe"
+        chance = "below 1 %" if reason.bound < 0.01 else f"{100 * reason.bound:.0f} %"
+        spread = rounds.race.spread(rounds.evidence[trial], rounds.evidence)
+        return (
+            f"given up {where}: {harm} with a spread of {spread:.2g} {measure.unit} over seeds, so a chance of {chance} that "
+            f"{rounds.race.seeds} seeds show it to be within the margin of {rounds.race.margin:g}"
+        )
 
     def _finish(self, row: TrialRow) -> None:
         """End the row of a trial trained on all of its seeds."""

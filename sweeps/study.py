@@ -28,7 +28,15 @@ from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
 from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
 
 DRAWS = 200  # points of the space drawn to find values that are never valid
-CHANGEABLE = {"trials", "jobs", "confirm", "budget", "price_per_hour", "planned_seeds"}  # when a study is resumed
+CHANGEABLE = {
+    "screen",
+    "trials",
+    "jobs",
+    "confirm",
+    "budget",
+    "price_per_hour",
+    "planned_seeds",
+}  # when a study is resumed
 PARENT = "parent"  # folder of the dense run from which trials branch
 MOST_SEEDS = 10_000
 
@@ -96,6 +104,8 @@ class Study:
     """Of all machines together, for a budget in money."""
     planned_seeds: int | None = None
     """Number of seeds of the first verdicts, from the plan of a budget."""
+    screen: bool = True
+    """Whether settings that are hopeless at once are dropped before their first step, see `screens`."""
     branches: Branches | None = None
     """Points of one dense run from which trials start; None to train each from scratch."""
 
@@ -124,6 +134,11 @@ class Study:
         if self.branches is None:
             return overrides
         return {**overrides, "start": trial.suggest_categorical("start", self.starts)}
+
+    @property
+    def screens(self) -> bool:
+        """True if settings are screened: in a race, or with several seeds; the table of branches needs every setting."""
+        return self.screen and self.branches is None and (self.race is not None or len(self.seeds) > 1)
 
     @property
     def branch_steps(self) -> list[int]:
@@ -243,6 +258,7 @@ class Study:
             "race": self.race and vars(self.race),
             "budget": self.budget and self.budget.text,
             "branches": self.branches and vars(self.branches),
+            "screen": None if self.screen else False,
             "space": "space.py",
         }
         for parts in ("objectives", "constraints", "baselines"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from optuna.trial import FixedTrial
 
-from raysim.config import ConfigError, RunConfig, keys_of
+from raysim.config import ConfigError, keys_of
 from raysim.sweeps.objectives import priced
 from raysim.sweeps.space import NEVER
 from raysim.sweeps.study import Baseline, RaceTerms, Study
+from raysim.training.trackers import check_trackers
 from raysim.workloads.data import bind_data
 from raysim.workloads.metrics import own_metric
 
@@ -36,6 +37,7 @@ def check_fields(study: Study) -> None:
         raise ConfigError(
             "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1 in the base, but got 0."
         )
+    check_trackers(config.report_to or ())
     if priced(study.objectives) and not config.profile_every_steps:
         raise ConfigError("`profile_every_steps` of the base must be at least 1, for steps to be priced, but got 0.")
     for constraint in study.constraints:
@@ -85,7 +87,7 @@ def _check_draws(study: Study) -> None:
         choices = {(name.rpartition(".")[2], repr(value)) for name, value in params.items()}  # regardless of their key
         choices |= {("", "")}
         try:
-            _check_priced(study, study.config(overrides))
+            study.config(overrides)
             good |= choices
         except ConfigError as error:
             for choice in choices:
@@ -95,17 +97,6 @@ def _check_draws(study: Study) -> None:
         if (name, value) not in good and (len(errors) >= enough or not name):
             never = f"`{name}` = {value} is never valid" if name else "no drawn configuration is valid"
             raise ConfigError(f"`space`: {never}: {errors[0]}")
-
-
-def _check_priced(study: Study, config: RunConfig) -> None:
-    """Raise ConfigError if objectives are priced and a run ends before the first step with recorded actions."""
-    first = config.profile_every_steps // 2
-    price = next((objective.name for objective in study.objectives if objective.transport is not None), None)
-    if price is not None and config.steps is not None and config.steps <= first:
-        raise ConfigError(
-            f"`{price}` needs a profiled step, but with `profile_every_steps` = {config.profile_every_steps} the first is step "
-            f"{first}, after the last of `steps` = {config.steps}. Lower `profile_every_steps`, or train more steps."
-        )
 
 
 def check_trials(study: Study) -> None:

@@ -52,6 +52,8 @@ class StudyKeys(BaseModel):
     """Of all machines of the sweep together, for a budget in money."""
     planned_seeds: int | None = Field(default=None, ge=3)
     """Number of seeds of the first verdicts; written by the plan of a budget."""
+    screen: bool = True
+    """In a race or with several seeds: drop a setting that breaks trained weights at once, before its first step."""
     branches: Branches | None = None
     """Table of `at`, shares of the base's steps, and `steps`: one dense run is trained, and every setting goes on from there."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
@@ -123,12 +125,13 @@ def read_study(
     race: bool = False,
     budget: str | None = None,
     price_per_hour: float | None = None,
+    screen: bool | None = None,
 ) -> Study:
     """Read a built-in study, a .toml file or a .py file.
 
     `overrides` are `key=value` texts that change its base. `trials`, `jobs`, `confirm`, `budget` and `price_per_hour` replace the
     file's; `seeds` is a number of seeds from 0 on, instead of the file's. `race`, or a budget, turns the study into a race.
-    `transport` is for priced objectives that name none. Raises ConfigError by field and rule.
+    `screen` replaces the file's. `transport` is for priced objectives that name none. Raises ConfigError by field and rule.
 
     >>> read_study("quickstart").most_trials
     9
@@ -145,6 +148,7 @@ def read_study(
         "seeds": None if seeds is None else [*range(seeds)],
         "budget": budget,
         "price_per_hour": price_per_hour,
+        "screen": screen,
         "race": True if raced and not file.values.get("race") else None,
     }
     values = file.values | {key: value for key, value in changes.items() if value is not None}

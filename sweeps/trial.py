@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray import tune
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event as Entry
-from tensorboardX.summary import hparams, scalar
 
 from raysim.config import ConfigError, RunConfig
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
 from raysim.records import RecordsError, Run
+from raysim.screening.at_once import why_hopeless
+from raysim.screening.verdicts import HOPELESS
 from raysim.storage.files import is_locked
 from raysim.sweeps.objectives import Figure, Objective, figures, priced
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
-from raysim.training.events import Ending, Event
+from raysim.training.events import Ending, HopelessError
 from raysim.training.run import Training
+from raysim.training.trackers import Trackers
 from raysim.workloads.data import Data, load_data
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0  # longest time between two reports of a trial; Ctrl-C waits for the next one
 POOLED_RUNS = 24  # other runs whose compute is pooled with a trial's for its price while the sweep runs
-FLUSH_S = 5.0  # between two flushes of curves to disk while values arrive
 UNLOCK_S = 30.0  # seconds for which processes of a killed sweep may still lock a run's folder
 
 
@@ -66,6 +65,8 @@ class TrialSpec:
     """Where the sweep was started: relative paths of data are relative to it."""
     until: float = 1.0
     """Share of the steps after which to stop, with a checkpoint."""
+    screens: bool = False
+    """Whether a setting that breaks trained weights at once ends before its first step."""
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
@@ -80,57 +81,6 @@ class Outcome(NamedTuple):
     seconds: float
     error: str | None
     figures: dict[str, Figure]
-
-
-class Curves:
-    """A file of curves for TensorBoard in a folder, written in the caller's thread.
-
-    `SummaryWriter` of tensorboardX writes in a thread, which dies when the disk is full; its caller then waits forever. This
-    class raises OSError.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = EventsWriter(str(folder / "events"))
-        self._flushed = time.monotonic()
-
-    def __enter__(self) -> Curves:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def add(self, event: Event) -> None:
-        """Add the values of a step or an evaluation."""
-        row = event.row
-        if event.kind == "step":
-            for name in ("loss", "learning_rate", "wire_bytes"):
-                self._write(scalar(f"train/{name}", row[name]), row["step"])
-        elif event.kind == "eval" and row["batchnorm"] == "running":
-            for name in event.measures:
-                self._write(scalar(f"eval/{name}_{row['mode']}", row[name]), row["step"])
-
-    def add_result(self, config: RunConfig, run: Run) -> None:
-        """Add the configuration and the last evaluation, for TensorBoard's page of hyperparameters."""
-        keys = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for key, value in config.flat().items()
-            if value is not None
-        }
-        names = [f"final_{name}_{mode}" for name in run.measures for mode in ("on", "off")]
-        final = {
-            f"final/{name.removeprefix('final_')}": run.row[name] for name in names if run.row.get(name) is not None
-        }
-        for summary in hparams(keys, final):
-            self._write(summary, 0)
-        for name, value in final.items():
-            self._write(scalar(name, value), 0)
-
-    def _write(self, summary: Any, step: int) -> None:
-        self._file.write_event(Entry(wall_time=time.time(), step=step, summary=summary))
-        if time.monotonic() - self._flushed >= FLUSH_S:
-            self._file.flush()
-            self._flushed = time.monotonic()
 
 
 class SweepTrial(tune.Trainable):
@@ -166,10 +116,14 @@ class SweepTrial(tune.Trainable):
     def _run(self) -> Generator[dict[str, Any], None, None]:
         """Yield the reports to Tune, the outcome last."""
         spec, runs, seconds = self._spec, list[Run](), 0.0
+        began = time.monotonic()
         status, error, trial_figures = "finished", None, dict[str, Figure]()
         for i, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, i)
+            except HopelessError as why:
+                yield {"done": True, "outcome": Outcome("pruned", time.monotonic() - began, str(why), {})}
+                return
             except ResourcesLostError:
                 raise  # to Tune, which reserves resources for the trial again
             except Exception as failure:  # user models and codecs may raise anything: the sweep continues
@@ -209,6 +163,8 @@ class SweepTrial(tune.Trainable):
             return folder
         ending = Ending()
         config = spec.config.model_copy(update={"seed": seed})
+        curves_name = f"tensorboard/{Path(name).name}"
+        tools = dict.fromkeys(("tensorboard", *(config.report_to or ())))
         training = Training(
             config,
             out=folder,
@@ -216,39 +172,37 @@ class SweepTrial(tune.Trainable):
             resume=before is not None,
             data=self._load(config),
             ending=ending,
+            refuse=why_hopeless if spec.screens and i == 0 else None,
         )
+        training.trackers = Trackers(tools, self._store.inside(curves_name))  # TensorBoard's in the study's folder
         first, end = training.plan.first_step, training.plan.end_step
         until = first + part_steps(spec.until, end - first)
         if spec.until < 1 and any(each.step >= until for each in checkpoints(folder / "checkpoints")):
             return folder
-        curves_name = f"tensorboard/{Path(name).name}"
-        with Curves(self._store.inside(curves_name)) as curves:
-            reported, step = time.monotonic(), first
-            evaluated: dict[str, float] = {}
-            with suppress(KeyboardInterrupt) if until < end else nullcontext():  # raised by a run that is asked to end
-                for event in training.events():
-                    curves.add(event)
-                    if event.kind == "step":
-                        step = event.row["step"] + 1
-                        ending.signal = signal.SIGINT if step == until < end else ending.signal
-                    elif event.kind == "eval" and event.row["batchnorm"] == "running":
-                        evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
-                    progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
-                    if "loss_off" in evaluated and step < end:  # the last evaluated mode
-                        self._store.send_run(name)
-                        # Early stopping is decided on the first seed: the others would start the curve again.
-                        yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
-                        reported, evaluated = time.monotonic(), {}
-                    elif time.monotonic() - reported >= HEARTBEAT_S:
-                        self._store.send_run(name)
-                        yield progress
-                        reported = time.monotonic()
-            if until < end:
-                self._store.send(name)
-                return folder
-            curves.add_result(config, Run(folder))
+        reported, step = time.monotonic(), first
+        evaluated: dict[str, float] = {}
+        with suppress(KeyboardInterrupt) if until < end else nullcontext():  # raised by a run that is asked to end
+            for event in training.events():
+                if event.kind == "step":
+                    step = event.row["step"] + 1
+                    ending.signal = signal.SIGINT if step == until < end else ending.signal
+                elif event.kind == "warning" and event.row.get("breaks") and spec.screens and until < end:
+                    raise HopelessError(f"{HOPELESS}: {event.row['reason']}")
+                elif event.kind == "eval" and event.row["batchnorm"] == "running":
+                    evaluated |= {f"{metric}_{event.row['mode']}": event.row[metric] for metric in event.measures}
+                progress = {"progress": (i + (step - first) / (end - first)) / len(spec.seeds), "seed": seed}
+                if "loss_off" in evaluated and step < end:  # the last evaluated mode
+                    self._store.send_run(name)
+                    # Early stopping is decided on the first seed: the others would start the curve again.
+                    yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
+                    reported, evaluated = time.monotonic(), {}
+                elif time.monotonic() - reported >= HEARTBEAT_S:
+                    self._store.send_run(name)
+                    yield progress
+                    reported = time.monotonic()
         self._store.send(name)
-        self._store.send(curves_name)
+        if until == end:
+            self._store.send(curves_name)
         return folder
 
     def _load(self, config: RunConfig) -> Data:

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -63,13 +63,53 @@ def show_result(sweep: Sweep) -> None:
         say(_learned_nothing(failed, sweep))
     if sweep.results is not None:
         _show_verdicts(console, sweep.results, sweep.study.compute)
+    say(_counts(sweep))
     for line in sweep.search.summary():
         say(line)
-    say(_counts(sweep))
     if best and not sweep.study.confirm and sweep.study.race is None:
         say(
             "The frontier is unconfirmed: the seeds that chose it also judge it. `--confirm 5 --resume` judges it on held-out seeds."
         )
+
+
+def sweep_figures(sweep: Sweep) -> dict[str, Any]:
+    """Return the trials of a sweep and its verdicts, for JSON; of a confirmed one, the verdicts on held-out seeds."""
+    objectives = sweep.study.objectives
+    trials = [
+        {
+            name: getattr(row, name)
+            for name in ("trial", "name", "status", "notation", "params", "seeds", "error", "same_as")
+        }
+        | {"figures": {name: figure._asdict() for name, figure in row.figures.items()}}
+        for row in sweep.rows
+    ]
+    best = {row.trial for row in frontier(sweep.rows, objectives)}
+    results = analysis.load(sweep.store.out)
+    verdicts = []
+    if len(results) and sweep.study.branches is None:
+        network = parse_network(results.network_of(results.runs["study"].dropna()))
+        for job in gather(results, [network], sweep.study.compute).jobs:
+            settings = [
+                {"setting": setting.name, "verdict": setting.verdict or None, "seeds": setting.seeds}
+                for setting in job.settings
+            ]
+            verdicts.append(
+                {
+                    "job": job.title,
+                    "network": repr(network),
+                    "answer": verdict(job, repr(network)),
+                    "settings": settings,
+                }
+            )
+    return {
+        "study": sweep.study.name,
+        "out": sweep.store.out,
+        "objectives": [objective.name for objective in objectives],
+        "trials": trials,
+        "frontier": sorted(best),
+        "verdicts": verdicts,
+        "race": sweep.search.summary(),
+    }
 
 
 def show_branches(sweep: Sweep) -> None:

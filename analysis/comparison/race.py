@@ -248,6 +248,10 @@ class Race:
         """Return the standard error of a setting's mean harm."""
         return self._spread(harms, rung, evidence) / math.sqrt(len(harms))
 
+    def spread(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> float:
+        """Return the standard deviation of a setting's harm over seeds, at its last rung."""
+        return self._spread(each.harms, each.rung, evidence)
+
     def _spread(self, harms: Sequence[float], rung: int, evidence: Mapping[Any, Evidence]) -> float:
         """Return the standard deviation of harms over seeds, its square shrunk to the median of the job's (Smyth 2004)."""
         reached = [each for each in evidence.values() if each.rung >= rung]

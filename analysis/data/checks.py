@@ -100,7 +100,7 @@ def _expected_steps(table: str, row: Mapping[Any, Any]) -> tuple[int, int | None
     if table == "evals":  # of the final one; a run that diverged may have none
         evaluated = row["status"] == "finished" and not pd.isna(row.get("final_loss_on"))
         return end, end if evaluated else None
-    if table == "actions":  # of the middle of each period
+    if table == "actions":  # of the middle of each period; earlier versions did not record the first steps
         every = row.get("profile_every_steps")
         if pd.isna(every) or not every:
             return begin, None

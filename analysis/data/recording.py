@@ -36,14 +36,13 @@ from raysim.network.collectives import (
 from raysim.network.recorded import profiles_from_actions
 from raysim.notation import check_choice
 from raysim.plugins import from_record
-from raysim.records import RecordsError, Run
+from raysim.records import WARMUP_STEPS, RecordsError, Run
 from raysim.records.run import exceeds_dense
 from raysim.schedules.actions import rows_from_csv
 from raysim.schedules.families import Custom, Schedule, parse_schedule
 from raysim.schedules.weights import parse_weights
 from raysim.storage.places import Place
 
-WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced if others are profiled
 CLOCKS = ("auto", "cpu", "wall")
 
 
@@ -76,7 +75,7 @@ class Recording:
         if actions.empty:
             raise ReplayError(
                 f"The run in {self.run.folder} has no profiled actions to be priced: train it with `profile_every_steps` "
-                f"of at least 1 and at most its steps, but it has {self.row.get('profile_every_steps')!r}."
+                f"of at least 1, but it has {self.row.get('profile_every_steps')!r}."
             )
         try:
             self._prepare(actions, clock, max_steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
 from raysim.analysis.runs.step import Replay
+from raysim.network.prices import WireSeconds
 from raysim.network.topology import Network
 from raysim.quality import Measure
 from raysim.records import FINISHED
@@ -49,6 +51,8 @@ class Price(NamedTuple):
     """The step of the dense run or setting of the same job and schedule; empty without one."""
     speedup: Mapping[str, Estimate]
     """`dense_step_s` over `step_s`; empty without a dense setting."""
+    wire: Mapping[str, WireSeconds]
+    """What bytes and latency add to the step."""
 
     @classmethod
     def mean(cls, prices: Sequence[Price]) -> Price:
@@ -59,7 +63,9 @@ class Price(NamedTuple):
         dense_step_s = {name: float(np.mean([price.dense_step_s[name] for price in against])) for name in speedup}
         for name, dense_s in dense_step_s.items():  # of the mean steps themselves, as the rows show them
             speedup[name] = speedup[name].at(dense_s / step_s[name].value)
-        return cls(step_s, dense_step_s, speedup)
+        names = prices[0].wire if prices else ()
+        wire = {name: WireSeconds(*np.mean([price.wire[name] for price in prices], axis=0).tolist()) for name in names}
+        return cls(step_s, dense_step_s, speedup, wire)
 
 
 def _mean_estimates(values: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
@@ -96,6 +102,11 @@ class SettingRuns:
     def step_s(self) -> Mapping[str, Estimate]:
         """The seconds of a step by network; empty if no run could be priced."""
         return self.price.step_s
+
+    def wire_shares(self, network: str) -> tuple[float, float]:
+        """Return what bytes and latency add to a step on `network`, each as a share of the step."""
+        wire, step_s = self.price.wire[network], self.step_s[network].value
+        return wire.bytes_s / step_s, wire.latency_s / step_s
 
     @property
     def speedup(self) -> Mapping[str, Estimate]:
@@ -270,6 +281,15 @@ class Material:
         """Return a run ready to be priced; `options`: arguments of `Results.replay` in place of the report's."""
         return self.results.replay(run, **(self.options | options))
 
+    def steps_s(self, runs: Iterable[str], networks: Sequence[Network]) -> list[float]:
+        """Return the mean seconds of a step of priced runs on each network, without intervals."""
+        seconds = []
+        for run in runs:
+            with suppress(ReplayError):  # named in the problems, by `prices`
+                seconds.append(self.replay(run).step_seconds(networks).mean(axis=1))
+        means: list[float] = np.mean(seconds, axis=0).tolist()
+        return means
+
     def prices(self, runs: Iterable[str], networks: Mapping[str, Network], **options: Any) -> dict[str, Price]:
         """Return the price of each run's step on networks; `options`: as for `replay`.
 
@@ -280,7 +300,7 @@ class Material:
             try:
                 replay = self.replay(run, **options)
                 dense = self.replay(self.partners[run], **options) if run in self.partners else None
-                steps = replay.step_s(chosen)
+                steps, wires = replay.step_s(chosen), replay.wire_seconds(chosen)
                 speedups = replay.speedup(dense, chosen) if dense is not None else []
                 dense_s = dense.step_seconds(chosen).mean(axis=1).tolist() if dense is not None else []
             except ReplayError as error:
@@ -290,5 +310,6 @@ class Material:
                 dict(zip(networks, steps, strict=True)),
                 dict(zip(networks, dense_s, strict=False)),
                 dict(zip(networks, speedups, strict=False)),
+                dict(zip(networks, wires, strict=True)),
             )
         return prices

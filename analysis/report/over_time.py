@@ -204,8 +204,10 @@ KINDS = {
     "backward for weights": Style(COLOURS[2], SYMBOLS[3]),
     "codec": Style(COLOURS[1], SYMBOLS[1]),
     "calls": Style(GREY),
-    "on the wire": Style(COLOURS[5]),
+    "bytes": Style(COLOURS[5]),
+    "latency": Style(COLOURS[5], SYMBOLS[1]),
     "collective": Style(COLOURS[3], SYMBOLS[2]),
+    "latency of a collective": Style(COLOURS[3], SYMBOLS[1]),
     "end of the step": Style(GREY, SYMBOLS[2]),
 }
 OP_KINDS = dict(zip(OPS, ("forward", "backward", "backward for weights"), strict=True))
@@ -234,8 +236,8 @@ def timeline(job: Job, material: Material) -> list[Block]:
         return [Text(text, "note")]
     caption = (
         f"This is the mean of the recorded steps of the first seed, simulated on the chosen network {over(job.transport)}, on the same "
-        "axis of time: stages, then the packets on each link, then the collectives at the end of the step. Gaps are bubbles, or the "
-        "wait for a packet. Then stages update, and the driver goes on."
+        "axis of time: stages, then the packets on each link, each with its bytes and then its latency, then the collectives at the "
+        "end of the step. Gaps are bubbles, or the wait for a packet. Then stages update, and the driver goes on."
     )
     steps = {
         setting.name: {name: [*_spans(replay, network)] for name, network in material.networks.items()}
@@ -271,9 +273,13 @@ def _spans(replay: Replay, network: Network) -> Iterator[Span]:
         lane = f"{LANES[collective.direction]} {', '.join(map(str, collective.stages))}"
         if collective.codec_s:
             yield Span("codec", lane, exchange.start_s, collective.codec_s, "")
-        for turn, start, end in exchange.spans():
-            if end > start:
-                yield Span("collective", lane, start, end - start, f"round {turn}")
+        for (turn, start, end), latency_s in zip(exchange.spans(), exchange.latency_s, strict=True):
+            for kind, low, high in (
+                ("collective", start, end - latency_s),
+                ("latency of a collective", end - latency_s, end),
+            ):
+                if high > low:
+                    yield Span(kind, lane, low, high - low, f"round {turn}")
     if timeline.outside_s > 0:
         yield Span(
             "end of the step", "all stages", timeline.collectives_end_s, timeline.outside_s, "(update, and the driver)"
@@ -294,13 +300,14 @@ def _first_replica(timeline: Timeline) -> list[Span]:
                 kind = {"overhead": "calls", "codec": "codec"}.get(phase, OP_KINDS[OPS[op]])
                 if end > start:
                     spans.append(Span(kind, lane, start, end - start, name))
-            begin, arrive = (
+            begin, sent, arrive = (
                 min(max(float(times[0, stage, op, microbatch]), 0.0), timeline.pipeline_s)
-                for times in (timeline.begin_s, timeline.arrive_s)
+                for times in (timeline.begin_s, timeline.arrive_s - timeline.latency_s, timeline.arrive_s)
             )
             neighbour = {0: stage + 1, 1: stage - 1}.get(op, -1)
-            if 0 <= neighbour < table.num_stages and arrive > begin:
-                packets.append(
-                    Span("on the wire", f"{stage} → {neighbour}", begin, arrive - begin, f"packet of {name}")
-                )
+            if 0 <= neighbour < table.num_stages:
+                lane = f"{stage} → {neighbour}"
+                for kind, low, high in (("bytes", begin, sent), ("latency", sent, arrive)):
+                    if high > low:
+                        packets.append(Span(kind, lane, low, high - low, f"of the packet of {name}"))
     return spans + sorted(packets, key=lambda packet: packet.start_s)

@@ -185,6 +185,14 @@ class Page(NamedTuple):
         """Return all texts, tables or charts."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
 
+    def recommended(self, network: str) -> list[dict[str, str]]:
+        """Return the row of each job's setting to use on a network, as its table writes it."""
+        tables = [table.on(network) for table in self.blocks(Table) if table.key.endswith("-recommended")]
+        rows = [frame[frame["network"] == network] for frame in tables]
+        return [
+            {str(key): str(value) for key, value in row.items()} for each in rows for row in each.to_dict("records")
+        ]
+
     def decisions(self, networks: Sequence[str]) -> list[str]:
         """Return the verdicts with their evidence, as plain text, on each of some networks."""
         verdicts: list[list[Text]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ import pandas as pd
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import RULE
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import MODES, Job, Material, Price, SettingRuns
+from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
 from raysim.analysis.report.page import COLOURS, DENSE, Block, Chart, Panel, Style, Table, Text, axis, scatter, style
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import (
@@ -63,30 +64,36 @@ def summary(job: Job, material: Material) -> Iterator[Block]:
 
 
 def _curve(job: Job, material: Material) -> Chart:
-    """Return the seconds of a step against bandwidth, of dense and of the settings chosen on some network."""
-    instant = {repr(network): network for network in map(Network, BANDWIDTHS_BPS)}
+    """Return the seconds of a step against the bandwidth of each network, of dense and of the settings chosen on some network."""
     settings = _curve_settings(job)
     traces = []
-    for i, setting in enumerate(settings):
-        price = Price.mean([*material.prices(setting.runs, instant).values()])
-        look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
-        steps = [price.step_s[name].value for name in instant]
-        traces.append(scatter(setting.name, BANDWIDTHS_BPS, steps, look, "lines"))
     for name, network in material.networks.items():
-        bps = network.bandwidth_bps
-        if not isinstance(bps, tuple) and math.isfinite(bps):
+        for i, setting in enumerate(settings):
+            look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
+            steps_s = material.steps_s(setting.runs, [_with_slowest(network, bps) for bps in BANDWIDTHS_BPS])
+            traces.append(scatter(setting.name, BANDWIDTHS_BPS, steps_s, look, "lines", network=name))
+        if math.isfinite(bps := network.slowest_bps):
             steps = [setting.step_s[name].value for setting in settings]
             labels = [f"{setting.name} on {name}" for setting in settings]
-            points = scatter(
-                "the chosen network", [bps] * len(steps), steps, Style(COLOURS[1]), labels=labels, network=name
-            )
-            traces.append(points)
+            look = Style(COLOURS[1])
+            traces.append(scatter("the chosen network", [bps] * len(steps), steps, look, labels=labels, network=name))
     return Chart(
         f"{job.key}-bandwidth",
         "Step time by bandwidth",
-        f"Lines: step time {over(job.transport)} against bandwidth, without latency. A setting pays off if its line lies below "
-        "dense. Points: step time on the chosen network, with its latency.",
+        f"Lines: step time {over(job.transport)} against the bandwidth of the chosen network, or of its slowest link with the others "
+        "in proportion, with its latency. A setting pays off if its line lies below dense. Points: the chosen network.",
         [Panel("", axis("bandwidth", "bit/s", log=True), axis("time of a step", "s", log=True), traces, height=270)],
+    )
+
+
+def _with_slowest(network: Network, bps: float) -> Network:
+    """Return a network whose slowest link has another bandwidth, and all others the same share of it as before."""
+    slowest, bandwidth = network.slowest_bps, network.bandwidth_bps
+    if not isinstance(bandwidth, tuple):
+        return replace(network, bandwidth_bps=bps, name="")
+    scaled = tuple(tuple(link * bps / slowest for link in row) for row in bandwidth)
+    return replace(
+        network, bandwidth_bps=scaled, port_bps=network.port_bps and network.port_bps * bps / slowest, name=""
     )
 
 
@@ -153,7 +160,8 @@ def _short_why(job: Job, network: str) -> str:
     faster = job.faster(network)
     counts = Counter(setting.verdict for setting in faster)
     if not faster:
-        return f"none is {GAIN} faster"
+        compared = sum(not setting.dense and bool(setting.speedup) for setting in job.priced)
+        return f"none of {compared} is {GAIN} faster"
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if verdict)
     return f"{len(faster)} faster, none safe" + (f" ({verdicts})" if verdicts else "")
 

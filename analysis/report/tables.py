@@ -32,7 +32,18 @@ def runs_tables(material: Material) -> list[Block]:
     if len(rest):
         frame = rest.reindex(columns=["run", "status", "setting", "error"])
         tables.append(Table("open-runs", "These runs are not finished, and are in no figure.", frame))
-    return tables
+    return tables + _dropped(material.results.trials)
+
+
+def _dropped(trials: pd.DataFrame) -> list[Block]:
+    """Return a table of the trials that a sweep ended early, each with the reason."""
+    if not {"status", "error", "notation"} <= {*trials}:
+        return []
+    left = trials[(trials["status"] == "pruned") & trials["error"].notna()]
+    frame = left.reindex(columns=["folder", "trial", "notation", "error"])
+    frame = frame.rename(columns={"folder": "study", "notation": "setting", "error": "reason"})
+    caption = "The sweep ended these trials early. Those hopeless at once were not trained."
+    return [Table("dropped", caption, frame)] if len(frame) else []
 
 
 def _runs_table(job: Job, material: Material) -> Table:

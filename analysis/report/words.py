@@ -239,7 +239,7 @@ def answer(job: Job, network: str) -> Answer:
         return Answer("Only dense was trained", sentence, facts)
     if chosen.dense:
         sentence = f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step."
-        return Answer("Stay dense", sentence, _why_dense(job, network))
+        return Answer("Stay dense", sentence, _why_dense(job, chosen, network))
     gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
     return Answer(
         f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast",
@@ -269,11 +269,37 @@ def seeds_of(judged: Mapping[str, Any]) -> str:
     return f"{judged['seeds']}{' fresh' if judged.get('confirmed_on') else ''} seeds"
 
 
-def _why_dense(job: Job, network: str) -> str:
+def wire_words(bytes_share: float, latency_share: float) -> str:
+    """Return a sentence on what bytes and latency add to a dense step, as shares of it.
+
+    >>> wire_words(0.0132, 0.61)
+    'Of a dense step, bytes take 1.3 % and latency 61 %: compression can save the bytes alone.'
+    >>> wire_words(0.2, 0.0)
+    'Of a dense step, bytes take 20 %: compression can save no more.'
+    """
+    words = f"Of a dense step, bytes take {100 * bytes_share:.2g} %"
+    if not latency_share:
+        return f"{words}: compression can save no more."
+    return f"{words} and latency {100 * latency_share:.2g} %: compression can save the bytes alone."
+
+
+def _none_faster(job: Job, network: str) -> str:
+    """Return that no setting gains enough, how many were compared, and the fastest of them."""
+    others = [setting for setting in job.priced if not setting.dense and setting.speedup]
+    best = max(others, key=lambda setting: setting.speedup[network].value, default=None)
+    if best is None:
+        return "No other setting has a price."
+    fastest = f"`{best.name}`, {speedup(best.speedup[network])}"
+    if len(others) == 1:
+        return f"The only compressed setting is not at least {GAIN} faster: {fastest}."
+    return f"None of {len(others)} compressed settings is at least {GAIN} faster. The fastest is {fastest}."
+
+
+def _why_dense(job: Job, chosen: SettingRuns, network: str) -> str:
     """Return why no compressed setting is recommended, the most promising one, and the seeds to decide about it."""
     faster = job.faster(network)
     if not faster:
-        return f"No other setting is at least {GAIN} faster."
+        return f"{_none_faster(job, network)} {wire_words(*chosen.wire_shares(network))}"
     if all(setting.verdict == "harmful" for setting in faster):
         return f"{_counted(len(faster))} faster, but shown to be harmful."
     best, least = job.promising(network), job.least_harmful(network)

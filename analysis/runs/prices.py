@@ -93,7 +93,8 @@ def replay(
 
     `target` adds the columns `steps_to_target_on` and `_off`, the steps to the first evaluation that reached it with links on
     and off, and `time_to_target_on_s` and `_off_s`, these steps times `step_s`. They are missing if no evaluation reached
-    the target. `split=False` leaves out the columns that split the seconds, for thousands of networks.
+    the target. `step_bytes_s` and `step_latency_s` are what bytes and latency add to the step. `split=False` leaves out the
+    columns that split the seconds, for thousands of networks.
 
     With `Results`, all finished runs are priced, under their names there. A run that cannot be priced is left out and named
     in its problems. `against="dense"` compares each run with a dense run equal in all but compression and with the same
@@ -192,6 +193,7 @@ def _rows(
     speedups = priced.speedup(dense, networks) if dense is not None else []
     reached = priced.steps_to_target(target) if target else {}
     dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
+    wires = priced.wire_seconds(networks) if split else []
     for i, network in enumerate(networks):
         step_s = steps_s[i]
         row: dict[str, Any] = {
@@ -215,6 +217,7 @@ def _rows(
             shares = priced.shares(network)
             row |= {name: float(shares.workers[name].mean()) for name in PARTS}
             row |= {"pipeline_s": shares.pipeline_s, "busiest_link": shares.utilisation}
+            row |= {f"step_{name}": value for name, value in wires[i]._asdict().items()}
         if dense is not None:
             row |= _dense_columns(priced, dense, network, speedups[i])
         for prefix, steps_by_mode in (("", reached), ("dense_", dense_reached)):

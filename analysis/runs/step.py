@@ -25,7 +25,15 @@ from raysim.analysis.data.work import Floats
 from raysim.analysis.runs.estimates import BOUNDS, Estimate
 from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.network.collectives import DIRECTIONS
-from raysim.network.prices import averaging_words, overlapped, with_model_error, without_exchange
+from raysim.network.prices import (
+    WireSeconds,
+    after_pipelines,
+    averaging_words,
+    overlapped,
+    wire_seconds,
+    with_model_error,
+    without_exchange,
+)
 from raysim.network.profile import Profile
 from raysim.network.recorded import mean_profile
 from raysim.network.simulate import Mixture, break_even_bps, simulate, step_seconds
@@ -176,16 +184,21 @@ class Replay:
         """Return the seconds of every priced step on every network: shape (networks, steps)."""
         key = tuple(networks)
         if key not in self._step_s:
-            profiles = list(self.profiles.values())
+            delay = int(self.row.get("exchange_delay") or 0)
+            profiles = [after_pipelines(each) if delay else each for each in self.profiles.values()]
             quiet = [without_exchange(profile) for profile in profiles]
             instant = [network.without_latency for network in networks]
             self._step_s[key] = overlapped(
                 lambda whole, latent: self._seconds(profiles if whole else quiet, networks if latent else instant),
                 np.array([float(profile.method_s.max()) for profile in profiles]),
-                int(self.row.get("exchange_delay") or 0),
+                delay,
                 len(profiles) / max(1, int(self.exchanging.sum())),
             )
         return self._step_s[key]
+
+    def wire_seconds(self, networks: Sequence[Network]) -> list[WireSeconds]:
+        """Return by network the seconds that bytes and latency add to a mean step."""
+        return wire_seconds(lambda chosen: self.step_seconds(chosen).mean(axis=1), networks)
 
     @cached_property
     def exchange_profile(self) -> Profile:

@@ -13,6 +13,7 @@ from raysim.cli.options import (
     Efficiency,
     JsonFile,
     Networks,
+    Window,
     check_file,
     check_picture,
     check_transport,
@@ -57,6 +58,7 @@ def advise(
     ],
     model: ModelSource = None,
     network: Networks = None,
+    window: Window = None,
     layers: Annotated[int | None, typer.Option(help="Blocks of a transformer.")] = None,
     width: Annotated[int | None, typer.Option(help="Its width.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
@@ -84,7 +86,7 @@ def advise(
 
     For example: raysim advise --layers 32 --width 4096 --length 4096 --vocabulary 128000 --devices 8xA100 --network 1gbps
     """
-    networks = parse_networks(network) if network else []
+    networks = parse_networks(network, window) if network or window else []
     if study is not None and not networks:
         fail("`--study` needs a network, on which settings pay or not: add --network 1gbps.", 2)
     from raysim.forecast.advise import advise as ask

@@ -11,12 +11,14 @@ from raysim.cli.exits import fail
 from raysim.cli.options import (
     Compute,
     ComputeProfile,
+    JsonFile,
     Networks,
     StudyTransport,
     Trust,
     check_runs,
     check_writable,
     parse_networks,
+    write_json,
 )
 from raysim.cli.terminal import echo
 
@@ -61,6 +63,7 @@ def report(
         int | None, typer.Option("--stages", help="With --at: its stages, by default as trained.")
     ] = None,
     trained: Annotated[bool, typer.Option("--trained", help="With --at: it starts from trained weights.")] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
 
@@ -96,8 +99,15 @@ def report(
     for problem in page.problems:
         echo(f"- {problem}")
     echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
-    for sentence in (*page.carried, *page.decisions(own or [page.network])):
+    shown = own or [page.network]
+    for sentence in (*page.carried, *page.decisions(shown)):
         echo(sentence)
+    if json_file is not None:
+        answers = [{"network": network, "answer": text} for network in shown for text in page.decisions([network])]
+        path = str(target if form == "html" else target / "report.md")
+        recommended = {network: page.recommended(network) for network in page.networks}
+        figures = {"report": path, "networks": list(page.networks), "problems": list(page.problems)}
+        write_json(figures | {"answers": answers, "carried": list(page.carried), "recommended": recommended}, json_file)
 
 
 def _report_target(folder: str, out: Path | None, form: str) -> Path:
@@ -118,6 +128,7 @@ def _report_target(folder: str, out: Path | None, form: str) -> Path:
 def pack(
     folder: Folder,
     target: Annotated[str, typer.Argument(metavar="PACK", help="Folder to write, new or empty.")],
+    json_file: JsonFile = None,
 ) -> None:
     """Pack the finished and diverged runs of a folder into one file per table, to send, commit, or read quickly from a bucket.
 
@@ -135,3 +146,5 @@ def pack(
     studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
     left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
     echo(f"{target} holds {counted(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
+    if json_file is not None:
+        write_json({"pack": target} | packed._asdict(), json_file)

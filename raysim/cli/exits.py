@@ -34,6 +34,14 @@ class Commands(TyperGroup):
     little memory) with 1.
     """
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; `--json` without a file prints the figures."""
+        filled = []
+        for word, following in zip(args, [*args[1:], "--"], strict=True):
+            alone = word == "--json" and following.startswith("-") and following != "-"
+            filled += [word, "-"] if alone else [word]
+        return super().parse_args(ctx, filled)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
         return [*super().list_commands(ctx), *sorted(_installed_commands())]

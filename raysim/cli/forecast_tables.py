@@ -6,13 +6,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
-from raysim.cli.terminal import Shares, console, counted, shortened, show_notes, show_shares, table_of, write_line
+from raysim.cli.terminal import (
+    Shares,
+    console,
+    counted,
+    shortened,
+    show_notes,
+    show_shares,
+    table_of,
+    wire_cells,
+    write_line,
+)
+from raysim.network.prices import wire_seconds
 from raysim.network.timeline_views import busiest_share, summary
 from raysim.network.topology import Network
 from raysim.units import format_bytes, format_seconds, three_digits
 from raysim.workloads.partition import cut_lines
+
+DIRECTIONS = ("forward", "backward")
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
@@ -49,9 +63,10 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
 def _steps_table(plan: Forecast, timelines: Sequence[Timeline]) -> Table:
     """Return the seconds of a step by network."""
     rows = []
-    for timeline in timelines:
-        network, step_s = timeline.network, plan.step_s(timeline.network)
-        row = {"network": repr(network), "step": format_seconds(step_s)}
+    steps = wire_rows(plan, [timeline.network for timeline in timelines])
+    for timeline, step, wire in zip(timelines, steps, wire_cells(steps), strict=True):
+        network, step_s = timeline.network, step["step_s"]
+        row = {"network": repr(network), "step": format_seconds(step_s), **wire}
         bounds = plan.step_bounds_s(network)
         if bounds is not None:
             row["90 % interval"] = " to ".join(map(format_seconds, bounds))
@@ -68,6 +83,15 @@ def _steps_table(plan: Forecast, timelines: Sequence[Timeline]) -> Table:
         row[f"{plan.num_steps:,} steps"] = format_seconds(plan.run_s(network))
         rows.append(row)
     return table_of(rows, f"A step by network (compute: {plan.steady.source})")
+
+
+def wire_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[dict[str, float]]:
+    """Return the seconds of a step on each network, with those that bytes and latency add."""
+    wires = wire_seconds(lambda chosen: np.array([plan.step_s(network) for network in chosen]), networks)
+    return [
+        {"step_s": plan.step_s(network)} | {f"step_{name}": value for name, value in wire._asdict().items()}
+        for network, wire in zip(networks, wires, strict=True)
+    ]
 
 
 def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
@@ -90,6 +114,10 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         rate = f", {three_digits(timed.samples / timeline.step_s)} samples a second" if timed.samples else ""
         write_line(out, f"A step takes {format_seconds(timeline.step_s)} on {timeline.network!r}{rate}.")
     replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
+    if timed.averaging_delay:
+        replicas += (
+            f", averages under the next {'step' if timed.averaging_delay == 1 else f'{timed.averaging_delay} steps'}"
+        )
     write_line(
         out,
         f"{timed.schedule!r}, {counted(timed.profile.num_stages, 'stage')}, {timed.num_microbatches} microbatches{replicas}; "
@@ -99,10 +127,11 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         write_line(out, sharding_words(timed, timed.sharded, timelines))
     write_line(out, "")
     rows = []
-    for timeline in timelines:
+    cells = wire_cells(wire_rows(timed, [timeline.network for timeline in timelines]))
+    for timeline, wire in zip(timelines, cells, strict=True):
         parts = {"pipeline": timeline.pipeline_s, "collectives": timeline.collective_s}
         parts["update and rest"] = timeline.outside_s
-        row = {"network": repr(timeline.network), "step": format_seconds(timeline.step_s)}
+        row = {"network": repr(timeline.network), "step": format_seconds(timeline.step_s), **wire}
         row |= {name: format_seconds(part, of=timeline.step_s) for name, part in parts.items()}
         row |= {"GPUs busy": f"{_busy(timeline):.0%}", "bubble": f"{timeline.bubble:.0%}"}
         if timed.sharded is None:  # `busiest_share` counts no shards
@@ -134,17 +163,18 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
         "num_stages": timed.profile.num_stages,
         "num_microbatches": timed.num_microbatches,
         "num_replicas": timed.num_replicas,
+        "averaging_delay": timed.averaging_delay,
         "samples": timed.samples,
         "source": timed.profile.source,
         "sharded_bytes": timed.sharded.sent_bytes(timed.num_replicas, timed.num_microbatches) if timed.sharded else 0.0,
         "networks": [
             {
                 "network": repr(timeline.network),
-                "step_s": timeline.step_s,
+                **wire,
                 "busy": _busy(timeline),
                 "pipeline": summary(timeline),
             }
-            for timeline in timelines
+            for timeline, wire in zip(timelines, wire_rows(timed, networks), strict=True)
         ],
     }
 
@@ -177,6 +207,22 @@ def show_profile(profile: Profile) -> None:
     table.caption = "encode, decode and wire: forward + backward"
     out.print(table)
     show_notes(out, [f"{profile.source[0].upper()}{profile.source[1:]}."])
+
+
+def profile_figures(profile: Profile) -> dict[str, Any]:
+    """Return the content of `show_profile`, for JSON: seconds and bytes of each stage's actions, means over microbatches."""
+    costs = {name: getattr(profile, f"{name}_s") for name in ("compute", "encode", "decode")}
+    stages = [
+        {"stage": stage, "update_s": update_s}
+        | {
+            f"{op}_{name}_s": float(cost[0, stage, i].mean())
+            for name, cost in costs.items()
+            for i, op in enumerate(DIRECTIONS)
+        }
+        | {f"{op}_wire_bytes": float(profile.wire_bytes[0, stage, i].mean()) for i, op in enumerate(DIRECTIONS)}
+        for stage, update_s in enumerate(profile.update_s.tolist())
+    ]
+    return {"source": profile.source, "stages": stages}
 
 
 def _memory_table(plan: Forecast) -> Table:
@@ -242,10 +288,10 @@ def _links_table(plan: Forecast) -> Table:
 def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:
     """Return the content of `show_forecast`, for JSON."""
     rows = []
-    for network in networks:
+    for network, wire in zip(networks, wire_rows(plan, networks), strict=True):
         timeline = plan.simulate(network)
         first_s = plan.step_s(network, first=True) if plan.first_steps else None
-        times = {"network": repr(network), "step_s": plan.step_s(network), "first_step_s": first_s}
+        times = {"network": repr(network), **wire, "first_step_s": first_s}
         if bounds := plan.step_bounds_s(network):
             times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:

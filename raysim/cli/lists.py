@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from raysim.cli.exits import fail
-from raysim.cli.terminal import echo
+from raysim.cli.options import JsonFile, write_json
+from raysim.cli.terminal import counted, echo
 
 SECTIONS = ("run", "model", "data", "study")
 Row = tuple[str, str, str]
 
 
-def recipes() -> None:
+def recipes(json_file: JsonFile = None) -> None:
     """List the recipes, each with a line about its model and data."""
     from importlib import resources
 
     from raysim.config import recipe_names
 
     files = resources.files("raysim.recipes")
-    _print_titles({name: files.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in recipe_names()})
+    texts = {name: files.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in recipe_names()}
+    _print_titles("recipes", texts, json_file)
 
 
-def studies() -> None:
+def studies(json_file: JsonFile = None) -> None:
     """List the studies of this package, each with a line about its subject."""
     from raysim.sweeps.study_file import study_names, study_text
 
-    _print_titles({name: study_text(name) for name in study_names()})
+    _print_titles("studies", {name: study_text(name) for name in study_names()}, json_file)
 
 
 def sites(
@@ -39,6 +42,7 @@ def sites(
         str | None,
         typer.Option(envvar="RAY_ADDRESS", help="The address of a cluster, to list its nodes with their sites."),
     ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """List the sites of a network's file, with the option of `ray start` that puts a node on each.
 
@@ -55,29 +59,36 @@ def sites(
         fail(f"`FILE` must be a network with sites, but got {network!r}, which has none.", 2)
     hosts = list(parsed.host_sites or ())
     width = max(map(len, parsed.sites))
-    for site in parsed.sites:
-        count = hosts.count(site)
-        echo(f"{site:<{width}}  {count} host{'s' * (count > 1)}  ray start ... {label_option(site)}")
-    if address is None:
-        return
-    from raysim.engine.connection import check_address, join_cluster, node_address
+    rows = [{"site": site, "hosts": hosts.count(site), "option": label_option(site)} for site in parsed.sites]
+    for row in rows:
+        echo(f"{row['site']:<{width}}  {counted(row['hosts'], 'host')}  ray start ... {row['option']}")
+    nodes = []
+    if address is not None:
+        from raysim.engine.connection import check_address, join_cluster, node_address
 
-    check_address(address, "`--address`")
-    join_cluster(address, "`--address`")
-    for node, site in labels().items():
-        note = "" if site in parsed.sites else ": not used by a run that is placed by this file"
-        echo(f"node {node_address(node)}: {site or 'no label'}{note}")
+        check_address(address, "`--address`")
+        join_cluster(address, "`--address`")
+        nodes = [{"node": node_address(node), "site": site or None} for node, site in labels().items()]
+    for node in nodes:
+        note = "" if node["site"] in parsed.sites else ": not used by a run that is placed by this file"
+        echo(f"node {node['node']}: {node['site'] or 'no label'}{note}")
+    if json_file is not None:
+        write_json({"sites": rows, "nodes": nodes}, json_file)
 
 
-def _print_titles(files: Mapping[str, str]) -> None:
+def _print_titles(kind: str, files: Mapping[str, str], json_file: Path | None) -> None:
     """Print the names of files, each with the comment in its first line."""
-    for name, text in files.items():
-        echo(f"{name:<{max(map(len, files))}}  {text.splitlines()[0].lstrip('# ')}")
+    titles = {name: text.splitlines()[0].lstrip("# ") for name, text in files.items()}
+    for name, title in titles.items():
+        echo(f"{name:<{max(map(len, files))}}  {title}")
+    if json_file is not None:
+        write_json({kind: [{"name": name, "about": title} for name, title in titles.items()]}, json_file)
 
 
 def keys(
     section: Annotated[str, typer.Argument(help="run, model, data or study.")] = "run",
     name: Annotated[str | None, typer.Argument(help="A model or a data set, for its options.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """List every key of a run with its default and meaning, the keys of a study, or the options of a model or a data set.
 
@@ -91,7 +102,7 @@ def keys(
     if section in ("run", "study"):
         if name is not None:
             fail(f"`NAME` belongs to `model` or `data`, but got {name!r} with {section}.", 2)
-        _print(_of_run() if section == "run" else _of_study())
+        _print(_of_run() if section == "run" else _of_study(), json_file)
         return
     functions = _functions(section)
     if name is not None and name not in functions:
@@ -103,7 +114,7 @@ def keys(
             about = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
             rows.append((f"{section}={each}", "", about.removeprefix("Return ")))
             rows += _options(section, function)
-    _print(rows)
+    _print(rows, json_file)
 
 
 def _of_run() -> list[Row]:
@@ -152,7 +163,7 @@ def _written(value: object) -> str:
     return "" if value in (None, [], {}, ()) else str(value)
 
 
-def _print(rows: Iterable[Row]) -> None:
+def _print(rows: Sequence[Row], json_file: Path | None) -> None:
     from rich.table import Table
 
     from raysim.console import PlainConsole
@@ -161,3 +172,6 @@ def _print(rows: Iterable[Row]) -> None:
     for row in rows:
         table.add_row(*row)
     PlainConsole(110).print(table)
+    if json_file is not None:
+        named = [dict(zip(("key", "default", "meaning"), map(str.strip, row), strict=True)) for row in rows]
+        write_json({"keys": named}, json_file)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -16,7 +19,23 @@ from raysim.cli.terminal import echo
 from raysim.storage.files import is_stream, output_file
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raysim.network.topology import Network
+
+
+STDOUT = Path("-")
+
+
+class _Muted(io.StringIO):
+    """An output that prints nothing, in place of another."""
+
+    def __init__(self, replaced: TextIO) -> None:
+        super().__init__()
+        self.replaced = replaced
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def complete_recipe(typed: str) -> list[str]:
@@ -42,6 +61,14 @@ def check_transport(parameter: typer.CallbackParam, value: str | None) -> str | 
 def check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
     """Return the file of an option; fails if it cannot be written."""
     check_writable(parameter.opts[0], value)
+    return value
+
+
+def _json_target(context: typer.Context, parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Return the file of `--json`; with `-`, JSON is all that the command prints on its output."""
+    if value != STDOUT:
+        return check_file(parameter, value)
+    context.find_root().with_resource(redirect_stdout(_Muted(sys.stdout)))
     return value
 
 
@@ -81,6 +108,14 @@ Networks = Annotated[
     ),
 ]
 
+Window = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        help="TCP's window on every network, such as 4MiB, or 2x4MiB of two streams: a connection sends at most a window a round trip.",
+    ),
+]
+
 Efficiency = Annotated[float, typer.Option(help="Share of the datasheet's 16-bit peak that training reaches.")]
 
 Transport = Annotated[
@@ -97,8 +132,8 @@ Averaging = Annotated[
     typer.Option(
         "--averaging",
         callback=check_transport,
-        help="How replicas average gradients: direct, ring, tree or sites (hierarchical), and with /25MiB in buckets of that size "
-        "during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
+        help="How replicas average gradients: direct, ring, tree, sites (hierarchical), server (central) or chain, and with "
+        "/25MiB in buckets of that size during the last backward, as DDP does (default: ring/25MiB with nccl and gloo, else direct).",
     ),
 ]
 
@@ -132,7 +167,12 @@ ComputeProfile = Annotated[
 
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
 
-JsonFile = Annotated[Path | None, typer.Option("--json", callback=check_file, help="Write the figures here.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", callback=_json_target, help="Write the figures here; alone or with -, print them, and nothing else."
+    ),
+]
 
 TraceFile = Annotated[
     Path | None,
@@ -177,22 +217,36 @@ def check_runs(folder: str, lacking: str) -> None:
         fail(" ".join([*contents.problems, f"There is no run in {folder}: {lacking}."]), 2)
 
 
-def parse_networks(texts: list[str] | None) -> list[Network]:
-    """Return the networks of `--network`, at least one."""
+def parse_networks(texts: list[str] | None, window: str | None = None) -> list[Network]:
+    """Return the networks of `--network`, at least one, with the windows of `--window`."""
     if not texts:
         fail("`--network` must be given once or more, as in --network 100mbps.", 2)
+    from raysim.network.notation import read_window
     from raysim.network.presets import parse_network
 
+    if window is not None and read_window(window) is None:
+        fail(f"`--window` must be bytes, such as 4MiB, or 2x4MiB of two streams, but got {window!r}.", 2)
     try:
-        return [parse_network(text) for text in texts]
+        return [parse_network(f"{text}/{window}" if window else text) for text in texts]
     except ValueError as error:
         fail(f"`--network`: {error}", 2)
 
 
+def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame for JSON: null for a missing or infinite value."""
+    rows = json.loads(frame.to_json(orient="records", double_precision=15))
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
 def write_json(figures: dict[str, Any], file: Path) -> None:
-    """Write the file of `--json` and say where."""
+    """Write the file of `--json` and say where, or print it."""
+    text = json.dumps(figures, indent=1, allow_nan=False)
+    if file == STDOUT:
+        assert isinstance(sys.stdout, _Muted)
+        print(text, file=sys.stdout.replaced, flush=True)
+        return
     with output_file(file) as stream:
-        stream.write(json.dumps(figures, indent=1, allow_nan=False).encode())
+        stream.write(text.encode())
     echo(f"Figures: {file}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from raysim.cli.options import (
     TraceFile,
     Transport,
     Trust,
+    Window,
     check_file,
     check_runs,
     check_transport,
@@ -58,6 +60,7 @@ def replay(
         ),
     ],
     network: Networks = None,
+    window: Window = None,
     against: Annotated[
         str | None, typer.Option(help="The folder or URI of the same run without compression: where does it pay?")
     ] = None,
@@ -84,8 +87,8 @@ def replay(
 
     For example: raysim replay results/digits-cnn/RUN --network 100mbps --network worldwide
     """
-    curve = _parse_range(bandwidths) if bandwidths is not None else []
-    networks = parse_networks(network) if network or not curve else curve[-1:]
+    curve = _parse_range(bandwidths, window) if bandwidths is not None else []
+    networks = parse_networks(network, window) if network or not curve else curve[-1:]
     check_runs(run, "it has no run.parquet")
     from raysim.analysis import Target, beside
     from raysim.analysis import replay as price
@@ -111,14 +114,15 @@ def replay(
         write_json(replay_figures(priced, networks, frame, wanted), json_file)
 
 
-def _parse_range(text: str) -> list[Network]:
-    """Return the networks of `--bandwidths`."""
+def _parse_range(text: str, window: str | None) -> list[Network]:
+    """Return the networks of `--bandwidths`, with the windows of `--window`."""
     from raysim.network.presets import parse_bandwidths
 
     try:
-        return parse_bandwidths(text)
+        networks = parse_bandwidths(text)
     except ValueError as error:
         fail(f"`--bandwidths`: {error}", 2)
+    return parse_networks([repr(network) for network in networks], window)
 
 
 def _candidates(folder: str) -> list[Place]:
@@ -180,6 +184,7 @@ def _replay_probe(
 def simulate(
     recipe: Priced,
     network: Networks = None,
+    window: Window = None,
     overrides: Overrides = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A file of `raysim profile`: or --device.")] = None,
@@ -205,7 +210,7 @@ def simulate(
 
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
-    networks = parse_networks(network)
+    networks = parse_networks(network, window)
     from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.forecast.timings import read_timings
     from raysim.network.timeline_views import trace_events
@@ -258,12 +263,13 @@ def profile(
     ],
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure the seconds of forwards and backwards on this machine, by a few steps in this process.
 
     For example: raysim profile topics-gpt --out topics.json
     """
-    from raysim.cli.forecast_tables import show_profile
+    from raysim.cli.forecast_tables import profile_figures, show_profile
     from raysim.config import read_config
     from raysim.forecast.compute import record_profile
     from raysim.pipeline.errors import DivergedError, StageError
@@ -275,9 +281,11 @@ def profile(
     show_profile(measured)
     measured.save(out)
     echo(f"Profile: {out}")
+    if json_file is not None:
+        write_json({"profile": str(out)} | profile_figures(measured), json_file)
 
 
-def calibrate() -> None:
+def calibrate(json_file: JsonFile = None) -> None:
     """Measure Ray's overhead on this machine; `replay`, `report` and `sweep` then use it in prices.
 
     Run it while the machine is idle. With RAY_ADDRESS it measures a node of that cluster.
@@ -303,3 +311,7 @@ def calibrate() -> None:
     if load > (os.cpu_count() or 1) / 2:
         echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
     echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")
+    if json_file is not None:
+        write_json(
+            {"file": str(path), "load": load, "hops": [hop._asdict() for hop in hops]} | asdict(costs), json_file
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from raysim.analysis.data.folders import over
-from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, write_line
+from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, wire_cells, write_line
 from raysim.config.identity import is_missing
 from raysim.network.topology import Network
 from raysim.notation import printable
@@ -41,11 +41,12 @@ def show_replay(
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
     )
     table = []
-    for priced in rows:
+    for priced, wire in zip(rows, wire_cells(rows), strict=True):
         cells = {
             "network": priced["network"],
             "step": format_seconds(priced["step_s"]),
             "90 % interval": _interval(priced),
+            **wire,
         }
         if any("quiet_step_s" in each for each in rows):
             cells["without exchange"] = format_seconds(priced["quiet_step_s"])

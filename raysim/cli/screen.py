@@ -47,6 +47,9 @@ def screen(
     network: Networks = None,
     tried: Tried = None,
     only_tried: Annotated[bool, typer.Option("--only-tried", help="Leave out the default settings.")] = False,
+    gradients: Annotated[
+        bool, typer.Option("--gradients/--no-gradients", help="Measure backwards too, or activations alone: faster.")
+    ] = True,
     batches: Annotated[int, typer.Option(help="Batches of the test data to screen on.")] = 1,
     device: Annotated[
         str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
@@ -68,6 +71,8 @@ def screen(
     for option, value in {"--plot": plot, "--device": device, "--profile": profile}.items():
         if value is not None and not networks:
             fail(f"`{option}` is for speed-ups, which need a network: add --network 200mbps+30ms.", 2)
+    if networks and not gradients and device is None and profile is None:
+        fail("`--no-gradients` times no backward: leave out `--network`, or add `--device` or `--profile`.", 2)
     if only_tried and not tried:
         fail("`--only-tried` leaves out the default settings, so it needs a setting of `--try`.", 2)
     from raysim.config import make_config
@@ -90,6 +95,7 @@ def screen(
             device=device,
             profile=str(profile) if profile is not None else None,
             transport=transport,
+            gradients=gradients,
             say=lambda line: typer.echo(line, err=True),
         )
     from raysim.cli.screen_tables import show_screen

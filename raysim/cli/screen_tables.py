@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from raysim.cli.terminal import console, counted, show_notes, table_of, write_line
+from raysim.screening.bench import CHANGED
 from raysim.screening.findings import findings
 from raysim.screening.screen import Screen, Screened, words
 from raysim.units import format_seconds
@@ -21,8 +22,9 @@ def show_screen(done: Screen) -> None:
     table = table_of([_row(done, each) for each in done.settings], title, text=["setting", "verdict"])
     table.columns[0].no_wrap = True
     table.caption = (
-        "Differences from dense have a 95 % bound. Fidelity: of activations, / of their gradients, over all cuts. Gradient: of the "
-        "stage with the largest error, beside the noise of a step's dense gradient. Codec: of a microbatch, over all links."
+        "Differences from dense have a 95 % bound. Changed: predictions that differ from dense. Fidelity: of activations, / of their "
+        "gradients, over all cuts. Gradient: of the stage with the largest error, beside the noise of a step's dense gradient. Codec: "
+        "of a microbatch, over all links."
     )
     out.print(table)
     kept = len(done.worth())
@@ -33,15 +35,16 @@ def show_screen(done: Screen) -> None:
 
 def _row(done: Screen, each: Screened) -> dict[str, str]:
     row = {"setting": words(each.setting).replace(" / ", "\n/ ")}
-    for name in dict.fromkeys(("loss", done.plan.task.measures[0].name)):  # the others are in the records
+    for name in dict.fromkeys(("loss", *_shown_measures(done))):  # the others are in the records
         row[name] = _difference(done, each, name)
+    if CHANGED in done.dense.result.measures:
+        row[CHANGED] = _changed(each)
     if done.plan.boundaries:
         row["fidelity"] = "\n/ ".join(filter(None, (_range(each.fidelities(way)) for way in ("forward", "backward"))))
     if done.plan.num_replicas > 1:
         row["of replicas"] = _range(each.fidelities("replica_gradient"))
-    worst = max(each.result.directions, key=lambda direction: direction.error, default=None)
-    row["gradient"] = "-" if worst is None else f"cos {worst.cosine:.3f}\nx{worst.norm_ratio:.2f}"
-    row["error, noise"] = "-" if worst is None else _beside(worst.error, worst.noise)
+    if done.dense.result.directions:
+        row |= _of_gradient(each)
     row["wire"] = f"{each.dense_bytes / each.wire_bytes:.1f}x less" if each.wire_bytes else "-"
     row["codec"] = format_seconds(each.codec_s / done.num_messages)
     for network in done.networks:
@@ -49,6 +52,28 @@ def _row(done: Screen, each: Screened) -> dict[str, str]:
         row[repr(network)] = f"{price.speedup:.2f}x\n{format_seconds(price.step_s)}" if price else "-"
     row["verdict"] = each.verdict
     return row
+
+
+def _of_gradient(each: Screened) -> dict[str, str]:
+    """Return the cells of the stage whose gradient changes most."""
+    worst = max(each.result.directions, key=lambda direction: direction.error, default=None)
+    return {
+        "gradient": "-" if worst is None else f"cos {worst.cosine:.3f}\nx{worst.norm_ratio:.2f}",
+        "error, noise": "-" if worst is None else _beside(worst.error, worst.noise),
+    }
+
+
+def _shown_measures(done: Screen) -> list[str]:
+    """Return the judged measure, and those of whole answers."""
+    measures = done.plan.task.measures
+    return [measures[0].name, *(measure.name for measure in measures if measure.whole)]
+
+
+def _changed(each: Screened) -> str:
+    share = each.result.measures.get(CHANGED)
+    if share is None or not each.linked:
+        return "-"
+    return f"{100 * share.value:.2g} %"
 
 
 def _difference(done: Screen, each: Screened, name: str) -> str:

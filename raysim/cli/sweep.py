@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, StudyTransport
+from raysim.cli.options import Dashboard, JsonFile, StudyTransport, write_json
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ Budget = Annotated[
 ]
 Price = Annotated[
     float | None, typer.Option(min=0, help="Of all machines of the sweep together, for a budget in money.")
+]
+Screen = Annotated[
+    bool | None,
+    typer.Option(
+        "--screen/--no-screen",
+        help="Drop settings that break trained weights at once (default: in a race, or with several seeds).",
+        show_default=False,
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")]
 
@@ -54,6 +62,7 @@ def sweep(
     race: Race = False,
     budget: Budget = None,
     price_per_hour: Price = None,
+    screen: Screen = None,
     resume: Resume = False,
     address: Annotated[str | None, typer.Option(help="A running cluster, host:port or auto.")] = None,
     wait: Annotated[
@@ -64,6 +73,7 @@ def sweep(
     ] = None,
     transport: StudyTransport = None,
     dashboard: Dashboard = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Search the settings of a model by real training, and print the best ones.
 
@@ -79,7 +89,7 @@ def sweep(
 
         limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
         limits |= {"budget": budget, "price_per_hour": price_per_hour, "transport": transport}
-        checked = read_study(study, overrides or [], **limits, race=race)
+        checked = read_study(study, overrides or [], **limits, race=race, screen=screen)
         stack.enter_context(trusting(*checked.modules))  # the user named them in the study
         listen_on_loopback(address)
         if not (address or os.environ.get("RAY_ADDRESS")):  # a cluster's nodes have their own memory
@@ -90,8 +100,12 @@ def sweep(
         started = Sweep(checked, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         phases.enter(None)
         resources = {"address": address, "wait": wait, "out": started.store.out}
-        words = _words(study, overrides, **limits, **resources, race=race, resume=True)
+        words = _words(study, overrides, **limits, **resources, race=race, no_screen=screen is False, resume=True)
         _run(started, shlex.join(["raysim", *words]), ending)
+        if json_file is not None:
+            from raysim.sweeps.verdicts import sweep_figures
+
+            write_json(sweep_figures(started), json_file)
 
 
 def _words(study: str, overrides: list[str] | None, **options: object) -> list[str]:
@@ -165,6 +179,7 @@ def submit(
     race: Race = False,
     budget: Budget = None,
     price_per_hour: Price = None,
+    screen: Screen = None,
     resume: Resume = False,
 ) -> None:
     """Run a sweep as a job of a Ray cluster, and print its output. Ctrl-C leaves the job running.
@@ -177,7 +192,7 @@ def submit(
     files, study = _sent_files(study, files)
     limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
     limits |= {"wait": wait, "out": out, "budget": budget, "price_per_hour": price_per_hour}
-    words = _words(study, overrides, **limits, address="auto", race=race, resume=resume)
+    words = _words(study, overrides, **limits, address="auto", race=race, no_screen=screen is False, resume=resume)
     try:
         code = send(words, Cluster.named(cluster, address), out, files=files, fetch=fetch)
     except KeyboardInterrupt as interruption:

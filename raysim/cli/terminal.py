@@ -20,19 +20,24 @@ PARTS = {
     "codec_s": "codec",
     "overhead_s": "calls",
     "contention_s": "contention",
-    "wait_s": "wire wait",
+    "wait_bytes_s": "wait: bytes",
+    "wait_latency_s": "wait: latency",
+    "wait_host_s": "wait: transport",
+    "shard_s": "shards",
     "bubble_s": "bubble",
     "collective_s": "collectives",
     "outside_s": "update, driver",
 }
-ALWAYS = ("compute_s", "codec_s", "wait_s", "bubble_s")
+ALWAYS = ("compute_s", "codec_s", "wait_bytes_s", "wait_latency_s", "bubble_s")
 """Parts that have a column even if they are 0."""
 
 CRITICAL = {
     "overhead": "calls",
     "path": "host overhead of packets",
     "queue": "packets queueing",
-    "collective": "collectives",
+    "shards": "gathers and scatters of shards",
+    "collective_bytes": "bytes of collectives",
+    "collective_latency": "latency of collectives",
 }
 
 R = TypeVar("R")
@@ -123,6 +128,17 @@ def shortened(rows: Sequence[R]) -> list[R | None]:
     """Return all rows, or the first and the last ones with None between."""
     half = MOST_ROWS // 2
     return list(rows) if len(rows) <= MOST_ROWS else [*rows[:half], None, *rows[-half:]]
+
+
+def wire_cells(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
+    """Return the cells of what bytes and latency add to each of several steps; latency is left out if there is none.
+
+    A row has `step_s`, `step_bytes_s` and `step_latency_s`.
+    """
+    shown = {"bytes": "step_bytes_s"} | (
+        {"latency": "step_latency_s"} if any(row["step_latency_s"] for row in rows) else {}
+    )
+    return [{name: format_seconds(row[key], of=row["step_s"]) for name, key in shown.items()} for row in rows]
 
 
 def show_notes(out: Console, notes: Iterable[str]) -> None:

@@ -7,12 +7,13 @@ import os
 import shlex
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, Overrides, Recipe, Trust
+from raysim.cli.options import Dashboard, JsonFile, Overrides, Recipe, Trust, plain_rows, write_json
 from raysim.cli.terminal import echo
 from raysim.storage.files import os_sentence
 from raysim.units import format_bytes
@@ -42,6 +43,7 @@ def train(
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for resources on a cluster with other users.")
     ] = 0.0,
+    json_file: JsonFile = None,
 ) -> None:
     """Train a pipeline with compressed links, and record it as Parquet.
 
@@ -75,10 +77,10 @@ def train(
         words += ["--engine", engine, "--out", str(training.folder), "--resume"]
         again = f"To go on: {shlex.join(words)}"
         training.engine.on_stuck = lambda loss: leave(loss, again, ending)
-        _train(training, again, ending)
+        _train(training, again, ending, json_file)
 
 
-def _train(training: Training, again: str, ending: Ending) -> None:
+def _train(training: Training, again: str, ending: Ending, json_file: Path | None) -> None:
     """Train to the end and print the tables; `again` says how to resume."""
     from raysim.pipeline.errors import StageError, WorkerLostError
     from raysim.pipeline.state import CheckpointError
@@ -98,6 +100,8 @@ def _train(training: Training, again: str, ending: Ending) -> None:
         fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
     run = Run(training.folder)
     tables(run)
+    if json_file is not None:
+        write_json(run_figures(run), json_file)
     if run.status == "diverged":
         fail(f"the run diverged: {run.row['error']}.", 1)
 
@@ -143,6 +147,7 @@ def export(
     folder: Annotated[str, typer.Argument(help="Folder to write.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="Write LoRA's adapter alone, as peft does.")] = False,
     trust: Trust = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Write the model of a run as transformers' `save_pretrained` does.
 
@@ -152,6 +157,8 @@ def export(
 
     save_pretrained(run, folder, adapter=adapter)
     echo(f"{folder} holds the model: `transformers` loads it with `from_pretrained({folder!r})`.")
+    if json_file is not None:
+        write_json({"run": run, "folder": folder, "adapter": adapter}, json_file)
 
 
 def show_training(training: Training) -> None:
@@ -233,16 +240,36 @@ def tables(run: Run) -> None:
     write_line(out, f"{about['status']} in {about['seconds']:.1f} s ({', '.join(parts)}{restarts}): {run.folder}")
 
 
-def _links_table(links: pd.DataFrame) -> Table:
-    """Return the bytes, fidelity and codec seconds of each link."""
-    from raysim.cli.terminal import table_of
+def run_figures(run: Run) -> dict[str, Any]:
+    """Return the content of `tables`, for JSON, with the columns of the records."""
+    evals = run.evals
+    names = ("run_id", "status", "error", "warning", "restarts", "seconds", "start_s")
+    return {
+        "run": str(run.folder),
+        **{name: run.row.get(name) for name in names},
+        "steps": len(run.steps),
+        "measures": list(run.measures),
+        "links": plain_rows(_summed_links(run.links)) if len(run.links) else [],
+        "evals": plain_rows(evals[evals["step"] == evals["step"].max()]),
+    }
+
+
+def _summed_links(links: pd.DataFrame) -> pd.DataFrame:
+    """Return bytes and codec seconds of each link over all steps, and its mean fidelity."""
     from raysim.records.run import with_replicas
 
     keys = ["direction", "boundary", "stage", "tensor", "replicas", "codec"]
     groups = with_replicas(links).groupby(keys, dropna=False, sort=False, as_index=False)
-    summed = groups.agg(
+    return groups.agg(
         {"dense_bytes": "sum", "wire_bytes": "sum", "fidelity": "mean", "encode_s": "sum", "decode_s": "sum"}
     )
+
+
+def _links_table(links: pd.DataFrame) -> Table:
+    """Return the bytes, fidelity and codec seconds of each link."""
+    from raysim.cli.terminal import table_of
+
+    summed = _summed_links(links)
     rows = [
         {
             "link": _link({str(name): value for name, value in row.items()}),

@@ -299,6 +299,10 @@ class RunFields(Strict):
     """The transport of packets on the network of a simulated `clock`: "ray", "nccl" or "gloo"."""
     timeout_s: float = Field(default=600.0, gt=0, json_schema_extra=role("place"))
     """Seconds that a start, a step or a few evaluation batches may take before the stages are given up."""
+    report_to: (
+        Annotated[tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...], Field(max_length=4)] | None
+    ) = Field(default=None, json_schema_extra=role("place"))
+    """Tools that get the run's configuration and curves, in their local stores: `tensorboard`, `wandb`, `mlflow`, `trackio`."""
     grace_s: float = Field(default=15.0, ge=0, json_schema_extra=role("place"))
     """Seconds after SIGTERM, SIGINT or SIGHUP in which a run may finish its step and write a checkpoint."""
 
@@ -318,7 +322,7 @@ class RunFields(Strict):
         has_options = isinstance(value, Mapping) and "name" not in value
         return {"name": "cross_entropy", **value} if has_options else value  # the only loss with options
 
-    @field_validator("metrics", mode="before")
+    @field_validator("metrics", "report_to", mode="before")
     @classmethod
-    def _bare_metric(cls, value: Any) -> Any:
+    def _bare_name(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value

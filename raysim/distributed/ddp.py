@@ -145,7 +145,7 @@ class Gradients:
 
         `seconds` are spent in codecs and in waiting for other ranks, partly overlapping with the backward.
         """
-        import pandas as pd
+        from raysim.nn.table import MessageTable
 
         row = {
             "codec": repr(self.method),
@@ -155,7 +155,7 @@ class Gradients:
             "factor": self._dense_bytes / self._channel.sent_bytes if self._channel.sent_bytes else None,
             "seconds": self._seconds,
         }
-        return pd.DataFrame([row])
+        return MessageTable([row])
 
     def start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """Queue a bucket for averaging after earlier buckets, and return its future."""

@@ -157,12 +157,15 @@ class Engine(ABC):
         window = 2 * per  # batches in flight: enough to fill the pipeline, few enough to bound memory
         batches = range(num_batches if num_batches is not None else self.plan.num_test_batches)
         for start in range(0, len(batches), window):
-            of_workers = self._together(self._evaluators, "infer", split, batches[start : start + window], mode)
-            for result in chain.from_iterable(of_workers):
+            for result in self.evaluate_batches(mode, split, batches[start : start + window]):
                 total = total.plus(result)
             yield total
         if self.plan.decentralized:
             self._fetch([self._submit(w, "take_mean") for w in self._evaluators])
+
+    def evaluate_batches(self, mode: str, split: str, batches: Sequence[int]) -> list[Evaluated]:
+        """Evaluate some batches of a split with the parameters of one replica; return the sums over each."""
+        return [*chain.from_iterable(self._together(self._evaluators, "infer", split, batches, mode))]
 
     def batchnorm(self, change: str) -> None:
         """Move BatchNorm statistics on the evaluating workers, see `Worker.batchnorm`."""

@@ -15,6 +15,7 @@ from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.notation import InputError
+from raysim.schedules.families import OneFOneB
 from raysim.units import format_bytes
 
 PER_TOKEN = (
@@ -35,6 +36,8 @@ METHODS = ("TwoShot(Quantize(8, per='block'))", "PowerSGD(8)", "ErrorFeedback(To
 SCATTERS = ("Quantize(8, per='block')", "Quantize(4, per='block')")
 """Codecs for the gradients scattered by sharded replicas, as in `raysim.distributed.fsdp`."""
 LOCAL_STEPS = (10, 100, 500)
+AHEAD = (2, 4)
+"""Microbatches in flight at each stage, in units of those of 1F1B."""
 PAYS = 1.05
 """Least speed-up over dense that makes a setting worth a study."""
 
@@ -145,6 +148,7 @@ def advise(
     _check(job, own, networks, tried)
     links = PER_TOKEN if job.model.scope.kind in (TRANSFORMER, UNKNOWN) else PER_TENSOR
     ways = [way for each in (own, *_others(job, own)) for way in _ways(each, local_steps, links)]
+    ways[1:1] = _more_in_flight(job, own) if own.replicas == 1 else []
     ways += [Way(own, *setting) for setting in tried]
     template = networks[0] if networks else Network(1e9)
     rows = tuple(_row(job, way, template, networks) for way in dict.fromkeys(ways))
@@ -224,7 +228,17 @@ def _ways(layout: Layout, local_steps: Sequence[int], pairs: Sequence[tuple[str,
     ]
 
 
+def _more_in_flight(job: Job, layout: Layout) -> list[Way]:
+    """Return the dense ways of a pipeline in 1F1B with more microbatches in flight than by default, which hide latency."""
+    if job.schedule != OneFOneB() or layout.workers == 1 or layout.sharding is not None:
+        return []
+    schedules = [OneFOneB(), *(OneFOneB(ahead=ahead) for ahead in AHEAD)]
+    held = [job.scheduled(schedule).in_flight(layout) for schedule in schedules]
+    return [Way(layout, schedule=schedules[i]) for i in range(1, len(schedules)) if held[i] != held[i - 1]]
+
+
 def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> Row:
+    job = job.scheduled(way.schedule)
     memory = job.memory_bytes(way)
     return Row(
         way=way,

@@ -28,7 +28,7 @@ def answer(advice: Advice) -> list[str]:
     helped = _remedy(advice) if level is not None else ""
     if not advice.networks:
         clauses = [[f"This job needs {_bps(level)} between two hosts for 90 % utilisation", helped]]
-        return [*map(_sentence, clauses), *_too_large(advice)]
+        return [*map(_sentence, clauses), step_words(advice), *_too_large(advice)]
     clauses = [
         [
             f"On {on.network!r} this job runs at {percent(on.utilisation)} utilisation "
@@ -37,7 +37,20 @@ def answer(advice: Advice) -> list[str]:
         for on in advice.dense.networks
     ]
     clauses[0] += [f"{_bps(level)} would give 90 %" if level is not None else "", helped]
-    return [*map(_sentence, clauses), *_tied(advice), *_fastest(advice), *_too_large(advice)]
+    return [*map(_sentence, clauses), step_words(advice), *_tied(advice), *_fastest(advice), *_too_large(advice)]
+
+
+def step_words(advice: Advice) -> str:
+    """Return the assumed step of the job's own layout in a sentence: its samples, and the microbatches in flight."""
+    job, layout = advice.job, advice.layout
+    count = job.num_microbatches(layout)
+    pieces = f"{count} microbatches of {job.microbatch}" if count > 1 else "one microbatch"
+    flight = f", at most {max(job.in_flight(layout))} in flight" if layout.workers > 1 else ""
+    each = " for each replica" if layout.replicas > 1 else ""
+    return (
+        f"A step is {job.batch} {job.model.samples_name}, {pieces}{each}{flight}: the answer depends on `--batch`, `--microbatch` and "
+        "`--schedule`."
+    )
 
 
 def _tied(advice: Advice) -> list[str]:
@@ -160,11 +173,12 @@ def draw(advice: Advice, path: Path) -> None:
     marked = [bps for bps in bandwidths if isinstance(bps, float) and np.isfinite(bps)]
     template = advice.networks[0] if advice.networks else Network(1e9)
     axis = np.geomspace(min([min(ends) / 10, *marked]), max([max(ends), *marked]), POINTS)
-    networks = [Network(float(bps), template.latency_s, template.jitter_s, template.sharing) for bps in axis]
+    networks = [replace(template, bandwidth_bps=float(bps), name="") for bps in axis]
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     for row in rows:
-        shares = free_s(advice.job, row.way.layout) / steps_s(advice.job, row.way, networks)
+        job = advice.job.scheduled(row.way.schedule)
+        shares = free_s(job, row.way.layout) / steps_s(job, row.way, networks)
         axes.plot(
             axis / 1e9,
             100 * shares,

@@ -100,7 +100,7 @@ class Parts(NamedTuple):
 
 def parts_of(job: Job, way: Way, network: Network) -> Parts:
     """Return a step's seconds by cause: the time saved by removing the causes one after another."""
-    prompt = replace(network, latency_s=0.0, jitter_s=0.0, name="")
+    prompt = network.without_latency
     step, without_latency, own = steps_s(job, way, [network, prompt, FREE]).tolist()
     quiet, untied = (float(np.subtract(*_pipeline_s(job, way, [prompt, FREE], tied=tied))) for tied in (True, False))
     free, compute = free_s(job, way.layout), job.compute_s(way.layout)

@@ -21,10 +21,11 @@ from raysim.network.recorded import mean_profile, profiles_from_actions
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import Workload, prepare
+from raysim.records import WARMUP_STEPS
 from raysim.schedules.arrays import OPS, make_table
 
+RECORDED_EVERY = 2
 EFFICIENCY = 0.4  # assumed share of a datasheet's peak that training reaches
-WARMUP_STEPS = 2  # unrecorded steps that load and compile
 
 
 def datasheet_profile(
@@ -104,11 +105,11 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
     """
     if num_steps < 1:
         raise ConfigError(f"`num_steps` must be an integer of at least 1, but got {num_steps}.")
-    total = WARMUP_STEPS + 2 * num_steps
+    total = WARMUP_STEPS + RECORDED_EVERY * num_steps
     alone = {
         "steps": total,
         "epochs": None,
-        "profile_every_steps": 2,
+        "profile_every_steps": RECORDED_EVERY,
         "num_replicas": 1,
         "replica_gradient": "Identity",
         "fused_embedding": False,
@@ -129,7 +130,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         for step in range(total):
             reports = engine.step(step)
             actions = [action for report in reports for action in report.actions]
-            if step < WARMUP_STEPS or not actions:
+            if step < WARMUP_STEPS or step % RECORDED_EVERY != RECORDED_EVERY // 2:
                 continue
             rows += [action._asdict() | {"step": step, "replica": 0} for action in actions]
             links += [link for report in reports for link in report.links if link.coded_bytes]

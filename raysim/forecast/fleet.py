@@ -9,6 +9,7 @@ from typing import NamedTuple
 from raysim.network.presets import DEVICES, Device
 from raysim.network.sharding import FSDP
 from raysim.notation import InputError, known_words, shown
+from raysim.schedules.families import Schedule
 
 SAME = "Identity"
 
@@ -98,7 +99,7 @@ DENSE = Setting()
 
 @dataclass(frozen=True)
 class Way:
-    """A layout with its link codecs and replica method."""
+    """A layout with its link codecs, replica method and schedule."""
 
     layout: Layout
     forward: str = SAME
@@ -106,6 +107,8 @@ class Way:
     method: str = SAME
     overlap: bool = False
     """Averages uncompressed gradients in buckets during the last backward, like DDP."""
+    schedule: Schedule | None = None
+    """The order of forwards and backwards, if not the job's: with more microbatches in flight."""
 
     @property
     def setting(self) -> Setting:
@@ -131,4 +134,5 @@ class Way:
         """Return the codecs of activations and gradients, and the replica method."""
         links = f"{self.forward} / {self.backward}" if self.links_coded else ""
         words = filter(None, (links, self.method if self.method != SAME else ""))
-        return (", ".join(words) or "dense") + (", overlapped" if self.overlap else "")
+        schedule = "" if self.schedule is None else f", {self.schedule!r}"
+        return (", ".join(words) or "dense") + (", overlapped" if self.overlap else "") + schedule

@@ -21,7 +21,14 @@ from raysim.forecast.structure import data_of, structure_of
 from raysim.forecast.timings import TimedStep
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
-from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds, overlapped, without_exchange
+from raysim.network.prices import (
+    after_pipelines,
+    averaging_words,
+    bounds_with_model_error,
+    mean_bounds,
+    overlapped,
+    without_exchange,
+)
 from raysim.network.profile import Profile
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network
@@ -118,6 +125,8 @@ class Forecast:
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`; later steps may hide part of its exchange."""
         profile, instant = self._profile(first, ending), network.without_latency
+        if self.exchange_delay:
+            profile = after_pipelines(profile)
         quiet = without_exchange(profile)
         return overlapped(
             lambda exchanging, latent: (

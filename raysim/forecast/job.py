@@ -207,7 +207,7 @@ class Job:
         stages = self.stages(way.layout)
         workers = self.schedule.workers(len(stages))
         totals = [0.0] * way.layout.workers
-        for stage, held, worker in zip(stages, self._in_flight(way.layout), workers, strict=True):
+        for stage, held, worker in zip(stages, self.in_flight(way.layout), workers, strict=True):
             saved = held * stage.saved_bytes
             if self.recompute:  # the inputs, and the block being recomputed
                 saved = RECOMPUTED_SHARE * saved + stage.saved_bytes / max(self.model.layers // len(stages), 1)
@@ -229,8 +229,13 @@ class Job:
         shard = STATE_BYTES * stage.num_parameters / layout.sharding.shards
         return shard + self._value_bytes * gathered + GRADIENT_BYTES * made
 
+    @lru_cache(maxsize=8)  # noqa: B019
+    def scheduled(self, schedule: Schedule | None) -> Job:
+        """Return the job with another schedule; None keeps its own."""
+        return self if schedule is None else replace(self, schedule=schedule)
+
     @lru_cache(maxsize=64)  # noqa: B019
-    def _in_flight(self, layout: Layout) -> tuple[int, ...]:
+    def in_flight(self, layout: Layout) -> tuple[int, ...]:
         """Return the most microbatches between forward and backward at each stage, found with `FEW_MICROBATCHES` a worker."""
         num_stages, count = self.num_stages(layout), self.num_microbatches(layout)
         few = min(count, FEW_MICROBATCHES * layout.workers)

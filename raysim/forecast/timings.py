@@ -24,13 +24,14 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from raysim.config import ConfigError, apply_override
 from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
 from raysim.config.reading import sentence
+from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
 from raysim.network.simulate import simulate
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
-from raysim.notation import InputError
+from raysim.notation import InputError, check_integer
 from raysim.schedules import Schedule, parse_schedule
 from raysim.schedules.arrays import make_table
 from raysim.schedules.weights import parse_weights
@@ -39,7 +40,7 @@ from raysim.storage.texts import parse_json, parse_toml
 
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
 ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]
-KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share", "weights")
+KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share", "weights", "averaging_delay")
 """Overrides accepted with a file of `Profile.save`."""
 
 
@@ -53,6 +54,8 @@ class TimedStep:
     num_replicas: int
     sharded: Sharded | None = None
     """The units of sharded replicas."""
+    averaging_delay: int = 0
+    """Steps by which an average may lag before a step waits for it."""
 
     @property
     def samples(self) -> int:
@@ -70,16 +73,39 @@ class TimedStep:
         """Return the timeline of the step; raises InputError if it does not fit the network."""
         try:
             (profile,) = self.profiles([network])
-            return simulate(
-                self.schedule,
-                profile,
-                network,
-                num_microbatches=self.num_microbatches,
-                num_replicas=self.num_replicas,
-                seed=seed,
-            )
+            if not self.averaging_delay:
+                return self._waiting(profile, network, seed)
+            waiting = self._waiting(after_pipelines(profile), network, seed)
+            if not waiting.collectives:
+                return waiting
+            return waiting.under_next_step(self._hidden_s(after_pipelines(profile), network, seed))
         except ValueError as error:
             raise InputError(str(error)) from None
+
+    def _waiting(self, profile: Profile, network: Network, seed: int) -> Timeline:
+        """Return the timeline of a step that waits for its own average."""
+        return simulate(
+            self.schedule,
+            profile,
+            network,
+            num_microbatches=self.num_microbatches,
+            num_replicas=self.num_replicas,
+            seed=seed,
+        )
+
+    def _hidden_s(self, profile: Profile, network: Network, seed: int) -> float:
+        """Return the seconds of a step with its average under the next steps."""
+        kinds, instant = (without_exchange(profile), profile), network.without_latency
+        return overlapped(
+            lambda exchanging, latent: self._waiting(kinds[exchanging], network if latent else instant, seed).step_s,
+            float(profile.method_s.max()),
+            self.averaging_delay,
+            interval=1.0,
+        )
+
+    def step_s(self, network: Network) -> float:
+        """Return the seconds of the step."""
+        return self.simulate(network).step_s
 
     def profiles(self, networks: Sequence[Network]) -> list[Profile]:
         """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""
@@ -150,6 +176,8 @@ class Timings(Strict):
     """Seconds of every step in addition to all else."""
     gradient_bytes: ByStage = 0.0
     """Bytes of the gradients that replicas average, or scatter if they are sharded."""
+    averaging_delay: Natural = 0
+    """Steps by which an average may lag: 1 lets it overlap the whole next step."""
     sharding: Annotated[str, _checked_by(parse_sharding)] | None = None
     """Sharding of the parameters over replicas, such as FSDP(8)."""
     parameter_bytes: ByStage = 0.0
@@ -184,6 +212,10 @@ class Timings(Strict):
                     "`parameter_bytes` and `units` are of sharded replicas: add `sharding`, such as FSDP(8)."
                 )
             return
+        if self.averaging_delay:
+            raise ValueError(
+                "`averaging_delay` is of replicas that average whole gradients: leave it out with `sharding`."
+            )
         parse_sharding(self.sharding).groups(self.num_replicas)
         if not bytes_given or not np.any(self.gradient_bytes):
             raise ValueError("`sharding` needs `parameter_bytes` to gather and `gradient_bytes` to scatter.")
@@ -222,6 +254,7 @@ class Timings(Strict):
             num_replicas=self.num_replicas,
             weight_share=self.weight_share,
             weights=self.weights,
+            averaging_delay=self.averaging_delay,
         )
         if self.sharding is None:
             return step
@@ -241,11 +274,12 @@ def timed_step(
     num_replicas: int | None = None,
     weight_share: float | None = None,
     weights: str = "Synchronous",
+    averaging_delay: int = 0,
 ) -> TimedStep:
     """Return the step of a profile under a schedule. Counts default to those of the profile.
 
     `weight_share`: weight gradients' share of a backward timed as a whole. `weights`: a weight policy, possibly without a flush
-    between steps. Raises InputError.
+    between steps. `averaging_delay`: steps by which an average may lag. Raises InputError.
     """
     try:
         rows = parse_weights(weights).order(parse_schedule(schedule) if isinstance(schedule, str) else schedule)
@@ -260,7 +294,9 @@ def timed_step(
                     "share of it (0.34 to 0.42 in tables 4 and 9 of Qi et al. 2024), or time the two parts."
                 )
             profile = profile.split_backward(weight_share)
-        return TimedStep(profile, rows, count, num_replicas if num_replicas is not None else profile.num_replicas)
+        replicas = num_replicas if num_replicas is not None else profile.num_replicas
+        delay = check_integer("averaging_delay", averaging_delay, 0)
+        return TimedStep(profile, rows, count, replicas, averaging_delay=delay)
     except ValueError as error:
         raise error if isinstance(error, InputError) else InputError(str(error)) from None
 

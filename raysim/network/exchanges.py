@@ -2,7 +2,9 @@
 
 `direct`: each member receives one chunk from all others, sums it and returns the sum: two rounds. `ring`: the same bytes in
 2 (D - 1) rounds between neighbours. `tree`: whole messages up and down a binomial tree. `sites`: a reduce-scatter within each
-site, a ring over the sites for each shard, and an all-gather within each site.
+site, a ring over the sites for each shard, and an all-gather within each site. `server`: a central parameter server on the host
+of the first member, which receives and sends D - 1 whole messages (`direct` is a sharded one: each host serves 1/D). `chain`: a sum
+passed along to the first member and back in small pieces, as NCCL's reduce and broadcast do.
 
 >>> from raysim.network.presets import parse_network
 >>> network = parse_network("8mbps+10ms")
@@ -70,8 +72,20 @@ def _over_sites(num_members: int, wire_bytes: float, sites: Sequence[str]) -> li
     return [Rounds(1, scatter, shard), ring, Rounds(1, [pair[::-1] for pair in scatter], shard)]
 
 
+def _server(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+    into = [(member, 0) for member in range(1, num_members)]
+    return [Rounds(1, pairs, wire_bytes) for pairs in (into, [pair[::-1] for pair in into])]
+
+
+def _chain(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+    """Return the rounds of pieces that follow one another: all bytes once on every link, and the latency of each link."""
+    into = [(member, member - 1) for member in range(1, num_members)]
+    both = (into, [pair[::-1] for pair in into])
+    return [each for pairs in both for each in (Rounds(1, pairs, wire_bytes), Rounds(num_members - 2, pairs, 0.0))]
+
+
 _ROUNDS: dict[str, Callable[[int, float, Sequence[str]], list[Rounds]]] = dict(
-    zip(ALL_REDUCES, (_direct, _ring, _tree, _over_sites), strict=True)
+    zip(ALL_REDUCES, (_direct, _ring, _tree, _over_sites, _server, _chain), strict=True)
 )
 
 
@@ -138,7 +152,7 @@ def all_reduce_s(
     """Return the seconds to sum `wire_bytes` over members on `hosts`.
 
     On a uniform network with D members, latency a and bandwidth W: direct 2 (a + S/(D W) (D - 1)), ring 2 (D - 1) (a + S/(D W)),
-    tree 2 ceil(log2 D) (a + S/W). A round is as slow as its slowest pair.
+    tree 2 ceil(log2 D) (a + S/W), server 2 (a + S/W (D - 1)), chain 2 ((D - 1) a + S/W). A round is as slow as its slowest pair.
     """
     rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites_of(hosts, network))
     return float(rounds_s(rounds, hosts, [network], transport)[0])

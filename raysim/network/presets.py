@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raysim.network.notation import read_window
 from raysim.network.topology import Network, read_notation
 from raysim.notation import check_integer, shown
 from raysim.storage.files import read_text
@@ -99,12 +100,16 @@ def presets() -> dict[str, Network]:
 
 
 def parse_network(text: str) -> Network:
-    """Parse a network: a preset, a notation such as "100mbps+20ms", or a .toml or .csv file.
+    """Parse a network: a preset, a notation such as "100mbps+20ms", or a .toml or .csv file; each may end in TCP's window.
 
-    >>> parse_network("100mbps+20ms").latency_s, parse_network("1 Gbit/s + 20 ms")
-    (0.02, 1gbps+20ms)
+    >>> parse_network("100mbps+20ms").latency_s, parse_network("1 Gbit/s + 20 ms"), parse_network("1gbps+50ms/2x4MB")
+    (0.02, 1gbps+20ms, 1gbps+50ms/2x4MB)
     """
     name = text.strip()
+    wires, slash, last = name.rpartition("/")
+    if slash and (window := read_window(last)) is not None:
+        plain = parse_network(wires)
+        return replace(plain, name=f"{plain.name}/{last}" if plain.name else "", **window)
     if name in presets():
         return presets()[name]
     network = read_notation(name)
@@ -197,15 +202,16 @@ def _from_csv(text: str, name: str) -> Network:
     return _of_matrix(matrix, name=name)
 
 
+SITES_FIELDS = ("sites", "links", "sharing", "window")
 SITE_KEYS = ("hosts", "bandwidth", "latency")
 LINK_KEYS = ("between", "bandwidth", "latency")
 
 
 def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
     """Return the network of a file with `sites`; raises ValueError naming the invalid site or link."""
-    unknown = sorted(set(content) - {"sites", "links", "sharing"})
+    unknown = sorted(set(content) - set(SITES_FIELDS))
     if unknown:
-        raise ValueError(f"Unknown field `{unknown[0]}` in a file with sites. Known: sites, links, sharing.")
+        raise ValueError(f"Unknown field `{unknown[0]}` in a file with sites. Known: {', '.join(SITES_FIELDS)}.")
     sites, links = content["sites"], content.get("links", [])
     if not isinstance(sites, dict) or not all(isinstance(site, dict) for site in sites.values()):
         raise ValueError("`sites` must be tables, such as [sites.home].")
@@ -245,10 +251,18 @@ def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
     return _of_matrix(
         matrix,
         sharing=content.get("sharing", "pair"),
+        **_window(content["window"]) if "window" in content else {},
         host_sites=tuple(hosts),
         host_names=tuple(names),
         name=name,
     )
+
+
+def _window(text: object) -> dict[str, Any]:
+    window = read_window(text) if isinstance(text, str) else None
+    if window is None:
+        raise ValueError(f'`window` must be bytes, such as "4MiB", or "2x4MiB" of two streams, but got {text!r}.')
+    return window
 
 
 def _check_keys(where: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -6,15 +6,16 @@ A price is uncertain because the machine's step times vary, and because of the n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.profile import Floats, Profile
+from raysim.network.topology import FREE, Network
 
 Seconds = TypeVar("Seconds", float, Floats)
 
@@ -29,6 +30,29 @@ The smallest of 0.05, 0.06, 0.08, 0.1, 0.12, 0.15 for which the intervals contai
 """
 
 
+class WireSeconds(NamedTuple):
+    """Seconds that a network adds to a step, by cause."""
+
+    bytes_s: float
+    """Seconds of the step without latency, less those on `FREE`: 0 with unlimited bandwidth."""
+    latency_s: float
+    """Seconds that the step would save without latency and jitter: 0 if there are none."""
+
+
+def wire_seconds(step_s: Callable[[list[Network]], Floats], networks: Sequence[Network]) -> list[WireSeconds]:
+    """Return what each network adds to a step; `step_s` prices the step on networks.
+
+    >>> from raysim.network.presets import parse_network
+    >>> pipeline = lambda networks: np.array([1 + 4 * network.p2p_s(0, 1, 1_000_000) for network in networks])
+    >>> wire_seconds(pipeline, [parse_network("8mbps+0.5s"), FREE])
+    [WireSeconds(bytes_s=4.0, latency_s=2.0), WireSeconds(bytes_s=0.0, latency_s=0.0)]
+    """
+    steps_s = step_s([FREE, *networks, *(network.without_latency for network in networks)]).tolist()
+    free_s, count = steps_s[0], len(networks)
+    pairs = zip(steps_s[1 : count + 1], steps_s[count + 1 :], strict=True)
+    return [WireSeconds(instant_s - free_s, latent_s - instant_s) for latent_s, instant_s in pairs]
+
+
 def averaging_words(profile: Profile) -> str:
     """Describe how the replicas of a step average, for use in sentences."""
     return profile.transport.averaging.words(
@@ -41,6 +65,11 @@ def without_exchange(profile: Profile) -> Profile:
     left = profile.transfers[profile.transfers["direction"] != DIRECTIONS[0]]
     nothing = np.zeros(profile.num_stages)
     return replace(profile, transfers=left, method_s=nothing, gradient_bytes=nothing, bucketed_bytes=nothing)
+
+
+def after_pipelines(profile: Profile) -> Profile:
+    """Return the profile with averages that start once all pipelines are done, as they do if later steps hide them."""
+    return replace(profile, bucketed_bytes=np.zeros(profile.num_stages))
 
 
 def hidden(

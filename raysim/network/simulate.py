@@ -74,12 +74,7 @@ def simulate(
         window=table.windows(),
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
-            Exchange(
-                collective,
-                float(start),
-                float(over),
-                tuple(collective.repeats * float(round_seconds(each, [network])[0]) for each in collective.rounds),
-            )
+            Exchange(collective, float(start), float(over), *_rounds_s(collective, network))
             for collective, start, over in zip(
                 end.collectives, end.starts.start_s[:, 0], end.starts.end_s[:, 0], strict=True
             )
@@ -87,6 +82,13 @@ def simulate(
         collectives_end_s=float(end.starts.over_s[0]),
         step_s=float(end.step_s[0]),
     )
+
+
+def _rounds_s(collective: Collective, network: Network) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the seconds of a collective's rounds over all buckets, and what each would save without latency."""
+    networks = [network, network.without_latency]
+    seconds = [(collective.repeats * round_seconds(each, networks)).tolist() for each in collective.rounds]
+    return tuple(with_latency for with_latency, _ in seconds), tuple(both[0] - both[1] for both in seconds)
 
 
 def step_seconds(

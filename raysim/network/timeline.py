@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from raysim.network.collectives import Collective
 from raysim.network.profile import Profile
-from raysim.network.topology import Network, Placement
+from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.schedules.actions import Action
 from raysim.schedules.arrays import OPS, ActionTable
 
 Floats = NDArray[np.float64]
+
+SAME = 1e-9  # share of a step below which moments count as equal
 
 
 class WorkerTime(NamedTuple):
@@ -28,8 +30,14 @@ class WorkerTime(NamedTuple):
     overhead_s: float
     contention_s: float
     """Slow-down of work by shared cores."""
-    wait_s: float
-    """Idle time while the awaited packet was in transfer, or parameters and gradients of sharded replicas."""
+    wait_bytes_s: float
+    """Idle time while the awaited packet queued for its wire or its bytes were in transfer."""
+    wait_latency_s: float
+    """Idle time during the latency of the awaited packet, see `Timeline.latency_s`."""
+    wait_host_s: float
+    """Idle time while the transport handled the awaited packet on its hosts."""
+    shard_s: float
+    """Waits for parameters and gradients of sharded replicas."""
     bubble_s: float
     """Other idle time: the packet was not sent yet, or the row was done before the rows of other workers."""
     collective_s: float
@@ -42,8 +50,8 @@ class Segment(NamedTuple):
     """One segment of the critical path."""
 
     kind: str
-    """compute, codec, overhead; of a packet: path (before its wire), queue (behind other packets), wire (bytes and latency);
-    at the step's end: collective (rounds of transfers), codec of its method, update, driver."""
+    """compute, codec, overhead, shards; of a packet: path (before its wire), queue (behind other packets), bytes, latency;
+    at the step's end: collective_bytes and collective_latency, codec of its method, update, driver."""
     start_s: float
     end_s: float
     replica: int | None
@@ -61,6 +69,8 @@ class Exchange(NamedTuple):
     end_s: float
     round_s: tuple[float, ...]
     """Seconds of each round, of all buckets together."""
+    latency_s: tuple[float, ...]
+    """Seconds that each round would save on a network without latency."""
 
     @property
     def critical_s(self) -> float:
@@ -73,6 +83,19 @@ class Exchange(NamedTuple):
         """Return the number, start and end of every round."""
         edges = [*np.cumsum([self.start_s + self.collective.codec_s, *self.round_s[:-1]]).tolist(), self.end_s]
         return [(turn, *edges[turn : turn + 2]) for turn in range(len(self.round_s))]
+
+    def transfers(self) -> list[tuple[str, float, float]]:
+        """Return kind, start and end of everything on the critical path from `critical_s` on: latency follows bytes in each round."""
+        if self.critical_s > self.start_s:
+            latency_s = sum(self.latency_s) / self.collective.repeats
+            spans = [(self.critical_s, self.end_s - latency_s, self.end_s)]
+        else:
+            spans = [
+                (low, high - latency_s, high)
+                for (_, low, high), latency_s in zip(self.spans(), self.latency_s, strict=True)
+            ]
+        parts = ((("collective_bytes", low, sent), ("collective_latency", sent, high)) for low, sent, high in spans)
+        return [part for pair in parts for part in pair]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +128,20 @@ class Timeline:
     collectives_end_s: float
     """End of the last collective; `pipeline_s` if there are none."""
 
+    def under_next_step(self, step_s: float) -> Timeline:
+        """Return the timeline of a steady step of `step_s` seconds, under which the previous step's averages go on."""
+        end_s, last_s = max(step_s - self.outside_s, self.pipeline_s), max(each.end_s for each in self.collectives)
+        waited = end_s > self.pipeline_s * (1 + SAME)
+        shift_s = last_s - end_s if waited else self.pipeline_s + self.outside_s
+        moved = tuple(
+            each._replace(
+                start_s=each.start_s - shift_s,
+                end_s=end_s if waited and each.end_s == last_s else each.end_s - shift_s,
+            )
+            for each in self.collectives
+        )
+        return replace(self, collectives=moved, collectives_end_s=end_s, step_s=step_s)
+
     @property
     def num_replicas(self) -> int:
         return int(self.start_s.shape[0])
@@ -128,6 +165,24 @@ class Timeline:
         first, last = np.searchsorted(end, 0.0, side="right"), np.searchsorted(start, self.pipeline_s)
         return range(low + int(first), low + int(last))
 
+    @cached_property
+    def latency_s(self) -> Floats:
+        """Seconds of latency of each packet, by the axes of `arrive_s`: the last ones of its flight.
+
+        The one-way latency between its hosts times the trips of its transport, at most the time since the packet was ready for its
+        wire. The rest of that time is due to bytes, its own and those of packets before it, and to jitter.
+        """
+        hosts = np.array(replica_hosts(self.placement, self.table.num_workers), np.int64)[:, self.table.owner]
+        one_way = np.zeros(self.start_s.shape[:3])
+        one_way[:, :-1, 0] = self.network.latencies_s(hosts[:, :-1], hosts[:, 1:])
+        one_way[:, 1:, 1] = self.network.latencies_s(hosts[:, 1:], hosts[:, :-1])
+        flight = self.arrive_s - self.end_s - self._path_s
+        return np.clip(one_way[..., None] * self.profile.trips, 0.0, np.maximum(flight, 0.0))
+
+    @cached_property
+    def _path_s(self) -> Floats:
+        return self.profile.message_s + self.profile.byte_s * self.profile.moved_bytes
+
     def workers(self) -> list[WorkerTime]:
         """Return every worker's time by use, which adds up to `step_s`."""
         times = []
@@ -139,23 +194,27 @@ class Timeline:
             previous = np.concatenate([[0.0], end[:-1]])
             previous[table.offsets[:-1]] = 0.0
             idle = start - previous
-            wait = np.clip(start - np.maximum(previous, made), 0.0, idle)
+            waits_from = np.maximum(previous, made)
+            wait = np.clip(start - waits_from, 0.0, idle)
+            latency, path = (self._by_action(each, r)[self._sources] for each in (self.latency_s, self._path_s))
+            latency = np.where(wait > 0, np.minimum(wait, latency), 0.0)  # a wait ends with its packet's flight
+            host = np.where(wait > 0, np.clip(end[self._sources] + path - waits_from, 0.0, wait - latency), 0.0)
             codec = self._by_action(profile.decode_s + profile.encode_s, r)
             compute, shards = self._by_action(self._alone_s, r), self._by_action(profile.shard_s, r)
             overhead = np.where(self._sends, profile.call_s, 0.0)
             stretched = (end - start) - (codec + compute + overhead)
-            compute, wait = compute - shards, wait + shards
+            of_actions = (compute - shards, codec, overhead, stretched, wait - latency - host, latency, host, shards)
             for w in range(table.num_workers):
                 row = slice(*self.window[w])
-                compute_s, codec_s, overhead_s, contention_s, wait_s = (
-                    float(part[row].sum()) for part in (compute, codec, overhead, stretched, wait)
-                )
+                compute_s, codec_s, overhead_s, contention_s, *waits_s = (float(part[row].sum()) for part in of_actions)
                 # Without shared cores nothing is slowed down: the remainder is rounding.
                 contention_s = max(contention_s, 0.0) if self.placement.cores is not None else 0.0
                 busy_s = compute_s + codec_s + overhead_s + contention_s
-                wait_s = min(wait_s, max(self.pipeline_s - busy_s, 0.0))  # if steps are not equal, see `steady_end`
-                bubble_s = max(self.pipeline_s - busy_s - wait_s, 0.0)
-                parts = (compute_s, codec_s, overhead_s, contention_s, wait_s, bubble_s)
+                wait_s, idle_s = sum(waits_s), max(self.pipeline_s - busy_s, 0.0)
+                if wait_s > idle_s:  # if steps are not equal, see `steady_end`
+                    waits_s = [each * idle_s / wait_s for each in waits_s]
+                bubble_s = max(idle_s - wait_s, 0.0)
+                parts = (compute_s, codec_s, overhead_s, contention_s, *waits_s, bubble_s)
                 times.append(WorkerTime(r, w, *parts, *ending))
         return times
 
@@ -171,13 +230,13 @@ class Timeline:
         Going back from the end: update and collectives, then the last action, then its packet if that arrived after its worker was
         free, or else the previous action, and so on. Without a flush the chain goes back to the end of the previous step.
         """
-        table, profile = self.table, self.profile
+        table = self.table
         backwards, r, i, until = self._ending()
         start, end, begin, arrive = (
             self._by_action(times, r) for times in (self.start_s, self.end_s, self.begin_s, self.arrive_s)
         )
-        sizes = self._by_action(profile.moved_bytes, r)
-        while True:
+        path_s, latency_s = self._by_action(self._path_s, r), self._by_action(self.latency_s, r)
+        while i >= 0:
             for kind, low, high in reversed(self.phases(r, i)):
                 if min(high, until) > low:
                     backwards.append(Segment(kind, low, min(high, until), r, self._action(i)))
@@ -185,39 +244,39 @@ class Timeline:
             first = i == table.offsets[np.searchsorted(table.offsets, i, side="right") - 1]
             previous = 0.0 if first else float(end[i - 1])
             if source >= 0 and arrive[source] >= start[i] and arrive[source] > previous:
-                size = float(sizes[source])
-                ready = min(end[source] + profile.message_s + profile.byte_s * size, arrive[source])
+                ready = min(end[source] + path_s[source], arrive[source])
+                sent = max(arrive[source] - latency_s[source], ready)
+                starts = min(begin[source], sent)  # of its bytes: a request before them pays latency too
                 stops = (
                     ("path", end[source], ready),
-                    ("queue", ready, begin[source]),
-                    ("wire", begin[source], arrive[source]),
+                    ("queue", ready, starts),
+                    ("bytes", starts, sent),
+                    ("latency", sent, arrive[source]),
                 )
                 for kind, low, high in reversed(stops):
                     if high > low:
                         backwards.append(Segment(kind, float(low), float(high), r, self._action(source)))
                 i = source
-            elif first or backwards[-1].start_s <= 0:
-                return [
-                    segment._replace(start_s=max(segment.start_s, 0.0))
-                    for segment in backwards[::-1]
-                    if segment.end_s > 0
-                ]
             else:
-                i -= 1
+                i = -1 if first or backwards[-1].start_s <= 0 else i - 1
+        return [segment._replace(start_s=max(segment.start_s, 0.0)) for segment in backwards[::-1] if segment.end_s > 0]
 
     def _ending(self) -> tuple[list[Segment], int, int, float]:
-        """Return the critical path after the last action, last to first; the action's replica and index, and the end of its part."""
+        """Return the critical path after the last action, last to first; the action's replica and index, and the end of its part.
+
+        The index is -1 if the previous step's average fills the step.
+        """
         updated = self.step_s - self.profile.step_s
         spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
         while exchange := next((x for x in reversed(self.collectives) if x.start_s < x.end_s == moment), None):
-            if exchange.critical_s > exchange.start_s:
-                spans.append(("collective", exchange.critical_s, exchange.end_s))
-            else:
-                spans += [("collective", low, high) for _, low, high in reversed(exchange.spans())]
+            spans += reversed(exchange.transfers())
+            if exchange.critical_s == exchange.start_s:
                 spans.append(("codec", exchange.start_s, exchange.start_s + exchange.collective.codec_s))
             moment, last = exchange.critical_s, exchange
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
+        if moment <= SAME * self.step_s:
+            return backwards, 0, -1, moment
         if last is None or not last.collective.num_buckets:
             nearest, until = np.nanargmin(np.abs(self.end_s - moment)), np.inf
         else:  # the last backward of the bucket's stage, during which the bucket may be sent
@@ -244,7 +303,7 @@ class Timeline:
         until = np.cumsum(parts)
         stretch = (end - start) / until[-1] if until[-1] else 1.0
         edges = [start, *(float(end if part == until[-1] else start + stretch * part) for part in until)]
-        return list(zip(("codec", "wire", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
+        return list(zip(("codec", "shards", "compute", "codec", "overhead"), edges, edges[1:], strict=False))
 
     def explain(self) -> dict[str, float]:
         """Return the seconds of each kind on the critical path, the most that speeding up that kind could save."""

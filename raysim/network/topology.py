@@ -6,7 +6,6 @@ Bandwidth is in decimal bit/s (1 Gbit/s is 10^9 bit/s); latency is in seconds, o
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -14,12 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.notation import check_choice, check_integer, check_real, shown
+from raysim.network.notation import bandwidth_text, read_wires, time_text, window_text
+from raysim.notation import check_choice, check_integer, check_real
 
 Matrix = tuple[tuple[float, ...], ...]
 Floats = NDArray[np.float64]
 
 SHARING = ("pair", "port", "half", "inbound")
+TINY = 1e-9  # of a latency that stands for none
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Network:
     """Bytes passed at once by a token bucket after a pause (the burst of `tc tbf`)."""
     framing: float = 1.0
     """Bytes on the wire per byte of payload, headers included: 1514/1448 for TCP over Ethernet."""
+    window_bytes: float | None = None
+    """TCP's window (RFC 9293), the most unacknowledged bytes of a connection: it sends at most one a round trip; None: no cap."""
+    streams: int = 1
+    """Parallel connections between two hosts, each with a window."""
     host_names: tuple[str, ...] | None = field(default=None, compare=False)
     """Names of the hosts, if matrices are given and hosts have names."""
     host_sites: tuple[str, ...] | None = None
@@ -80,7 +85,14 @@ class Network:
             "jitter_s": check_real("jitter_s", self.jitter_s, 0, math.inf),
             "burst_bytes": check_real("burst_bytes", self.burst_bytes, 0, math.inf),
             "framing": check_real("framing", self.framing, 1, math.inf),
+            "streams": check_integer("streams", self.streams, 1),
         }
+        if self.window_bytes is not None:
+            checked["window_bytes"] = check_real("window_bytes", self.window_bytes, 0, math.inf, open_low=True)
+        elif checked["streams"] > 1:
+            raise ValueError(
+                f"`streams` share a link by their windows: give `window_bytes` with {self.streams} streams."
+            )
         if self.port_bps is not None:
             checked["port_bps"] = check_real("port_bps", self.port_bps, 0, math.inf, open_low=True)
             if not self.shares_ports:
@@ -107,13 +119,14 @@ class Network:
     def notation(self) -> str:
         """Return the network as text for `parse_network`, or a summary if it has matrices."""
         if self.num_hosts is not None:
-            return f"<{self.num_hosts} hosts, {_span(self.bandwidth_bps, _bandwidth)}, {_span(self.latency_s, _time)}>"
+            return f"<{self.num_hosts} hosts, {_span(self.bandwidth_bps, bandwidth_text)}, {_span(self.latency_s, time_text)}>"
         assert isinstance(self.bandwidth_bps, float)
         assert isinstance(self.latency_s, float)
-        text = _bandwidth(self.bandwidth_bps)
-        text += f"+{_time(self.latency_s)}" if self.latency_s else ""
-        text += f"~{_time(self.jitter_s)}" if self.jitter_s else ""
-        return text + (f"/{self.sharing}" if self.sharing != "pair" else "")
+        text = bandwidth_text(self.bandwidth_bps)
+        text += f"+{time_text(self.latency_s)}" if self.latency_s else ""
+        text += f"~{time_text(self.jitter_s)}" if self.jitter_s else ""
+        text += f"/{self.sharing}" if self.sharing != "pair" else ""
+        return text if self.window_bytes is None else f"{text}/{window_text(self.window_bytes, self.streams)}"
 
     @property
     def num_hosts(self) -> int | None:
@@ -135,9 +148,25 @@ class Network:
         j = next((j for j, site in enumerate(hosts) if site == target and j != i), i)
         return float(self.bandwidths_bps(i, j)), float(self.latencies_s(i, j))
 
+    @property
+    def slowest_bps(self) -> float:
+        """The bandwidth of the slowest link between two hosts."""
+        return float(_off_diagonal(self.bandwidth_bps).min())
+
     def bandwidths_bps(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """Return the bandwidth from `source` to `target`, elementwise; infinite within a host."""
-        return _look_up(self.bandwidth_bps, source, target, within=math.inf)
+        """Return the bandwidth from `source` to `target`, elementwise, at most that of the windows; infinite within a host."""
+        bandwidth = _look_up(self.bandwidth_bps, source, target, within=math.inf)
+        if self.window_bytes is None:
+            return bandwidth
+        return self.within_windows(bandwidth, self.latencies_s(source, target) + self.latencies_s(target, source))
+
+    def within_windows(self, bandwidth_bps: float | Floats, trip_s: float | Floats) -> Floats:
+        """Return a bandwidth, headers included, but at most a window of each stream per round trip."""
+        if self.window_bytes is None:
+            return np.asarray(bandwidth_bps)
+        with np.errstate(divide="ignore", over="ignore"):
+            capped: Floats = 8 * self.framing * self.streams * self.window_bytes / np.asarray(trip_s, np.float64)
+        return np.minimum(bandwidth_bps, capped)
 
     def latencies_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the latency from `source` to `target`, elementwise; zero within a host."""
@@ -161,8 +190,12 @@ class Network:
 
     @property
     def without_latency(self) -> Network:
-        """The same wires without latency and jitter."""
-        return replace(self, latency_s=0.0, jitter_s=0.0)
+        """The same wires without latency and jitter, still capped by their windows."""
+        if self.window_bytes is None:
+            return replace(self, latency_s=0.0, jitter_s=0.0)
+        latency = self.latency_s
+        tiny = tuple(tuple(TINY * x for x in row) for row in latency) if isinstance(latency, tuple) else TINY * latency
+        return replace(self, latency_s=tiny, jitter_s=0.0, window_bytes=TINY * self.window_bytes)  # the same cap
 
     def p2p_s(self, source: int, target: int, wire_bytes: float) -> float:
         """Return the seconds of one message on an idle wire: latency and transfer, without burst or jitter."""
@@ -174,7 +207,8 @@ def links(networks: Sequence[Network], source: NDArray[Any], target: NDArray[Any
     """Return the bandwidth and the latency from `source` to `target`, elementwise, with a last axis of networks."""
     if all(network.num_hosts is None for network in networks):
         across = (source != target)[..., None]
-        bandwidth = np.where(across, np.array([network.bandwidth_bps for network in networks]), math.inf)
+        widths = [network.within_windows(network.bandwidth_bps, 2 * network.latency_s) for network in networks]  # type: ignore[arg-type]
+        bandwidth = np.where(across, np.array(widths), math.inf)
         return bandwidth, np.where(across, np.array([network.latency_s for network in networks]), 0.0)
     bandwidths = [network.bandwidths_bps(source, target) for network in networks]
     return np.stack(bandwidths, axis=-1), np.stack(
@@ -219,56 +253,20 @@ def _look_up(value: float | Matrix, source: ArrayLike, target: ArrayLike, *, wit
     return np.where(sources == targets, within, values)
 
 
-BANDWIDTHS = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
-TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-NUMBER = r"(\d+(?:\.\d+)?)"
-IN_BYTES = re.compile(rf"{NUMBER}\s*([kKMG])(?:B(?:ps|/s)|[Bb]yte/s)")
-PATTERN = re.compile(rf"(?:{NUMBER}(kbps|mbps|gbps)|free)(?:\+{NUMBER}(us|ms|s))?(?:~{NUMBER}(us|ms|s))?(?:/(\w+))?")
-
-
-def read_notation(text: str) -> Network | None:
-    """Parse a network such as "100mbps+20ms~2ms/port" or "100 Mbit/s + 20 ms"; None if the text is not a network.
-
-    Latency is one way. Raises ValueError for bytes a second, such as 25MB/s: a bandwidth is in bits.
-
-    >>> read_notation("1gbps+0.5ms"), read_notation("200 Mbit/s"), read_notation("fast")
-    (1gbps+500us, 200mbps, None)
-    """
-    if in_bytes := IN_BYTES.match(text.strip()):
-        bits = f"{8 * float(in_bytes[1]):.12g}{in_bytes[2].lower()}bps"
-        meant = f"{in_bytes[1]}{in_bytes[2].lower()}bps"
-        raise ValueError(
-            f"A bandwidth is in bits a second, but {shown(text)} has bytes: write {bits}, or {meant} if bits were meant."
-        )
-    plain = re.sub(r"\s*([+~/])\s*|(?<=\d)\s+(?=[a-z])", r"\1", text.strip().lower())
-    match = PATTERN.fullmatch(re.sub(r"(?<=\d)([kmg])bit/s", r"\1bps", plain))
-    if match is None:
-        return None
-    return Network(
-        bandwidth_bps=float(match[1]) * BANDWIDTHS[match[2]] if match[1] else math.inf,
-        latency_s=float(match[3]) * TIMES[match[4]] if match[3] else 0.0,
-        jitter_s=float(match[5]) * TIMES[match[6]] if match[5] else 0.0,
-        sharing=match[7] or "pair",
-    )
-
-
-def _scaled(value: float, units: dict[str, float]) -> str:
-    unit = next((name for name in reversed(units) if value >= units[name] * (1 - 1e-12)), next(iter(units)))
-    return f"{value / units[unit]:.12g}{unit}"
-
-
-def _bandwidth(value: float) -> str:
-    return "free" if math.isinf(value) else _scaled(value, BANDWIDTHS)
-
-
-def _time(value: float) -> str:
-    return _scaled(value, TIMES)
-
-
 def _span(value: float | Matrix, write: Callable[[float], str]) -> str:
     outside = _off_diagonal(value)
     low, high = write(float(outside.min())), write(float(outside.max()))
     return low if low == high else f"{low} to {high}"
+
+
+def read_notation(text: str) -> Network | None:
+    """Parse a network such as "100mbps+20ms" or "100 Mbit/s + 20 ms"; None if the text is not a network.
+
+    >>> read_notation("1gbps+0.5ms"), read_notation("200 Mbit/s"), read_notation("fast")
+    (1gbps+500us, 200mbps, None)
+    """
+    fields = read_wires(text)
+    return None if fields is None else Network(**fields)
 
 
 FREE = Network(math.inf)

@@ -54,7 +54,7 @@ class Band(NamedTuple):
     """The message and the short requests for it, alternating in direction. All wait for their wires."""
 
 
-ALL_REDUCES = ("direct", "ring", "tree", "sites")
+ALL_REDUCES = ("direct", "ring", "tree", "sites", "server", "chain")
 """Algorithms of an all-reduce, see `raysim.network.exchanges`."""
 
 

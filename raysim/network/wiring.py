@@ -70,7 +70,9 @@ def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *
         )
 
     def queues(network: Network) -> bool:
-        return network.sharing != "pair" or (asked and bool(np.isfinite(network.bandwidth_bps).any()))
+        return network.sharing != "pair" or (
+            asked and bool(np.isfinite(network.bandwidth_bps).any() or network.window_bytes)
+        )
 
     return np.array([alone and (inbound or not queues(network)) for network in networks])
 

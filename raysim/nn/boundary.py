@@ -134,7 +134,7 @@ class BoundaryModule(nn.Module):
         Columns as in `links.parquet`: `wire_bytes` include headers, `factor` is dense over wire bytes, `fidelity` is a mean over the
         measured steps, known only at the sender; seconds are of this process.
         """
-        import pandas as pd
+        from raysim.nn.table import MessageTable
 
         self.settle()
         rows = []
@@ -158,7 +158,7 @@ class BoundaryModule(nn.Module):
                     "decode_s": receiver.codec_s if receiver else 0.0,
                 }
             )
-        return pd.DataFrame(rows)
+        return MessageTable(rows)
 
     def message_bytes(self) -> int | None:
         """Return the wire bytes of a message if all have the same size, else None."""

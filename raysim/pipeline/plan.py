@@ -19,6 +19,7 @@ from raysim.network.memory import StageMemory
 from raysim.pipeline.groups import Group, exchange_delay, exchange_period, takes_part
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import learning_rate
+from raysim.records import WARMUP_STEPS
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.actions import Row
 from raysim.schedules.weights import Delays
@@ -46,6 +47,8 @@ class Origin(NamedTuple):
 
 
 FROM_SCRATCH = Origin()
+FIRST_PROFILED = 2
+"""Steps recorded after warm-up, whatever `profile_every_steps` is: a short run can be priced, with an interval."""
 _batch = lru_cache(maxsize=4)(batch_ids)
 
 
@@ -260,13 +263,19 @@ class Plan:
         return math.ceil(self.num_test_samples / self.config.batch_size)
 
     @property
+    def trained(self) -> bool:
+        """True if the first weights are of a checkpoint or a folder."""
+        return self.config.start is not None or "path" in self.config.model.options
+
+    @property
     def compresses(self) -> bool:
         return any(not method.exact for method in self.methods)
 
     def profiles(self, step: int) -> bool:
-        """Return whether a step's actions are recorded: in the middle of each period, away from evaluations."""
+        """Return whether a step's actions are recorded: the first after warm-up, and one in the middle of each period."""
         every = self.config.profile_every_steps
-        return every > 0 and step % every == every // 2
+        first = min(max(self.first_step, self.config.compress_from) + WARMUP_STEPS, self.end_step - 1)
+        return every > 0 and (step % every == every // 2 or first <= step < first + FIRST_PROFILED)
 
     def keeps_transfers(self, step: int) -> bool:
         """Return whether a step's transfers between workers are recorded; always if replicas exchange only in some steps."""

@@ -6,7 +6,7 @@ leftovers and are not read.
 """
 
 from raysim.records.run import SILENT_S, STATUSES, Run, present_status, recorded_value, with_replicas
-from raysim.records.schema import FINISHED, OCCASIONAL, SCHEMA_VERSION, SCHEMAS, schema_of
+from raysim.records.schema import FINISHED, OCCASIONAL, SCHEMA_VERSION, SCHEMAS, WARMUP_STEPS, schema_of
 from raysim.records.tables import (
     UNREADABLE,
     Recorder,
@@ -26,6 +26,7 @@ __all__ = [
     "SILENT_S",
     "STATUSES",
     "UNREADABLE",
+    "WARMUP_STEPS",
     "Recorder",
     "RecordsError",
     "Run",

@@ -136,6 +136,7 @@ def schema_of(table: str, measures: Iterable[str] = ()) -> pa.Schema:
     return schema
 
 
+WARMUP_STEPS = 2  # steps that load, compile and touch memory for the first time: not priced if others are recorded
 # Tables absent in runs without adaptive methods, or without replicas and tied parameters.
 OCCASIONAL = {"decisions", "collectives"}
 

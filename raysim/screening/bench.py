@@ -22,12 +22,14 @@ from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, joined
 from raysim.probing.stopwatch import Seconds
 from raysim.replication.method import Gradients, ReplicaContext
-from raysim.screening.differences import Difference, differences
+from raysim.screening.differences import Difference, changed, differences
 from raysim.screening.gradients import Direction, Reference
 from raysim.screening.passes import Outcome, Passes
 from raysim.screening.tensors import TensorFacts, TensorWatch
 from raysim.units import format_bytes
 
+CHANGED = "changed"
+"""The share of predictions that differ from dense's, beside the measures of the task."""
 LATE = 2**20  # a step after any warm-up of a replica method
 
 
@@ -50,8 +52,9 @@ class Bench:
     A memory is empty at once, so compressors are measured by their codec alone. `by_replica`: replica methods can be measured.
     """
 
-    def __init__(self, passes: Passes, *, by_replica: bool) -> None:
+    def __init__(self, passes: Passes, *, by_replica: bool, gradients: bool = True) -> None:
         self.passes = passes
+        self.gradients = gradients
         self.seconds: dict[tuple[int, str], list[Seconds]] = defaultdict(list)
         """Compute time of all passes by stage and op."""
         self.num_passes = 0
@@ -59,14 +62,15 @@ class Bench:
         watch = TensorWatch()
         start = time.perf_counter()
         try:
-            outcome = self._run(DENSE, watch, self._reference)
+            outcome = self._run(DENSE, watch, self._reference if gradients else None)
         except NonFiniteError:
             raise _overflow(passes.plan, "a tensor at a cut") from None
         self.pass_s = time.perf_counter() - start
         self._sums: NDArray[np.float64] = outcome.sums
+        self._predictions = outcome.predictions
         self.facts: list[TensorFacts] = watch.facts()
         self.dense = Measurements(
-            differences(passes.plan.task, outcome.sums, outcome.sums),
+            self._measures(outcome),
             outcome.measured,
             self._reference.compare(self._reference.total),
         )
@@ -94,8 +98,8 @@ class Bench:
             except NonFiniteError:
                 return Measurements({}, Measured(), ())
             measured = outcome.measured
-            measures = differences(self.passes.plan.task, outcome.sums, self._sums)
-            own = self.passes.gradients()
+            measures = self._measures(outcome)
+            own = self.passes.gradients() if self.gradients else []
             of_replica = collector.of_replica if collector else []
         averaged: list[list[MemberRounds]] = []
         if averages:
@@ -106,6 +110,13 @@ class Bench:
         if not all(math.isfinite(direction.error) for direction in directions):
             return Measurements({}, measured, ())
         return Measurements(measures, measured, directions, averaged)
+
+    def _measures(self, outcome: Outcome) -> dict[str, Difference]:
+        measures = differences(self.passes.plan.task, outcome.sums, self._sums)
+        if outcome.predictions is not None:
+            assert self._predictions is not None
+            measures[CHANGED] = changed(outcome.predictions, self._predictions, self.passes.counted)
+        return measures
 
     def _run(self, setting: Setting, watch: TensorWatch | None, reference: Reference | None) -> Outcome:
         forward, backward = (Plain(parse(text).codec) for text in (setting.forward, setting.backward))
@@ -150,17 +161,19 @@ def _overflow(plan: Plan, what: str) -> ConfigError:
     return ConfigError(f"The model cannot be screened: without compression, {what} holds NaN or infinity.{remedy}")
 
 
-def check_memory(plan: Plan, num_batches: int, *, by_replica: bool) -> int:
+def check_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
     """Return the peak bytes of a screen; raises ConfigError if this machine has fewer."""
     memories, replicas = plan.memories, plan.num_replicas
     microbatches = num_batches * replicas * plan.config.num_microbatches
-    gradients = sum(memory.gradients_bytes for memory in memories)
+    of_gradients = sum(memory.gradients_bytes for memory in memories)
     copies = 2  # those of a candidate, and dense
     if by_replica:  # of each replica, and packets of one stage
         copies += replicas
-    needed = sum(memory.weights_bytes for memory in memories) + copies * gradients
-    needed += microbatches * memories[0].saved_bytes + sum(memory.saved_bytes for memory in memories[1:])
+    needed = sum(memory.weights_bytes for memory in memories)
     needed += max(memory.workspace_bytes for memory in memories)
+    if gradients:
+        needed += copies * of_gradients
+        needed += microbatches * memories[0].saved_bytes + sum(memory.saved_bytes for memory in memories[1:])
     needed += 3 * replicas * max(memory.gradients_bytes for memory in memories) if by_replica else 0
     limit = process_memory()
     if needed > limit.size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from raysim.quality import MEASURES
 from raysim.screening.screen import Screen, Screened, words
 from raysim.screening.tensors import sentences
 from raysim.screening.verdicts import knowledge_lost
@@ -36,7 +37,29 @@ def findings(done: Screen) -> list[str]:
             f"Fidelity misleads here: {words(worst.setting)} keeps {low:.3f} to {high:.3f} of the energy and adds {harm:.2g} to the "
             f"loss{others}. The energy is that of a few large values; judge by the loss."
         )
-    return [*lines, *_gradient_words(done), *_share_words(done)]
+    return [*lines, *_hidden_words(done), *_gradient_words(done), *_share_words(done)]
+
+
+def _hidden_words(done: Screen) -> list[str]:
+    """Return which settings pass by loss and surely fail by another measure."""
+    dense = done.dense.result.measures
+    hidden = []
+    for measure in (each for each in done.plan.task.measures if each.points and each.higher):
+        for each in done.settings[1:]:
+            own = each.result.measures
+            if not own or MEASURES["loss"].harm(own["loss"].value, dense["loss"].value) > MEASURES["loss"].margin:
+                continue
+            lost = -100 * own[measure.name].difference
+            if lost - 100 * own[measure.name].bound > measure.margin:
+                hidden.append((lost, measure, each))
+    if not hidden:
+        return []
+    lost, measure, each = max(hidden, key=lambda item: item[0])
+    others = f", and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+    harm = each.result.measures["loss"].difference
+    return [
+        f"The loss hides harm: {words(each.setting)} adds {harm:+.2g} to it, and takes {lost:.2g} {measure.unit}{others}."
+    ]
 
 
 def _share_words(done: Screen) -> list[str]:

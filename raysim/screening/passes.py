@@ -22,7 +22,7 @@ from raysim.probing.stopwatch import Seconds
 from raysim.random import derive_key
 from raysim.replication.method import Gradients
 from raysim.values import Value, join, only, split
-from raysim.workloads.losses import OwnLoss
+from raysim.workloads.losses import IGNORED, OwnLoss
 
 Seen = Callable[[str, int, str, Tensor], None]
 """Gets the direction, boundary, name and values of each tensor to be sent."""
@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
 
     sums: NDArray[np.float64]
     """By unit, the sums of `Task.sums`: a unit is a sample, or a microbatch if a custom loss is no mean over samples."""
+    predictions: NDArray[np.int64] | None
+    """The classes or tokens of highest score, by sample; None for a regression."""
     measured: Measured
     """Messages and links, as recorded by a probe."""
     seconds: Mapping[tuple[int, str], list[Seconds]]
@@ -51,10 +53,12 @@ class Outcome(NamedTuple):
 class Passes:
     """The stages of a workload in evaluation mode, and the first `num_batches` batches of its test data.
 
-    The forward of the first stage runs once, and its graph is kept for all candidates.
+    The forward of the first stage runs once, and its graph is kept for all candidates. Without `gradients` there are only forwards.
     """
 
-    def __init__(self, workload: Workload, num_batches: int, device: torch.device) -> None:
+    def __init__(self, workload: Workload, num_batches: int, device: torch.device, *, gradients: bool = True) -> None:
+        self._backs = gradients
+        self.classifies = workload.data.shape.classifies
         self.plan = plan = workload.plan
         config = plan.config
         torch.set_num_threads(config.threads_per_stage)
@@ -99,30 +103,43 @@ class Passes:
         """
         seconds: dict[tuple[int, str], list[Seconds]] = defaultdict(list)
         self.clear()
-        sums = []
+        sums, predicted = [], []
         try:
             for i, microbatch in enumerate(self.microbatches):
                 logits = only(self._forward(candidate, i, seconds, seen))
                 sums += self._sums(logits, microbatch.targets)
-                self._backward(candidate, i, logits, seconds, seen)
+                if self.classifies:
+                    predicted.append(logits.detach().argmax(dim=-1).cpu())
+                if self._backs:
+                    self._backward(candidate, i, logits, seconds, seen)
                 if after is not None:
                     after(i)
         finally:
             measured = candidate.end_step()
-        return Outcome(np.array(sums, np.float64), measured, seconds)
+        predictions = torch.cat(predicted).numpy() if predicted else None
+        return Outcome(np.array(sums, np.float64), predictions, measured, seconds)
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """True for the targets that count, by sample."""
+        return torch.cat([each.targets != IGNORED for each in self.microbatches]).cpu().numpy()
 
     def _forward(
         self, candidate: LinkCandidate, i: int, seconds: dict[tuple[int, str], list[Seconds]], seen: Seen | None
     ) -> Value:
         if i == len(self._prefix):
             with _timed(seconds[0, "F"]):
-                self._prefix.append(self.stages[0].forward(i, self.microbatches[i].inputs, self._key(0, i)))
+                self._prefix.append(self._through(0, i, self.microbatches[i].inputs))
         value = self._prefix[i]
-        for index, stage in enumerate(self.stages[1:]):
-            received = self._send(candidate, "forward", index, i, value, seen)
-            with _timed(seconds[index + 1, "F"]):
-                value = stage.forward(i, received, self._key(index + 1, i))
+        for index in range(1, len(self.stages)):
+            received = self._send(candidate, "forward", index - 1, i, value, seen)
+            with _timed(seconds[index, "F"]):
+                value = self._through(index, i, received)
         return value
+
+    def _through(self, index: int, i: int, value: Value) -> Value:
+        stage = self.stages[index]
+        return stage.forward(i, value, self._key(index, i)) if self._backs else stage.infer(value)
 
     def _backward(
         self,
@@ -178,8 +195,8 @@ class Passes:
         task = self.plan.task
         with torch.no_grad():
             if isinstance(task.loss, OwnLoss):  # which may not be a mean over samples
-                return [task.sums(logits, targets)]
-            return [task.sums(logits[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+                return [task.sums(logits, targets, taught=True)]
+            return [task.sums(logits[i : i + 1], targets[i : i + 1], taught=True) for i in range(len(targets))]
 
     def clear(self) -> None:
         """Clear the gradients in the parameters."""

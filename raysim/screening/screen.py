@@ -115,13 +115,14 @@ def screen(
     device: str | None = None,
     profile: str | None = None,
     transport: str = "ray",
+    gradients: bool = True,
     say: Say = lambda line: None,
 ) -> Screen:
     """Measure candidates on the first `num_batches` batches of a run's test data, in this process and without training.
 
     `tried`: settings beside the defaults, or in their place with `only_tried`. `device`, `profile` and `transport` are for prices, as
-    in `forecast`; by default compute is that of the screen's own passes. `say` gets lines on memory and progress. Raises ConfigError
-    or InputError before a pass.
+    in `forecast`; by default compute is that of the screen's own passes. Without `gradients` there are forwards alone. `say` gets lines
+    on memory and progress. Raises ConfigError or InputError before a pass.
     """
     began = time.perf_counter()
     config = config.changed(
@@ -130,20 +131,24 @@ def screen(
     workload = _workload(config)
     plan = workload.plan
     _check(plan, num_batches)
-    own = [candidates.checked(setting, plan) for setting in tried]
-    averages = plan.num_replicas > 1 and (not only_tried or any(each.replica_gradient != SAME for each in own))
+    own = [candidates.checked(setting, plan, gradients=gradients) for setting in tried]
+    averages = (
+        gradients and plan.num_replicas > 1 and (not only_tried or any(each.replica_gradient != SAME for each in own))
+    )
     pricing = partial(Prices, config, plan, transport=transport)
     prices = pricing(device=device, profile=profile) if networks and (device or profile) else None
-    if prices is None:
+    if prices is None and gradients:
         check_split(plan)
-    needed = check_memory(plan, num_batches, by_replica=averages)
+    needed = check_memory(plan, num_batches, by_replica=averages, gradients=gradients)
     count = num_batches * config.batch_size
     say(
         f"{config.name}: {count} test samples in microbatches of {config.microbatch_size}, {plan.num_stages} stages; "
         f"about {format_bytes(needed)} of memory."
     )
     with _own_threads_and_random():
-        bench, results = _measure_all(workload, own, num_batches, only_tried=only_tried, averages=averages, say=say)
+        passes = Passes(workload, num_batches, _device(config), gradients=gradients)
+        bench = Bench(passes, by_replica=averages, gradients=gradients)
+        results = _measure_all(bench, [] if only_tried else candidates.defaults(plan, bench.facts), own, say)
     base = chance(workload.data, plan.task)
     if networks and prices is None:
         prices = pricing(device=None, profile=measured_profile(plan, bench.seconds))
@@ -163,14 +168,17 @@ def screen(
     )
 
 
+def _device(config: RunConfig) -> torch.device:
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 def _measure_all(
-    workload: Workload, own: Sequence[Setting], num_batches: int, *, only_tried: bool, averages: bool, say: Say
-) -> tuple[Bench, dict[Setting, Measurements]]:
-    """Measure dense, then the settings that suit what was seen, and `own`."""
-    plan = workload.plan
-    kind = "cuda" if plan.config.device != "cpu" and torch.cuda.is_available() else "cpu"
-    bench = Bench(Passes(workload, num_batches, torch.device(kind)), by_replica=averages)
-    settings = candidates.distinct([*([] if only_tried else candidates.defaults(plan, bench.facts)), *own])
+    bench: Bench, usual: Sequence[Setting], own: Sequence[Setting], say: Say
+) -> dict[Setting, Measurements]:
+    """Return the measurements of dense, of the `usual` settings and of `own`."""
+    if not bench.gradients:
+        usual = [Setting(each.forward) for each in usual]
+    settings = candidates.distinct([*usual, *own])
     say(
         f"Dense: loss {bench.dense.measures['loss'].value:.4f} in {format_seconds(bench.pass_s)}; {len(settings)} settings "
         f"take about {format_seconds(len(settings) * bench.pass_s)}."
@@ -180,7 +188,7 @@ def _measure_all(
     for i, setting in enumerate(settings, 1):
         results[setting] = bench.measure(setting)
         say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(results[setting])}")
-    return bench, results
+    return results
 
 
 def words(setting: Setting) -> str:

@@ -32,7 +32,8 @@ def verdict(loss: Difference | None, chance: float, speedups: Mapping[str, float
     if lost > LOST:
         share = knowledge_lost(loss, chance)
         words = "all" if share >= 1 else f"{share:.0%}"
-        return HOPELESS, f"the loss is {loss.value:.4g}, which loses {words} of what the model knows"
+        dense = loss.value - loss.difference
+        return HOPELESS, f"loss {dense:.4g} to {loss.value:.4g}, which loses {words} of what the model knows"
     if speedups and max(speedups.values()) < PAYS:
         fastest = max(speedups, key=lambda name: speedups[name])
         return NO_GAIN, f"{speedups[fastest]:.2f} times as fast at most, on {fastest}"

@@ -66,12 +66,17 @@ class Phases:
             self._wait(phase, EVERY_S)
 
 
+class HopelessError(Exception):
+    """A run was found to be not worth a step; the message is the reason."""
+
+
 class Event(NamedTuple):
     """A new row of `steps` or `evals`, the progress of an evaluation, a restart and its reason, or a warning."""
 
     kind: str
     """"step", "evaluating", "eval", "restart" or "warning"."""
     row: Mapping[str, Any]
+    """Of a warning during steps: its step, its reason, and whether compression `breaks` trained weights."""
     measures: tuple[str, ...] = ()
     """The measures in the row of an evaluation."""
 

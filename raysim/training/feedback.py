@@ -14,7 +14,7 @@ from raysim.config import ConfigError
 from raysim.forecast.compute import datasheet_profile, recorded_profile
 from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.presets import DEVICES, parse_network
-from raysim.network.prices import overlapped, without_exchange
+from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.topology import Network, Placement
@@ -58,6 +58,8 @@ class Clock:
         if network is None:
             return seconds
         profile = self.profile(reports)
+        if self.plan.exchange_delay:
+            profile = after_pipelines(profile)
         quiet, instant, config = without_exchange(profile), network.without_latency, self.plan.config
 
         def simulated_s(exchanging: bool, latent: bool) -> float:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from raysim.codecs import Identity
+from raysim.compressors import Compressor
 from raysim.config import ConfigError, RunConfig, as_row
 from raysim.engine.engine import Engine
 from raysim.notation import InputError
@@ -280,8 +281,8 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
     worst = min(measured, key=lambda row: row["fidelity"], default=None)
     if worst is None or worst["fidelity"] >= 0:
         return None
-    replica, boundary, forward = worst["replica"], worst["boundary"], worst["direction"] == "forward"
-    method = plan.compressors[replica][boundary][worst.get("tensor") or UNNAMED][0 if forward else 1]
+    boundary, forward = worst["boundary"], worst["direction"] == "forward"
+    method = _method(plan, worst)
     tensor = f", `{worst['tensor']}`," if worst.get("tensor") else ""
     below = sum(row["fidelity"] < 0 for row in measured)
     arrow = "->" if forward else "<-"
@@ -293,14 +294,38 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
     )
 
 
+def _method(plan: Plan, link: Mapping[str, Any]) -> Compressor:
+    """Return the compressor of a row of `links`."""
+    forward, backward = plan.compressors[link["replica"]][link["boundary"]][link.get("tensor") or UNNAMED]
+    return forward if link["direction"] == "forward" else backward
+
+
+def breaks(plan: Plan, step: int, loss: float, chance: float | None, links: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the first step of trained weights shows that compression breaks the model.
+
+    Either the loss is far above `chance`, or a link has a fidelity below zero. The error of a random codec may have a mean of zero,
+    so its fidelity does not count.
+    """
+    if step > plan.first_step or not plan.trained:
+        return False
+    below = [row for row in links if row.get("fidelity") is not None and row["fidelity"] < 0]
+    return loss_warning(plan, step, loss, chance) is not None or any(
+        not _method(plan, row).codec.random for row in below
+    )
+
+
 def loss_warning(plan: Plan, step: int, loss: float, chance: float | None) -> str | None:
     """Return a sentence if compression breaks trained weights in the first step; None otherwise, and for weights from scratch.
 
     `chance`: the loss of predicting by the frequencies of the training targets. A trained model is better than that.
     """
-    config = plan.config
-    trained = config.start is not None or "path" in config.model.options
-    if step > plan.first_step or not trained or not plan.compresses or chance is None or not loss > BROKEN * chance:
+    if (
+        step > plan.first_step
+        or not plan.trained
+        or not plan.compresses
+        or chance is None
+        or not loss > BROKEN * chance
+    ):
         return None
     return (
         f"Step {step}: the loss is {loss:.4g}, though the weights are trained: predicting by the frequencies of the targets alone has "

@@ -24,9 +24,10 @@ from raysim.records.tables import check_recordable
 from raysim.training.branch import Parent, find_parent, origin_of
 from raysim.training.checkpoint import Checkpoint, Resumable, check_data, checkpoints, find_resumable, write_checkpoint
 from raysim.training.evaluate import Evaluator
-from raysim.training.events import Ending, Event, Phases
+from raysim.training.events import Ending, Event, HopelessError, Phases
 from raysim.training.feedback import Budgets, Clock, sensitivities
 from raysim.training.rows import (
+    breaks,
     device_columns,
     fidelity_warning,
     first_row,
@@ -37,6 +38,7 @@ from raysim.training.rows import (
     rows_of_step,
 )
 from raysim.training.start import check_start, is_unbegun, run_folder
+from raysim.training.trackers import Identity, Trackers
 from raysim.workloads.data import Data
 
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
@@ -51,6 +53,7 @@ class Training:
     `engine`: a name, or a function that makes an engine from the workload. `data`: the run's data, if already loaded.
     `ending`: its signal ends the run at the next step, with a checkpoint. `wait_s`: seconds to wait for
     resources held by others. `dashboard`: start Ray's dashboard and print its address. `phases` show what the start waits for.
+    `refuse` gets the engine with the first weights, and the loss by chance: a sentence from it ends the run before its first step.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class Training:
         wait_s: float = 0.0,
         dashboard: bool = False,
         phases: Phases | None = None,
+        refuse: Callable[[Engine, float | None], str | None] | None = None,
     ) -> None:
+        self._refuse = refuse
         self._check_start = partial(check_start, out, engine if isinstance(engine, str) else "ray", resume=resume)
         self._check_start()  # before the model is made; checked again under the lock
         self.config = config
@@ -74,6 +79,7 @@ class Training:
         self.run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         self.folder = run_folder(out) if out is not None else Path("results") / config.name / self.run_id
         self._checkpoints = self.folder / "checkpoints"
+        self.trackers = Trackers(config.report_to or (), self.folder / "tensorboard")
         self.recorder = Recorder(self.folder)
         self._ending = ending or Ending()
         self._row = first_row(config, self.run_id)
@@ -82,6 +88,7 @@ class Training:
         self._parent: Parent | None = None if has_state else find_parent(config, begun)
         self._resumable: Resumable | None = None
         self._checkpoint: Checkpoint | None = None
+        self._breaks = False  # whether the last step shows that compression breaks trained weights
         self._reached = 0  # most steps done, over all restarts
         self._clock_zero: float | None = None  # when the workers were up
         self._signals = StepFeedback()  # of the last step
@@ -114,7 +121,8 @@ class Training:
 
         Raises ConfigError at once if the folder cannot be written, or holds anything but the run to resume. The iteration raises
         ConfigError if the stages do not fit, StageError if the model fails, WorkerLostError if workers die repeatedly at the same
-        step, and passes on KeyboardInterrupt; the last three are also recorded.
+        step, and passes on KeyboardInterrupt; the last three are also recorded. Raises HopelessError, and leaves no records, if
+        `refuse` gives a reason.
         """
         try:
             self.recorder.lock()
@@ -143,7 +151,8 @@ class Training:
             self._ending.begin(self.config.grace_s)
             self.recorder.write_run(self._row)  # from here on a killed run can be resumed
             yield from self._warn_of_resume()
-            yield from self._train()
+            identity = Identity(self.run_id, self.folder.name, self.config.name)
+            yield from self.trackers.followed(self._train(), self.config.flat(), identity)
             status = "finished"
         except DivergedError as error:
             status, error_text = "diverged", str(error)
@@ -154,6 +163,9 @@ class Training:
         except _RefusedError as error:
             status = "refused"
             raise ConfigError(str(error)) from None
+        except HopelessError:
+            status = "refused" if self._resumable is None else "interrupted"
+            raise
         except SystemExit as error:
             error_text = described(error)
             raise StageError(f"{error_text}, by a call of the user's code") from error
@@ -171,8 +183,10 @@ class Training:
                 else:
                     seconds = before_s + time.perf_counter() - self._began
                     status = "failed" if status == "refused" else status
-                    self._row |= {"status": status, "error": error_text, "seconds": seconds}
+                    warning = self._row["warning"] or self.trackers.warning
+                    self._row |= {"status": status, "error": error_text, "seconds": seconds, "warning": warning}
                     self._finish(compact=status in ("finished", "diverged"))
+                    self.trackers.finish(self._row, over=status in ("finished", "diverged"))
 
     def _start(self, *, again: bool) -> None:
         """Start the workers, `again` after a loss; record the time until they are first up as the run's start."""
@@ -240,8 +254,11 @@ class Training:
         """Train from `step` to the end, with checkpoints and evaluations when they are due."""
         every, chosen = self.config.checkpoint_every_steps, self.config.checkpoint_at_steps or ()
         last_flush = last_kept = time.monotonic()
-        if step == self.plan.first_step and step in chosen and self._checkpoint is None:
-            self._keep(step)
+        if step == self.plan.first_step and self._checkpoint is None:
+            if self._refuse is not None and (why := self._refuse(self.engine, self._row.get("chance_loss"))):
+                raise HopelessError(why)
+            if step in chosen:
+                self._keep(step)
         if self.evaluator.is_due(step):  # the run was interrupted between checkpoint and evaluation
             self.phases.enter(None)
             yield from self.evaluator.evaluate(step)
@@ -279,7 +296,7 @@ class Training:
         warned = self._row["warning"] is not None
         yield Event("step", self._record_step(step, reports, seconds))
         if not warned and self._row["warning"] is not None:
-            yield Event("warning", {"step": step, "reason": self._row["warning"]})
+            yield Event("warning", {"step": step, "reason": self._row["warning"], "breaks": self._breaks})
 
     def _keep(self, step: int) -> None:
         """Write the records to disk, then the checkpoint at the start of `step`."""
@@ -322,13 +339,15 @@ class Training:
                 self.recorder.add(name, row)
         if "nodes" in self._row and self.engine.device_kind == "cpu":
             self._stage_seconds.add(self._row["nodes"], reports)
+        loss = tables["steps"][0]["loss"]
         if self._row["warning"] is None:
             self._row["warning"] = (
                 gradient_warning(step, reports, self.workload.modules)
-                or loss_warning(self.plan, step, tables["steps"][0]["loss"], self._row.get("chance_loss"))
+                or loss_warning(self.plan, step, loss, self._row.get("chance_loss"))
                 or fidelity_warning(self.plan, step, tables["links"])
                 or self._stage_seconds.warning()
             )
+        self._breaks = breaks(self.plan, step, loss, self._row.get("chance_loss"), tables["links"])
         return tables["steps"][0]
 
     def _finish(self, *, compact: bool) -> None:

@@ -40,16 +40,19 @@ class Task:
         measures += [metric.measure for metric in self.metrics]
         return tuple(sorted(measures, key=lambda measure: measure.name != self.judged_by))
 
-    def sums(self, outputs: Tensor, targets: Tensor) -> tuple[float, ...]:
+    def sums(self, outputs: Tensor, targets: Tensor, *, taught: bool = False) -> tuple[float, ...]:
         """Return a batch's sums for an evaluation: loss times weight, weight, predictions, and the sums of all metrics.
 
         The weight is the number of samples, reduced by the share of ignored positions. Sums of metrics on generated tokens are
-        zero here; `generated_sums` returns them.
+        zero here, since `generated_sums` returns them; with `taught`, every token is generated after the right ones.
         """
         predictions = count(targets)
         weight = predictions * len(targets) / targets.numel() if targets.numel() else 0.0
         loss = float(self.loss.evaluate(outputs, targets)) * weight if weight else 0.0
-        parts = ([0.0] * m.size if isinstance(m, ExactMatch) else m.sums(outputs, targets) for m in self.metrics)
+        parts = (
+            [0.0] * m.size if isinstance(m, ExactMatch) and not taught else m.sums(outputs, targets)
+            for m in self.metrics
+        )
         return (loss, float(weight), float(predictions), *map(float, chain.from_iterable(parts)))
 
     @property

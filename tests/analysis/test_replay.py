@@ -131,7 +131,7 @@ def test_a_faster_network_is_never_slower(sparse):
 def test_infinite_bandwidth_leaves_compute_time(runs):
     sparse = Replay(runs / "sparse", transport="bare")
     free = sparse.shares(parse_network("free"))
-    assert free.workers["wait_s"].max() == pytest.approx(0, abs=1e-12)
+    assert free.workers["wait_bytes_s"].max() == pytest.approx(0, abs=1e-12)
     assert free.utilisation == 0
     busy = free.workers[["compute_s", "codec_s", "overhead_s"]].sum(axis=1)
     for (step, profile), timeline in zip(sparse.profiles.items(), sparse.timelines(parse_network("free")), strict=True):
@@ -148,6 +148,17 @@ def test_worker_time_parts_add_up(sparse):
         mean = sparse.step_seconds([parse_network(network)]).mean()
         assert parts.tolist() == pytest.approx([mean] * sparse.num_workers)
         assert sum(shares.critical_s.values()) == pytest.approx(mean)
+
+
+def test_bytes_and_latency_add_up_to_what_a_network_adds(sparse):
+    networks = [parse_network(text) for text in ("free+20ms", "100mbps", "100mbps+20ms")]
+    latency, size, both = sparse.wire_seconds(networks)
+    assert latency.bytes_s == size.latency_s == 0
+    assert both.bytes_s == size.bytes_s
+    free_s, *steps_s = sparse.step_seconds([parse_network("free"), *networks]).mean(axis=1)
+    assert [sum(wire) for wire in (latency, size, both)] == pytest.approx([step_s - free_s for step_s in steps_s])
+    frame = replay(sparse, networks)
+    assert frame["step_latency_s"].tolist() == [latency.latency_s, 0.0, both.latency_s]
 
 
 def test_twice_the_bandwidth_halves_the_time_on_the_wire(sparse):
@@ -277,9 +288,24 @@ def test_tied_gradients_are_exchanged_at_the_end(runs):
 
 
 def test_steps_that_warm_up_are_left_out(runs, sparse):
-    assert sorted(Run(runs / "sparse").actions["step"].unique()) == [1, 3, 5, 7, 9]
-    assert list(sparse.profiles) == [3, 5, 7, 9]
-    assert list(Recording(runs / "sparse", max_steps=2).profiles) == [3, 9]
+    assert sorted(Run(runs / "sparse").actions["step"].unique()) == [1, 2, 3, 5, 7, 9]
+    assert list(sparse.profiles) == [2, 3, 5, 7, 9]
+    assert list(Recording(runs / "sparse", max_steps=2).profiles) == [2, 9]
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({"steps": 1}, [0]),
+        ({"steps": 2}, [1]),
+        ({"steps": 4}, [2, 3]),
+        ({"steps": 6, "forward": "TopK(0.1)", "compress_from": 3}, [5]),
+        ({"steps": 2, "forward": "TopK(0.1)", "compress_from": 1}, [1]),
+    ],
+)
+def test_run_shorter_than_the_profiled_period_is_priced(tmp_path, keys, steps):
+    run = train(make_config({**SMALL, **keys, "profile_every_steps": 100}), engine="inline", out=tmp_path / "run")
+    assert Replay(run.folder).recording.step_numbers.tolist() == steps
 
 
 def test_compute_is_timed_by_cpu_clock(runs):

@@ -28,6 +28,7 @@ from raysim.analysis.report.write import to_html, write_report
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
+from raysim.network.prices import WireSeconds
 from raysim.nn import CompressedLink
 from raysim.quality import MEASURES
 
@@ -221,7 +222,7 @@ def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.
         100.0,
         quality,
         name,
-        Price(price, dict.fromkeys(NETWORKS, 1.0), faster),
+        Price(price, dict.fromkeys(NETWORKS, 1.0), faster, dict.fromkeys(NETWORKS, WireSeconds(0.1, 0.3))),
         {"verdict": verdict},
     )
 

@@ -1,6 +1,7 @@
 """The report's page in a real browser: no script errors, controls that work by mouse and keys, on a phone and on paper too."""
 
 import os
+import re
 import shutil
 
 import pytest
@@ -130,6 +131,9 @@ def test_charts_and_page_follow_the_colours_of_the_system(opened, scheme):
     assert set(papers) == {ground}
     marks = page.locator("#job1-frontier .plot").evaluate("plot => plot.data.map(trace => trace.marker.color)")
     assert ("#1B1F24" in marks) == (scheme == "light")
+    ticks = page.locator(".plot :is(.xtick, .ytick) text").all_inner_texts()
+    assert any(text.endswith("\xa0ms") for text in ticks)
+    assert not [text for text in ticks if re.fullmatch(r"[\u2212\d.]+[nµmkMGT]?(s|B|bit/s)", text)]
 
 
 def test_tables_are_read_without_scripts(opened):

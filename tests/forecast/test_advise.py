@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -329,10 +330,13 @@ def test_settings_are_read_as_they_are_written() -> None:
 
 def test_advice_names_bandwidths_and_fastest_fitting_option() -> None:
     advice = advise(job(), [parse_network("100mbps")])
-    first, second = answer(advice)
+    first, step, second = answer(advice)
     dense = advice.dense
     assert first.startswith(f"On 100mbps this job runs at {percent(dense.networks[0].utilisation)} utilisation")
     assert "would give 90 %; with" in first
+    assert step.startswith(
+        "A step is 32 sequences of 512 tokens, 32 microbatches of 1, at most 4 in flight: the answer depends on `--batch`"
+    )
     assert second.startswith("Fastest that fits: ")
     best = advice.fastest()
     assert best is not None
@@ -340,6 +344,19 @@ def test_advice_names_bandwidths_and_fastest_fitting_option() -> None:
         row.networks[0].samples_per_s <= best.networks[0].samples_per_s for row in advice.rows if not row.known.breaks
     )
     assert answer(advise(job(), []))[0].startswith("This job needs ")
+
+
+def test_more_microbatches_in_flight_hide_latency_for_memory() -> None:
+    plain, *more = [
+        row for row in advise(job(), [parse_network("free"), parse_network("1gbps+30ms")]).rows if row.way.dense
+    ][:3]
+    assert [str(row.way) for row in more] == ["dense, 1F1B(ahead=2)", "dense, 1F1B(ahead=4)"]
+    for fewer, row in pairwise([plain, *more]):
+        assert row.memory_bytes > fewer.memory_bytes
+        assert row.networks[0].step_s <= fewer.networks[0].step_s
+        assert row.networks[1].parts.latency < fewer.networks[1].parts.latency
+    whole = advise(job(schedule="GPipe"), [parse_network("1gbps+30ms")]).rows
+    assert all(row.way.schedule is None for row in whole)
 
 
 SMALL = ["--layers", "8", "--width", "256", "--length", "512", "--vocabulary", "1000"]

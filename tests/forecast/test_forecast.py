@@ -98,7 +98,7 @@ def test_forecast_is_monotone_in_bandwidth_and_tends_to_compute():
     seconds = [found.step_s(Network(bandwidth, 0.001)) for bandwidth in np.geomspace(1e5, 1e11, 20)]
     assert (np.diff(seconds) <= 1e-12).all()
     free = found.simulate(FREE)
-    assert all(worker.wait_s == pytest.approx(0, abs=1e-12) for worker in free.workers())
+    assert all(worker.wait_bytes_s == pytest.approx(0, abs=1e-12) for worker in free.workers())
     assert found.run_s(FREE) == pytest.approx(found.num_steps * found.step_s(FREE))
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timelines import check_timeline
 
+from raysim.forecast.timings import Timings
 from raysim.network.exchanges import (
     Rounds,
     all_gather_s,
@@ -245,6 +246,44 @@ def test_overlapped_exchange_costs_only_last_bucket() -> None:
         assert timeline.step_s == pytest.approx(expected)
         check_timeline(timeline)
     assert timeline.explain()["compute"] == pytest.approx(7.5)
+
+
+@given(st.floats(1e6, 1e10), st.integers(1, 3), st.sampled_from(["direct", "ring/1MiB"]))
+def test_delayed_average_costs_what_exceeds_the_next_step(bps: float, replicas: int, averaging: str) -> None:
+    """A step is as long as its compute or its average, whichever takes longer; the average is busy in every step."""
+    timings = Timings(
+        schedule="GPipe",
+        num_stages=1,
+        num_microbatches=2,
+        num_replicas=replicas,
+        forward_s=1,
+        backward_s=2,
+        gradient_bytes=4e6,
+    )
+    network, over = Network(bps, 1e-3), replace(BARE, averaging=parse_averaging(averaging))
+    step = replace(timings.step().over(over), averaging_delay=1)
+    whole_s = all_reduce_s(4e6, range(replicas), network, step.profile.transport.averaging.algorithm)
+    timeline = step.simulate(network)
+    assert timeline.step_s == pytest.approx(max(6.0, whole_s))
+    assert sum(timeline.explain().values()) == pytest.approx(timeline.step_s)
+    assert sum(timeline.workers()[0][2:]) == pytest.approx(timeline.step_s)
+    waiting = replace(step, averaging_delay=0).simulate(network)
+    assert timeline.step_s <= waiting.step_s * (1 + 1e-12)
+    late = replace(step, averaging_delay=3).simulate(network).step_s  # only the wires, not latency, bound it
+    assert 6.0 <= late <= timeline.step_s * (1 + 1e-12)
+
+
+def test_update_may_hide_a_delayed_average() -> None:
+    """2 s of compute and 1 s of updates; averages of 2.5 and of 4 s."""
+    costs = {"num_stages": 1, "num_microbatches": 1, "num_replicas": 2, "forward_s": 1, "backward_s": 1, "update_s": 1}
+    for size, expected, path in (
+        (2.5e6, 3.0, {"compute": 2.0, "update": 1.0}),
+        (4e6, 4.0, {"collective_bytes": 3.0, "update": 1.0}),
+    ):
+        timings = Timings(**costs, gradient_bytes=size, averaging_delay=1)  # type: ignore[arg-type]
+        timeline = timings.step().simulate(Network(8e6))
+        assert timeline.step_s == pytest.approx(expected)
+        assert timeline.explain() == pytest.approx(path)
 
 
 def test_unbucketed_average_waits_for_all_pipelines() -> None:

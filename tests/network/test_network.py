@@ -44,6 +44,9 @@ def test_collectives_by_alpha_beta(ranks: int, latency: float, bandwidth: float,
         2 * (ranks - 1) * latency + 2 * wire * (ranks - 1) / ranks if ranks > 1 else 0.0
     )
     assert all_gather_s(size, hosts, network) == pytest.approx((ranks - 1) * (latency + wire))
+    both = 2 if ranks > 1 else 0
+    assert all_reduce_s(size, hosts, network, "server") == pytest.approx(both * (latency + wire * (ranks - 1)))
+    assert all_reduce_s(size, hosts, network, "chain") == pytest.approx(both * ((ranks - 1) * latency + wire))
     if math.log2(ranks).is_integer():
         rounds = math.log2(ranks)
         assert all_reduce_s(size, hosts, network, "tree") == pytest.approx(2 * latency * rounds + 2 * wire * rounds)
@@ -53,7 +56,9 @@ def test_ring_runs_at_slowest_link() -> None:
     bandwidth = ((0.0, 8.0, 4.0), (8.0, 0.0, 2.0), (4.0, 2.0, 0.0))
     assert all_reduce_s(3.0, [0, 1, 2], Network(bandwidth)) == 2 * 2 * (8 * 1.0 / 2.0)
     assert all_reduce_s(2.0, [0, 1], Network(bandwidth)) == 2 * (8 * 1.0 / 8.0)
-    with pytest.raises(ValueError, match=r"^`algorithm` must be one of direct, ring, tree, sites, but got 'star'\.$"):
+    with pytest.raises(
+        ValueError, match=r"^`algorithm` must be one of direct, ring, tree, sites, server, chain, but got 'star'\.$"
+    ):
         all_reduce_s(1.0, [0, 1], Network(1.0), "star")
 
 
@@ -62,6 +67,74 @@ def test_ports_are_as_fast_as_the_fastest_link() -> None:
     assert Network(matrix, sharing="port").ports_bps(3).tolist() == [8.0, 8.0, 5.0]
     assert Network(matrix, sharing="port", port_bps=6.0).ports_bps(2).tolist() == [6.0, 6.0]
     assert Network(matrix).ports_bps(3).tolist() == [8.0, 8.0, 5.0]
+
+
+# TCP's window.
+
+
+@given(
+    st.floats(1e3, 1e11),
+    st.just(0.0) | st.floats(1e-6, 1),
+    st.floats(1, 1e9),
+    st.integers(1, 16),
+    st.floats(1, 1.2),
+)
+def test_window_caps_payload_per_round_trip(
+    bandwidth: float, latency: float, window: float, streams: int, framing: float
+) -> None:
+    plain = Network(bandwidth, latency, framing=framing)
+    capped = Network(bandwidth, latency, framing=framing, window_bytes=window, streams=streams)
+    payload = 8 * streams * window / (2 * latency) if latency else math.inf
+    size = 1e6
+    expected = latency + 8 * size / min(bandwidth / framing, payload)
+    assert capped.p2p_s(0, 1, size) == pytest.approx(expected)
+    assert capped.p2p_s(0, 0, size) == 0.0
+    assert capped.p2p_s(0, 1, size) >= plain.p2p_s(0, 1, size) * (1 - 1e-12)
+    wider = Network(bandwidth, latency, framing=framing, window_bytes=2 * window, streams=streams)
+    double = Network(bandwidth, latency, framing=framing, window_bytes=window, streams=2 * streams)
+    assert wider.p2p_s(0, 1, size) == double.p2p_s(0, 1, size) <= capped.p2p_s(0, 1, size)
+    instant = capped.without_latency
+    assert instant.p2p_s(0, 1, size) == pytest.approx(expected - latency, abs=1e-8)
+
+
+def test_round_trip_of_a_window_is_there_and_back() -> None:
+    """Latencies of 10 and 30 ms make a round trip of 40 ms in either direction; ports keep their own bandwidth."""
+    network = Network(((0, 1e9), (1e9, 0)), ((0, 0.01), (0.03, 0)), window_bytes=1e6)
+    cap = 8e6 / 0.04
+    assert network.bandwidths_bps([0, 1, 0], [1, 0, 0]).tolist() == pytest.approx([cap, cap, math.inf])
+    assert network.ports_bps(2).tolist() == [1e9, 1e9]
+    assert network.without_latency.bandwidths_bps(0, 1) == pytest.approx(cap)
+    hosts = range(5)
+    window = parse_network("1gbps+20ms/1MB")
+    assert all_reduce_s(1e6, hosts, window, "direct") == pytest.approx(
+        2 * (0.02 + max(8 * 2e5 / 2e8, 4 * 8 * 2e5 / 1e9))
+    )
+    assert all_reduce_s(1e6, hosts, window, "ring") == pytest.approx(8 * (0.02 + 8 * 2e5 / 2e8))
+
+
+@pytest.mark.parametrize("text", ["1gbps+50ms/9.7MB", "1gbps+50ms~1ms/port/2x4MB", "free+20ms/64kB", "100mbps/3B"])
+def test_window_notation(text: str) -> None:
+    network = parse_network(text)
+    assert repr(network) == text
+    assert parse_network(repr(network)) == network
+    assert network != parse_network(text.rpartition("/")[0])
+
+
+def test_windows_of_presets_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "sites.toml"
+    sites = '[sites.a]\n[sites.b]\n[[links]]\nbetween = ["a", "b"]\nbandwidth = "1gbps"\nlatency = "20ms"\n'
+    file.write_text(f'window = "2x4MiB"\n{sites}')
+    expected = {"window_bytes": 2**22, "streams": 2}
+    assert {name: getattr(load_network(file), name) for name in expected} == expected
+    file.write_text(sites)
+    assert parse_network(f"{file}/2x4MiB").bandwidths_bps(0, 1) == 1e9
+    assert parse_network(f"{file}/1MiB").bandwidths_bps(0, 1) == pytest.approx(8 * 2**20 / 0.04)
+    worldwide = parse_network("worldwide/1MB")
+    assert (repr(worldwide), worldwide.bandwidths_bps(0, 63)) == ("worldwide/1MB", pytest.approx(8e6 / 0.248))
+    for text in ("9.7", "4 apples", 4):
+        file.write_text(f"window = {text!r}\n{sites}")
+        with pytest.raises(ValueError, match="`window` must be bytes, such as "):
+            load_network(file)
 
 
 # Notation.
@@ -116,6 +189,8 @@ def test_wrong_notation_is_refused(text: str) -> None:
         ({"bandwidth_bps": "fast"}, r"^`bandwidth_bps`"),
         ({"bandwidth_bps": 1e6, "latency_s": -1}, r"^`latency_s` must be in \[0, inf\], but got -1\.$"),
         ({"bandwidth_bps": 1e6, "latency_s": math.nan}, r"^`latency_s` must be in"),
+        ({"bandwidth_bps": 1e6, "window_bytes": 0}, r"^`window_bytes` must be in \(0, inf\], but got 0\.$"),
+        ({"bandwidth_bps": 1e6, "streams": 2}, r"^`streams` share a link by their windows: give `window_bytes` with 2"),
         (
             {"bandwidth_bps": 1e6, "jitter_s": 0.1},
             r"^`jitter_s` must be at most the lowest latency \(0 s\), but got 0\.1\.$",

@@ -153,7 +153,7 @@ def test_waiting_is_not_counted_as_compute() -> None:
         assert sum(worker[2:]) == pytest.approx(timeline.step_s)
     path = timeline.explain()
     assert path["compute"] == pytest.approx(9.0)
-    assert path["wire"] == pytest.approx(timeline.step_s - 9.0)
+    assert path["shards"] == pytest.approx(timeline.step_s - 9.0)
     assert timeline.profile.shard_s.sum() * 3 == pytest.approx(timeline.step_s - 9.0)
 
 

@@ -18,6 +18,7 @@ from timelines import check_timeline
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.simulate import break_even_bps, simulate, step_seconds
+from raysim.network.timeline import WorkerTime
 from raysim.network.timeline_views import wire_use
 from raysim.network.topology import Network, Placement
 from raysim.network.transport import BARE, NCCL, RAY, TRANSPORTS, Averaging, Band, Transport
@@ -56,6 +57,11 @@ def random_network(seed: int, p: int, sharing: str = "pair") -> Network:
     return Network(bandwidth, latency, sharing=sharing)
 
 
+def waits(worker: WorkerTime) -> float:
+    """Return a worker's seconds of waiting for packets."""
+    return worker.wait_bytes_s + worker.wait_latency_s + worker.wait_host_s
+
+
 def reference(
     rows: list[Row], p: int, cost: Callable[[Action], float], fly: Callable[[Action], tuple[float, float]]
 ) -> float:
@@ -89,7 +95,7 @@ def test_makespan_and_bubble_of_equal_stages(schedule: Schedule) -> None:
         timeline = simulate(schedule, profile, FREE, num_microbatches=m)
         assert timeline.step_s == timeline.pipeline_s == 3 * (m + p - 1)
         assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1))
-        assert all(worker.wait_s == 0 for worker in timeline.workers())
+        assert not any(waits(worker) for worker in timeline.workers())
 
 
 def test_zero_bubble_leaves_a_third_of_the_bubble() -> None:
@@ -411,8 +417,44 @@ def test_packet_time_is_path_queue_wire_and_latency() -> None:
     np.testing.assert_allclose(timeline.begin_s[0, 0, 0], [1.2, 4.2])
     np.testing.assert_allclose(timeline.arrive_s[0, 0, 0], [4.5, 7.5])
     path = timeline.critical_path()
-    assert [segment.kind for segment in path[:6]] == ["compute", "compute", "path", "queue", "wire", "compute"]
-    assert (path[3].start_s, path[3].end_s) == pytest.approx((2.2, 4.2))
+    assert [segment.kind for segment in path[:6]] == ["compute", "compute", "path", "queue", "bytes", "latency"]
+    assert [segment.end_s for segment in path[2:6]] == pytest.approx([2.2, 4.2, 7.2, 7.5])
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from([GPipe(), OneFOneB(), ZBH1()]),
+    st.sampled_from(["pair", "port", "half", "inbound"]),
+    st.integers(2, 5),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+)
+def test_a_network_without_latency_or_limits_waits_for_bytes_or_latency_alone(
+    schedule: Schedule, sharing: str, p: int, m: int, seed: int
+) -> None:
+    profile = Profile.mean_microbatch(random_profile(seed, p, m, message_s=0.1, byte_s=1e-4, transport=NCCL))
+    profile = profile.split_backward(0.4) if schedule == ZBH1() else profile
+    network = random_network(seed, p, sharing)
+    for alone, causes, absent in (
+        (network.without_latency, ("latency", "collective_latency"), "wait_latency_s"),
+        (replace(network, bandwidth_bps=math.inf), ("queue", "bytes", "collective_bytes"), "wait_bytes_s"),
+    ):
+        timeline = simulate(schedule, profile, alone, num_microbatches=m, num_replicas=1)
+        check_timeline(timeline)
+        assert max(getattr(worker, absent) for worker in timeline.workers()) == pytest.approx(0, abs=1e-9)
+        assert sum(timeline.explain().get(cause, 0.0) for cause in causes) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("averaging", [Averaging("direct"), Averaging("ring", bucket_mib=0.1)], ids=repr)
+def test_each_round_of_a_collective_ends_with_its_latency(averaging: Averaging) -> None:
+    transport = replace(BARE, averaging=averaging)
+    profile = Profile.uniform(1, 1.0, 1.0, gradient_bytes=np.full(1, 8e5), transport=transport)
+    timeline = simulate(GPipe(), profile, Network(8e6, 0.25), num_microbatches=1, num_replicas=2)
+    (exchange,) = timeline.collectives
+    assert exchange.latency_s == pytest.approx([0.25 * exchange.collective.repeats] * 2)
+    assert timeline.explain()["collective_latency"] == pytest.approx(sum(exchange.latency_s))
+    assert timeline.explain()["collective_bytes"] == pytest.approx(0.8)
+    check_timeline(timeline)
 
 
 def test_token_bucket_lets_a_burst_through() -> None:

@@ -76,6 +76,8 @@ def test_a_plain_loop_gives_the_losses_and_bytes_of_a_run(setting, small, tmp_pa
     sent = run.links.groupby(["boundary", "direction"])[["wire_bytes", "dense_bytes", "packets"]].sum()
     counted = report(model).set_index(["boundary", "direction"])
     assert (counted[list(sent.columns)].sort_index() == sent).all().all()
+    head, *_ = str(report(model)).splitlines()
+    assert head.split() == list(report(model))  # whole, without a terminal's width
 
 
 @pytest.mark.parametrize("setting", ["feedback", "two-ended", "aqsgd", "adaptive"])

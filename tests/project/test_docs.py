@@ -200,6 +200,12 @@ def test_notation_pages_match_classes():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_map_for_language_models_matches_pages():
+    command = [sys.executable, "docs/generate_llms.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_readme_evidence_matches_findings():
     """Harm, bounds and verdict of each row are those of the setting's row on its page, rounded."""
     rows = [

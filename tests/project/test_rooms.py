@@ -92,6 +92,7 @@ ROOMS = {
     "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
     "raysim.forecast": ({*RUNS, "pipeline", "engine"}, {"torch", "pydantic", "matplotlib"}),
     "raysim.training": ({*RUNS, "pipeline", "engine", "forecast"}, {"torch", "safetensors"}),
+    "raysim.training.trackers": ({"config", "training.events"}, {"tensorboardX", "wandb", "mlflow", "trackio"}),
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.testing": ({"codecs", "compressors", "replication", "schedules", "notation"}, {"torch"}),
@@ -99,7 +100,10 @@ ROOMS = {
         {"codecs", "compressors", "distributed", "nn", "pipeline", "records", "replication", "schedules", *LOW},
         {"torch"},
     ),
-    "raysim.screening": ({*RUNS, "pipeline", "forecast", "probing", "training"}, {"torch", "pyarrow", "matplotlib"}),
+    "raysim.screening": (
+        {*RUNS, "engine", "pipeline", "forecast", "probing", "training"},
+        {"torch", "pyarrow", "matplotlib"},
+    ),
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_findings": ({*RECORDS, *PRICED_RUNS, "analysis", "cli"}, {"pandas", "typer", "rich"}),
@@ -114,7 +118,7 @@ ROOMS = {
     "raysim.sweeps.space": ({"config"}, {"optuna"}),
     "raysim.sweeps.objectives": ({"analysis", "config", "network", "quality", "records"}, set()),
     "raysim.sweeps.study": ({*STUDIES, "storage", "plugins"}, {"optuna", "pydantic"}),
-    "raysim.sweeps.study_checks": ({*STUDIES, "sweeps.study", "workloads"}, {"optuna"}),
+    "raysim.sweeps.study_checks": ({*STUDIES, "sweeps.study", "training.trackers", "workloads"}, {"optuna"}),
     "raysim.sweeps.study_file": (
         {*STUDIES, "storage", "notation", "sweeps.study", "sweeps.study_checks"},
         {"pydantic"},

@@ -24,14 +24,18 @@ from raysim.probing import probe
 from raysim.probing.candidates import LinkCandidate
 from raysim.records import Run
 from raysim.screening import screen
+from raysim.screening.at_once import why_hopeless
 from raysim.screening.bench import Bench
-from raysim.screening.differences import Difference, differences
+from raysim.screening.differences import Difference, changed, differences
 from raysim.screening.findings import findings
 from raysim.screening.passes import Passes
 from raysim.screening.verdicts import HOPELESS, NO_GAIN, WORTH, verdict
 from raysim.sweeps.study_file import read_study
+from raysim.training.events import HopelessError
 from raysim.training.run import Training
 from raysim.workloads.hf_model import load_model
+from raysim.workloads.splits import DataShape
+from raysim.workloads.task import make_task
 
 KEYS = {
     "name": "massive",
@@ -192,6 +196,34 @@ def test_screen_changes_no_state():
     assert torch.get_num_threads() == threads
 
 
+def test_forwards_alone_have_the_measures_of_whole_passes():
+    forward = Setting(TENSOR.forward)
+    whole, alone = (
+        bench(),
+        Bench(Passes(prepare(config()), 1, torch.device("cpu"), gradients=False), by_replica=False, gradients=False),
+    )
+    assert alone.dense.measures == whole.dense.measures
+    assert alone.measure(forward).measures == whole.measure(forward).measures
+    assert not alone.measure(forward).directions
+
+
+def test_changed_predictions_are_counted_where_targets_count():
+    dense = np.array([[0, 1], [2, 3], [4, 5]])
+    counted = np.array([[True, True], [True, False], [True, True]])
+    assert changed(dense, dense, counted) == Difference(0.0, 0.0, 0.0)
+    assert changed(dense + np.array([[0, 1], [0, 1], [0, 0]]), dense, counted).value == pytest.approx(1 / 5)
+    assert math.isnan(changed(dense[:1], dense[:1], counted[:1]).bound)
+
+
+def test_answers_are_matched_after_the_right_tokens():
+    shape = DataShape((3,), "int64", 4, target_shape=(3,), has_ignored=True, given=1)
+    task = make_task(None, {}, ["exact_match"], shape)
+    targets = torch.tensor([[-100, 1, 2], [-100, 1, 2]])
+    scores = torch.nn.functional.one_hot(torch.tensor([[0, 1, 2], [1, 1, 3]]), 4).float()
+    assert task.results(task.sums(scores, targets, taught=True))["exact_match"] == 0.5
+    assert math.isnan(task.results(task.sums(scores, targets))["exact_match"])
+
+
 def test_verdicts_follow_their_rules():
     known = 2.7  # chance
     assert verdict(None, known, {})[0] == HOPELESS
@@ -290,6 +322,8 @@ def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monk
         (["--only-tried"], "`--only-tried`"),
         (["--plot", "p.png"], "`--plot` is for speed-ups, which need a network"),
         (["--out", "."], "`--out` must be a new or empty folder"),
+        (["--no-gradients", "--try", "forward=TopK(0.1) backward=TopK(0.1)"], "needs gradients"),
+        (["--no-gradients", "--network", "1mbps"], "`--no-gradients` times no backward"),
         (["--device", "T5", "--network", "1mbps"], "T5"),
         (["stpes=5"], "stpes"),
     ],
@@ -368,6 +402,27 @@ def test_a_branch_is_screened_with_the_weights_of_its_checkpoint(tmp_path):
     assert trained != pytest.approx(
         screen(config(**changes), tried=[BLOCK], only_tried=True).dense.result.measures["loss"].value
     )
+
+
+def test_a_run_is_refused_before_its_first_step_if_compression_breaks_trained_weights(tmp_path):
+    def outcome(out, **changes):
+        still = {"name": "sgd", "learning_rate": 1e-9}
+        keys = {"steps": 2, "optimizer": still, "evaluate_every_steps": 0, **changes}
+        run = Training(config(**keys), out=tmp_path / out, engine="inline", refuse=why_hopeless)
+        try:
+            return sum(event.kind == "step" for event in run.events())
+        except HopelessError as error:
+            assert not (tmp_path / out).exists()
+            return str(error)
+
+    assert outcome("dense", checkpoint_at_steps=[2]) == 2
+    assert outcome("scratch", forward="Quantize(8)") == 2
+    start = {"start": str(tmp_path / "dense")}
+    assert outcome("broken", **start, forward="Quantize(8)").startswith("hopeless at once: loss 0.0")
+    assert outcome("kept", **start, forward=BLOCK.forward) == 2
+    assert outcome("gradients", **start, backward="Quantize(8)") == 2
+    assert outcome("later", **start, forward="Quantize(8)", compress_from=3) == 2
+    assert outcome("dense-first", **start, forward="AQSGD(Quantize(2))") == 2
 
 
 def test_a_run_whose_compression_breaks_trained_weights_says_so_after_its_first_step(tmp_path):

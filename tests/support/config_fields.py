@@ -77,6 +77,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "batch_size": Change({"batch_size": 32}, "loss"),
     "steps": Change({"steps": 4}, "records"),
     "epochs": Change({"epochs": 2}, "records", {"steps": None, "epochs": 1}),
+    "report_to": Change({"report_to": ["tensorboard"]}, "records"),
     "start": Change({"start": "results/dense@2"}, "branch"),
     "seed": Change({"seed": 1}, "loss"),
     "dtype": Change({"dtype": "bfloat16"}, "loss"),

@@ -72,8 +72,8 @@ def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide
     assert len(rounds.left) + len(rounds.safe) + len(rounds.undecided) + len(rounds.running) == len(HARM)
     assert len(lines) == 1 + len(rounds.running) + len(rounds.undecided)
     assert rounds.undecided == [1]
-    assert lines[1] == f"Undecided: trial 1, TopK(0.1): harm {harm} % of loss on 3 seeds; {end}"
-    assert "Undecided on all seeds: 1 setting. Open: 0 settings." in lines[0]
+    assert lines[0] == f"Undecided: trial 1, TopK(0.1): harm {harm} % of loss on 3 seeds; {end}"
+    assert "Undecided on all seeds: 1 setting. Open: 0 settings." in lines[-1]
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Races in a sweep: rounds that resume to the same decisions, and real ones that leave the bits of whole runs."""
 
+import re
 from dataclasses import replace
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,9 @@ from ray.tune.search import Searcher
 from studies import BASE, write_study
 
 from raysim.analysis.data.folders import StudyFile
-from raysim.config import ConfigError
+from raysim.analysis.report import compose
+from raysim.analysis.report.page import Table
+from raysim.config import ConfigError, make_config
 from raysim.records import Run
 from raysim.sweeps.budget import Budget, Spending
 from raysim.sweeps.ledger import Ledger
@@ -146,7 +150,8 @@ def search_of(path, out, **changes):
     def spec(row, config):
         row.engine = "inline"
         seeds, bundles = tuple(row.seeds), [{"CPU": 1.0}]
-        return TrialSpec(row.trial, config, seeds, str(out), study.objectives, "inline", "auto", bundles)
+        same = {"objectives": study.objectives, "engine": "inline", "compute": "auto", "screens": study.screens}
+        return TrialSpec(row.trial, config, seeds, str(out), bundles=bundles, **same)
 
     options: dict[str, Any] = {"gpus": 0.0, "on_plan": planned, "say": lines.append}
     return RaceSearch(ledger, lambda running: 2, spec, Store(out), **options), lines
@@ -216,6 +221,67 @@ def test_a_race_that_was_killed_resumes_to_the_same_decisions(whole, tmp_path, m
     pd.testing.assert_frame_equal(*decisions)
 
 
+@pytest.fixture(scope="module")
+def screened(tmp_path_factory):
+    """A race from trained weights with massive activations, and its folder."""
+    folder = tmp_path_factory.mktemp("screened")
+    base = {
+        "model": "massive:model",
+        "data": "massive:texts",
+        "num_stages": 3,
+        "batch_size": 8,
+        "num_microbatches": 2,
+        "steps": 2,
+        "evaluate_every_steps": 0,
+        "optimizer": {"name": "sgd", "learning_rate": 1e-9},
+    }
+    train(make_config(base | {"name": "dense", "checkpoint_at_steps": [2]}), engine="inline", out=folder / "d")
+    space = {"forward": ["Quantize(8)", "Quantize(8, per='block', block=8)"]}
+    base = base | {"start": f"{folder / 'd'}@2"}
+    path = race_study(folder, base=base, space=space)
+    search, _ = search_of(path, folder / "out")
+    train_all(search)
+    return search, folder
+
+
+def test_a_race_drops_what_breaks_trained_weights_before_a_step(screened, tmp_path):
+    search, folder = screened
+    broken, kept = (row for row in search.ledger.rows if row.name is None)
+    if broken.params["forward"] != "Quantize(8)":
+        broken, kept = kept, broken
+    assert broken.status == "pruned"
+    assert broken.error.startswith("hopeless at once: loss ")
+    assert not broken.runs
+    assert {run.name.partition("-")[0] for run in (folder / "out" / "trials").iterdir()} == {"0", str(kept.trial)}
+    assert "hopeless at once" not in (kept.error or "")
+    frame = pd.read_parquet(folder / "out" / "race.parquet")
+    assert list(frame[frame["decision"] == "at once"]["trial"]) == [broken.trial]
+    assert search.rounds.race.family == 1
+    copytree(folder / "out", tmp_path / "out")
+    search.ledger.study.write(tmp_path / "out")
+    dropped = next(each for each in compose(tmp_path / "out").blocks(Table) if each.key == "dropped")
+    assert broken.error in set(dropped.frame["reason"])
+
+
+def test_a_resumed_race_screens_nothing_again(screened, tmp_path, monkeypatch):
+    folder = screened[1]
+    copytree(folder / "out", tmp_path / "out")
+    monkeypatch.setattr("raysim.sweeps.trial.why_hopeless", lambda *_: pytest.fail("screened again"))
+    search, _ = search_of(folder / "small.toml", tmp_path / "out")
+    train_all(search)
+    assert search.rounds.race.family == 1
+    assert (tmp_path / "out" / "race.parquet").read_bytes() == (folder / "out" / "race.parquet").read_bytes()
+
+
+def test_studies_of_several_seeds_screen(tmp_path):
+    path = race_study(tmp_path)
+    assert read_study(path).screens
+    assert not read_study(path, screen=False).screens
+    assert not read_study(write_study(tmp_path), seeds=1).screens
+    assert read_study(write_study(tmp_path), seeds=2).screens
+    assert not read_study(write_study(tmp_path, screen=False), seeds=2).screens
+
+
 def test_a_run_trained_in_parts_has_the_bits_of_a_whole_one(whole, tmp_path):
     search, folder = whole
     parts = Run(folder / "out" / "trials" / "1-s0")
@@ -239,8 +305,8 @@ def test_a_plan_says_what_a_budget_buys_and_chooses_the_seeds(tmp_path):
     assert StudyFile(tmp_path / "out").seeds == study.seeds[: study.planned_seeds]
     planned = [row for row in search.ledger.rows if row.trial not in search.rounds.further and row.name is None]
     assert all(len(row.seeds) <= study.planned_seeds for row in planned)
-    assert "of 1h spent. Decided:" in search.summary()[0]
-    assert "Open: 0 settings" in search.summary()[0]
+    assert "of 1h spent. Decided:" in search.summary()[-1]
+    assert "Open: 0 settings" in search.summary()[-1]
 
 
 def test_a_budget_below_one_pair_is_refused_with_the_cost_of_a_pair(tmp_path):
@@ -257,12 +323,20 @@ def test_race_out_of_budget_resumes_with_larger_budget(tmp_path, monkeypatch):
     search, _ = search_of(path, out, budget=Budget.parse("1h"))
     train_all(search)
     assert any(line.startswith("Open: trial") for line in search.summary())
-    assert search.summary()[0].endswith(" settings; `--resume` with a greater `--budget` goes on.")
+    last = search.summary()[-1]
+    assert last.startswith("The budget ended the race: ")
+    assert (
+        words := re.search(
+            r"decided by (\d+) seeds each in [\d.]+ (?:s|min|h) more: add `--resume --budget (\d+min)`", last
+        )
+    )
+    assert int(words[1]) == len(search.rounds.seeds)
+    assert Budget.parse(words[2]).seconds > 0
     assert {row.status for row in search.ledger.rows} >= {"finished", "running"}
     monkeypatch.undo()
     again, _ = search_of(path, out, budget=Budget.parse("2h"))
     train_all(again)
-    assert "Open: 0 settings" in again.summary()[0]
+    assert "Open: 0 settings" in again.summary()[-1]
     assert {row.status for row in again.ledger.rows} <= {"finished", "pruned"}
 
 

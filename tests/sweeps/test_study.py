@@ -125,10 +125,6 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             "`space`: `density` = 0.0 is never valid: `forward`: `density` must be in (0, 1], but got 0",
         ),
         (
-            {"base": {**BASE, "profile_every_steps": 9}},
-            "needs a profiled step, but with `profile_every_steps` = 9 the first is step 4, after the last of `steps` = 4.",
-        ),
-        (
             {"objectives": ["los_on"]},
             "Unknown objective `los_on`. Known: loss_on, perplexity_on, accuracy_on,",
         ),

@@ -1,5 +1,7 @@
 """`compress_from`: dense until that step, and from there on the run that branches off the dense one."""
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from branches import same_steps, without_times
 from pipelines import RUNS, third
@@ -8,6 +10,7 @@ from raysim import Run, train
 from raysim.analysis import Replay
 from raysim.config import ConfigError
 from raysim.config.keys import keys_of
+from raysim.records import write_table
 
 AT = 3
 REFUSED = {"replicas-local", "replicas-apart", "replicas-gossip", "look-ahead", "replicas-subspace"}
@@ -63,6 +66,9 @@ def test_warmup_run_is_priced_by_compressed_steps(small, tmp_path):
 def test_run_without_profiled_compressed_step_has_no_price(small, tmp_path):
     values = {"forward": "TopK(0.1)", "profile_every_steps": 4, "compress_from": 3}
     run = train(small(**values), engine="inline", out=tmp_path / "run")
+    actions = tmp_path / "run" / "actions.parquet"
+    table = pq.read_table(actions)
+    write_table(table.filter(pc.less(table["step"], 3)), actions)  # as earlier versions recorded it
     with pytest.raises(ValueError, match="it has no profiled step from `compress_from` = 3 on"):
         Replay(run.folder)
 

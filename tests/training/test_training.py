@@ -235,6 +235,7 @@ def test_every_field_changes_the_run(small, tmp_path, field):
                 run.evals["predictions"].tolist(),
                 run.evals.columns.tolist(),
                 checkpoints(run.folder / "checkpoints")[0].step,  # type: ignore[arg-type]
+                sorted(path.name for path in run.folder.iterdir()),  # type: ignore[union-attr]
             )
         )
     seen = {"loss": losses, "cost": costs, "records": records}[change.changes]
