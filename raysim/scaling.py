@@ -23,8 +23,6 @@ LEVEL = 0.9
 """Share of true harms inside an interval."""
 HOLD = 0.8
 """Share of held-out harms inside their intervals from which predictions over a distance count as holding."""
-BEYOND = 2.0
-"""How much farther, in the logarithm of the size, harm is carried than held-out predictions hold."""
 FEWEST = 3
 """Sizes that a law needs."""
 _EXPONENTS = np.delete(np.linspace(-1, 1, 41), 20)  # without 0

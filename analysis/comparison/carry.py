@@ -18,7 +18,7 @@ from raysim.analysis.comparison.sizes import ALIKE, CUTS, PROPORTION, Size, Size
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results
 from raysim.config.boundaries import read_setting
-from raysim.scaling import BEYOND, Carried, HeldOut, Laws, Series, held_out, reach
+from raysim.scaling import Carried, HeldOut, Laws, Series, held_out, reach
 from raysim.units import format_parameters, three_digits
 
 SURELY = 0.05
@@ -49,8 +49,8 @@ def carry(
     number of each notation. `tokens` are by default those of the family's sizes, continued; other ones, and other `stages`, need
     a size trained with several. `trained`: the model in question starts from trained weights.
     `verdict` is as in `settings`, for one setting, by these bounds. It is missing with a `refusal`, which names the run that
-    would allow it: harm is carried at most to `reach` parameters, beyond the largest size by the square of the factor over which
-    held-out predictions from smaller sizes hold.
+    would allow it: harm is carried at most to `reach` parameters, beyond the largest size by the factor over which held-out
+    predictions from smaller sizes hold.
     Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
     """
     return carry_to(results, Asked(at, tokens, stages, trained), within=within, quality=quality)
@@ -188,7 +188,7 @@ class _Pool:
     def reaches(self) -> list[float]:
         """How far beyond the extreme values of each quantity harm is carried, in its logarithm."""
         quantities = range(1 + len(self.settings[0].family.quantities))
-        return [BEYOND * reach(self.held_out(quantity)) for quantity in quantities] if self.told else [0.0]
+        return [reach(self.held_out(quantity)) for quantity in quantities] if self.told else [0.0]
 
     def held_out(self, quantity: int) -> list[HeldOut]:
         """Return all harms as predicted from smaller values of a quantity."""
