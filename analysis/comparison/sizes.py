@@ -107,7 +107,7 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
         trained = any(plain(facts.get(name)) is not None for name in ("model.path", "parent"))
         family = families.setdefault(key, SizeFamily("", trained))
         jobs[key] = facts
-        size = _size(facts, tokens.get(run, math.nan))
+        size = _size(facts, tokens.get(run, 1.0))
         family.rows.setdefault(str(row["setting"]), {})[size] = row
     labels = _labels(jobs, keys)
     enough = [
@@ -123,7 +123,7 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
 
 
 def _tokens_of_sample(results: Results) -> dict[str, float]:
-    """Return the predictions for each sample, by run."""
+    """Return the predictions for each sample, by run, where its evaluations recorded them."""
     evals = results.evals.dropna(subset=["predictions", "samples"])
     rates = evals["predictions"] / evals["samples"]
     return {str(run): float(rate) for run, rate in rates.groupby(evals["run"], observed=True).first().items()}
