@@ -29,7 +29,9 @@ from raysim.storage.places import in_bucket
 AGENT_S = 60.0  # for the agent that starts jobs, ready after the dashboard
 LEFT_OUT = [".git", ".venv", "**/__pycache__", "results"]  # of the sent folder, besides the entries of its .gitignore
 PORT = 8265  # of the dashboard, which accepts jobs
-ANSWER_S = 3.0  # for the dashboard to accept a connection
+ANSWER_S = 3.0  # for the dashboard to accept a connection, or to answer
+ASK_S = 5.0  # between questions to the dashboard while its job prints nothing
+LOST_S = 60.0  # without an answer, after which the head counts as lost
 TUNNEL_S = 12.0  # for a tunnel to reach it
 
 OPTIONS = (  # of ssh
@@ -152,17 +154,13 @@ class Cluster(NamedTuple):
         """Wait until a dashboard answers through a tunnel; raises ConfigError if none does."""
         deadline, connected = time.monotonic() + TUNNEL_S, False
         while time.monotonic() < deadline and tunnel.poll() is None:
-            request = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
             try:
-                request.request("GET", "/api/version")
-                request.getresponse()
+                _ask(f"http://127.0.0.1:{port}")
                 return
             except (OSError, http.client.HTTPException) as error:
                 # Any other error: ssh is connected, but nothing listens on the head's port.
                 connected |= not isinstance(error, ConnectionRefusedError)
                 time.sleep(0.2)
-            finally:
-                request.close()
         ended = tunnel.poll() is not None
         reason = _last_line(tunnel.stdout.read()) if ended and tunnel.stdout else f"no answer within {TUNNEL_S:g} s"
         if self.head is None:
@@ -206,7 +204,7 @@ def submit(
         print(f"job {job}: raysim {shlex.join(words)}", file=sys.stderr, flush=True)
         follow = cluster.job_command("logs --follow", job)
         try:
-            status = asyncio.run(_follow(client, job))
+            status = asyncio.run(_follow(client, job, url))
         except KeyboardInterrupt as interruption:
             stop = cluster.job_command("stop", job)
             interruption.add_note(f"The job goes on. To follow it: {follow}. To end it: {stop}.")
@@ -236,7 +234,28 @@ def _check_out(out: str, cluster: Cluster, fetch: Path | None) -> None:
         raise ConfigError(f"`--fetch` must be a new folder, but {fetch} is not empty.")
 
 
-async def _follow(client: Any, job: str) -> str:
+async def _follow(client: Any, job: str, url: str) -> str:
+    """Print the output of a job until it ends; return its status. Raises OSError if its head is silent for `LOST_S`."""
+    following = asyncio.ensure_future(_print_logs(client, job))
+    answered, waiting = time.monotonic(), False
+    while not (await asyncio.wait([following], timeout=ASK_S))[0]:
+        try:
+            await asyncio.to_thread(_ask, url)
+            answered, waiting = time.monotonic(), False
+        except (OSError, http.client.HTTPException):
+            silent = time.monotonic() - answered
+            if silent > LOST_S:
+                following.cancel()
+                raise OSError(f"no answer for {silent:.0f} s") from None
+            if not waiting:
+                print(
+                    f"The cluster's head does not answer: waiting for up to {LOST_S:g} s", file=sys.stderr, flush=True
+                )
+            waiting = True
+    return following.result()
+
+
+async def _print_logs(client: Any, job: str) -> str:
     """Print the output of a job until it ends; return its status."""
     async for text in client.tail_job_logs(job):
         print(text, end="", flush=True)
@@ -245,18 +264,36 @@ async def _follow(client: Any, job: str) -> str:
     return str(status)
 
 
+def _ask(url: str) -> None:
+    """Ask a dashboard for its version; raises OSError or HTTPException if it does not answer within `ANSWER_S`."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    request = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+    try:
+        request.request("GET", "/api/version")
+        request.getresponse()
+    finally:
+        request.close()
+
+
 def _fetch(out: str, cluster: Cluster, to: Path) -> None:
     """Copy the results here, without locks and empty folders."""
     to.mkdir(parents=True, exist_ok=True)
     if in_bucket(out):
         from pyarrow import fs
 
-        fs.copy_files(out, str(to))
+        try:
+            fs.copy_files(out, str(to))
+        except OSError as error:
+            raise JobError(f"the results are in {out}, but could not be fetched: {_first_line(error)}") from None
     else:
-        copied = subprocess.run(cluster.copy_command(out, to), capture_output=True, text=True, check=False)
+        command = cluster.copy_command(out, to)
+        copied = subprocess.run(command, capture_output=True, text=True, check=False)
         if copied.returncode:
+            again = shlex.join(command).replace(shlex.join(RAY), "ray")
+            reason = _first_line(copied.stderr or "no output")  # ssh's, above those of rsync
             raise JobError(
-                f"the results are in {out} of the cluster, but could not be fetched: {_last_line(copied.stderr)}"
+                f"the results are in {out} of the cluster, but could not be fetched: {reason}. To fetch them: {again}"
             )
     for lock in to.rglob(".lock"):
         lock.unlink()
@@ -297,7 +334,7 @@ def _send(client: Any, entrypoint: str, environment: dict[str, Any]) -> str:
             time.sleep(1.0)
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line(error: BaseException | str) -> str:
     return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

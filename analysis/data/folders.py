@@ -15,6 +15,8 @@ from raysim.records.packs import open_pack
 from raysim.storage.places import Place, inside, read_place, walk
 from raysim.storage.texts import LARGEST_TOML, parse_toml
 
+SCREEN = "screen.parquet"
+"""Name of the file that the folder of a screen has."""
 CONFIRMATION = "confirm"
 """Name of the folder with runs that confirm a choice of other runs, in a study or any folder of runs."""
 

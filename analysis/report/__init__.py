@@ -10,6 +10,7 @@ from pathlib import Path
 
 from raysim.analysis.comparison.carry import Asked
 from raysim.analysis.data import AnalysisError
+from raysim.analysis.data.folders import SCREEN
 from raysim.analysis.report.carried import carried
 from raysim.analysis.report.frontier import frontier, links, quality_by_strength
 from raysim.analysis.report.gather import gather
@@ -17,6 +18,7 @@ from raysim.analysis.report.material import NETWORKS, Job, Material
 from raysim.analysis.report.over_time import curves, decisions, timeline
 from raysim.analysis.report.page import Block, Page, Section, Text
 from raysim.analysis.report.reuse import reproduce
+from raysim.analysis.report.screens import screen_page
 from raysim.analysis.report.summary import summary
 from raysim.analysis.report.tables import branches, has_branches, importance_charts, probe, runs_tables
 from raysim.analysis.report.words import plural
@@ -25,6 +27,7 @@ from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.plugins import from_record
+from raysim.records.packs import open_folder
 
 __all__ = ["NETWORKS", "compose", "write_report"]
 
@@ -61,7 +64,7 @@ def compose(
     transport: str | None = None,
     asked: Asked | None = None,
 ) -> Page:
-    """Return the report of the runs in a folder or bucket, at any depth, priced on networks.
+    """Return the report of the runs in a folder or bucket, at any depth, priced on networks; or that of a screen's folder.
 
     `networks` default to the presets of `NETWORKS` and the network on which the studies compare steps. `first` is the name of the
     initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
@@ -69,6 +72,13 @@ def compose(
     which the harms are carried. Raises AnalysisError if there is no such folder or no run in it, or if `carry` raises it, and
     ValueError for an unknown network.
     """
+    place = open_folder(folder)
+    if (place / SCREEN).is_file():
+        if asked is not None:
+            raise AnalysisError(
+                "A screen trains nothing, so no law carries its figures to another size: screen that model itself."
+            )
+        return screen_page(place)
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))

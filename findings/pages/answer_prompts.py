@@ -1,7 +1,7 @@
 """Prompts with checkable answers for a language model, as data of a run: `data=answer_prompts:prompts`.
 
-Copies, sums, facts stated in the text, and closing brackets, after worked examples. The loss and `exact_match` cover the
-answer alone. Prompts are filled up from the left, so that all answers end at the same position.
+Copies, sums, facts stated in the text, and closing brackets, after as many worked examples as fit, the first of them cut. The loss and
+`exact_match` cover the answer alone, which ends a prompt.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from raysim.workloads.losses import IGNORED
 
-SHOTS = 3
-"""Worked examples before a question; one less before the longer ones on facts."""
+LEAST = 4
+"""Tokens that every worked example has."""
 WORDS = [
     "apple",
     "river",
@@ -78,26 +78,21 @@ def prompts(
 ) -> tuple[Samples, Samples]:
     """Return training and test samples of `length` tokens: `each` test prompts of a kind, or of all kinds in turn.
 
-    `path`: a folder with the model's tokenizer. Training samples are other prompts, `each` in all. Raises ValueError if a prompt does
-    not fit the length.
+    `path`: a folder with the model's tokenizer. Training samples are other prompts, `each` in all.
     """
     tokenizer = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
-    (filler,) = tokenizer.encode("\n", add_special_tokens=False).ids
     chosen = list(KINDS) if kind == "all" else [kind]
     draw, seen, pairs = Random(seed), set[str](), list[tuple[Tensor, Tensor]]()
     while len(pairs) < (len(chosen) + 1) * each:
         make = KINDS[chosen[len(pairs) % len(chosen)]]
-        shots = [make(draw) for _ in range(SHOTS - (make is _recall))]
         question, answer = make(draw)
+        shots = [shot for _ in range(length // LEAST + 1) if (shot := make(draw))[0] != question]
         text = "".join(f"{asked}{told}\n" for asked, told in shots) + question
-        if text in seen or any(question == asked for asked, _ in shots):
+        if text in seen:
             continue
         seen.add(text)
-        before, after = (tokenizer.encode(each, add_special_tokens=False).ids for each in (text, answer))
-        missing = length + 1 - len(before) - len(after)
-        if missing < 0:
-            raise ValueError(f"`data.length` must be at least {length - missing} for {text!r}, but got {length}.")
-        ids = torch.tensor([filler] * missing + before + after)
+        before, after = (tokenizer.encode(part, add_special_tokens=False).ids for part in (text, answer))
+        ids = torch.tensor((before + after)[-length - 1 :])
         targets = ids[1:].clone()
         targets[: length - len(after)] = IGNORED
         pairs.append((ids[:-1], targets))

@@ -17,6 +17,7 @@ from raysim.cli.options import (
     Trust,
     check_runs,
     check_writable,
+    is_screen,
     parse_networks,
     write_json,
 )
@@ -79,7 +80,8 @@ def report(
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
     own = [repr(each) for each in given]
-    check_runs(folder, "no folder there has a run.parquet")
+    if not is_screen(folder):
+        check_runs(folder, "no folder there has a run.parquet")
     target = _report_target(folder, out, form)
     from raysim.analysis.comparison.carry import Asked
     from raysim.analysis.report import NETWORKS, compose, write_report

@@ -86,7 +86,10 @@ def traffic_words(replay: Replay) -> str:
     tied, replicas = (replay.recording.collective_bytes(kind) for kind in ("tied", "replica_gradient"))
     words = [f"Boundaries: {format_bytes(dense)} -> {format_bytes(sent)} a step."] if dense else []
     if tied:
-        words.append(f"Tied embedding: {format_bytes(tied)}, uncompressed.")
+        method = replay.recording.row.get("tied_gradient") or "Identity"
+        words.append(
+            f"Tied embedding: {format_bytes(tied)}, {'uncompressed' if method == 'Identity' else f'by {method}'}."
+        )
     if replicas:
         words.append(f"Replicas: {format_bytes(replicas)}.")
     if tied > sent + replicas:
@@ -94,8 +97,8 @@ def traffic_words(replay: Replay) -> str:
         if replay.num_replicas > 1:
             fused = ", or fuse its exchange with that of the replicas by `fused_embedding=true`"
         words.append(
-            "The tied embedding is most of the traffic: untie it by `model.tied=false` (`tie_word_embeddings = false` in "
-            f"`model.config` of `hf`){fused}."
+            "The tied embedding is most of the traffic: compress it by `tied_gradient`, or untie it by `model.tied=false` "
+            f"(`tie_word_embeddings = false` in `model.config` of `hf`){fused}."
         )
     return " ".join(words) or "Nothing is sent."
 

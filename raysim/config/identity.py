@@ -26,6 +26,7 @@ class Setting(NamedTuple):
     replica_gradient: str = DENSE
     shared_indices: bool = False
     fused_embedding: bool = False
+    tied_gradient: str = DENSE
     weights: str = SYNCHRONOUS
     compress_from: int = 0
 

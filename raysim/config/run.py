@@ -165,11 +165,20 @@ def _replicas(run: RunConfig) -> Iterator[str]:
         )
 
 
+def _tied(run: RunConfig) -> Iterator[str]:
+    method = run.tied_gradient
+    if method.after_update or method.decentralized or method.keeps_momentum or method.needs or method.period > 1:
+        yield (
+            "`tied_gradient` must be a method that averages the gradients of every step by themselves, such as "
+            f"'ErrorFeedback(TopK(0.01))' or 'PowerSGD(8)', but got {method!r}."
+        )
+
+
 def _compress_from(run: RunConfig) -> Iterator[str]:
     if not run.compress_from:
         return
     methods = run.replica_methods()
-    compresses = run.num_replicas > 1 and any(method.compresses for method in methods)
+    compresses = run.tied_gradient.compresses or (run.num_replicas > 1 and any(method.compresses for method in methods))
     if not compresses and all(method.exact for ends in _ends(run) for method in ends):
         yield "`compress_from` has no effect without compression. Leave it out."
     for method in methods:
@@ -211,5 +220,5 @@ def _clock(run: RunConfig) -> Iterator[str]:
             yield f"`{field}` has no effect with `clock` = 'measured'. Leave it out, or name a network."
 
 
-RULES: tuple[Rule, ...] = (_sizes, _boundaries, _compressors, _replicas, _compress_from, _weights, _clock)
+RULES: tuple[Rule, ...] = (_sizes, _boundaries, _compressors, _replicas, _tied, _compress_from, _weights, _clock)
 """Each yields sentences on errors; the first one is reported."""

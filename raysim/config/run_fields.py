@@ -109,6 +109,7 @@ WeightsField: TypeAlias = Annotated[
 MethodField: TypeAlias = Annotated[
     ReplicaMethod | tuple[ReplicaMethod, ...], PlainValidator(_read_methods), PlainSerializer(_write_methods)
 ]
+SumField: TypeAlias = Annotated[ReplicaMethod, PlainValidator(_read_method), PlainSerializer(repr)]
 StartField: TypeAlias = Annotated[Start, PlainValidator(Start.read), PlainSerializer(repr)] | None
 BoundaryField: TypeAlias = Annotated[ByReplica, PlainValidator(_read_boundaries), PlainSerializer(write_setting)]
 
@@ -233,7 +234,9 @@ class RunFields(Strict):
     replica_gradient: MethodField = Field(default=AVERAGED, json_schema_extra=role("compression"))
     """Method by which replicas average the gradients of a stage: one for all stages, or a list with one each."""
     fused_embedding: bool = Field(default=False, json_schema_extra=role("compression"))
-    """Sum the gradients of tied parameters over stages and replicas at once, uncompressed (Optimus-CC)."""
+    """Sum the gradients of tied parameters over stages and replicas at once (Optimus-CC)."""
+    tied_gradient: SumField = Field(default=AVERAGED, json_schema_extra=role("compression"))
+    """Method by which the stages that share a parameter, such as a tied embedding, sum its gradients; as in `replica_gradient`."""
     compress_from: Natural = Field(default=0, json_schema_extra=role("compression"))
     """Step from which links and replica gradients are compressed; before it they are sent as they are."""
     weights: WeightsField = Field(default=SYNCHRONOUS, json_schema_extra=role("compression"))

@@ -21,7 +21,7 @@ from raysim.units import format_bytes
 PER_TOKEN = (
     ("Quantize(8, per='row')", "Quantize(8, per='row')"),
     ("Quantize(4, per='block', block=64)", "Quantize(8, per='row')"),
-    ("Quantize(4, per='block', block=64)", "Quantize(4, per='row')"),
+    ("Rotated(4)", "Rotated(4)"),
 )
 """Codecs of activations and gradients to try, mildest first: a range for each token or less, as trained transformers need."""
 PER_TENSOR = (

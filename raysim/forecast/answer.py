@@ -62,9 +62,9 @@ def _tied(advice: Advice) -> list[str]:
     own = sent[(sent["source_replica"] == 0) & (sent["source_stage"] == sent["stage"])]
     return [
         f"On {slowed.network!r} the tied embedding takes {format_seconds(slowed.parts.tied)} of a step of "
-        f"{format_seconds(slowed.step_s)}: its two stages send each other {format_bytes(own['wire_bytes'].sum())}, which no "
-        "codec compresses. Untie it (`tie_word_embeddings` = false), or keep both ends on one worker by a V-shaped schedule, "
-        "as in --schedule ZBV."
+        f"{format_seconds(slowed.step_s)}: its two stages send each other {format_bytes(own['wire_bytes'].sum())}, uncompressed. "
+        "Compress it by the key `tied_gradient` of a run, untie it (`tie_word_embeddings` = false), or keep both ends on one "
+        "worker by a V-shaped schedule, as in --schedule ZBV."
     ]
 
 

@@ -113,6 +113,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         "num_replicas": 1,
         "replica_gradient": "Identity",
         "fused_embedding": False,
+        "tied_gradient": "Identity",
         "clock": "measured",
         "profile": None,
         "transport": "ray",

@@ -16,7 +16,7 @@ from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
-from raysim.forecast.replica_costs import Ending, ReplicaCost, endings_of, replica_costs, tied_transfers
+from raysim.forecast.replica_costs import Ending, ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.forecast.structure import data_of, structure_of
 from raysim.forecast.timings import TimedStep
 from raysim.network.memory import StageMemory
@@ -210,8 +210,10 @@ def _forecast(
     num_workers = config.num_replicas * len(config.executed_schedule.rows(num_stages, config.num_microbatches))
     compute, num_ops = compute.over(transport, num_workers), compute.compute_s.shape[2]
     notes += _schedule_notes(config, weight_shares)
-    averages, tied = _exchanges(config, parts, codec_bytes_per_s, notes)
-    endings = endings_of(config, averages, tied_transfers(tied, config.num_replicas, fused=config.fused_embedding))
+    averages = _averages(config, parts, codec_bytes_per_s, notes)
+    sums, tied_s = tied_costs(config, parts, codec_bytes_per_s)
+    compute = replace(compute, update_s=compute.update_s + tied_s)
+    endings = endings_of(config, averages, sums)
     steady, first = (
         replace(compute.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)), **endings[0].costs)
         for visit in (False, True)
@@ -239,7 +241,7 @@ def _forecast(
         exchange_delay=exchange_delay(config),
         cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
-        tied=tied,
+        tied=tied_sizes(parts),
         notes=tuple(notes),
     )
 
@@ -261,14 +263,13 @@ def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
     return parts
 
 
-def _exchanges(
+def _averages(
     config: RunConfig, parts: Partition, codec_bytes_per_s: float | None, notes: list[str]
-) -> tuple[list[ReplicaCost], tuple[tuple[tuple[int, ...], int], ...]]:
-    """Return the costs of averaging replicas, and the parameters shared by several stages."""
+) -> list[ReplicaCost]:
+    """Return the costs of averaging replicas."""
     owners = tied_owners(parts)
     shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
-    averages = replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
-    return averages, tied_sizes(parts)
+    return replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
 
 
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:

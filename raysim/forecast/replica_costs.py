@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from raysim.codecs import derive_key
 from raysim.config import ConfigError, RunConfig
@@ -27,8 +28,10 @@ from raysim.pipeline.groups import (
     exchange_together,
     ring_bytes,
 )
+from raysim.pipeline.plan import tied_owners, tied_sizes
 from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
 from raysim.units import format_bytes
+from raysim.workloads.partition import Partition
 
 LATE = 2**20  # an epoch after any warm-up
 AVERAGES = 3  # exchanges made: the last two count, since methods may alternate between two sides
@@ -84,7 +87,8 @@ def replica_costs(
             )
         method.check(own, count, config.optimizer.momentum)
         parts = sorted({part for part in map(method.part, range(method.period)) if part is not None})
-        costs += [_averaged(method, stage, part, own, config, codec_bytes_per_s) for part in parts]
+        group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
+        costs += [_averaged(method, group, part, own, config, codec_bytes_per_s) for part in parts]
     warnings = (more_than_dense(cost.method, cost.wire_bytes, cost.dense_bytes, count) for cost in costs)
     notes += dict.fromkeys(filter(None, warnings))
     if any(method.compresses for method in config.replica_methods()):
@@ -118,15 +122,14 @@ def _all_reduced(method: ReplicaMethod, stage: int, shapes: Mapping[str, tuple[i
 
 def _averaged(
     method: ReplicaMethod,
-    stage: int,
+    group: Group,
     part: int,
     shapes: Mapping[str, tuple[int, ...]],
     config: RunConfig,
     codec_bytes_per_s: float | None,
 ) -> ReplicaCost:
-    """Return the slowest replica's bytes and seconds in an exchange of one part of a stage, after the first."""
-    count = config.num_replicas
-    group = Group(tuple((replica, stage) for replica in range(count)), method.num_rounds(count))
+    """Return the slowest member's bytes and seconds in an exchange of one part of a stage, after the first."""
+    count, stage = len(group.members), group.stage
     table = method.table(shapes)
     num_values = sum(math.prod(shape) for shape in shapes.values())
     memories: list[Memory] = [
@@ -205,6 +208,35 @@ def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfe
         transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in exchanged), tied])
         endings.append(Ending(count / period, {"transfers": transfers, **by_stage}))
     return tuple(sorted(endings, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
+
+
+def tied_costs(
+    config: RunConfig, parts: Partition, codec_bytes_per_s: float | None
+) -> tuple[Transfers, NDArray[np.float64]]:
+    """Return the transfers that sum tied parameters' gradients, and the seconds of codecs by stage.
+
+    Uncompressed sums are counted, others run on this machine for one replica.
+    """
+    method, replicas = config.tied_gradient, range(config.num_replicas)
+    seconds = np.zeros(config.stages)
+    if not method.compresses:
+        return tied_transfers(tied_sizes(parts), len(replicas), fused=config.fused_embedding), seconds
+    transfers = [as_transfers([])]
+    for i, owners in enumerate(tied_owners(parts)):
+        stage, name = owners[0]
+        together = replicas if config.fused_embedding else range(1)
+        members = tuple((replica, owner) for replica in together for owner, _ in owners)
+        group = Group(members, method.num_rounds(len(members)), i)
+        shape = tuple(parts.stages[stage].get_parameter(name).shape)
+        cost = _averaged(method, group, 0, {f"tied {name}": shape}, config, codec_bytes_per_s)
+        for owner, _ in owners:
+            seconds[owner] += cost.method_s
+        for replica in range(1) if config.fused_embedding else replicas:
+            own = cost.transfers.copy()
+            for end in ("source_replica", "target_replica"):
+                own[end] += replica
+            transfers.append(own)
+    return np.concatenate(transfers), seconds
 
 
 def tied_transfers(tied: Sequence[tuple[tuple[int, ...], int]], num_replicas: int, *, fused: bool = False) -> Transfers:

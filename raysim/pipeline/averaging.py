@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError
 from raysim.codecs import warm as warm_codecs
@@ -28,6 +29,16 @@ from raysim.replication.method import (
     sum_over_members,
 )
 
+_Place: TypeAlias = (
+    "tuple[int | None, int]"  # the index of a tied parameter, or None for a stage's average, and the stage
+)
+
+
+def _prefix(place: _Place) -> str:
+    """Return the beginning of the names of a memory's tensors in checkpoints."""
+    tied, stage = place
+    return f"replicas.{stage}." if tied is None else f"tied.{stage}.{tied}."
+
 
 class Averaging:
     """Runs the groups of one worker's stages, and holds the memories of its replica methods."""
@@ -36,13 +47,14 @@ class Averaging:
         self.local = local
         self.plan = local.plan
         self.stages = local.stages
-        self._memories: dict[int, Memory] = {
-            stage: self.plan.replica_methods[stage].begin(self._parameters(stage)) for stage in self.stages
+        tied = [(i, stage) for i, owners in enumerate(self.plan.tied) for stage, _ in owners if stage in self.stages]
+        self._memories: dict[_Place, Memory] = {
+            place: self._fresh(place) for place in (*((None, stage) for stage in self.stages), *tied)
         }
         self._begin()
 
     def _begin(self) -> None:
-        self._averaged: dict[int, Averaged] = {}
+        self._averaged: dict[_Place, Averaged] = {}
         self._accounts: list[GroupAccount] = []
 
     def run(self, step: int, step_s: float | None, *, after_update: bool = False) -> Turns[None]:
@@ -100,28 +112,30 @@ class Averaging:
 
     def with_momentum(self, stage: int) -> frozenset[str]:
         """Return a stage's parameters whose averaged gradients already include momentum."""
-        return self._averaged[stage].with_momentum if stage in self._averaged else frozenset()
+        averaged = self._averaged.get((None, stage))
+        return frozenset() if averaged is None else averaged.with_momentum
 
     def parameters(self, stage: int) -> Gradients:
         """Return the new parameters of a stage, for a decentralized method."""
-        return self._averaged[stage].parameters if stage in self._averaged else {}
+        averaged = self._averaged.get((None, stage))
+        return {} if averaged is None else averaged.parameters
 
     def agreed(self, stage: int) -> Gradients:
-        return agreed(dict(self.stages[stage].parameters()), self._memories[stage])
+        return agreed(dict(self.stages[stage].parameters()), self._memories[None, stage])
 
     def end_step(self) -> list[GroupAccount]:
         """Commit the memories and return the accounts of the step."""
-        for stage, averaged in self._averaged.items():
-            self._memories[stage] = averaged.memory
+        for place, averaged in self._averaged.items():
+            self._memories[place] = averaged.memory
         accounts = self._accounts
         self._begin()
         return accounts
 
     def state(self) -> dict[str, Tensor]:
-        """Return the memories, by stage and flat names."""
+        """Return the memories, by kind, stage and flat names."""
         return {
-            f"{stage}.{name}": x.detach().cpu()
-            for stage, memory in self._memories.items()
+            _prefix(place) + name: x.detach().cpu()
+            for place, memory in self._memories.items()
             for name, x in memory.items()
         }
 
@@ -130,73 +144,81 @@ class Averaging:
 
         The memory of a stage without tensors begins with its parameters.
         """
-        for stage in self._memories:
-            memory = under(f"{stage}.", tensors) or self.plan.replica_methods[stage].begin(self._parameters(stage))
-            self._memories[stage] = {name: x.to(self.local.device, copy=True) for name, x in memory.items()}
+        for place in self._memories:
+            memory = under(_prefix(place), tensors) or self._fresh(place)
+            self._memories[place] = {name: x.to(self.local.device, copy=True) for name, x in memory.items()}
         self._begin()
+
+    def _fresh(self, place: _Place) -> Memory:
+        """Return the memory before the first step."""
+        method = self.plan.replica_methods[place[1]] if place[0] is None else self.plan.config.tied_gradient
+        return method.begin(self._parameters(place))
 
     def _exchange(self, group: Group, member: int, step: int, step_s: float | None) -> MemberRounds:
         """Return a member's rounds in a step: of a replica method, or of the sum of a tied parameter's gradients."""
-        plan, index = self.plan, group.members[member][1]
-        module = self.stages[index].module
-        if group.tied is not None:
-            tied = module.get_parameter(plan.tied_name(group.tied, index))
+        plan, config, index = self.plan, self.plan.config, group.members[member][1]
+        place, replicas = (group.tied, index), group.tied is None
+        method = plan.replica_method(index, step) if replicas else plan.tied_method(step)
+        parameters = self._parameters(place)
+        num_values = sum(x.numel() for x in parameters.values())
+        if not replicas and not method.compresses:  # an owner without a gradient sends nothing
+            (tied,) = self._named(place).values()
             flat = None if tied.grad is None else tied.grad.reshape(-1)
             total = sum_over_members("sum", flat, member, len(group.members), self.local.device)
-            return MemberRounds(group, member, total, TIED_TABLE, num_values=tied.numel(), stages=self.stages)
-        method, config, parameters = plan.replica_method(index, step), plan.config, self._parameters(index)
+            return MemberRounds(group, member, total, TIED_TABLE, num_values=num_values, stages=self.stages)
         context = ReplicaContext(
-            replica=self.local.replica,
-            num_replicas=plan.num_replicas,
+            replica=member,
+            num_replicas=len(group.members),
             step=step,
             epoch=step // plan.steps_per_epoch,
             steps_per_epoch=plan.steps_per_epoch,
             seed=config.seed,
-            stage=index,
+            stage=group.stage,
             num_stages=plan.num_stages,
             batch_size=config.batch_size,
             learning_rate=plan.learning_rate(step),
             momentum=config.optimizer.momentum or 0.0,
             step_s=step_s,
             parameters=parameters if method.decentralized else None,
-            extra=self.stages[index].extra_gradients(),
+            extra=self.stages[index].extra_gradients() if replicas else None,
         )
-        gradients = parameters if method.after_update else self._gradients(index)
-        rounds = method.average(gradients, self._memories[index], context)
-        num_values = sum(x.numel() for x in parameters.values())
+        gradients = parameters if method.after_update else self._gradients(place)
+        rounds = method.average(gradients, self._memories[place], context)
         return MemberRounds(group, member, rounds, method.table(parameters), num_values=num_values, stages=self.stages)
 
-    def _parameters(self, index: int) -> Gradients:
-        """Return a stage's parameters that replicas average themselves or by gradients, detached."""
+    def _named(self, place: _Place) -> dict[str, nn.Parameter]:
+        """Return the parameters of a stage that replicas average themselves or by gradients, or one that is tied."""
+        tied, index = place
         module = self.stages[index].module
-        names = averaged_shapes(index, module, self.plan.config, self.plan.tied)
-        return {name: module.get_parameter(name).detach() for name in names}
+        if tied is None:
+            names = {name: name for name in averaged_shapes(index, module, self.plan.config, self.plan.tied)}
+        else:
+            names = self.plan.tied_names(tied, index)
+        return {name: module.get_parameter(own) for name, own in names.items()}
 
-    def _gradients(self, index: int) -> Gradients:
-        """Return the gradients of a stage's `_parameters`, zeros if there are none."""
-        module = self.stages[index].module
-        gradients = {}
-        for name, x in self._parameters(index).items():
-            gradient = module.get_parameter(name).grad
-            gradients[name] = torch.zeros_like(x) if gradient is None else gradient
-        return gradients
+    def _parameters(self, place: _Place) -> Gradients:
+        return {name: x.detach() for name, x in self._named(place).items()}
+
+    def _gradients(self, place: _Place) -> Gradients:
+        """Return the gradients of parameters, zeros if there are none."""
+        named = self._named(place)
+        return {name: torch.zeros_like(x.detach()) if x.grad is None else x.grad for name, x in named.items()}
 
     def _conclude(self, group: Group, member: int, exchange: MemberRounds) -> None:
         """Replace this member's gradients by the result of the group's rounds."""
         assert exchange.over, f"{group} took more rounds than it stated"
-        index = group.members[member][1]
-        module = self.stages[index].module
-        if group.tied is None:
-            averaged: Averaged = exchange.result
-            self._averaged[index] = averaged
-            exchange.account.decisions = tuple(averaged.decisions)
-            for name, gradient in averaged.gradients.items():
-                parameter = module.get_parameter(name)
-                parameter.grad = gradient.view_as(parameter)
-        elif exchange.result is not None:
-            parameter = module.get_parameter(self.plan.tied_name(group.tied, index))
+        place, result = (group.tied, group.members[member][1]), exchange.result
+        named = self._named(place)
+        if isinstance(result, Averaged):
+            self._averaged[place] = result
+            exchange.account.decisions = tuple(result.decisions)
+            owners = 1 if group.tied is None else len(self.plan.tied[group.tied])
+            for name, gradient in result.gradients.items():
+                named[name].grad = (gradient * owners if owners > 1 else gradient).view_as(named[name])
+        elif result is not None:
+            (parameter,) = named.values()
             shared = self.plan.num_replicas if self.plan.config.fused_embedding else 1
-            parameter.grad = (exchange.result / shared if shared > 1 else exchange.result).view_as(parameter)
+            parameter.grad = (result / shared if shared > 1 else result).view_as(parameter)
         self._accounts.append(exchange.account)
 
 
@@ -204,8 +226,9 @@ def warm(plan: Plan) -> None:
     """Compile the kernels of a run's codecs and replica methods, or load them from disk."""
     if plan.compresses:
         warm_codecs({method.codec for method in plan.methods})
-    for method in dict.fromkeys(plan.replica_methods):
-        if method.compresses and takes_part(method, plan.num_replicas):
+    methods = [method for method in plan.replica_methods if takes_part(method, plan.num_replicas)]
+    for method in dict.fromkeys([*methods, plan.config.tied_gradient]):
+        if method.compresses:
             _rehearse(method)
 
 

@@ -135,6 +135,10 @@ class Plan:
         """Return the replica method of a stage in a step: the uncompressed mean before `compress_from`."""
         return self.replica_methods[stage] if step >= self.config.compress_from else AVERAGED
 
+    def tied_method(self, step: int) -> ReplicaMethod:
+        """Return the method that sums gradients of tied parameters in a step, by the mean over their owners."""
+        return self.config.tied_gradient if step >= self.config.compress_from else AVERAGED
+
     @property
     def validates(self) -> bool:
         """True if workers send each other their gradient norms, for post-validation."""
@@ -173,9 +177,10 @@ class Plan:
         )
         fused: list[Sequence[int]] = [replicas] if self.config.fused_embedding else [[r] for r in replicas]
         sums = [
-            Group(tuple((r, stage) for r in together for stage, _ in owners), 2, i)
+            Group(members, self.config.tied_gradient.num_rounds(len(members)), i)
             for i, owners in enumerate(self.tied)
             for together in fused
+            for members in [tuple((r, stage) for r in together for stage, _ in owners)]
         ]
         return [averages, sums, exchanges]
 
@@ -192,12 +197,13 @@ class Plan:
     def rounds_in(self, step: int, group: Group) -> int:
         """Return the maximum rounds of a group in a step, 0 if its method exchanges nothing."""
         if group.tied is not None:
-            return group.num_rounds
+            return self.tied_method(step).num_rounds(len(group.members))
         method = self.replica_method(group.stage, step)
         return 0 if method.part(step) is None else method.num_rounds(self.num_replicas)
 
-    def tied_name(self, i: int, stage: int) -> str:
-        return dict(self.tied[i])[stage]
+    def tied_names(self, i: int, stage: int) -> dict[str, str]:
+        """Return the name of a tied parameter in a stage, by its name in messages and memories."""
+        return {f"tied {self.tied[i][0][1]}": dict(self.tied[i])[stage]}
 
     @property
     def steps_per_epoch(self) -> int:

@@ -173,6 +173,7 @@ def check_plan(plan: Plan, parts: Partition) -> None:
     _check_trained(plan, parts)
     _check_muon(plan, parts)
     _check_groups(plan, parts)
+    _check_tied_gradient(plan, parts)
     _check_boundaries(plan)
     _check_tied_weights(plan)
     plan.config.weights.check_plan(plan, parts.stages)
@@ -242,6 +243,36 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
             method.check_steps(plan.end_step)
         except ValueError as error:
             raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
+
+
+def _check_tied_gradient(plan: Plan, parts: Partition) -> None:
+    """Raise ConfigError if the gradients of tied parameters cannot be summed as configured."""
+    config, method = plan.config, plan.config.tied_gradient
+    if not method.compresses:
+        return
+    if not plan.tied:
+        raise ConfigError("`tied_gradient` needs parameters that are tied between stages, and this model has none.")
+    together = not config.fused_embedding and all(
+        len({plan.owners[stage] for stage, _ in owners}) == 1 for owners in plan.tied
+    )
+    if together:
+        raise ConfigError(
+            f"`tied_gradient` has no effect with `schedule` = {config.schedule!r}, which keeps the stages that share a parameter on "
+            "one worker. Leave it out."
+        )
+    optimizer = config.optimizer.name
+    if method.optimizers is not None and optimizer not in method.optimizers:
+        raise ConfigError(
+            f"`optimizer.name` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {optimizer!r}."
+        )
+    try:
+        for group in plan.groups[1]:
+            owner, name = plan.tied[group.tied or 0][0]
+            shape = tuple(parts.stages[owner].get_parameter(name).shape)
+            method.check({name: shape}, len(group.members), config.optimizer.momentum if optimizer == "sgd" else None)
+        method.check_steps(plan.end_step)
+    except ValueError as error:
+        raise ConfigError(f"`tied_gradient`: {error}") from None
 
 
 def _check_boundaries(plan: Plan) -> None:

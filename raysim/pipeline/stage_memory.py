@@ -118,6 +118,10 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
     for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
         if takes_part(averaging, config.num_replicas):
             residuals[stage] += averaging.memory_bytes(averaged_shapes(stage, module, config, tied))
+    for owners in tied:
+        for stage, name in owners:
+            shape = tuple(parts.stages[stage].get_parameter(name).shape)
+            residuals[stage] += config.tied_gradient.memory_bytes({name: shape})
     return residuals, references
 
 

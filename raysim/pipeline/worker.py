@@ -120,6 +120,8 @@ class Worker:
                 stage.place(self.averaging.parameters(index))
         groups = self.averaging.end_step()
         synchronize(self.device)
+        coded = self.plan.tied_method(step).compresses
+        tied_s = sum(account.codec_s for account in groups if account.tied and coded)
         links = [account for each in self.boundaries.values() for account in each.end_step(step, feedback)]
         report = StepReport(
             self.local.replica,
@@ -128,7 +130,7 @@ class Worker:
             groups,
             self.row.action_records(),
             norm,
-            self.updates.take_seconds(),
+            self.updates.take_seconds() + tied_s,
             self._measured,
             self._unreached,
         )
@@ -161,7 +163,7 @@ class Worker:
             tensors |= {f"stage.{index}.{name}": tensor for name, tensor in stage.state().items()}
         for boundary in self.boundaries.values():
             tensors |= {f"link.{name}": x for name, x in boundary.state().items()}
-        tensors |= {f"replicas.{name}": x for name, x in self.averaging.state().items()}
+        tensors |= self.averaging.state()
         return pack_tensors(tensors)
 
     def load(self, step: int, *parts: np.ndarray) -> None:
@@ -172,7 +174,7 @@ class Worker:
         memories = under("link.", tensors)
         for boundary in self.boundaries.values():
             boundary.load(memories)
-        self.averaging.load(under("replicas.", tensors))
+        self.averaging.load(tensors)
         self.row.forget()
         self._begin(step)
 

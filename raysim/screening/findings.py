@@ -7,7 +7,7 @@ import math
 from raysim.quality import MEASURES
 from raysim.screening.screen import Screen, Screened, words
 from raysim.screening.tensors import sentences
-from raysim.screening.verdicts import knowledge_lost
+from raysim.screening.verdicts import knowledge, knowledge_lost
 from raysim.units import format_seconds
 
 FAITHFUL = 0.9
@@ -22,9 +22,9 @@ def findings(done: Screen) -> list[str]:
     """Return what the tensors are like, where fidelity misleads, and what the model knows."""
     lines = sentences(done.facts)
     loss, base = done.dense.result.measures["loss"].value, done.chance["loss"]
-    if loss >= base:
+    if math.isnan(knowledge(loss, base)):
         lines.append(
-            f"The model knows nothing yet: its loss is {loss:.4g}, and {base:.4g} by the frequencies of the targets alone. So no "
+            f"The model knows little yet: its loss is {loss:.4g}, and {base:.4g} by the frequencies of the targets alone. So no "
             "setting can be called hopeless."
         )
     misleading = [each for each in done.settings[1:] if _misleads(done, each)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from raysim.screening.screen import Screen, words
-from raysim.screening.verdicts import HOPELESS, LOST, NO_GAIN, WORTH
+from raysim.screening.verdicts import HOPELESS, LOST, NO_GAIN, WORTH, knowledge
 
 COLOURS = {WORTH: "tab:green", NO_GAIN: "0.6", HOPELESS: "tab:red"}
 LEAST = 1e-4  # loss at the foot of the axis: smaller differences are drawn there
@@ -24,8 +25,8 @@ def draw(done: Screen, path: Path) -> None:
         axes.scatter(*point, color=COLOURS[each.verdict], label=f"{i}: {words(each.setting)}")
         axes.annotate(str(i), point, fontsize=8, xytext=(4, 3), textcoords="offset points")
     loss = done.dense.result.measures["loss"].value
-    if loss < done.chance["loss"]:
-        axes.axhline(LOST * (done.chance["loss"] - loss), color="0.8", linewidth=0.8, zorder=0)
+    if not math.isnan(known := knowledge(loss, done.chance["loss"])):
+        axes.axhline(LOST * known, color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(1.0, color="0.8", linewidth=0.8, zorder=0)
     axes.set_yscale("log")
     axes.set_xlabel(f"speed-up on {network}")

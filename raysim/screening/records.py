@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from raysim.config import ConfigError, as_row
 from raysim.records import write_table
+from raysim.screening.findings import findings
 from raysim.screening.screen import Screen, Screened
 
 _SETTING = [(name, pa.string()) for name in ("forward", "backward", "replica_gradient")]
@@ -84,6 +85,7 @@ def write_records(done: Screen, folder: Path) -> None:
         "messages": done.num_messages,
         "pass_s": done.pass_s,
         "seconds": done.seconds,
+        "findings": findings(done),
         **{f"chance_{name}": value for name, value in done.chance.items()},
     }
     write_table(pa.Table.from_pylist([run]), folder / "screen.parquet")

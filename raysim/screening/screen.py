@@ -126,7 +126,13 @@ def screen(
     """
     began = time.perf_counter()
     config = config.changed(
-        forward=SAME, backward=SAME, replica_gradient=SAME, shared_indices=False, compress_from=0, fused_embedding=False
+        forward=SAME,
+        backward=SAME,
+        replica_gradient=SAME,
+        shared_indices=False,
+        compress_from=0,
+        fused_embedding=False,
+        tied_gradient=SAME,
     )
     workload = _workload(config)
     plan = workload.plan
@@ -180,14 +186,14 @@ def _measure_all(
         usual = [Setting(each.forward) for each in usual]
     settings = candidates.distinct([*usual, *own])
     say(
-        f"Dense: loss {bench.dense.measures['loss'].value:.4f} in {format_seconds(bench.pass_s)}; {len(settings)} settings "
+        f"Dense: {_measure_words(bench.dense)} in {format_seconds(bench.pass_s)}; {len(settings)} settings "
         f"take about {format_seconds(len(settings) * bench.pass_s)}."
     )
     bench.warm(settings)
     results = {DENSE: bench.dense}
     for i, setting in enumerate(settings, 1):
         results[setting] = bench.measure(setting)
-        say(f"{i}/{len(settings)} {words(setting)}: {_loss_words(results[setting])}")
+        say(f"{i}/{len(settings)} {words(setting)}: {_measure_words(results[setting])}")
     return results
 
 
@@ -198,11 +204,14 @@ def words(setting: Setting) -> str:
     return ", ".join(parts) or "dense"
 
 
-def _loss_words(result: Measurements) -> str:
+def _measure_words(result: Measurements) -> str:
+    """Return each measure, and its difference from dense if there is one."""
     if not result.measures:
         return "a tensor overflows"
-    loss = result.measures["loss"]
-    return f"loss {loss.value:.4f} ({loss.difference:+.4f})"
+    return ", ".join(
+        f"{name} {each.value:.4g}" + (f" ({each.difference:+.2g})" if each.difference else "")
+        for name, each in result.measures.items()
+    )
 
 
 def _workload(config: RunConfig) -> Workload:

@@ -34,6 +34,7 @@ SHAPES = ("num_microbatches", "dtype", "shared_indices")
 OWNERS = {
     "link": ("forward", "backward", *SHAPES),
     "replicas": ("replica_gradient",),
+    "tied": ("tied_gradient",),
     "versions": ("weights", *SHAPES),
     "previous": ("replica_gradient",),
 }

@@ -78,7 +78,7 @@ class Clock:
         """Return the costs of a step under a simulated clock: frozen compute, and the reported transfers and codec work."""
         shape = (self.plan.num_replicas, self.plan.num_stages, self._profile.compute_s.shape[2], 1)
         wire_bytes, encode_s, decode_s = np.zeros((3, *shape))
-        method_s, gradient_bytes, bucketed_bytes = np.zeros((3, self.plan.num_stages))
+        method_s, tied_s, gradient_bytes, bucketed_bytes = np.zeros((4, self.plan.num_stages))
         for report in reports:
             for link in report.links:
                 if link.packets:
@@ -89,16 +89,18 @@ class Clock:
                     seconds = encode_s if link.sender else decode_s
                     seconds[report.replica, stage, op] += link.coded_bytes / link.packets / self.codec_speed
             for group in report.groups:
+                seconds = tied_s if group.tied else method_s
+                seconds[group.stage] = max(seconds[group.stage], group.coded_bytes / self.codec_speed)
                 if not group.tied:
                     method = self.plan.replica_methods[group.stage]
                     size = whole_bytes(group.dense_bytes, self.plan.num_replicas) if group.num_rounds else 0.0
-                    method_s[group.stage] = max(method_s[group.stage], group.coded_bytes / self.codec_speed)
                     gradient_bytes[group.stage] = 0.0 if method.compresses else size
                     bucketed_bytes[group.stage] = size if method.by_bucket else 0.0
         frozen: dict[str, Any] = {
             name: np.broadcast_to(getattr(self._profile, name), shape) for name in ("compute_s", "cpu_s", "dense_bytes")
         }
         coded: dict[str, Any] = {"encode_s": encode_s, "decode_s": decode_s, "method_s": method_s}
+        coded["update_s"] = self._profile.update_s + tied_s * self.plan.config.tied_gradient.compresses
         averaged: dict[str, Any] = {"gradient_bytes": gradient_bytes, "bucketed_bytes": bucketed_bytes}
         transfers = as_transfers(
             sorted(transfer for report in reports for group in report.groups for transfer in group.transfers)
@@ -118,7 +120,7 @@ def _codec_speed(plan: Plan, profile: Profile) -> float:
         return device.codec_bytes_per_s
     if profile.codec_bytes_per_s:
         return profile.codec_bytes_per_s
-    if plan.compresses or any(method.compresses for method in plan.replica_methods):
+    if plan.compresses or any(method.compresses for method in (*plan.replica_methods, config.tied_gradient)):
         raise ConfigError(
             f"`codec_speed` must be given, since the profile {config.profile!r} was recorded without compression: the dense bytes "
             "a second that codecs encode or decode."

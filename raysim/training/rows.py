@@ -217,7 +217,7 @@ def _groups(plan: Plan, step: int, reports: Sequence[StepReport]) -> Iterator[di
         yield {
             "stage": stage,
             "direction": "tied" if tied else "replica_gradient",
-            "codec": repr(Identity() if tied else plan.replica_method(stage, step)),
+            "codec": repr(plan.tied_method(step) if tied else plan.replica_method(stage, step)),
             "rounds": max(account.num_rounds for account in parts),
             "packets": sum(account.packets for account in parts),
             "wire_bytes": sum(account.wire_bytes for account in parts),
@@ -296,8 +296,9 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
 
 def _method(plan: Plan, link: Mapping[str, Any]) -> Compressor:
     """Return the compressor of a row of `links`."""
-    forward, backward = plan.compressors[link["replica"]][link["boundary"]][link.get("tensor") or UNNAMED]
-    return forward if link["direction"] == "forward" else backward
+    pair = plan.compressors[link["replica"]][link["boundary"]][link.get("tensor") or UNNAMED]
+    method: Compressor = pair[0 if link["direction"] == "forward" else 1]
+    return method
 
 
 def breaks(plan: Plan, step: int, loss: float, chance: float | None, links: Sequence[Mapping[str, Any]]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raysim.notation import shown, suggestion
+from raysim.notation import shown, suggestion, text_of
 from raysim.plugins import import_object
 
 HUB_S = 5.0  # timeout of the hub's first answer
@@ -109,7 +109,7 @@ def check_hub(what: str, repository: str, file: str) -> None:
 
 def reason_of(error: BaseException) -> str:
     """Return the first line of an error, or its type if it has no text, for use in a sentence."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return (text_of(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def import_hub(library: str) -> Any:

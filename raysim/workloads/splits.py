@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
@@ -223,7 +223,7 @@ def cached(kind: str, files: Iterable[Path], options: object, write: Callable[[P
     path = cache_folder() / f"{kind}-{key}{suffix}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{os.getpid()}.{path.name}")
+        draft = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
         try:
             write(draft)
             draft.replace(path)

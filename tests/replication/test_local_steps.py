@@ -245,8 +245,8 @@ def test_last_agreed_parameters_are_evaluated_and_exported(small, tmp_path) -> N
     engine.step(2)
     assert engine.evaluate("off") == second
     for worker in engine.workers:
-        for index, stage in worker.stages.items():
-            mine = agreed(dict(stage.parameters()), worker.averaging._memories[index])
+        for index in worker.stages:
+            mine = worker.averaging.agreed(index)
             assert all(torch.equal(x, held[f"{index}.{name}"]) for name, x in mine.items())
     engine.step(3)
     run = train(config, out=tmp_path / "run", engine="inline")

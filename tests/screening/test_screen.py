@@ -3,6 +3,7 @@
 import json
 import math
 from contextlib import closing
+from shutil import copytree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,6 +14,8 @@ from hf_variants import CAUSAL, TEXT
 from scipy import stats
 from typer.testing import CliRunner
 
+from raysim.analysis.report import compose
+from raysim.analysis.report.page import Chart, Table, Text
 from raysim.cli import app
 from raysim.compressors import Plain, parse
 from raysim.config import ConfigError, make_config
@@ -228,9 +231,10 @@ def test_verdicts_follow_their_rules():
     known = 2.7  # chance
     assert verdict(None, known, {})[0] == HOPELESS
     assert verdict(Difference(2.5, 2.4, 0.5), known, {"a": 9.0})[0] == HOPELESS
-    assert verdict(Difference(2.5, 2.4, 1.5), known, {"a": 9.0})[0] == WORTH  # the bound reaches down to a third
+    assert verdict(Difference(2.5, 2.4, 2.0), known, {"a": 9.0})[0] == WORTH  # the bound reaches down to a sixth
     assert verdict(Difference(2.5, 2.4, math.nan), known, {"a": 9.0})[0] == WORTH  # one unit has no bound
     assert verdict(Difference(3.5, 0.6, 0.1), known, {"a": 9.0})[0] == WORTH  # dense knows nothing
+    assert verdict(Difference(3.5, 1.0, 0.1), known, {"a": 9.0})[0] == WORTH  # dense is 7 % better than chance
     assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.01})[0] == NO_GAIN
     assert verdict(Difference(0.1, 0.0, 0.0), known, {"a": 1.04, "b": 1.06})[0] == WORTH
 
@@ -263,6 +267,28 @@ def test_the_command_prints_a_verdict_for_each_setting(written):
     figures = json.loads((folder / "f.json").read_text())
     assert [each["verdict"] for each in figures["settings"]] == ["dense", HOPELESS, WORTH]
     assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_of_a_screen_shows_its_table_and_verdicts(written):
+    folder, _ = written
+    out = folder / "report.html"
+    result = CliRunner().invoke(app, ["report", str(folder / "records"), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "1 of 2 settings are worth training" in result.output
+    page = compose(folder / "records")
+    (table,) = (each for each in page.blocks(Table) if each.key == "settings")
+    assert list(table.frame["verdict"]) == ["dense", HOPELESS, WORTH]
+    (chart,) = page.blocks(Chart)
+    assert {trace.name for panel in chart.panels for trace in panel.traces} == {HOPELESS, WORTH}
+    assert any("one range for a tensor wastes its levels" in text.text for text in page.blocks(Text))
+
+
+def test_a_damaged_screen_is_refused(written, tmp_path):
+    copytree(written[0] / "records", tmp_path / "records")
+    (tmp_path / "records" / "settings.parquet").write_bytes(b"none")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "records")])
+    assert result.exit_code == 2
+    assert "The screen in" in result.output
 
 
 def test_screen_records_match_figures(written):

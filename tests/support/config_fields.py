@@ -53,6 +53,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "replica_gradient": Change({"replica_gradient": "TopK(0.1)"}, "loss", REPLICAS),
     "compress_from": Change({"compress_from": 3}, "loss", {"forward": "TopK(0.1)"}),
     "fused_embedding": Change({"fused_embedding": True}, "cost", {**REPLICAS, **TIED}),
+    "tied_gradient": Change({"tied_gradient": "ErrorFeedback(TopK(0.1))"}, "loss", TIED),
     "clock": Change({"clock": "10gbps"}, "records", ADAPTIVE),
     "profile": Change({"profile": "V100"}, "records", ADAPTIVE),
     "transport": Change({"transport": "gloo"}, "records", ADAPTIVE),

@@ -97,6 +97,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "replicas-feedback": {**REPLICAS, "num_stages": 2, "forward": "ErrorFeedback(TopK(0.1), key='sample')"},
     "replicas-tied-clip": {**REPLICAS, **TIED, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "clip_norm": 0.1}},
     "replicas-fused": {**REPLICAS, **TIED, **ADAM, "fused_embedding": True},
+    "tied-feedback": {**REPLICAS, **TIED, **ADAM, "tied_gradient": "ErrorFeedback(TopK(0.3))"},
+    "tied-two-shot": {**TIED, "tied_gradient": "TwoShot(Quantize(8))", "compress_from": 2},
+    "tied-fused-low-rank": {
+        **REPLICAS,
+        **TIED,
+        "fused_embedding": True,
+        "replica_gradient": "TopK(0.3)",
+        "tied_gradient": "PowerSGD(1)",
+    },
     "replicas-batchnorm": {
         **REPLICAS,
         "model": {"name": "tests.support.models:normed"},

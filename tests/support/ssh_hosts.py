@@ -35,8 +35,7 @@ mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/sshd
 mount -t tmpfs -o size=4g,mode=1777 tmpfs /dev/shm
 mount --bind {folder}/home /home
 mount --bind {folder}/tmp /tmp
-mount --bind {folder}/passwd /etc/passwd
-mount --bind {folder}/hosts /etc/hosts
+mount --bind {folder}/etc /etc
 exec {sshd} -D -e -f /dev/null -o HostKey={shared}/hostkey -o PidFile=none -o UsePAM=no -o StrictModes=no \
     -o Subsystem='sftp internal-sftp'
 """
@@ -98,8 +97,10 @@ class SshHosts:
         (folder / "tmp").chmod(0o1777)
         shutil.copy(self.shared / "key.pub", ssh / "authorized_keys")
         (ssh.parent / ".bashrc").write_text(BASHRC)
-        (folder / "passwd").write_text(f"raysim:*:0:0::{HOME}:/bin/bash\n{Path('/etc/passwd').read_text()}")
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.address(host)} host-{host}\n")
+        # All of it: a file mounted on /etc/passwd is gone when anything replaces the one below.
+        subprocess.run(["cp", "-a", "/etc", folder / "etc"], check=True)
+        (folder / "etc" / "passwd").write_text(f"raysim:*:0:0::{HOME}:/bin/bash\n{Path('/etc/passwd').read_text()}")
+        (folder / "etc" / "hosts").write_text(f"127.0.0.1 localhost\n{self.address(host)} host-{host}\n")
         script = BOOT.format(name=f"host-{host}", folder=folder, shared=self.shared, sshd=SSHD)
         apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--uts", "--ipc")
         with (folder / "sshd.log").open("wb") as log:

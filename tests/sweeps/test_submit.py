@@ -1,5 +1,6 @@
 """A sweep sent to a cluster as a job: refusals before anything is sent, and jobs of a real Ray that the test starts."""
 
+import asyncio
 import getpass
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.engine.connection import user_here
-from raysim.sweeps.submit import _send
+from raysim.sweeps import submit
 
 SUBMIT = [sys.executable, "-m", "raysim.cli", "submit"]
 MODEL = """
@@ -129,10 +131,42 @@ def test_a_cluster_that_has_just_started_is_waited_for(monkeypatch):
             return "job-1"
 
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    assert _send(Client(), "raysim sweep small", {}) == "job-1"
+    assert submit._send(Client(), "raysim sweep small", {}) == "job-1"
     assert asked == [{"entrypoint": "raysim sweep small", "runtime_env": {}, "metadata": {"user": user_here()}}] * 2
     with pytest.raises(RuntimeError, match="No space left"):
-        _send(Client(), "raysim sweep small", {})
+        submit._send(Client(), "raysim sweep small", {})
+
+
+@pytest.fixture
+def falling_silent():
+    """Return the URL of a dashboard that answers twice, and then accepts connections without an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_twice():
+            for _ in range(2):
+                connection, _ = server.accept()
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                connection.close()
+
+        threading.Thread(target=answer_twice, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_silent_head_is_named_and_then_given_up(falling_silent, monkeypatch, capsys):
+    for name, seconds in {"ASK_S": 0.05, "ANSWER_S": 0.2, "LOST_S": 0.5}.items():
+        monkeypatch.setattr(submit, name, seconds)
+
+    class Client:
+        async def tail_job_logs(self, job):
+            yield "step 1\n"
+            await asyncio.sleep(60)
+
+    with pytest.raises(OSError, match=r"no answer for \d s"):
+        asyncio.run(submit._follow(Client(), "job-1", falling_silent))
+    printed = capsys.readouterr()
+    assert printed.out == "step 1\n"
+    assert printed.err == "The cluster's head does not answer: waiting for up to 0.5 s\n"
 
 
 @pytest.mark.slow
@@ -239,6 +273,22 @@ def test_responding_head_prevents_ray_up(cluster_file, tmp_path):
     assert "Permission denied (publickey" in done.stderr
     assert done.stderr.endswith("Check `provider.head_ip` and `auth` in it.\n")
     assert "ray up" not in done.stderr
+
+
+def test_failed_fetch_gives_reason_of_ssh_and_command(cluster_file, tmp_path):
+    (tmp_path / "key.pub").write_text("")
+    with pytest.raises(submit.JobError) as refused:
+        submit._fetch("/srv/x", submit.Cluster.named(str(cluster_file), None), tmp_path / "fetched")
+    assert "could not be fetched: " in str(refused.value)
+    assert "Permission denied (publickey" in str(refused.value)
+    command = str(refused.value).rpartition("To fetch them: ")[2]
+    (tmp_path / "key.pub").write_text(
+        subprocess.run(["ssh-keygen", "-y", "-f", tmp_path / "key"], capture_output=True, text=True, check=True).stdout
+    )
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "trials.parquet").touch()
+    assert shell(command.replace("/srv/x", str(tmp_path / "results"))).returncode == 0
+    assert (tmp_path / "fetched" / "trials.parquet").is_file()
 
 
 @pytest.mark.slow
