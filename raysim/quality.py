@@ -53,6 +53,15 @@ class Measure(NamedTuple):
             return math.nan
         return 100 * (1 - value / reference if self.higher else value / reference - 1)
 
+    def harmed(self, reference: float, harm: float) -> float:
+        """Return the value that is `harm`, in `unit`, worse than `reference`.
+
+        >>> MEASURES["accuracy"].harmed(1.0, 25.0), MEASURES["loss"].harmed(1.0, 50.0)
+        (0.75, 1.5)
+        """
+        lost = harm / 100 if self.points else harm / 100 * reference
+        return reference - lost if self.higher else reference + lost
+
     def skill(self, value: float, chance: float) -> float:
         """Return how far `value` is above chance, in per cent of the distance from chance to perfection.
 

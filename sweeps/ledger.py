@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from itertools import product
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_REPEATS = 25  # repeated suggestions in a row, after which the space counts as exhausted
 
+FORECAST = "a forecast at the exit from the race"
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
 
@@ -213,17 +214,20 @@ class Ledger:
         row.status, row.runs = "running", runs
         self._put(row)
 
-    def end(self, row: TrialRow, outcome: Outcome) -> None:
-        """Record the outcome of a trial and of its repeats, and report it to Optuna."""
+    def end(self, row: TrialRow, outcome: Outcome, forecast: Sequence[float] = ()) -> None:
+        """Record the outcome of a trial and of its repeats, and report it to Optuna.
+
+        `forecast`: the objectives of a trial that ended early, for Optuna's dashboard alone.
+        """
         row.status, row.error, row.figures = outcome.status, outcome.error, dict(outcome.figures)
         row.settled = False if priced(self.study.objectives) and row.figures else None
         row.seconds = outcome.seconds
         row.constraints = self._constraints(row)
         self._put(row)
-        self._tell(row)
+        self._tell(row, forecast)
         for other in self.rows:
             if other.same_as == row.trial and other.status == "waiting":
-                self.end(other, outcome._replace(seconds=0.0))
+                self.end(other, outcome._replace(seconds=0.0), forecast)
 
     def _put(self, row: TrialRow) -> None:
         self.rows.put(row)
@@ -319,7 +323,7 @@ class Ledger:
         known = [value for value in values if value is not None and math.isfinite(value)]
         return known if len(known) == len(values) else None
 
-    def _tell(self, row: TrialRow) -> None:
+    def _tell(self, row: TrialRow, forecast: Sequence[float] = ()) -> None:
         trial = self._frozen(row.trial)
         if trial.state == TrialState.WAITING:  # from an earlier session that did not report it
             self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
@@ -328,4 +332,8 @@ class Ledger:
         for name, fact in self._facts(row).items():
             self._storage.set_trial_user_attr(trial._trial_id, name, fact)
         state = self._state(row)
+        if state == TrialState.PRUNED and forecast:  # which `tell` refuses
+            self._storage.set_trial_user_attr(trial._trial_id, "values", FORECAST)
+            self._storage.set_trial_state_values(trial._trial_id, state, forecast)
+            return
         self.optuna.tell(row.trial, self._values(row) if state == TrialState.COMPLETE else None, state=state)

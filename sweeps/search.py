@@ -30,7 +30,7 @@ from raysim.sweeps.race_budget import RaceBudget
 from raysim.sweeps.race_rounds import RaceRounds, Task
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import Outcome, TrialSpec, part_steps, run_figures
+from raysim.sweeps.trial import Outcome, TrialSpec, forecast_values, part_steps, run_figures
 from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
@@ -305,7 +305,7 @@ class RaceSearch(LedgerSearch):
                 continue
             if row.trial in rounds.left:
                 why = self._why(row.trial, rounds.left[row.trial])
-                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}))
+                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}), self._forecast(row))
             else:
                 self._finish(row)
 
@@ -324,6 +324,13 @@ class RaceSearch(LedgerSearch):
             f"given up {where}: {harm} with a spread of {spread:.2g} {measure.unit} over seeds, so a chance of {chance} that "
             f"{rounds.race.seeds} seeds show it to be within the margin of {rounds.race.margin:g}"
         )
+
+    def _forecast(self, row: TrialRow) -> list[float]:
+        """Return the objectives of a trial that leaves, as forecast for whole runs."""
+        rounds, study = self.rounds, self.ledger.study
+        dense = [self._run_of(rounds.dense, seed) for seed in rounds.trained_seeds(rounds.dense, least=1.0)]
+        runs, harm = [self._run_of(row.trial, seed) for seed in row.seeds], rounds.left[row.trial].harm
+        return forecast_values(study.objectives, runs, dense, rounds.measure, harm, study.compute, study.modules)
 
     def _finish(self, row: TrialRow) -> None:
         """End the row of a trial trained on all of its seeds."""

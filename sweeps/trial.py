@@ -7,6 +7,7 @@ Tune calls `step`, which trains until there is something to report. The actor is
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray import tune
@@ -23,6 +25,7 @@ from raysim.config import ConfigError, RunConfig
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
+from raysim.quality import Measure
 from raysim.records import RecordsError, Run
 from raysim.screening.at_once import why_hopeless
 from raysim.screening.verdicts import HOPELESS
@@ -234,6 +237,37 @@ def run_figures(
         return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
 
     return figures(objectives, runs, replays)
+
+
+def forecast_values(
+    objectives: Sequence[Objective],
+    runs: Sequence[Run],
+    dense: Sequence[Run],
+    measure: Measure,
+    harm: float,
+    compute: str,
+    modules: Collection[str],
+) -> list[float]:
+    """Return the objectives of unfinished `runs`, for whole ones; nothing if one cannot be known.
+
+    Quality is that of `dense` runs, worsened by `harm` in the unit of `measure`; bytes are those of as many steps as dense has.
+    """
+    priced_ones = tuple(each for each in objectives if each.network is not None)
+    try:
+        known = run_figures(priced_ones, runs, compute, modules) if priced_ones else {}
+    except ValueError:  # ReplayError among them: no step is profiled yet
+        return []
+    values: list[float | None] = []
+    for objective in objectives:
+        reached = [run.row.get(f"final_{objective.name}") for run in dense]
+        if objective.name == "wire_bytes":
+            values.append(len(dense[0].steps) * fmean(float(run.steps["wire_bytes"].mean()) for run in runs))
+        elif objective.quality == measure and None not in reached:
+            values.append(measure.harmed(fmean(map(float, reached)), harm))
+        else:
+            values.append(known[objective.name].value if objective.name in known else None)
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return finite if len(finite) == len(values) else []
 
 
 def part_steps(share: float, num_steps: int) -> int:

@@ -59,7 +59,9 @@ def sites(
         fail(f"`FILE` must be a network with sites, but got {network!r}, which has none.", 2)
     hosts = list(parsed.host_sites or ())
     width = max(map(len, parsed.sites))
-    rows = [{"site": site, "hosts": hosts.count(site), "option": label_option(site)} for site in parsed.sites]
+    rows: list[dict[str, Any]] = [
+        {"site": site, "hosts": hosts.count(site), "option": label_option(site)} for site in parsed.sites
+    ]
     for row in rows:
         echo(f"{row['site']:<{width}}  {counted(row['hosts'], 'host')}  ray start ... {row['option']}")
     nodes = []

@@ -215,7 +215,7 @@ class Timeline:
                     waits_s = [each * idle_s / wait_s for each in waits_s]
                 bubble_s = max(idle_s - wait_s, 0.0)
                 parts = (compute_s, codec_s, overhead_s, contention_s, *waits_s, bubble_s)
-                times.append(WorkerTime(r, w, *parts, *ending))
+                times.append(WorkerTime._make((r, w, *parts, *ending)))
         return times
 
     @property

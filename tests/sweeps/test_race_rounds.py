@@ -6,9 +6,11 @@ from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from optuna.trial import TrialState
 from races import DENSE, SEEDS, STEPS, made_rounds, made_run, play
 from ray.tune.search import Searcher
 from studies import BASE, write_study
@@ -209,6 +211,26 @@ def test_parts_of_a_race_in_tune_end_in_rows(whole):
     for row in rows.values():
         assert row.runs == [f"trials/{row.trial}-s{seed}" for seed in row.seeds]
         assert all((folder / "out" / run / "run.parquet").is_file() for run in row.runs)
+
+
+def test_optuna_shows_every_trial_of_a_race_with_its_setting_and_values(whole):
+    search, folder = whole
+    (study,) = optuna.get_all_study_summaries(f"sqlite:///{folder / 'out' / 'optuna.db'}")
+    trials = optuna.load_study(study_name=study.study_name, storage=f"sqlite:///{folder / 'out' / 'optuna.db'}").trials
+    states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
+    dense, *others = search.ledger.rows
+    harms = {trial: left.harm for trial, left in search.rounds.left.items()}
+    assert harms  # the study has a setting that leaves
+    for row in (dense, *others):
+        trial = trials[row.trial]
+        assert (trial.state, trial.params) == (states[row.status], row.params)
+        loss, size = trial.values
+        if row.trial in harms:
+            assert trial.user_attrs["values"] == "a forecast at the exit from the race"
+            assert search.rounds.measure.harm(loss, dense.value("loss_on")) == pytest.approx(harms[row.trial])
+            assert 0 < size < dense.value("wire_bytes")
+        else:
+            assert [loss, size] == [row.value("loss_on"), row.value("wire_bytes")]
 
 
 @pytest.mark.slow
