@@ -2,7 +2,7 @@
 
 Two laws are averaged, weighted by how well they fit: harm goes with a power of the size, with one exponent for all settings of a
 method, or it does not depend on size. The first has several forms: harm falls to zero, or to a floor, or its sign changes, as when
-losses are powers of the size themselves (2503.09799). A setting may drift from its law: by a random walk in the logarithm of
+losses are powers of the size themselves (Charles et al. 2025, 2503.09799). A setting may drift from its law: by a random walk in the logarithm of
 the size, and by scatter at each size. All of this is integrated over a grid, so that intervals hold the uncertainty of the
 seeds, of the law and of the distance.
 """
@@ -215,7 +215,10 @@ class HeldOut(NamedTuple):
 
 
 def held_out(settings: Sequence[Series], margin: float, quantity: int = 0) -> Iterator[HeldOut]:
-    """Yield each harm as predicted from the smaller values of a quantity: from three of them or more, of three in all from two."""
+    """Yield each harm as predicted from smaller values of a quantity.
+
+    From three of them, from four, and so on; if there are three in all, from two.
+    """
     values = np.unique(np.concatenate([each.points[:, quantity] for each in settings]))
     for end in values[min(FEWEST, len(values) - 1) - 1 : -1]:
         inside = [each.where(each.points[:, quantity] <= end) for each in settings]

@@ -1,4 +1,4 @@
-"""The harm of settings at another size of a model, carried by a law through the sizes of a study, or why it is not."""
+"""Harm of settings at another size of the model, by laws through the sizes of a study."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def carry(
     within: float | None = None,
     quality: str = "auto",
 ) -> pd.DataFrame:
-    """Return one row for each setting of each family of sizes: its harm at `at` parameters, or why no law carries it there.
+    """Return the harm of each setting at `at` parameters, or why no law carries it there: a row for each family and setting.
 
     Sizes of a family differ in the model's dimensions, steps, batch, learning rate and stages alone. `harm` and its 90 % bounds
     average two laws, see `raysim.scaling`: a `power` of the size (`exponent`; `weight` is its chance), and a `constant`. They
@@ -150,7 +150,7 @@ class _Setting:
 
     @cached_property
     def untold(self) -> str | None:
-        """Why the runs themselves tell no law; None if they do."""
+        """The reason why the runs themselves tell no law; None if they do."""
         for size, row in self.rows.items():
             where = format_parameters(size.parameters)
             if row["diverged"]:
@@ -222,7 +222,7 @@ class _Pool:
         return row | _columns(carried, float(first["within"]))
 
     def _refusal(self, i: int, asked: Asked, size: Size) -> str | None:
-        """Return why the harm of a setting is not carried to a size, and the run that would allow it; None if it is."""
+        """Return why harm is not carried, and the run that would allow it; None if it is."""
         setting = self.settings[i]
         family, here = setting.family, format_parameters(size.parameters)
         if asked.trained != family.trained:
@@ -280,7 +280,7 @@ def _columns(carried: Carried, within: float) -> dict[str, Any]:
 
 
 def _whole_range(row: Mapping[str, Any]) -> bool:
-    """Return whether a codec of the links has one range for a whole tensor, as far as its class is installed."""
+    """Return whether links have one range for a whole tensor; false for codecs that are not installed."""
     for direction in ("forward", "backward"):
         try:
             compressors = [*_each(read_setting(direction, row[direction]))]

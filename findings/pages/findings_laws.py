@@ -19,7 +19,7 @@ STEP = 1.5
 
 
 def laws() -> str:
-    """Return, as JSON, the harm of DiLoCo by size of the model and number of replicas, as far as laws carry it.
+    """Return, as JSON, the harm of DiLoCo by size of the model and number of replicas, as far up as laws carry it.
 
     A curve is a list of sizes in parameters with the harm and its bounds, in per cent of the loss.
     """
@@ -30,7 +30,7 @@ def laws() -> str:
     rows = []
     for i, (replicas, own) in enumerate(tables.items()):
         smallest, largest = int(own["parameters"].min()), int(own["parameters"].max())
-        first, last = math.log(smallest) - limit, math.log(largest) + limit
+        first, last = math.log(smallest), math.log(largest) + limit
         sizes = np.linspace(first, last, 1 + math.ceil((last - first) / math.log(STEP)))
         rows.append(
             {

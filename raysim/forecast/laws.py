@@ -41,7 +41,7 @@ class CarriedHarm(NamedTuple):
 
 
 def carried(setting: Setting, kind: str, parameters: int, replicas: int) -> CarriedHarm | None:
-    """Return the harm of a setting in training from scratch; None if no law carries it to this size and number of replicas.
+    """Return the harm of a setting in training from scratch; None if no law carries it there.
 
     Harm grows with replicas: between two numbers of them, that of the greater counts.
     """
