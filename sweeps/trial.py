@@ -259,7 +259,7 @@ def forecast_values(
         return []
     values: list[float | None] = []
     for objective in objectives:
-        reached = [run.row.get(f"final_{objective.name}") for run in dense]
+        reached: list[Any] = [run.row.get(f"final_{objective.name}") for run in dense]
         if objective.name == "wire_bytes":
             values.append(len(dense[0].steps) * fmean(float(run.steps["wire_bytes"].mean()) for run in runs))
         elif objective.quality == measure and None not in reached:

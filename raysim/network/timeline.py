@@ -43,7 +43,7 @@ class WorkerTime(NamedTuple):
     collective_s: float
     """From the end of the pipeline to the end of the collectives: averages over replicas, sums of tied parameters."""
     outside_s: float
-    """The optimiser's update, and the driver."""
+    """The optimiser's update, and the driver with the latency of its messages."""
 
 
 class Segment(NamedTuple):
@@ -179,6 +179,13 @@ class Timeline:
         flight = self.arrive_s - self.end_s - self._path_s
         return np.clip(one_way[..., None] * self.profile.trips, 0.0, np.maximum(flight, 0.0))
 
+    @property
+    def _driver_latency_s(self) -> float:
+        """The latency of the driver's messages at the end of a step with a flush, to the farthest worker and back."""
+        hosts = self.placement.hosts
+        trips = self.profile.transport.step_trips if self.table.num_steps == 1 else 0.0
+        return float(trips * self.network.latencies_s(hosts[0], hosts).max())
+
     @cached_property
     def _path_s(self) -> Floats:
         return self.profile.message_s + self.profile.byte_s * self.profile.moved_bytes
@@ -266,8 +273,9 @@ class Timeline:
 
         The index is -1 if the previous step's average fills the step.
         """
-        updated = self.step_s - self.profile.step_s
-        spans = [("driver", updated, self.step_s), ("update", self.collectives_end_s, updated)]
+        told = self.step_s - self.profile.step_s
+        updated = max(told - self._driver_latency_s, self.collectives_end_s)
+        spans = [("driver", told, self.step_s), ("latency", updated, told), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
         while exchange := next((x for x in reversed(self.collectives) if x.start_s < x.end_s == moment), None):
             spans += reversed(exchange.transfers())

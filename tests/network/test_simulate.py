@@ -445,6 +445,14 @@ def test_a_network_without_latency_or_limits_waits_for_bytes_or_latency_alone(
         assert sum(timeline.explain().get(cause, 0.0) for cause in causes) == pytest.approx(0, abs=1e-9)
 
 
+def test_messages_of_the_driver_pay_latency_on_the_critical_path() -> None:
+    profile = Profile.uniform(2, 1.0, 1.0, transport=RAY, step_s=0.5)
+    path = simulate(
+        GPipe(), replace(profile, update_s=np.full(2, 0.25)), Network(math.inf, 0.1), num_microbatches=1
+    ).explain()
+    assert path == pytest.approx({"compute": 4.0, "latency": (2 + RAY.step_trips) * 0.1, "update": 0.25, "driver": 0.5})
+
+
 @pytest.mark.parametrize("averaging", [Averaging("direct"), Averaging("ring", bucket_mib=0.1)], ids=repr)
 def test_each_round_of_a_collective_ends_with_its_latency(averaging: Averaging) -> None:
     transport = replace(BARE, averaging=averaging)
