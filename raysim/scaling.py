@@ -1,10 +1,10 @@
 """Harm at another size of a model, by laws through its harm at several sizes.
 
-Two laws are averaged, weighted by how well they fit: harm goes with a power of the size, with one exponent for all settings of a
-method, or it does not depend on size. The first has several forms: harm falls to zero, or to a floor, or its sign changes, as when
-losses are powers of the size themselves (Charles et al. 2025, 2503.09799). A setting may drift from its law: by a random walk in the logarithm of
-the size, and by scatter at each size. All of this is integrated over a grid, so that intervals hold the uncertainty of the
-seeds, of the law and of the distance.
+Two laws are averaged, weighted by how well they fit: harm goes with a power of the size, with one exponent for all settings of
+a method, or it does not depend on size. The first has several forms: harm falls to zero, or to a floor, or its sign changes, as
+when losses are powers of the size themselves (Charles et al. 2025, 2503.09799). A setting may drift from its law: by a random
+walk in the logarithm of the size, and by scatter at each size. All of this is integrated over a grid, so that intervals hold
+the uncertainty of the seeds, of the law and of the distance.
 """
 
 from __future__ import annotations
