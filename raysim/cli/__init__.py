@@ -28,6 +28,7 @@ for command in (
     sweep.submit,
     price.replay,
     price.simulate,
+    price.place,
     price.profile,
     price.calibrate,
     conclude.report,

@@ -31,7 +31,7 @@ from raysim.network.prices import (
 )
 from raysim.network.profile import Profile
 from raysim.network.timeline import Timeline
-from raysim.network.topology import FREE, Network
+from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.groups import exchange_delay, exchange_interval
@@ -73,6 +73,8 @@ class Forecast:
     """Parameters shared by several stages: the stages and number of values of each."""
     notes: tuple[str, ...]
     """The assumptions behind the figures, as sentences."""
+    placement: Placement | None = None
+    """The host of every worker; by default see `raysim.network.simulate.simulate`."""
 
     @property
     def num_stages(self) -> int:
@@ -104,8 +106,13 @@ class Forecast:
         return replace(self.first if first else self.steady, **self.endings[ending].costs)
 
     def _simulate(self, profile: Profile, network: Network) -> Timeline:
-        step = TimedStep(profile, self.schedule, self.config.num_microbatches, self.config.num_replicas)
-        return step.simulate(network)
+        return self.timed(profile).simulate(network)
+
+    def timed(self, profile: Profile) -> TimedStep:
+        """Return a step of these costs, as a file of timings gives it."""
+        return TimedStep(
+            profile, self.schedule, self.config.num_microbatches, self.config.num_replicas, placement=self.placement
+        )
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
         """Return the mean seconds of a step over its endings."""

@@ -4,6 +4,7 @@ import json
 import math
 from contextlib import closing
 from shutil import copytree
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -35,7 +36,9 @@ from raysim.screening.passes import Passes
 from raysim.screening.verdicts import HOPELESS, NO_GAIN, WORTH, verdict
 from raysim.sweeps.study_file import read_study
 from raysim.training.events import HopelessError
+from raysim.training.rows import breaks
 from raysim.training.run import Training
+from raysim.values import UNNAMED
 from raysim.workloads.hf_model import load_model
 from raysim.workloads.splits import DataShape
 from raysim.workloads.task import make_task
@@ -449,6 +452,24 @@ def test_a_run_is_refused_before_its_first_step_if_compression_breaks_trained_we
     assert outcome("gradients", **start, backward="Quantize(8)") == 2
     assert outcome("later", **start, forward="Quantize(8)", compress_from=3) == 2
     assert outcome("dense-first", **start, forward="AQSGD(Quantize(2))") == 2
+
+
+@pytest.mark.parametrize(
+    ("backward", "changes", "broken"),
+    [
+        ("Quantize(2)", {}, True),
+        ("QSGD(2)", {}, False),  # random, and right on average
+        ("Quantize(2)", {"trained": False}, False),
+        ("Quantize(2)", {"first_step": -1}, False),
+        ("Quantize(8)", {"loss": 9.0}, True),
+    ],
+)
+def test_first_step_of_trained_weights_shows_what_breaks_them(backward, changes, broken):
+    pair = {UNNAMED: (parse("Identity"), parse(backward))}
+    facts = {"first_step": 0, "trained": True, "compresses": True, "compressors": [[pair]], "loss": 1.0} | changes
+    fidelity = -2.7 if backward != "Quantize(8)" else 0.99
+    link = {"replica": 0, "boundary": 0, "direction": "backward", "tensor": None, "fidelity": fidelity}
+    assert breaks(SimpleNamespace(**facts), 0, facts["loss"], 2.7, [link]) is broken
 
 
 def test_a_run_whose_compression_breaks_trained_weights_says_so_after_its_first_step(tmp_path):
