@@ -26,7 +26,7 @@ HOLD = 0.8
 FEWEST = 3
 """Sizes that a law needs."""
 _EXPONENTS = np.delete(np.linspace(-1, 1, 41), 20)  # without 0
-_OTHERS = np.linspace(-2, 2, 17)  # exponents of further quantities, such as the number of cuts
+_OTHERS = np.linspace(-2, 2, 9)  # exponents of further quantities, such as the number of cuts
 _FORMS = {"flat": 0.5, "power": 0.25, "floor": 0.125, "losses": 0.125}  # and their chances before any run is seen
 _FLOORS = (0.25, 0.5)  # harm of an infinite size, as a share of that of the smallest
 _DRIFTS = np.geomspace(0.01, 1, 8)  # a unit of log size, in units of harm
@@ -185,7 +185,7 @@ def _walk(one: Array, other: Array) -> Array:
 
 def _interval(mean: Array, variance: Array, weights: Array) -> Interval:
     """Return the median and the bounds of a mixture of normal distributions."""
-    kept = weights > 1e-7 * weights.max()
+    kept = weights > 1e-5 * weights.max()
     centre, spread, share = mean[kept], np.sqrt(variance[kept]), weights[kept] / weights[kept].sum()
 
     def quantile(probability: float) -> float:

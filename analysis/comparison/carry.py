@@ -186,7 +186,7 @@ class _Pool:
 
     @cached_property
     def reaches(self) -> list[float]:
-        """How far beyond the extreme values of each quantity harm is carried, in its logarithm."""
+        """The distances, in logarithms, to which harm is carried beyond the values of each quantity."""
         quantities = range(1 + len(self.settings[0].family.quantities))
         return [reach(self.held_out(quantity)) for quantity in quantities] if self.told else [0.0]
 

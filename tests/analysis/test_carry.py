@@ -104,20 +104,19 @@ def test_harm_that_rises_and_falls_is_not_carried(tmp_path):
     assert "surely rises and falls" in refusal(frame, "TopK")
 
 
-def test_tokens_and_stages_are_carried_once_a_size_was_trained_with_several(tmp_path):
+def test_tokens_are_carried_once_a_size_was_trained_with_several(tmp_path):
     setting, folder = {"forward": "TopK(0.1)"}, tmp_path / "runs"
     write_family(folder, [(setting, lambda size: 2.0)])
-    for tokens, stages in ((4, 2), (16, 2), (2, 3)):
-        harm = 2.0 * (tokens / 2) ** 0.4 * (stages - 1)
-        longer = {"num_stages": stages, "steps": 2 * tokens}
+    for times in (2, 8):
+        longer, harm = {"steps": 4 * times}, 2.0 * times**0.4
         write_family(
             folder, [(setting, lambda size, harm=harm: harm)], SIZES[:1], change=lambda size, longer=longer: longer
         )
-    (row,) = carry(load(folder), 9e6, tokens=9e6 * 8, stages=3).to_dict("records")
-    assert row["harm_low"] < 2 * 4**0.4 * 2 < row["harm_high"]
+    (row,) = carry(load(folder), 9e6, tokens=9e6 * 8).to_dict("records")
+    assert row["harm_low"] < 2 * 4**0.4 < row["harm_high"]
 
 
-def test_a_diverged_run_or_one_seed_tells_no_law(tmp_path):
+def test_one_seed_tells_no_law(tmp_path):
     frame = carry(load(write_family(tmp_path / "runs", [(LOCAL, falling)], seeds=(0,))), 9e6)
     assert "One seed" in refusal(frame, "DiLoCo")
 
