@@ -49,7 +49,7 @@ class SizeFamily:
 
     @cached_property
     def sizes(self) -> list[Size]:
-        """All sizes, smallest first."""
+        """The sizes, smallest first."""
         return sorted({size for rows in self.rows.values() for size in rows})
 
     @property
