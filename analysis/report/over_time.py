@@ -306,8 +306,8 @@ def _first_replica(timeline: Timeline) -> list[Span]:
             )
             neighbour = {0: stage + 1, 1: stage - 1}.get(op, -1)
             if 0 <= neighbour < table.num_stages:
-                lane = f"{stage} → {neighbour}"
+                link = f"{stage} → {neighbour}"
                 for kind, low, high in (("bytes", begin, sent), ("latency", sent, arrive)):
                     if high > low:
-                        packets.append(Span(kind, lane, low, high - low, f"of the packet of {name}"))
+                        packets.append(Span(kind, link, low, high - low, f"of the packet of {name}"))
     return spans + sorted(packets, key=lambda packet: packet.start_s)

@@ -31,6 +31,7 @@ DIRECTIONS = ("forward", "backward")
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.link_costs import LinkCost
+    from raysim.forecast.place import Placed
     from raysim.forecast.timings import TimedStep
     from raysim.network.profile import Profile
     from raysim.network.sharding import Sharded
@@ -99,7 +100,7 @@ def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
     return [
         Shares(
             repr(timeline.network),
-            [worker._asdict() for worker in timeline.workers() if not worker.replica],
+            [worker._asdict() for worker in timeline.workers()[: timeline.table.num_workers]],
             timeline.explain(),
         )
         for timeline in timelines
@@ -139,6 +140,29 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         rows.append(row)
     out.print(table_of(rows, "A step by network"))
     show_shares(out, _shares(timelines))
+
+
+def show_placed(network: Network, placed: Placed) -> None:
+    """Print the fastest placement found, what it gains, and how far from the fastest it may be."""
+    out = console()
+    gain = placed.listed_s / placed.step_s
+    than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
+    write_line(
+        out,
+        f"{network!r}: a step takes {format_seconds(placed.step_s)}, {than} on the hosts in order "
+        f"({format_seconds(placed.listed_s)}).",
+    )
+    tried = f"{counted(placed.tried, 'placement')} priced"
+    if placed.exact:
+        write_line(out, f"None is faster: {tried}, which are all.")
+    else:
+        gap = placed.step_s / placed.bound_s - 1
+        write_line(
+            out,
+            f"{tried}, of more. None is faster than {format_seconds(placed.bound_s)}, the step if every link were the best: the gap is "
+            f"at most {gap:.0%}.",
+        )
+    write_line(out, f"For `raysim simulate`: --placement {','.join(map(str, placed.hosts))}")
 
 
 def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timeline]) -> str:
@@ -181,8 +205,7 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
 
 def _busy(timeline: Timeline) -> float:
     """Return the mean share of the step in which workers compute."""
-    workers = timeline.workers()
-    return sum(worker.compute_s for worker in workers) / len(workers) / timeline.step_s if timeline.step_s else 0.0
+    return timeline.mean_s("compute_s") / timeline.step_s if timeline.step_s else 0.0
 
 
 def quiet_step_s(plan: Forecast, network: Network) -> float:

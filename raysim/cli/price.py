@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +36,8 @@ from raysim.cli.terminal import echo
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
-    from raysim.network.topology import Network
+    from raysim.forecast.timings import TimedStep
+    from raysim.network.topology import Network, Placement
     from raysim.storage.places import Place
 
 Priced = Annotated[
@@ -203,6 +204,12 @@ def simulate(
         ),
     ] = None,
     averaging: Averaging = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            help="Hosts of all workers, replica by replica, such as 0,3,1,2: `raysim place` finds the fastest."
+        ),
+    ] = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -228,6 +235,7 @@ def simulate(
             transport=transport or "ray",
             averaging=averaging,
         )
+        plan = replace(plan, placement=_placement(placement, plan.timed(plan.steady)))
         show_forecast(plan, networks)
     else:
         for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
@@ -235,12 +243,61 @@ def simulate(
                 fail(f"`{option}` belongs to a recipe, but {recipe} already contains measured seconds.", 2)
         if transport is not None or averaging is not None:
             timed = timed.over(calibrated_transport(transport or "bare", averaging))
+        timed = replace(timed, placement=_placement(placement, timed))
         show_timed(timed, networks)
     if trace is not None:
         timeline = (timed or plan).simulate(networks[0])
         write_trace_file(trace_events(timeline), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
         write_json(timed_figures(timed, networks) if timed else forecast_figures(plan, networks), json_file)
+
+
+def _placement(text: str | None, step: TimedStep) -> Placement | None:
+    """Return the placement of `--placement`."""
+    from raysim.network.topology import parse_placement
+
+    try:
+        return None if text is None else parse_placement(text, step.num_workers)
+    except ValueError as error:
+        fail(str(error).replace("`placement`", "`--placement`"), 2)
+
+
+def place(
+    recipe: Priced,
+    network: Networks = None,
+    overrides: Overrides = None,
+    device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100, of a recipe.")] = None,
+    transport: Annotated[
+        str | None, typer.Option(callback=check_transport, help="As of `raysim simulate`, which takes the placement.")
+    ] = None,
+    averaging: Averaging = None,
+    tries: Annotated[int, typer.Option(min=1, help="Most placements to price if there are too many for all.")] = 2000,
+    json_file: JsonFile = None,
+) -> None:
+    """Find the hosts of a network on which a step is fastest: which stage of which replica goes where.
+
+    For example: raysim place timings.toml --network office.csv
+    """
+    networks = parse_networks(network)
+    from raysim.cli.forecast_tables import show_placed
+    from raysim.forecast.place import place as search
+    from raysim.forecast.timings import read_timings
+    from raysim.network.transport import calibrated_transport
+
+    step = read_timings(recipe, overrides or [])
+    if step is None:
+        plan = _forecast(recipe, overrides or [], device, transport=transport or "ray", averaging=averaging)
+        step = plan.timed(plan.steady)
+    elif device is not None:
+        fail(f"`--device` belongs to a recipe, but {recipe} already contains measured seconds.", 2)
+    elif transport is not None or averaging is not None:
+        step = step.over(calibrated_transport(transport or "bare", averaging))
+    placed = [search(step, each, most=tries) for each in networks]
+    for each, found in zip(networks, placed, strict=True):
+        show_placed(each, found)
+    if json_file is not None:
+        rows = [{"network": repr(each), **vars(found)} for each, found in zip(networks, placed, strict=True)]
+        write_json({"networks": rows}, json_file)
 
 
 def _forecast(recipe: str, overrides: list[str], device: str | None, **options: Any) -> Forecast:

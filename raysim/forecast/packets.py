@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raysim.config import read_config
 from raysim.forecast.link_costs import link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
-from raysim.network.collectives import DIRECTIONS, TRANSFER, Transfers
+from raysim.network.collectives import DIRECTIONS, EVERY, TRANSFER, Transfers, explicit
 from raysim.notation import InputError
 from raysim.values import UNNAMED, BoundaryTensors
 
@@ -33,6 +33,8 @@ SMALL = (50, 100)
 """Axis lengths of shortened matrices: large enough to be compressed by default, with whole counts at usual densities."""
 ROUNDING = 4
 """Bytes by which a small packet may deviate from its polynomial: header lengths, and padding to whole bytes."""
+STARTED = 16
+"""Bytes by which a small chunk may exceed its share of a message: the ranges of started blocks, and padding."""
 FEW = (2, 4, 5)
 """Numbers of replicas measured to extrapolate to any number D: a message between two has p + q / D bytes, and a replica's
 codecs process a + b D + c / D. Each divides the number of values of the small matrices."""
@@ -84,8 +86,11 @@ class Exchange:
 
     def transfers(self, stage: int, num_replicas: int, shards: int = 1) -> Transfers:
         """Return the messages between all replicas of a stage; each may consist of `shards` members that send a shard each."""
-        members = itertools.product(itertools.permutations(range(num_replicas), 2), range(shards))
-        pairs = np.array([(a * shards + i, b * shards + i) for (a, b), i in members]).T
+        pairs = np.full((2, 1), EVERY)
+        if shards > 1:
+            source, target, shard = np.ogrid[:num_replicas, :num_replicas, :shards]
+            members = np.broadcast_arrays(source * shards + shard, target * shards + shard)
+            pairs = np.stack([each[~np.eye(num_replicas, dtype=bool)].reshape(-1) for each in members])
         rounds, count = len(self.pair_bytes), pairs.shape[1]
         transfers = np.zeros(rounds * count, TRANSFER)
         transfers["round"] = np.repeat(np.arange(rounds), count)
@@ -113,14 +118,15 @@ def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple
             raise
         return exchange_of(method, (math.prod(shape),), num_replicas)  # narrower than a rank: sent as a vector is
     kinds = []
+    weights = _weights(shape, small)
     for kind, (share, _) in enumerate(counted[0]):
-        figures = np.stack([_bilinear(shape, small, np.array(each[kind][1])) for each in counted])
+        terms = np.stack([_terms(np.array(each[kind][1])) for each in counted])
+        figures = np.einsum("t,dtf->df", weights, terms)
         work, sizes = figures[0, 0], figures[0, 1:]
         if len(few) > 1:
-            slope = (figures[1, 1:] - sizes) / (1 / few[1] - 1 / few[0])
-            sizes = sizes + slope * (1 / num_replicas - 1 / few[0])
-            terms = np.array([(1.0, count, 1 / count) for count in (*few, num_replicas)])
-            work = terms[-1] @ np.linalg.solve(terms[:-1], figures[:, 0])
+            sizes = weights @ _of_many(terms[:2, :, 1:], few[:2], num_replicas)
+            counts = np.array([(1.0, count, 1 / count) for count in (*few, num_replicas)])
+            work = counts[-1] @ np.linalg.solve(counts[:-1], figures[:, 0])
         kinds.append(Exchange(share, tuple(sizes.tolist()), float(work)))
     return tuple(kinds)
 
@@ -149,24 +155,36 @@ def _small(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple((*pair, *shape[2:]) for pair in pairs)
 
 
-def _bilinear(shape: tuple[int, ...], small: Sequence[tuple[int, ...]], figures: Floats) -> Floats:
-    """Extrapolate `figures` of the `small` shapes (first axis) to `shape`, linearly in each of two axes."""
-    first: Floats = figures[0]
+def _weights(shape: tuple[int, ...], small: Sequence[tuple[int, ...]]) -> Floats:
+    """Return the factors of `_terms` that extrapolate figures of the `small` shapes to `shape`, linearly in each of two axes."""
     if len(small) == 1:
-        return first
-    shares = [
+        return np.ones(1)
+    t, *other = (
         (length - low) / (high - low) if high > low else 0.0
         for length, low, high in zip(shape[:2], small[0], small[-1], strict=False)
-    ]
-    if len(shares) == 1:
-        line: Floats = first + shares[0] * (figures[1] - first)
-        return line
-    t, u = shares
+    )
+    return np.array([1.0, t, other[0], t * other[0]] if other else [1.0, t])
+
+
+def _terms(figures: Floats) -> Floats:
+    """Return figures of the small shapes (shape, figure) as a constant and what each axis, and both together, add to it."""
+    if len(figures) < 4:
+        return np.concatenate([figures[:1], figures[1:] - figures[:1]])
     corner, across, down, far = figures
     mixed = far - across - down + corner
-    mixed = np.where(np.abs(mixed) <= ROUNDING, 0.0, mixed)
-    plane: Floats = corner + t * (down - corner) + u * (across - corner) + t * u * mixed
-    return np.asarray(plane)
+    return np.stack([corner, down - corner, across - corner, np.where(np.abs(mixed) <= ROUNDING, 0.0, mixed)])
+
+
+def _of_many(terms: Floats, few: Sequence[int], num_replicas: int) -> Floats:
+    """Extrapolate terms of message sizes with `few` replicas (replicas, term, round) to `num_replicas`.
+
+    A growing part p is taken as 0 below `STARTED` bytes, which a large shape would multiply.
+    """
+    divided = (terms[1] - terms[0]) / (1 / few[1] - 1 / few[0])
+    fixed = terms[0] - divided / few[0]
+    rounded = np.abs(fixed) <= STARTED
+    rounded[0] = False  # the headers
+    return np.where(rounded, terms[0] * few[0] / num_replicas, fixed + divided / num_replicas)
 
 
 @lru_cache(maxsize=1024)
@@ -203,9 +221,9 @@ def _counted(
 
 def _pair_bytes(cost: ReplicaCost, rounds: int, num_replicas: int) -> list[float]:
     """Return the mean bytes of a message in each round; raises InputError unless each replica sends to every other."""
-    means = []
+    means, transfers = [], explicit(cost.transfers, num_replicas)
     for i in range(rounds):
-        sizes = cost.transfers["wire_bytes"][cost.transfers["round"] == i]
+        sizes = transfers["wire_bytes"][transfers["round"] == i]
         if len(sizes) not in (0, num_replicas * (num_replicas - 1)):
             raise InputError(f"{cost.method} sends to some replicas only: price a recorded run by `raysim replay`.")
         means.append(float(sizes.mean()) if len(sizes) else 0.0)

@@ -103,8 +103,8 @@ def _all_reduced(method: ReplicaMethod, stage: int, shapes: Mapping[str, tuple[i
     values = sum(math.prod(shape) for shape in shapes.values())
     members = [(replica, stage) for replica in range(count)]
     chunks = chunk_bytes("dense", values, count, method.table(shapes))
-    transfers = all_reduce(DIRECTIONS[0], stage, members, chunks) if values else as_transfers([])
-    sent = np.bincount(transfers["source_replica"], transfers["wire_bytes"], count).max()
+    transfers = all_reduce(DIRECTIONS[0], stage, members, chunks, whole=True) if values else as_transfers([])
+    sent = sum(chunks) + (count - 2) * max(chunks) if values else 0
     return ReplicaCost(
         stage=stage,
         method=repr(method),
@@ -244,11 +244,14 @@ def tied_transfers(tied: Sequence[tuple[tuple[int, ...], int]], num_replicas: in
 
     `tied`: the stages and the number of values of each tied parameter. A run's own packets have the same bytes.
     """
-    replicas = range(num_replicas)
-    groups = [replicas] if fused else [[replica] for replica in replicas]
     transfers = [as_transfers([])]
-    for (stages, size), together in itertools.product(tied, groups):
-        members = [(replica, stage) for replica in together for stage in stages]
+    for stages, size in tied:
+        replicas = range(num_replicas if fused else 1)
+        members = [(replica, stage) for replica in replicas for stage in stages]
         chunks = chunk_bytes("sum", size, len(members), TIED_TABLE)
-        transfers.append(all_reduce(DIRECTIONS[1], stages[0], members, chunks))
+        summed = all_reduce(DIRECTIONS[1], stages[0], members, chunks, whole=fused)
+        if not fused:
+            summed, count = np.tile(summed, num_replicas), len(summed)
+            summed["source_replica"] = summed["target_replica"] = np.repeat(np.arange(num_replicas), count)
+        transfers.append(summed)
     return np.concatenate(transfers)

@@ -56,6 +56,13 @@ class TimedStep:
     """The units of sharded replicas."""
     averaging_delay: int = 0
     """Steps by which an average may lag before a step waits for it."""
+    placement: Placement | None = None
+    """The host of every worker; by default see `raysim.network.simulate.simulate`."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all replicas."""
+        return self.num_replicas * len(self.schedule.rows(self.profile.num_stages, self.num_microbatches))
 
     @property
     def samples(self) -> int:
@@ -64,8 +71,7 @@ class TimedStep:
 
     def over(self, transport: Transport) -> TimedStep:
         """Return the step with messages over a transport, whose host overheads are added to the step's own."""
-        num_workers = self.num_replicas * len(self.schedule.rows(self.profile.num_stages, self.num_microbatches))
-        costs: dict[str, Any] = transport.host.overheads(num_workers)
+        costs: dict[str, Any] = transport.host.overheads(self.num_workers)
         whole = {name: getattr(self.profile, name) + seconds for name, seconds in costs.items()}
         return replace(self, profile=replace(self.profile, transport=transport, **whole))
 
@@ -90,6 +96,7 @@ class TimedStep:
             network,
             num_microbatches=self.num_microbatches,
             num_replicas=self.num_replicas,
+            placement=self.placement,
             seed=seed,
         )
 
@@ -112,7 +119,7 @@ class TimedStep:
         if self.sharded is None:
             return [self.profile] * len(networks)
         table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
-        placement = Placement.spread(self.num_replicas * table.num_workers, networks[0].num_hosts)
+        placement = self.placement or Placement.spread(self.num_replicas * table.num_workers, networks[0].num_hosts)
         hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
         return self.sharded.profiles(self.profile, table, hosts, networks)
 

@@ -1,14 +1,14 @@
 """Collectives that end a step: the replicas of a stage average its gradients, the owners of a tied parameter sum theirs.
 
-A collective is data: rounds of transfers between members. A round ends when its slowest host is done, and then the next one starts.
-Each host sends through one port and receives through another, regardless of the network's `sharing` for packets between stages, since
-a machine has one network card. Each ordered pair of hosts is also limited by its own wire. Transfers within a host are free. Jitter
-and bursts are not modelled.
+A collective is data: rounds of transfers between members, where `EVERY` stands for all replicas. A round ends when its slowest host
+is done, and then the next one starts. Each host sends through one port and receives through another, regardless of the network's
+`sharing` for packets between stages, since a machine has one network card. Each ordered pair of hosts is also limited by its own
+wire. Transfers within a host are free. Jitter and bursts are not modelled.
 
 >>> from raysim.network.presets import parse_network
 >>> transfers = all_reduce("replica_gradient", 0, [(replica, 0) for replica in range(4)], [250_000.0] * 4)
 >>> (collective,) = collectives(transfers, np.zeros(1), np.arange(4)[:, None], np.zeros(1, int))
->>> [float(round_seconds(each, [parse_network("8mbps+10ms")])[0]) for each in collective.rounds]
+>>> [float(round_seconds(each, [parse_network("8mbps+10ms")])[0]) for _, each in collective.rounds]
 [0.76, 0.76]
 """
 
@@ -17,23 +17,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raysim.network.topology import Network, links
+from raysim.network.rounds import Classes, Floats, Ints, Round, Rounds, Sends, classes_of, round_of, round_seconds
+from raysim.network.topology import Network
 from raysim.network.transport import BARE, Transport
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
-Floats = NDArray[np.float64]
 Transfers = NDArray[np.void]
 """An array of `TRANSFER`, whose fields are those of `Transfer`."""
 
 DIRECTIONS = ("replica_gradient", "tied")
 """Phases of a step's end, in order: replicas average, then owners of tied parameters sum."""
+
+EVERY = -1
+"""As a replica of a transfer: every one, except that no member sends to itself."""
 
 
 class Transfer(NamedTuple):
@@ -79,12 +79,22 @@ def mean_transfers(steps: Sequence[Transfers]) -> Transfers:
     return mean
 
 
-def all_reduce(direction: str, stage: int, members: Sequence[tuple[int, int]], chunks: Sequence[float]) -> Transfers:
+def all_reduce(
+    direction: str, stage: int, members: Sequence[tuple[int, int]], chunks: Sequence[float], *, whole: bool = False
+) -> Transfers:
     """Return the transfers of a sum over `members` (replica, stage): a direct reduce-scatter, then a direct all-gather.
 
     Member i receives its chunk of `chunks[i]` bytes from all others, sums it, and returns the sum. Each member sends
-    2 (D - 1) / D of the bytes, as in a ring, but in two rounds.
+    2 (D - 1) / D of the bytes, as in a ring, but in two rounds. `whole`: the members are all replicas of their stages.
     """
+    if whole:
+        others = [(EVERY, own) for own in dict.fromkeys(own for _, own in members)]
+        scatter = [
+            (direction, stage, 0, *other, *member, chunk)
+            for member, chunk in zip(members, chunks, strict=True)
+            for other in others
+        ]
+        return as_transfers([*scatter, *((direction, stage, 1, *row[5:7], *row[3:5], row[7]) for row in scatter)])
     return as_transfers(
         (direction, stage, turn, *source, *target, chunks[i if turn else j])
         for turn in (0, 1)
@@ -92,6 +102,20 @@ def all_reduce(direction: str, stage: int, members: Sequence[tuple[int, int]], c
         for j, target in enumerate(members)
         if i != j
     )
+
+
+def explicit(transfers: Transfers, num_replicas: int) -> Transfers:
+    """Return the same transfers with a row for each pair of members, in place of rows of `EVERY`."""
+    replicas = np.arange(num_replicas)
+    parts = [transfers[(transfers["source_replica"] != EVERY) & (transfers["target_replica"] != EVERY)]]
+    for row in transfers[(transfers["source_replica"] == EVERY) | (transfers["target_replica"] == EVERY)]:
+        ends = [replicas if row[end] == EVERY else row[end] for end in ("source_replica", "target_replica")]
+        source, target = (each.reshape(-1) for each in np.broadcast_arrays(*np.ix_(*map(np.atleast_1d, ends))))
+        across = (source != target) | (row["source_stage"] != row["target_stage"])
+        rows = np.full(int(across.sum()), row, TRANSFER)
+        rows["source_replica"], rows["target_replica"] = source[across], target[across]
+        parts.append(rows)
+    return np.concatenate(parts)
 
 
 def whole_bytes(ring_bytes: float, num_members: int) -> float:
@@ -113,17 +137,6 @@ def spread_evenly(
     )
 
 
-class Round(NamedTuple):
-    """The traffic of a round by ordered pair of hosts: number of transfers, one-way trips of the slowest, and bytes."""
-
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    transfers: NDArray[np.int64]
-    trips: Floats
-    wire_bytes: Floats
-    """Bytes of the transfers, including those added by the transport."""
-
-
 @dataclass(frozen=True, eq=False)
 class Collective:
     """Groups that run their rounds in lockstep because they share hosts, or one group that sends gradients in buckets."""
@@ -131,11 +144,14 @@ class Collective:
     direction: str
     stages: tuple[int, ...]
     """The stages whose replicas average, or the first owners of tied parameters."""
-    hosts: frozenset[int]
+    hosts: Ints
+    """In ascending order."""
     codec_s: float
     """Seconds of the slowest worker to compress, decompress and add, over all buckets."""
-    rounds: tuple[Round, ...]
-    """Rounds of one bucket."""
+    classes: Classes
+    """Of the hosts that send or receive."""
+    rounds: tuple[tuple[int, Round], ...]
+    """Rounds of one bucket, each with the number of its consecutive repetitions."""
     num_buckets: int = 0
     """Buckets that overlap the stage's last backward; 0 if gradients are averaged after all pipelines are done."""
 
@@ -151,97 +167,60 @@ def collectives(
     owner: NDArray[Any],
     num_buckets: Sequence[int] = (),
     *,
+    averages: Mapping[int, Sequence[Rounds]] | None = None,
+    labels: Ints | None = None,
     transport: Transport = BARE,
 ) -> list[Collective]:
     """Return the collectives of a step's end, in order of direction and stage.
 
     `method_s`: codec seconds of each stage's average, which add up over the stages of a worker; `owner`: worker of each stage;
-    `hosts`: host of each (replica, stage); `num_buckets`: buckets of each stage's average that overlap backward, by default none.
-    Other groups of one direction that share hosts are joined: their n-th rounds become one.
+    `hosts`: host of each (replica, stage); `num_buckets`: buckets of each stage's average that overlap backward, by default none;
+    `averages`: by stage, rounds between its replicas, before those in `transfers`; `labels`: see `equal_hosts`, by default all
+    links are equal. Other groups of one direction that share hosts are joined: their n-th rounds become one.
     """
+    labels = np.zeros(int(hosts.max()) + 1, np.int64) if labels is None else labels
     joined = []
     for direction in DIRECTIONS:
         of_direction = transfers[transfers["direction"] == direction]
-        averages = direction == DIRECTIONS[0]
-        stages = set(of_direction["stage"].tolist())
-        if averages and len(hosts) > 1:
+        is_average = direction == DIRECTIONS[0]
+        given = dict(averages or {}) if is_average else {}
+        stages = {*of_direction["stage"].tolist(), *given}
+        if is_average and len(hosts) > 1:
             stages |= set(np.flatnonzero(method_s).tolist())
-        buckets = {stage: int(num_buckets[stage]) for stage in stages if averages and len(num_buckets)}
-        used = {stage: _hosts_of(of_direction[of_direction["stage"] == stage], hosts) for stage in sorted(stages)}
-        if averages:
-            used = {stage: each | set(hosts[:, stage].tolist()) for stage, each in used.items()}
-        groups = _join([([stage], each) for stage, each in used.items() if not buckets.get(stage)])
-        groups += [([stage], each) for stage, each in used.items() if buckets.get(stage)]
-        for members, across in sorted(groups, key=lambda group: group[0][0]):
+        buckets = {stage: int(num_buckets[stage]) for stage in stages if is_average and len(num_buckets)}
+        sent = {}
+        for stage in sorted(stages):
+            rounds = [(each.times, [one.on(hosts[:, stage]) for one in each.sends]) for each in given.get(stage, ())]
+            sent[stage] = rounds + _listed_rounds(of_direction[of_direction["stage"] == stage], hosts)
+        used = {
+            stage: np.unique(
+                np.concatenate([hosts[:0, 0], *([hosts[:, stage]] if is_average else []), *_ends(sent[stage])])
+            )
+            for stage in sent
+        }
+        groups = _join({stage: each for stage, each in used.items() if not buckets.get(stage)})
+        for members in sorted(groups + [[stage] for stage in used if buckets.get(stage)]):
             count = buckets.get(members[0], 0)
-            sent = of_direction[np.isin(of_direction["stage"], members)]
-            sent = sent[np.argsort(sent["round"], kind="stable")]
-            codec_s = np.bincount(owner[members], method_s[members]).max() if averages else 0.0
-            last = int(sent["round"].max(initial=-1))
-            bounds = np.searchsorted(sent["round"], range(last + 2))
-            rounds = tuple(_round(sent[i:j], max(count, 1), hosts, transport) for i, j in pairwise(bounds))
-            joined.append(Collective(direction, tuple(members), frozenset(across), float(codec_s), rounds, count))
+            codec_s = np.bincount(owner[members], method_s[members]).max() if is_average else 0.0
+            turns = [(times, _bucket(sends, max(count, 1))) for times, sends in _abreast([sent[m] for m in members])]
+            classes = classes_of((each for _, sends in turns for each in sends), labels)
+            joined.append(
+                Collective(
+                    direction=direction,
+                    stages=tuple(members),
+                    hosts=np.unique(np.concatenate([used[stage] for stage in members])),
+                    codec_s=float(codec_s),
+                    classes=classes,
+                    rounds=tuple((times, round_of(sends, classes, transport)) for times, sends in turns),
+                    num_buckets=count,
+                )
+            )
     return joined
-
-
-def round_of(source: NDArray[np.int64], target: NDArray[np.int64], wire_bytes: Floats, transport: Transport) -> Round:
-    """Return one round of transfers between hosts, without those within a host."""
-    across = source != target
-    width = int(max(source.max(initial=0), target.max(initial=0))) + 1
-    pairs, index = np.unique(source[across] * width + target[across], return_inverse=True)
-    sent = wire_bytes[across]
-    trips = np.zeros(len(pairs))
-    np.maximum.at(trips, index, transport.trips(sent))
-    return Round(
-        source=pairs // width,
-        target=pairs % width,
-        transfers=np.bincount(index, minlength=len(pairs)),
-        trips=trips,
-        wire_bytes=np.bincount(index, sent + transport.beside(sent), len(pairs)).astype(np.float64),
-    )
-
-
-def round_seconds(traffic: Round, networks: Sequence[Network]) -> Floats:
-    """Return the seconds of a round on each of `networks`, which must all have the same number of hosts, or any number."""
-    if not len(traffic.source):
-        return np.zeros(len(networks))
-    num_hosts = int(max(traffic.source.max(), traffic.target.max())) + 1
-    bits = 8 * traffic.wire_bytes[:, None] * np.array([network.framing for network in networks])
-    bandwidth, latency = links(networks, traffic.source, traffic.target)
-    latency = latency * traffic.trips[:, None]
-    wire_s = latency + bits / bandwidth
-    out, into = (_incidence(ends, num_hosts) for ends in (traffic.source, traffic.target))
-    served_s = into @ (traffic.transfers[:, None] * latency + bits / bandwidth)
-    sent, received = out @ bits, into @ bits
-    slowest = np.maximum(_most(traffic.source, latency, num_hosts), _most(traffic.target, latency, num_hosts))
-    half = np.array([network.sharing == "half" for network in networks])
-    ports = np.stack([network.ports_bps(num_hosts) for network in networks], axis=-1)
-    carried = np.where(half, sent + received, np.maximum(sent, received))
-    seconds = np.maximum(wire_s.max(axis=0), (slowest + carried / ports).max(axis=0))
-    inbound = np.array([network.sharing == "inbound" for network in networks])
-    round_s: Floats = np.where(inbound, np.maximum(seconds, served_s.max(axis=0)), seconds)
-    return round_s
-
-
-def _incidence(ends: NDArray[np.int64], num_hosts: int) -> csr_array:
-    """Return the matrix (host, pair) that sums values of pairs over each host."""
-    from scipy.sparse import csr_array
-
-    return csr_array((np.ones(len(ends)), (ends, np.arange(len(ends)))), shape=(num_hosts, len(ends)))
-
-
-def _most(ends: NDArray[np.int64], values: Floats, num_hosts: int) -> Floats:
-    """Return the largest value over each host's pairs, at least 0: (host, network)."""
-    order = np.argsort(ends, kind="stable")
-    hosts, starts = np.unique(ends[order], return_index=True)
-    greatest = np.zeros((num_hosts, values.shape[1]))
-    greatest[hosts] = np.maximum.reduceat(values[order], starts)
-    return greatest
 
 
 def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) -> Floats:
     """Return the seconds of codec and all rounds, shape (collective, network)."""
-    priced: dict[bytes, Floats] = {}  # rounds of a ring are equal, and many stages average the same bytes
+    priced: dict[bytes, Floats] = {}  # many stages average the same bytes, and a round is sent back as it came
 
     def seconds(traffic: Round) -> Floats:
         key = b"".join(column.tobytes() for column in traffic)
@@ -249,28 +228,76 @@ def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) 
             priced[key] = round_seconds(traffic, networks)
         return priced[key]
 
-    totals = [each.codec_s + each.repeats * sum(map(seconds, each.rounds)) for each in exchanges]
+    totals = [
+        each.codec_s + each.repeats * sum(times * seconds(traffic) for times, traffic in each.rounds)
+        for each in exchanges
+    ]
     return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(exchanges), len(networks))
 
 
-def _hosts_of(transfers: Transfers, hosts: NDArray[np.int64]) -> set[int]:
-    ends = (hosts[transfers[f"{end}_replica"], transfers[f"{end}_stage"]] for end in ("source", "target"))
-    return {int(host) for end in ends for host in end}
+Turns = list[tuple[int, list[Sends]]]
+"""The messages of consecutive rounds between hosts, each with the number of its repetitions."""
 
 
-def _join(groups: Sequence[tuple[list[int], set[int]]]) -> list[tuple[list[int], set[int]]]:
-    """Merge groups that share hosts, directly or through other groups."""
-    joined: list[tuple[list[int], set[int]]] = []
-    for members, used in groups:
-        apart = [each for each in joined if not each[1] & used]
-        meeting = [each for each in joined if each[1] & used]
-        together = sorted(stage for each in meeting for stage in each[0])
-        joined = [*apart, ([*together, *members], used.union(*(each[1] for each in meeting)))]
-    return sorted(joined, key=lambda each: each[0][0])
+def _listed_rounds(transfers: Transfers, hosts: NDArray[np.int64]) -> Turns:
+    """Return the rounds of one group's transfers."""
+    transfers = transfers[np.argsort(transfers["round"], kind="stable")]
+    bounds = np.searchsorted(transfers["round"], range(int(transfers["round"].max(initial=-1)) + 2))
+    return [(1, _sends(transfers[low:high], hosts)) for low, high in pairwise(bounds)]
 
 
-def _round(transfers: Transfers, num_buckets: int, hosts: NDArray[np.int64], transport: Transport) -> Round:
-    """Return the traffic of one round for one of `num_buckets` buckets."""
-    source = hosts[transfers["source_replica"], transfers["source_stage"]]
-    target = hosts[transfers["target_replica"], transfers["target_stage"]]
-    return round_of(source, target, transfers["wire_bytes"] / num_buckets, transport)
+def _sends(transfers: Transfers, hosts: NDArray[np.int64]) -> list[Sends]:
+    """Return the messages of one round between hosts."""
+    every = {end: transfers[f"{end}_replica"] == EVERY for end in ("source", "target")}
+    one_to_one = transfers[~(every["source"] | every["target"])]
+    placed = [hosts[one_to_one[f"{end}_replica"], one_to_one[f"{end}_stage"]] for end in every]
+    sends = [Sends(*placed, one_to_one["wire_bytes"])] if len(one_to_one) else []
+    if len(one_to_one) == len(transfers):
+        return sends
+    kinds = np.stack(
+        [*every.values(), transfers["source_stage"], transfers["target_stage"], transfers["wire_bytes"]], axis=1
+    )
+    for kind in np.unique(kinds[every["source"] | every["target"]], axis=0):
+        own = transfers[(kinds == kind).all(axis=1)]
+        ends = [
+            hosts[:, int(kind[2 + i])] if kind[i] else hosts[own[f"{end}_replica"], int(kind[2 + i])]
+            for i, end in enumerate(every)
+        ]
+        sends.append(Sends(*ends, float(kind[4]), crossed=True))
+    return sends
+
+
+def _ends(turns: Turns) -> list[Ints]:
+    return [ends for _, sends in turns for each in sends for ends in each[:2]]
+
+
+def _abreast(groups: Sequence[Turns]) -> Turns:
+    """Return the rounds of groups that run in lockstep: their n-th rounds become one."""
+    ends = [np.cumsum([times for times, _ in turns], dtype=np.int64) for turns in groups]
+    edges = np.unique(np.concatenate([[0], *ends])).tolist()
+    together = []
+    for low, high in pairwise(edges):
+        now = [int(np.searchsorted(each, low, side="right")) for each in ends]
+        parts = [turns[i][1] for turns, i in zip(groups, now, strict=True) if i < len(turns)]
+        together.append((high - low, [each for sends in parts for each in sends]))
+    return together
+
+
+def _bucket(sends: Sequence[Sends], num_buckets: int) -> list[Sends]:
+    """Return the messages for one of `num_buckets` buckets."""
+    return [each._replace(wire_bytes=each.wire_bytes / num_buckets) for each in sends]
+
+
+def _join(hosts: Mapping[int, Ints]) -> list[list[int]]:
+    """Return the stages in groups that share hosts, directly or through other stages."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends = np.concatenate([np.empty(0, np.int64), *hosts.values()])
+    stages = np.repeat(np.arange(len(hosts)), [len(used) for used in hosts.values()])
+    size = len(hosts) + int(ends.max(initial=-1)) + 1
+    graph = csr_array((np.ones(len(ends)), (stages, len(hosts) + ends)), shape=(size, size))
+    groups: dict[int, list[int]] = {}
+    for stage, group in zip(hosts, connected_components(graph, directed=False)[1].tolist(), strict=False):
+        groups.setdefault(group, []).append(stage)
+    return list(groups.values())

@@ -16,47 +16,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import permutations
-from typing import NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import Floats, Transfers, as_transfers, round_of, round_seconds
+from raysim.network.rounds import Rounds, Sends, rounds_s
 from raysim.network.topology import Network
 from raysim.network.transport import ALL_REDUCES, BARE, Transport
 from raysim.notation import check_choice
-
-Pair = tuple[int, int]
 
 HEADERS = 1.01
 """Most bytes of uncompressed messages, headers included, per byte of payload; a method above it sends more than dense."""
 
 
-class Rounds(NamedTuple):
-    """Equal rounds of a collective: pairs of sender and receiver, and the bytes of each message."""
-
-    times: int
-    pairs: Sequence[Pair]
-    """Sender and receiver, as positions in the group."""
-    wire_bytes: float
-    """Bytes of one message."""
-
-
 def _direct(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    return [Rounds(2, list(permutations(range(num_members), 2)), wire_bytes / num_members)]
+    return [Rounds(2, (_crossed(range(num_members), range(num_members), wire_bytes / num_members),))]
 
 
 def _ring(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    return [Rounds(2 * (num_members - 1), _neighbours(num_members), wire_bytes / num_members)]
+    return [Rounds(2 * (num_members - 1), (_neighbours(num_members, wire_bytes / num_members),))]
 
 
 def _tree(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    levels = [
-        [(member + step, member) for member in range(0, num_members - step, 2 * step)]
-        for step in (2**level for level in range(math.ceil(math.log2(num_members))))
-    ]
-    up = [Rounds(1, pairs, wire_bytes) for pairs in levels]
-    return up + [Rounds(1, [pair[::-1] for pair in pairs], wire_bytes) for pairs in reversed(levels)]
+    steps = [2**level for level in range(math.ceil(math.log2(num_members)))]
+    targets = [np.arange(0, num_members - step, 2 * step) for step in steps]
+    levels = [Sends(target + step, target, wire_bytes) for step, target in zip(steps, targets, strict=True)]
+    return [Rounds(1, (each,)) for each in (*levels, *map(_back, reversed(levels)))]
 
 
 def _over_sites(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
@@ -66,22 +50,36 @@ def _over_sites(num_members: int, wire_bytes: float, sites: Sequence[str]) -> li
     if len(groups) == 1 or len(groups) == num_members:
         return _ring(num_members, wire_bytes, sites)
     shard = wire_bytes / num_shards
-    scatter = [(i, owner) for group in groups for owner in group[:num_shards] for i in group if i != owner]
-    across = [(groups[a][k], groups[b][k]) for a, b in _neighbours(len(groups)) for k in range(num_shards)]
-    ring = Rounds(2 * (len(groups) - 1), across, shard / len(groups))
-    return [Rounds(1, scatter, shard), ring, Rounds(1, [pair[::-1] for pair in scatter], shard)]
+    owners = np.array([group[:num_shards] for group in groups])
+    scatter = tuple(_crossed(group, group[:num_shards], shard) for group in groups)
+    across = Sends(owners.reshape(-1), np.roll(owners, -1, axis=0).reshape(-1), shard / len(groups))
+    ring = Rounds(2 * (len(groups) - 1), (across,))
+    return [Rounds(1, scatter), ring, Rounds(1, tuple(map(_back, scatter)))]
+
+
+def _crossed(sources: Sequence[int], targets: Sequence[int], wire_bytes: float) -> Sends:
+    return Sends(np.array(sources, np.int64), np.array(targets, np.int64), wire_bytes, crossed=True)
+
+
+def _neighbours(count: int, wire_bytes: float) -> Sends:
+    return Sends(np.arange(count), np.roll(np.arange(count), -1), wire_bytes)
+
+
+def _back(sends: Sends) -> Sends:
+    """Return the same messages in the other direction."""
+    return sends._replace(sources=sends.targets, targets=sends.sources)
 
 
 def _server(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    into = [(member, 0) for member in range(1, num_members)]
-    return [Rounds(1, pairs, wire_bytes) for pairs in (into, [pair[::-1] for pair in into])]
+    into = _crossed(range(1, num_members), range(1), wire_bytes)
+    return [Rounds(1, (each,)) for each in (into, _back(into))]
 
 
 def _chain(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
     """Return the rounds of pieces that follow one another: all bytes once on every link, and the latency of each link."""
-    into = [(member, member - 1) for member in range(1, num_members)]
-    both = (into, [pair[::-1] for pair in into])
-    return [each for pairs in both for each in (Rounds(1, pairs, wire_bytes), Rounds(num_members - 2, pairs, 0.0))]
+    into = Sends(np.arange(1, num_members), np.arange(num_members - 1), wire_bytes)
+    pieces = [(1, wire_bytes), (num_members - 2, 0.0)]
+    return [Rounds(n, (each._replace(wire_bytes=size),)) for each in (into, _back(into)) for n, size in pieces if n]
 
 
 _ROUNDS: dict[str, Callable[[int, float, Sequence[str]], list[Rounds]]] = dict(
@@ -108,8 +106,8 @@ def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str) -> li
     if num_members < 2:
         return []
     if algorithm == "direct":
-        return [Rounds(1, list(permutations(range(num_members), 2)), wire_bytes)]
-    return [Rounds(num_members - 1, _neighbours(num_members), wire_bytes)]
+        return [Rounds(1, (_crossed(range(num_members), range(num_members), wire_bytes),))]
+    return [Rounds(num_members - 1, (_neighbours(num_members, wire_bytes),))]
 
 
 def more_than_dense(method: str, wire_bytes: float, dense_bytes: float, num_replicas: int) -> str | None:
@@ -133,19 +131,6 @@ def sites_of(hosts: Sequence[int], network: Network) -> list[str] | None:
     return [network.host_sites[host] for host in hosts] if network.host_sites else None
 
 
-def rounds_s(
-    rounds: Sequence[Rounds], hosts: Sequence[int], networks: Sequence[Network], transport: Transport
-) -> Floats:
-    """Return the seconds of consecutive rounds between members on `hosts`, by network; messages within a host are free."""
-    host_of = np.asarray(hosts, np.int64)
-    seconds = np.zeros(len(networks))
-    for equal in rounds:
-        source, target = host_of[np.array(equal.pairs, np.int64).T]
-        each = round_of(source, target, np.full(len(source), float(equal.wire_bytes)), transport)
-        seconds += equal.times * round_seconds(each, networks)
-    return seconds
-
-
 def all_reduce_s(
     wire_bytes: float, hosts: Sequence[int], network: Network, algorithm: str = "ring", transport: Transport = BARE
 ) -> float:
@@ -155,31 +140,4 @@ def all_reduce_s(
     tree 2 ceil(log2 D) (a + S/W), server 2 (a + S/W (D - 1)), chain 2 ((D - 1) a + S/W). A round is as slow as its slowest pair.
     """
     rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites_of(hosts, network))
-    return float(rounds_s(rounds, hosts, [network], transport)[0])
-
-
-def all_gather_s(
-    wire_bytes: float, hosts: Sequence[int], network: Network, algorithm: str = "ring", transport: Transport = BARE
-) -> float:
-    """Return the seconds until each member on `hosts` has the `wire_bytes` of every other: (D - 1) (a + S/W) in a ring."""
-    rounds = all_gather_rounds(len(hosts), wire_bytes, algorithm)
-    return float(rounds_s(rounds, hosts, [network], transport)[0])
-
-
-def reduce_scatter_s(wire_bytes: float, hosts: Sequence[int], network: Network, transport: Transport = BARE) -> float:
-    """Return the seconds to sum `wire_bytes` over members on `hosts`, each keeping one chunk: half of a ring all-reduce."""
-    return all_reduce_s(wire_bytes, hosts, network, "ring", transport) / 2
-
-
-def transfers_of(rounds: Sequence[Rounds], direction: str, stage: int, members: Sequence[tuple[int, int]]) -> Transfers:
-    """Return the transfers of rounds between `members`, given as (replica, stage)."""
-    turns = (equal for equal in rounds for _ in range(equal.times))
-    return as_transfers(
-        (direction, stage, turn, *members[source], *members[target], equal.wire_bytes)
-        for turn, equal in enumerate(turns)
-        for source, target in equal.pairs
-    )
-
-
-def _neighbours(count: int) -> list[Pair]:
-    return [(i, (i + 1) % count) for i in range(count)]
+    return float(rounds_s(rounds, np.array(hosts, np.int64), [network], transport)[0])

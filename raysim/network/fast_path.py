@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raysim.network.event_loop import F64, I64, uniform
 from raysim.network.profile import Floats, Profile
 from raysim.network.topology import Network, Placement, links
-from raysim.network.wiring import REPLICA_SEEDS, Ends, check_complete
+from raysim.network.wiring import REPLICA_SEEDS, Ends, Moments, check_complete, equal_replicas
 from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
 
@@ -51,34 +51,46 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class OrderedWiring:
-    """Network inputs of the kernel: each replica's wires, and the costs of each block of networks."""
+    """Network inputs of the kernel: wires and costs of each replica that differs from those before it."""
 
     table: ActionTable
+    row: NDArray[np.int64]
+    """By replica: its entry in the lists below."""
+    replicas: NDArray[np.int64]
+    """By entry: the replica priced."""
     wires: list[NDArray[np.int32]]
-    """By replica: (stage, op) to wire, -1 within a host."""
+    """By entry: (stage, op) to wire, -1 within a host."""
     costs: list[list[Costs]]
-    """By replica and block."""
+    """By entry and block of networks."""
     inbound: bool
 
     @classmethod
-    def of(cls, table: ActionTable, networks: Sequence[Network], placement: Placement, ends: Ends) -> OrderedWiring:
-        """Return the inputs for networks with the same hosts, or with any number of hosts."""
+    def of(
+        cls, table: ActionTable, networks: Sequence[Network], placement: Placement, ends: Ends, *, equal: bool
+    ) -> OrderedWiring:
+        """Return the inputs for networks with the same hosts, or with any number of hosts; `equal` replicas have equal costs."""
         inbound = networks[0].sharing == "inbound"
         blocks = [networks[low : low + LANES] for low in range(0, len(networks), LANES)]
-        replicas = [Ends(*parts) for parts in zip(*ends, strict=True)]
-        wires = [replica.wires(inbound=inbound) for replica in replicas]
-        costs = [[_lane_costs(block, replica) for block in blocks] for replica in replicas]
-        return cls(table, wires, costs, inbound)
+        first = equal_replicas(networks, placement, table.num_workers) if equal else np.arange(len(ends.source))
+        replicas, row = np.unique(first, return_inverse=True)
+        own = [Ends(*(part[replica] for part in ends)) for replica in replicas.tolist()]
+        wires = [replica.wires(inbound=inbound) for replica in own]
+        costs = [[_lane_costs(block, replica) for block in blocks] for replica in own]
+        return cls(table, row, replicas, wires, costs, inbound)
 
     def run(
-        self, schedule: Schedule, profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
-    ) -> Iterator[tuple[Floats, Floats]]:
-        """Yield the results of `SharedWiring.run` for each profile, all of one shape; fill `keep` from the last profile and network."""
+        self, schedule: Schedule, profiles: Sequence[Profile], seed: int, *, keep: bool = False
+    ) -> Iterator[Moments]:
+        """Yield the moments of each profile's step, all of one shape; keep the times of the last."""
         table, count = self.table, len(profiles)
+        shape = (table.num_stages, profiles[0].compute_s.shape[2], table.num_microbatches)
+        times = np.full((4, len(self.wires), *shape), np.nan) if keep else None
         free, done = [], []
-        for replica, (wires, blocks) in enumerate(zip(self.wires, self.costs, strict=True)):
+        for entry, (replica, wires, blocks) in enumerate(
+            zip(self.replicas.tolist(), self.wires, self.costs, strict=True)
+        ):
             r = replica if profiles[0].num_replicas > 1 else 0
-            kept = tuple(array[replica].reshape(-1, 1) for array in keep) or (np.empty((0, 1)),) * 4
+            kept = (np.empty((0, 1)),) * 4 if times is None else tuple(part[entry].reshape(-1, 1) for part in times)
             inputs = Inputs(
                 table=table,
                 busy_s=_stack([each.decode_s[r] + each.compute_s[r] + each.encode_s[r] for each in profiles]),
@@ -96,10 +108,11 @@ class OrderedWiring:
                 done.append(np.zeros((count, table.num_steps, table.num_stages, lanes)))
                 ran = run_each(inputs._replace(costs=costs), kept, free[-1], done[-1].reshape(count, -1, lanes))
                 check_complete(schedule, table, ran)
-        yield from zip(self._joined(free), self._joined(done), strict=True)
+        for free_s, done_s in zip(self._joined(free), self._joined(done), strict=True):
+            yield Moments(self.row, free_s, done_s, times)
 
     def _joined(self, parts: Sequence[Floats]) -> Floats:
-        """Join the results of every replica's blocks: (profile, replica, ..., network)."""
+        """Join the results of every entry's blocks: (profile, entry, ..., network)."""
         each = len(parts) // len(self.wires)
         whole = [np.concatenate(parts[r * each : (r + 1) * each], axis=-1) for r in range(len(self.wires))]
         return np.stack(whole, axis=1)

@@ -28,8 +28,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.exchanges import all_gather_rounds, all_reduce_rounds, rounds_s
+from raysim.network.exchanges import all_gather_rounds, all_reduce_rounds
 from raysim.network.profile import Floats, Profile
+from raysim.network.rounds import Rounds, rounds_s
 from raysim.network.topology import Network
 from raysim.notation import Notation, check_choice, check_integer, parse
 from raysim.schedules.arrays import OPS, ActionTable
@@ -182,21 +183,25 @@ class Sharded:
             shard = size / shards
             # A ring sends the same bytes for a gather and a scatter.
             in_groups = all_gather_rounds(shards, shard, "direct" if scatters and self.coded else "ring")
-            rounds = [
-                each._replace(pairs=[(g * shards + a, g * shards + b) for g in range(groups) for a, b in each.pairs])
-                for each in in_groups
-            ]
+            replicas = np.arange(shards * groups).reshape(groups, shards)
+            rounds = [_in_each(each, replicas) for each in in_groups]
             if scatters and self.sums_groups:  # the owners of each shard, over the groups
-                rounds += [
-                    each._replace(
-                        pairs=[(a * shards + i, b * shards + i) for a, b in each.pairs for i in range(shards)]
-                    )
-                    for each in all_reduce_rounds(groups, shard)
-                ]
-            return rounds_s(rounds, hosts.tolist(), networks, profile.transport)
+                rounds += [_in_each(each, replicas.T) for each in all_reduce_rounds(groups, shard)]
+            return rounds_s(rounds, hosts, networks, profile.transport)
 
         gathers = np.stack([of_size(size, False) for size in units.gather_bytes])
         return gathers, np.stack([of_size(size, True) for size in units.scatter_bytes])
+
+
+def _in_each(equal: Rounds, groups: NDArray[np.int64]) -> Rounds:
+    """Return rounds of one group's positions as rounds of all groups' members (group, position)."""
+    crossed = [each.on(members) for each in equal.sends if each.crossed for members in groups]
+    paired = [
+        each._replace(sources=groups[:, each.sources].reshape(-1), targets=groups[:, each.targets].reshape(-1))
+        for each in equal.sends
+        if not each.crossed
+    ]
+    return Rounds(equal.times, (*crossed, *paired))
 
 
 def chain_s(

@@ -17,18 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import DIRECTIONS, Collective, Transfers, collectives, round_seconds, total_seconds
-from raysim.network.exchanges import all_reduce_rounds, sites_of, transfers_of
+from raysim.network.collectives import DIRECTIONS, Collective, collectives, total_seconds
+from raysim.network.exchanges import all_reduce_rounds, sites_of
 from raysim.network.profile import Floats, Profile
+from raysim.network.rounds import Ints, equal_hosts, round_seconds
 from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end
 from raysim.network.timeline import Exchange, Timeline
 from raysim.network.topology import Network, Placement, replica_hosts
-from raysim.network.wiring import Ends, SharedWiring, are_ordered
+from raysim.network.wiring import Ends, Moments, SharedWiring, are_ordered
 from raysim.notation import check_integer
 from raysim.schedules.arrays import ActionTable, steps_table
 from raysim.schedules.families import Schedule
@@ -58,19 +59,15 @@ def simulate(
     """
     setting = _set_up(schedule, profile, network, num_microbatches, num_replicas, placement)
     table = setting.table
-    shape = (setting.replicas, table.num_stages, profile.compute_s.shape[2], table.num_microbatches)
-    times = np.full((4, *shape), math.nan)
-    ((_, _, end),) = setting.ends([network], [profile], seed, tuple(times))
-    times -= end.began_s
+    ((_, _, end),) = setting.ends([network], [profile], seed, keep=True)
+    assert end.moments.times is not None
     return Timeline(
         table=table,
         profile=end.profile,
         network=network,
         placement=setting.placement,
-        start_s=times[0],
-        end_s=times[1],
-        begin_s=times[2],
-        arrive_s=times[3],
+        row=end.moments.row,
+        times=end.moments.times - end.began_s,
         window=table.windows(),
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
@@ -87,7 +84,10 @@ def simulate(
 def _rounds_s(collective: Collective, network: Network) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the seconds of a collective's rounds over all buckets, and what each would save without latency."""
     networks = [network, network.without_latency]
-    seconds = [(collective.repeats * round_seconds(each, networks)).tolist() for each in collective.rounds]
+    priced = [
+        (times, (collective.repeats * round_seconds(each, networks)).tolist()) for times, each in collective.rounds
+    ]
+    seconds = [both for times, both in priced for _ in range(times)]
     return tuple(with_latency for with_latency, _ in seconds), tuple(both[0] - both[1] for both in seconds)
 
 
@@ -173,6 +173,7 @@ class _End(NamedTuple):
 
     profile: Profile
     """The costs of all steps of the table."""
+    moments: Moments
     began_s: Floats
     """Start of the priced step, on the table's clock."""
     pipeline_s: Floats
@@ -190,19 +191,18 @@ class _Setting(NamedTuple):
     placement: Placement
 
     def ends(
-        self, networks: Sequence[Network], profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
+        self, networks: Sequence[Network], profiles: Sequence[Profile], seed: int, *, keep: bool = False
     ) -> Iterator[tuple[list[int], int, _End]]:
-        """Yield, by index, the end of each profile's step on the networks handled by one kernel, also by index.
-
-        `keep` is filled from the last profile and network.
-        """
+        """Yield, by index, the end of each profile's step on the networks handled by one kernel, also by index."""
         from raysim.network.fast_path import OrderedWiring  # loads kernels, which is slow: only on first use
 
         table, placement = self.table, self.placement
         whole = [_joined(on_end(profile, table), table) for profile in profiles]
         ends = Ends.of(table, placement, profiles[0].compute_s.shape[2])
         ordered = are_ordered(networks, ends, placement, asked=any((each.messages > 1).any() for each in profiles))
-        for kernel, served in ((OrderedWiring, ordered), (SharedWiring, ~ordered)):
+        labels = equal_hosts(networks, placement.num_hosts)
+        of_ordered = partial(OrderedWiring.of, equal=profiles[0].num_replicas == 1)
+        for of_kernel, served in ((of_ordered, ordered), (SharedWiring.of, ~ordered)):
             lanes: list[int] = np.flatnonzero(served).tolist()
             if not lanes:
                 continue
@@ -210,10 +210,10 @@ class _Setting(NamedTuple):
             farthest_s = np.array(
                 [network.latencies_s(placement.hosts[0], placement.hosts).max() for network in chosen]
             )  # from the driver, on the first worker's host, to the farthest worker
-            moments = kernel.of(table, chosen, placement, ends).run(self.schedule, whole, seed, keep)
-            for i, (profile, (free, done)) in enumerate(zip(whole, moments, strict=True)):
-                began_s, pipeline_s, ready_s = steady_end(table, free, done)
-                collectives = self.collectives(profile, chosen[0])
+            runs = of_kernel(table, chosen, placement, ends).run(self.schedule, whole, seed, keep=keep)
+            for i, (profile, moments) in enumerate(zip(whole, runs, strict=True)):
+                began_s, pipeline_s, ready_s = steady_end(table, moments.free_s, moments.done_s)
+                collectives = self.collectives(profile, chosen[0], labels)
                 seconds = total_seconds(collectives, chosen)
                 starts = start_times(collectives, seconds, ready_s, last_backwards(table, profile), pipeline_s)
                 after_s: Floats | float = (
@@ -222,9 +222,13 @@ class _Setting(NamedTuple):
                 if table.num_steps == 1:
                     trips_s = profile.transport.step_trips * farthest_s
                     after_s = float(profile.update_s.max()) + trips_s + profile.step_s
-                yield lanes, i, _End(profile, began_s, pipeline_s, collectives, starts, starts.over_s + after_s)
+                yield (
+                    lanes,
+                    i,
+                    _End(profile, moments, began_s, pipeline_s, collectives, starts, starts.over_s + after_s),
+                )
 
-    def collectives(self, profile: Profile, network: Network) -> list[Collective]:
+    def collectives(self, profile: Profile, network: Network, labels: Ints) -> list[Collective]:
         """Return the collectives that end the step: the profile's transfers and the uncompressed averages."""
         replicas, placement, table = self.replicas, self.placement, self.table
         if replicas == 1 and not len(profile.transfers):
@@ -235,23 +239,26 @@ class _Setting(NamedTuple):
                 raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
         hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
         averaging = profile.transport.averaging
-        transfers = [profile.transfers]
+        transfers, averages = profile.transfers, {}
         for stage in np.flatnonzero(profile.gradient_bytes).tolist() if replicas > 1 else ():
-            listed = (transfers[0]["direction"] == DIRECTIONS[0]) & (transfers[0]["stage"] == stage)
+            listed = (transfers["direction"] == DIRECTIONS[0]) & (transfers["stage"] == stage)
             if averaging.algorithm == "direct" and listed.any():
                 continue
-            transfers[0] = transfers[0][~listed]
-            sites = tuple(sites_of(hosts[:, stage].tolist(), network) or ())
-            transfers.append(
-                _average(stage, replicas, float(profile.gradient_bytes[stage]), averaging.algorithm, sites)
+            transfers = transfers[~listed]
+            averages[stage] = all_reduce_rounds(
+                replicas,
+                float(profile.gradient_bytes[stage]),
+                averaging.algorithm,
+                sites_of(hosts[:, stage].tolist(), network),
             )
-        num_buckets = [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()]
         return collectives(
-            np.concatenate(transfers),
+            transfers,
             profile.method_s,
             hosts,
             table.owner,
-            num_buckets,
+            [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()],
+            averages=averages,
+            labels=labels,
             transport=profile.transport,
         )
 
@@ -306,10 +313,3 @@ def _joined(profile: Profile, table: ActionTable) -> Profile:
         costs[:, :, 1] += np.where(apart, 0.0, costs[:, :, 2])
         changed[name] = costs
     return replace(profile, **changed)
-
-
-@lru_cache(maxsize=256)
-def _average(stage: int, replicas: int, size: float, algorithm: str, sites: tuple[str, ...]) -> Transfers:
-    """Return the transfers for an uncompressed average of `size` bytes over a stage's replicas."""
-    rounds = all_reduce_rounds(replicas, size, algorithm, sites or None)
-    return transfers_of(rounds, DIRECTIONS[0], stage, [(replica, stage) for replica in range(replicas)])

@@ -111,20 +111,21 @@ def start_times(
         last[i] = ready_s[list(collective.stages)].max(axis=0) if collective.num_buckets else pipeline_s
         lasted = last_s[collective.stages[0]] if collective.num_buckets else 0.0
         first[i] = last[i] - lasted * (1 - 1 / max(collective.num_buckets, 1))
-    hosts = [collectives[i].hosts for i in averages]
-    alone = len(frozenset().union(*hosts)) == sum(len(each) for each in hosts)
+    used = np.concatenate([np.empty(0, np.int64), *(collectives[i].hosts for i in averages)])
+    alone = len(np.unique(used)) == len(used)
+    free_s = np.zeros((int(used.max(initial=-1)) + 1, seconds.shape[1]))
     for lanes in [slice(None)] if alone else range(seconds.shape[1]):
-        free: dict[int, Floats] = {}
         order = averages if alone else sorted(averages, key=lambda i: (first[i, lanes], i))
         for i in order:
             collective = collectives[i]
             begin = first[i, lanes]
-            for host in collective.hosts & free.keys():
-                begin = np.maximum(begin, free[host])
+            if not alone:
+                begin = max(begin, free_s[collective.hosts, lanes].max(initial=0.0))
             whole, bucket = seconds[i, lanes], seconds[i, lanes] / max(collective.num_buckets, 1)
             starts[i, lanes] = begin
             ends[i, lanes] = np.maximum(begin + whole, last[i, lanes] + bucket)
-            free |= dict.fromkeys(collective.hosts, ends[i, lanes])
+            if not alone:
+                free_s[collective.hosts, lanes] = ends[i, lanes]
     averaged = np.max([pipeline_s, *ends[averages]], axis=0)
     starts[sums] = averaged
     ends[sums] = averaged + seconds[sums]

@@ -100,7 +100,7 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One simulated step. Arrays have axes (replica, stage, op, microbatch), with NaN for missing values.
+    """One simulated step. Times have axes (replica, stage, op, microbatch), with NaN for missing values.
 
     Without a flush the table and the arrays cover several steps, one of which is priced: it lasts from 0 to `pipeline_s`; earlier
     events have negative times and later ones larger times.
@@ -112,13 +112,10 @@ class Timeline:
     profile: Profile
     network: Network
     placement: Placement
-    start_s: Floats
-    """Start of the action, when its packet had arrived and its worker was free."""
-    end_s: Floats
-    begin_s: Floats
-    """When the action's packet reached its wire."""
-    arrive_s: Floats
-    """When that packet had arrived."""
+    row: NDArray[np.int64]
+    """By replica: its row in `times`; replicas with equal times share one."""
+    times: Floats
+    """Start, end, begin and arrival by (4, row, stage, op, microbatch)."""
     pipeline_s: float
     """End of the last action of any replica; without a flush, the seconds between the ends of two steps."""
     step_s: float
@@ -144,7 +141,32 @@ class Timeline:
 
     @property
     def num_replicas(self) -> int:
-        return int(self.start_s.shape[0])
+        return len(self.row)
+
+    @property
+    def start_s(self) -> Floats:
+        """Start of each action, when its packet had arrived and its worker was free."""
+        return self._of_replicas(self.times[0])
+
+    @property
+    def end_s(self) -> Floats:
+        """End of each action."""
+        return self._of_replicas(self.times[1])
+
+    @property
+    def begin_s(self) -> Floats:
+        """Begin of the transfer of each action's packet."""
+        return self._of_replicas(self.times[2])
+
+    @property
+    def arrive_s(self) -> Floats:
+        """Arrival of that packet."""
+        return self._of_replicas(self.times[3])
+
+    def _of_replicas(self, rows: Floats) -> Floats:
+        if len(rows) == 1:
+            return np.broadcast_to(rows, (self.num_replicas, *rows.shape[1:]))
+        return rows[self.row]
 
     @property
     def collective_s(self) -> float:
@@ -161,7 +183,7 @@ class Timeline:
         low, high = self.table.offsets[worker : worker + 2].tolist()
         if self.table.num_steps == 1:
             return range(low, high)
-        start, end = (self._by_action(times, replica)[low:high] for times in (self.start_s, self.end_s))
+        start, end = (times[low:high] for times in self._times(replica)[:2])
         first, last = np.searchsorted(end, 0.0, side="right"), np.searchsorted(start, self.pipeline_s)
         return range(low + int(first), low + int(last))
 
@@ -172,12 +194,29 @@ class Timeline:
         The one-way latency between its hosts times the trips of its transport, at most the time since the packet was ready for its
         wire. The rest of that time is due to bytes, its own and those of packets before it, and to jitter.
         """
-        hosts = np.array(replica_hosts(self.placement, self.table.num_workers), np.int64)[:, self.table.owner]
-        one_way = np.zeros(self.start_s.shape[:3])
+        return self._of_replicas(self._latency_rows)
+
+    @cached_property
+    def _latency_rows(self) -> Floats:
+        hosts = np.array(replica_hosts(self.placement, self.table.num_workers), np.int64)[self._first][
+            :, self.table.owner
+        ]
+        one_way = np.zeros(self.times.shape[1:4])
         one_way[:, :-1, 0] = self.network.latencies_s(hosts[:, :-1], hosts[:, 1:])
         one_way[:, 1:, 1] = self.network.latencies_s(hosts[:, 1:], hosts[:, :-1])
-        flight = self.arrive_s - self.end_s - self._path_s
+        flight = self.times[3] - self.times[1] - self._path_s
         return np.clip(one_way[..., None] * self.profile.trips, 0.0, np.maximum(flight, 0.0))
+
+    def _latency_of(self, replica: int) -> Floats:
+        """Return the latency of each packet of one replica for each action of the table."""
+        table = self.table
+        latency: Floats = self._latency_rows[self.row[replica], table.stage, table.op, table.microbatch]
+        return latency
+
+    @cached_property
+    def _first(self) -> NDArray[np.int64]:
+        """By row: the first replica with these times."""
+        return np.unique(self.row, return_index=True)[1]
 
     @property
     def _driver_latency_s(self) -> float:
@@ -192,18 +231,33 @@ class Timeline:
 
     def workers(self) -> list[WorkerTime]:
         """Return every worker's time by use, which adds up to `step_s`."""
-        times = []
+        return [
+            WorkerTime._make((replica, worker, *parts))
+            for replica, row in enumerate(self.row.tolist())
+            for worker, parts in enumerate(self._uses[row])
+        ]
+
+    def mean_s(self, use: str) -> float:
+        """Return the mean over all workers of a field of `WorkerTime` in seconds."""
+        field, counts = WorkerTime._fields.index(use) - 2, np.bincount(self.row).tolist()
+        total = sum(count * parts[field] for count, uses in zip(counts, self._uses, strict=True) for parts in uses)
+        return total / (self.num_replicas * self.table.num_workers)
+
+    @cached_property
+    def _uses(self) -> list[list[tuple[float, ...]]]:
+        """The fields of `WorkerTime` from `compute_s` on, by row and worker."""
         ending = (self.collective_s, self.outside_s)
         table, profile = self.table, self.profile
-        for r in range(self.num_replicas):
-            start, end = self._by_action(self.start_s, r), self._by_action(self.end_s, r)
+        uses = []
+        for r in self._first.tolist():
+            start, end, *_ = self._times(r)
             made = np.where(self._sources >= 0, end[self._sources], np.inf)
             previous = np.concatenate([[0.0], end[:-1]])
             previous[table.offsets[:-1]] = 0.0
             idle = start - previous
             waits_from = np.maximum(previous, made)
             wait = np.clip(start - waits_from, 0.0, idle)
-            latency, path = (self._by_action(each, r)[self._sources] for each in (self.latency_s, self._path_s))
+            latency, path = self._latency_of(r)[self._sources], self._by_action(self._path_s, r)[self._sources]
             latency = np.where(wait > 0, np.minimum(wait, latency), 0.0)  # a wait ends with its packet's flight
             host = np.where(wait > 0, np.clip(end[self._sources] + path - waits_from, 0.0, wait - latency), 0.0)
             codec = self._by_action(profile.decode_s + profile.encode_s, r)
@@ -211,6 +265,7 @@ class Timeline:
             overhead = np.where(self._sends, profile.call_s, 0.0)
             stretched = (end - start) - (codec + compute + overhead)
             of_actions = (compute - shards, codec, overhead, stretched, wait - latency - host, latency, host, shards)
+            of_workers = []
             for w in range(table.num_workers):
                 row = slice(*self.window[w])
                 compute_s, codec_s, overhead_s, contention_s, *waits_s = (float(part[row].sum()) for part in of_actions)
@@ -221,15 +276,14 @@ class Timeline:
                 if wait_s > idle_s:  # if steps are not equal, see `steady_end`
                     waits_s = [each * idle_s / wait_s for each in waits_s]
                 bubble_s = max(idle_s - wait_s, 0.0)
-                parts = (compute_s, codec_s, overhead_s, contention_s, *waits_s, bubble_s)
-                times.append(WorkerTime._make((r, w, *parts, *ending)))
-        return times
+                of_workers.append((compute_s, codec_s, overhead_s, contention_s, *waits_s, bubble_s, *ending))
+            uses.append(of_workers)
+        return uses
 
     @property
     def bubble(self) -> float:
         """Return the share of all workers' time idle because of the schedule, without waits for the wire."""
-        workers = self.workers()
-        return sum(worker.bubble_s for worker in workers) / (len(workers) * self.pipeline_s) if self.pipeline_s else 0.0
+        return self.mean_s("bubble_s") / self.pipeline_s if self.pipeline_s else 0.0
 
     def critical_path(self) -> list[Segment]:
         """Return the chain of work, packets and collectives that determines the step's end, first to last, without gaps.
@@ -239,10 +293,8 @@ class Timeline:
         """
         table = self.table
         backwards, r, i, until = self._ending()
-        start, end, begin, arrive = (
-            self._by_action(times, r) for times in (self.start_s, self.end_s, self.begin_s, self.arrive_s)
-        )
-        path_s, latency_s = self._by_action(self._path_s, r), self._by_action(self.latency_s, r)
+        start, end, begin, arrive = self._times(r)
+        path_s, latency_s = self._by_action(self._path_s, r), self._latency_of(r)
         while i >= 0:
             for kind, low, high in reversed(self.phases(r, i)):
                 if min(high, until) > low:
@@ -285,15 +337,16 @@ class Timeline:
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
         if moment <= SAME * self.step_s:
             return backwards, 0, -1, moment
+        started, ended = self.times[:2]
         if last is None or not last.collective.num_buckets:
-            nearest, until = np.nanargmin(np.abs(self.end_s - moment)), np.inf
+            nearest, until = np.nanargmin(np.abs(ended - moment)), np.inf
         else:  # the last backward of the bucket's stage, during which the bucket may be sent
             of_stage = slice(None), last.collective.stages[0]
-            ends = np.full_like(self.end_s, -np.inf)
-            ends[of_stage] = np.where(self.start_s[of_stage] <= moment, self.end_s[of_stage], -np.inf)
+            ends = np.full_like(ended, -np.inf)
+            ends[of_stage] = np.where(started[of_stage] <= moment, ended[of_stage], -np.inf)
             nearest, until = np.argmax(ends), moment
-        r, *key = np.unravel_index(nearest, self.end_s.shape)
-        return backwards, int(r), int(self._index[tuple(key)]), until
+        row, *key = np.unravel_index(nearest, ended.shape)
+        return backwards, int(self._first[row]), int(self._index[tuple(key)]), until
 
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
         """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.
@@ -307,7 +360,7 @@ class Timeline:
             for costs in (profile.decode_s, profile.shard_s, self._alone_s, profile.encode_s)
         )
         parts = [decode_s, shard_s, alone_s - shard_s, encode_s, profile.call_s if self._sends[index] else 0.0]
-        start, end = float(self.start_s[replica][key]), float(self.end_s[replica][key])
+        start, end = self.times[(slice(2), self.row[replica], *key)].tolist()
         until = np.cumsum(parts)
         stretch = (end - start) / until[-1] if until[-1] else 1.0
         edges = [start, *(float(end if part == until[-1] else start + stretch * part) for part in until)]
@@ -328,7 +381,7 @@ class Timeline:
     def _index(self) -> NDArray[np.int64]:
         """Return the index in the table of each (stage, op, microbatch)."""
         table = self.table
-        index = np.full(self.start_s.shape[1:], -1)
+        index = np.full(self.times.shape[2:], -1)
         index[table.stage, table.op, table.microbatch] = np.arange(len(table.stage))
         return index
 
@@ -352,8 +405,14 @@ class Timeline:
         of_replica = costs[replica if costs.shape[0] > 1 else 0]
         return np.broadcast_to(of_replica, (*of_replica.shape[:2], self.table.num_microbatches))
 
+    def _times(self, replica: int) -> Floats:
+        """Return start, end, begin and arrival of one replica for each action of the table."""
+        table = self.table
+        times: Floats = self.times[:, self.row[replica], table.stage, table.op, table.microbatch]
+        return times
+
     def _by_action(self, costs: Floats, replica: int) -> Floats:
-        """Return costs or times of one replica for each action of the table."""
+        """Return costs of one replica for each action of the table."""
         values: Floats = self.whole(costs, replica)[self.table.stage, self.table.op, self.table.microbatch]
         return values
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raysim.network.timeline import Timeline
 from raysim.network.topology import replica_hosts
@@ -41,53 +42,66 @@ class WireUse(NamedTuple):
 
 def wire_use(timeline: Timeline) -> list[WireUse]:
     """Return the load of each direction between two hosts."""
-    totals: dict[tuple[int, int], list[float]] = {}
-    hosts = replica_hosts(timeline.placement, timeline.table.num_workers)
-    stages = timeline.table.num_stages
-    for r in range(timeline.num_replicas):
-        sizes = timeline.whole(timeline.profile.moved_bytes, r)
-        for stage in range(stages):
-            for op, neighbour in ((0, stage + 1), (1, stage - 1)):
-                if not 0 <= neighbour < stages:
-                    continue
-                ends = hosts[r][timeline.table.owner[stage]], hosts[r][timeline.table.owner[neighbour]]
-                if ends[0] != ends[1]:
-                    total = totals.setdefault(ends, [0.0, 0.0])
-                    total[0] += timeline.table.per_step
-                    total[1] += float(sizes[stage, op].sum()) / timeline.table.num_steps
-    for source, target, messages_sent, moved_bytes in _transfers(timeline):
-        total = totals.setdefault((source, target), [0.0, 0.0])
-        total[0] += messages_sent
-        total[1] += moved_bytes
-    uses = []
-    for (source, target), (messages, size) in sorted(totals.items()):
-        if messages:
-            busy = 8 * timeline.network.framing * size / float(timeline.network.bandwidths_bps(source, target))
-            uses.append(WireUse(source, target, int(messages), size, busy, _share(busy, timeline)))
-    return uses
+    listed = [
+        (source, target, times * exchange.collective.repeats * messages, times * exchange.collective.repeats * size)
+        for exchange in timeline.collectives
+        for times, sent in exchange.collective.rounds
+        for source, target, messages, size in sent.pairs(exchange.collective.classes)
+    ]
+    columns = np.concatenate([_packets(timeline), np.array(listed, np.float64).reshape(-1, 4)])
+    ends, index = np.unique(columns[:, :2].astype(np.int64), axis=0, return_inverse=True)
+    messages, sizes = (np.bincount(index.reshape(-1), columns[:, i], len(ends)) for i in (2, 3))
+    busy_s = 8 * timeline.network.framing * sizes / timeline.network.bandwidths_bps(*ends.T)
+    rows = zip(*ends.T.tolist(), messages.tolist(), sizes.tolist(), busy_s.tolist(), strict=True)
+    return [
+        WireUse(source, target, int(sent), size, busy, _share(busy, timeline))
+        for source, target, sent, size, busy in rows
+        if sent
+    ]
 
 
 def busiest_share(timeline: Timeline) -> float:
-    """Return the share of the step in which the busiest wire, or the busiest port of a host in collectives, moved bytes."""
-    ports: dict[tuple[str, int], float] = {}
-    half = timeline.network.sharing == "half"
-    for source, target, _, size in _transfers(timeline):
-        for port in (("both", source), ("both", target)) if half else (("out", source), ("in", target)):
-            ports[port] = ports.get(port, 0.0) + size
-    bps = timeline.network.ports_bps(timeline.placement.num_hosts)
-    loads = [
-        _share(8 * timeline.network.framing * size / float(bps[host]), timeline) for (_, host), size in ports.items()
-    ]
-    return max([*(use.utilisation for use in wire_use(timeline)), *loads], default=0.0)
+    """Return the share of the step in which the busiest wire, or the busiest port of a host in collectives, moved bytes.
 
-
-def _transfers(timeline: Timeline) -> Iterator[tuple[int, int, int, float]]:
-    """Yield source, target, messages and bytes of the transfers of each round of a collective, over all its buckets."""
+    Of equal wires that carry a collective, one is looked at.
+    """
+    network = timeline.network
+    half, num_hosts = network.sharing == "half", timeline.placement.num_hosts
+    ports = np.zeros((1 if half else 2, num_hosts))
+    columns = [_packets(timeline)[:, [0, 1, 3]]]
     for exchange in timeline.collectives:
-        repeats = exchange.collective.repeats
-        for sent in exchange.collective.rounds:
-            for source, target, messages, _, size in zip(*(column.tolist() for column in sent), strict=True):
-                yield source, target, repeats * messages, repeats * size
+        classes = exchange.collective.classes
+        loads = np.zeros((2, num_hosts))
+        for times, sent in exchange.collective.rounds:
+            size = times * exchange.collective.repeats * sent.wire_bytes
+            np.add.at(loads[0], sent.source, sent.fan_out * size)
+            np.add.at(loads[1], sent.receiver, sent.fan_in * size)
+            columns.append(np.stack([sent.source, sent.target, size], axis=1))
+        of_hosts = loads[:, classes.leader]
+        ports[:, classes.hosts] += of_hosts.sum(axis=0) if half else of_hosts
+    source, target, size = np.concatenate(columns).T
+    ends, index = np.unique(np.stack([source, target]).astype(np.int64), axis=1, return_inverse=True)
+    wires = np.bincount(index.reshape(-1), size, ends.shape[1]) / network.bandwidths_bps(*ends)
+    busy = np.flatnonzero(ports.any(axis=0))
+    loads = ports[:, busy] / network.ports_bps(num_hosts)[busy]
+    busiest = max(wires.max(initial=0.0), loads.max(initial=0.0))
+    return _share(8 * network.framing * float(busiest), timeline)
+
+
+def _packets(timeline: Timeline) -> NDArray[np.float64]:
+    """Return source, target, messages and bytes of the packets of each action between two hosts, as rows."""
+    table = timeline.table
+    hosts = np.array(replica_hosts(timeline.placement, table.num_workers), np.int64)[:, table.owner]
+    moved = timeline.profile.moved_bytes
+    sizes = moved.sum(axis=3) / table.num_steps
+    if moved.shape[3] == 1:
+        sizes = table.per_step * moved[..., 0]
+    rows = [np.empty((0, 4))]
+    for op, sources, targets in ((0, hosts[:, :-1], hosts[:, 1:]), (1, hosts[:, 1:], hosts[:, :-1])):
+        size = np.broadcast_to(sizes[:, :-1, 0] if op == 0 else sizes[:, 1:, 1], sources.shape)
+        sent = np.stack([sources, targets, np.full(size.shape, table.per_step), size], axis=-1)
+        rows.append(sent[sources != targets])
+    return np.concatenate(rows)
 
 
 def _share(seconds: float, timeline: Timeline) -> float:
@@ -185,9 +199,10 @@ def _collective_events(timeline: Timeline, lanes: _Lanes, packets: Iterator[int]
         yield _named("thread_name", COLLECTIVES, lane, stages)
         if collective.codec_s:
             yield _slice("codec", "phase", COLLECTIVES, lane, exchange.start_s, exchange.start_s + collective.codec_s)
-        for (turn, begin, end), sent in zip(exchange.spans(), collective.rounds, strict=True):
+        rounds = (sent for times, sent in collective.rounds for _ in range(times))
+        for (turn, begin, end), sent in zip(exchange.spans(), rounds, strict=True):
             yield _slice(f"round {turn}", "collective", COLLECTIVES, lane, begin, end)
-            for source, target, transfers, _, size in zip(*(part.tolist() for part in sent), strict=True):
+            for source, target, transfers, size in sent.pairs(collective.classes):
                 yield from lanes.named((source, target))
                 tid = lanes.number[source, target]
                 common = {

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raysim.network.notation import bandwidth_text, read_wires, time_text, window_text
-from raysim.notation import check_choice, check_integer, check_real
+from raysim.notation import check_choice, check_integer, check_real, shown
 
 Matrix = tuple[tuple[float, ...], ...]
 Floats = NDArray[np.float64]
@@ -73,8 +74,8 @@ class Network:
         return int(self.__dict__["_hash"])
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the fields without the hash, since hashes of strings differ between processes."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        """Return the fields without the hash, since hashes of strings differ between processes, and without cached arrays."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_arrays")}
 
     def __post_init__(self) -> None:
         for item, low_open in (("bandwidth_bps", True), ("latency_s", False)):
@@ -136,6 +137,16 @@ class Network:
                 return len(value)
         return None
 
+    @cached_property
+    def _arrays(self) -> dict[str, Floats]:
+        values = {"bandwidth_bps": self.bandwidth_bps, "latency_s": self.latency_s}
+        return {name: np.array(value) for name, value in values.items() if isinstance(value, tuple)}
+
+    @property
+    def matrices(self) -> tuple[Floats, ...]:
+        """The given matrices of bandwidths and latencies, with zeros on the diagonal."""
+        return tuple(self._arrays.values())
+
     @property
     def sites(self) -> tuple[str, ...]:
         """The sites in file order; empty for networks without sites."""
@@ -155,7 +166,7 @@ class Network:
 
     def bandwidths_bps(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the bandwidth from `source` to `target`, elementwise, at most that of the windows; infinite within a host."""
-        bandwidth = _look_up(self.bandwidth_bps, source, target, within=math.inf)
+        bandwidth = self._look_up("bandwidth_bps", source, target, within=math.inf)
         if self.window_bytes is None:
             return bandwidth
         return self.within_windows(bandwidth, self.latencies_s(source, target) + self.latencies_s(target, source))
@@ -170,7 +181,17 @@ class Network:
 
     def latencies_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the latency from `source` to `target`, elementwise; zero within a host."""
-        return _look_up(self.latency_s, source, target, within=0.0)
+        return self._look_up("latency_s", source, target, within=0.0)
+
+    def _look_up(self, name: str, source: ArrayLike, target: ArrayLike, *, within: float) -> Floats:
+        sources, targets = np.asarray(source), np.asarray(target)
+        if name in self._arrays:
+            matrix = self._arrays[name]
+            check_hosts(max(sources.max(initial=0), targets.max(initial=0)), len(matrix))
+            values = matrix[sources, targets]
+        else:
+            values = np.full(np.broadcast(sources, targets).shape, getattr(self, name))
+        return np.where(sources == targets, within, values)
 
     @property
     def shares_ports(self) -> bool:
@@ -181,10 +202,9 @@ class Network:
         """Return the bandwidth of every host's port: `port_bps`, or that of its fastest link."""
         if self.port_bps is not None:
             return np.full(num_hosts, self.port_bps)
-        if not isinstance(self.bandwidth_bps, tuple):
+        if "bandwidth_bps" not in self._arrays:
             return np.full(num_hosts, self.bandwidth_bps)
-        matrix = np.array(self.bandwidth_bps)
-        np.fill_diagonal(matrix, 0.0)
+        matrix = self._arrays["bandwidth_bps"]
         ports: Floats = np.maximum(matrix.max(axis=0), matrix.max(axis=1))
         return ports[:num_hosts]
 
@@ -241,16 +261,10 @@ def _off_diagonal(value: float | Matrix) -> Floats:
     return outside if outside.size else np.zeros(1)
 
 
-def _look_up(value: float | Matrix, source: ArrayLike, target: ArrayLike, *, within: float) -> Floats:
-    sources, targets = np.asarray(source), np.asarray(target)
-    if isinstance(value, tuple):
-        highest = max(sources.max(initial=0), targets.max(initial=0))
-        if highest >= len(value):
-            raise ValueError(f"`hosts` must be below {len(value)}, the size of the network, but got {highest}.")
-        values = np.array(value)[sources, targets]
-    else:
-        values = np.full(np.broadcast(sources, targets).shape, value)
-    return np.where(sources == targets, within, values)
+def check_hosts(highest: int, num_hosts: int) -> None:
+    """Raise ValueError if a network of `num_hosts` lacks the `highest` host."""
+    if highest >= num_hosts:
+        raise ValueError(f"`hosts` must be below {num_hosts}, the size of the network, but got {highest}.")
 
 
 def _span(value: float | Matrix, write: Callable[[float], str]) -> str:
@@ -317,6 +331,21 @@ class Placement:
     @property
     def num_hosts(self) -> int:
         return max(self.hosts, default=0) + 1
+
+
+def parse_placement(text: str, num_workers: int) -> Placement:
+    """Parse the hosts of all workers, such as "0,3,1,2"; raises ValueError unless there is one for each.
+
+    >>> parse_placement("0,3,1,2", 4).hosts
+    (0, 3, 1, 2)
+    """
+    hosts = [part.strip() for part in text.split(",")]
+    if not all(host.isdecimal() for host in hosts) or len(hosts) != num_workers:
+        raise ValueError(
+            f"`placement` must be a host for each of {num_workers} workers, such as {','.join(map(str, range(num_workers)))} (the "
+            f"workers of replica 0 first), but got {shown(text)}."
+        )
+    return Placement(tuple(map(int, hosts)))
 
 
 def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.profile import Floats, Profile
+from raysim.network.rounds import equal_hosts
 from raysim.network.timeline import alone_s
 from raysim.network.topology import Network, Placement
 from raysim.schedules.actions import topological_order
@@ -51,6 +52,19 @@ class Ends(NamedTuple):
         return wires
 
 
+class Moments(NamedTuple):
+    """Moments at which a step's work is done, on each network. Replicas with equal times share a row."""
+
+    row: NDArray[np.int64]
+    """By replica."""
+    free_s: Floats
+    """End of each worker's work (row, worker, network)."""
+    done_s: Floats
+    """End of each stage's work in each step (row, step, stage, network)."""
+    times: Floats | None
+    """If kept: start, end, begin and arrival of each action on the last network (4, row, stage, op, microbatch)."""
+
+
 def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *, asked: bool) -> NDArray[np.bool_]:
     """Return for which of `networks` (all "inbound" or none) the schedule alone fixes the order of all messages.
 
@@ -75,6 +89,24 @@ def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *
         )
 
     return np.array([alone and (inbound or not queues(network)) for network in networks])
+
+
+def equal_replicas(networks: Sequence[Network], placement: Placement, num_workers: int) -> NDArray[np.int64]:
+    """Return for each replica the first one with equal links between its workers, if the schedule alone orders all messages."""
+    hosts = np.array(placement.hosts, np.int64).reshape(-1, num_workers)
+    replicas = np.arange(len(hosts))
+    if any(network.jitter_s for network in networks):
+        return replicas
+    labels = equal_hosts(networks, placement.num_hosts)
+    keys = replicas[:, None] * len(labels) + hosts
+    _, first, index = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
+    shared = (
+        first[index.reshape(-1)].reshape(keys.shape) - replicas[:, None] * num_workers
+    )  # the first worker on the same host
+    _, first, index = np.unique(
+        np.concatenate([labels[hosts], shared], axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    return first[index.reshape(-1)]
 
 
 def check_complete(schedule: Schedule, table: ActionTable, count: int, replicas: int = 1) -> None:
@@ -229,19 +261,16 @@ class SharedWiring:
         )
 
     def run(
-        self, schedule: Schedule, profiles: Sequence[Profile], seed: int, keep: Sequence[Floats] = ()
-    ) -> Iterator[tuple[Floats, Floats]]:
-        """Yield for each profile the end times of workers (replica, worker, network), and of stages in each step (replica, step,
-        stage, network).
-
-        The k-th profile's jitter uses `seed` + k. Fills `keep`, the arrays of a `Timeline`, from the last profile and network.
-        """
+        self, schedule: Schedule, profiles: Sequence[Profile], seed: int, *, keep: bool = False
+    ) -> Iterator[Moments]:
+        """Yield the moments of each profile's step; the k-th profile's jitter uses `seed` + k."""
         from raysim.network.event_loop import State, run_shared  # loads kernels, which is slow: only on first use
 
         (replicas, stages), count, steps = self.actions.shape[:2], len(self.networks), self.table.num_steps
         for i, profile in enumerate(profiles):
             costs = self._costs(profile).reshape(-1)
             free, done = np.empty((count, len(self.workers))), np.zeros((count, replicas * stages * steps))
+            times = np.empty((4, *self.actions.shape)) if keep else None
             for n, (channels, buckets, ports) in enumerate(self.networks):
                 progress, workers = np.zeros(self.actions.size, PROGRESS), self.workers.copy()
                 for name in RESULTS:
@@ -262,11 +291,13 @@ class SharedWiring:
                 ran = run_shared(state, profile.message_s, profile.byte_s, (seed + i) * REPLICA_SEEDS)
                 check_complete(schedule, self.table, ran, replicas)
                 free[n] = workers["free_s"]
-                for array, name in zip(keep, RESULTS, strict=False):
-                    array[:] = progress[name].reshape(self.actions.shape)
-            yield (
+                if times is not None:
+                    times[:] = [progress[name].reshape(self.actions.shape) for name in RESULTS]
+            yield Moments(
+                np.arange(replicas),
                 free.T.reshape(replicas, -1, count),
                 done.T.reshape(replicas, stages, steps, count).swapaxes(1, 2),
+                times,
             )
 
     def _costs(self, profile: Profile) -> Records:

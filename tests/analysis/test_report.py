@@ -205,6 +205,14 @@ def test_a_curve_over_time_is_one_over_steps_scaled(page):
     assert slow.loc[steps, ["steps", "training loss"]].equals(fast.loc[steps, ["steps", "training loss"]])
 
 
+def test_a_step_has_work_on_the_lanes_of_stages_and_flights_on_those_of_links(page):
+    spans = chart(page, "gantt").table("100mbps")
+    flights = spans["series"] == "bytes"  # this network has no latency
+    assert flights.any()
+    assert spans["lane"][flights].str.contains("→").all()
+    assert not spans["lane"][~flights].str.contains("→").any()
+
+
 def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.9):
     quality = {mode: Spread(accuracy, 0.0) for mode in ("on", "off")}
     price = {network: Estimate(step_s, 0.99 * step_s, 1.01 * step_s) for network in NETWORKS}

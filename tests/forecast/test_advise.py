@@ -28,6 +28,7 @@ from raysim.forecast.replica_costs import replica_costs
 from raysim.forecast.shapes import ModelShape
 from raysim.forecast.structure import RecipeModel
 from raysim.forecast.study import write_study
+from raysim.network.collectives import explicit
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP
@@ -96,12 +97,17 @@ def test_a_large_exchange_has_the_bytes_of_its_packets(method: str, shape: tuple
     )
     (real,) = replica_costs(config, [{"weight": shape}], 1e9, [])
     (kind,) = found
-    transfers = kind.transfers(0, num_replicas)
-    assert transfers["wire_bytes"].sum() == pytest.approx(
-        real.transfers["wire_bytes"].sum(), rel=0.02, abs=60 * num_replicas**2
-    )
+    transfers, own = (explicit(each, num_replicas) for each in (kind.transfers(0, num_replicas), real.transfers))
+    assert transfers["wire_bytes"].sum() == pytest.approx(own["wire_bytes"].sum(), rel=0.02, abs=60 * num_replicas**2)
     assert kind.work == pytest.approx(1e9 * real.method_s, rel=0.02)
     assert kind.share == (0.2 if "DiLoCo" in method else 1.0)
+
+
+@pytest.mark.parametrize("num_replicas", [5, 64, 1000])
+def test_two_shot_messages_shrink_as_replicas_are_added(num_replicas: int) -> None:
+    """One byte for each value of a chunk, and a range for each block of 4096."""
+    (kind,) = exchange_of("TwoShot(Quantize(8, per='block'))", (128_000, 4096), num_replicas)
+    assert num_replicas * np.array(kind.pair_bytes) == pytest.approx(128_000 * 4096 * (1 + 8 / 4096), rel=0.01)
 
 
 WAYS = [

@@ -22,12 +22,12 @@ from raysim.network.collectives import (
     as_transfers,
     collectives,
     mean_transfers,
-    round_seconds,
     spread_evenly,
 )
 from raysim.network.exchanges import all_reduce_s
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
+from raysim.network.rounds import round_seconds
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import wire_use
@@ -231,11 +231,11 @@ def test_round_time_lies_between_busiest_port_and_serial_messages(
     network = Network(BPS, sharing=sharing)
     hosts = np.random.default_rng(seed).integers(0, num_replicas, (num_replicas, num_stages))
     for one in collectives(transfers, np.zeros(num_stages), hosts, np.arange(num_stages)):
-        for each in one.rounds:
+        for times, each in one.rounds:
+            assert times == 1
             bits = 8 * each.wire_bytes
-            port = (
-                max(bits[end == host].sum() for end in each[:2] for host in range(num_replicas)) if len(bits) else 0.0
-            )
+            ends = (each.source, each.target)
+            port = max(bits[end == host].sum() for end in ends for host in range(num_replicas)) if len(bits) else 0.0
             assert port / BPS - 1e-9 <= round_seconds(each, [network])[0] <= bits.sum() / BPS + 1e-9
 
 

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from timelines import check_timeline
 
 from raysim.forecast.timings import Timings
+from raysim.network.collectives import all_reduce
 from raysim.network.exchanges import (
-    Rounds,
-    all_gather_s,
+    all_gather_rounds,
     all_reduce_rounds,
     all_reduce_s,
-    reduce_scatter_s,
-    transfers_of,
 )
 from raysim.network.presets import presets
 from raysim.network.profile import Profile
+from raysim.network.rounds import Rounds, rounds_s
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline_views import wire_use
 from raysim.network.topology import Network, Placement
@@ -42,8 +41,9 @@ def sent_by(rounds: list[Rounds]) -> Counter[int]:
     """Return the bytes that each member sends."""
     totals: Counter[int] = Counter()
     for equal in rounds:
-        for source, _ in equal.pairs:
-            totals[source] += equal.times * equal.wire_bytes  # type: ignore[assignment]
+        for sends in equal.sends:
+            for source, _ in sends.pairs():
+                totals[source] += equal.times * sends.wire_bytes  # type: ignore[assignment]
     return totals
 
 
@@ -52,10 +52,11 @@ def test_collective_reaches_every_member_without_self_sends(sites: list[str], al
     rounds = all_reduce_rounds(len(sites), 1200.0, algorithm, sites)
     known = [{member} for member in range(len(sites))]
     for equal in rounds:
-        assert len(set(equal.pairs)) == len(equal.pairs)
+        pairs = [pair for sends in equal.sends for pair in sends.pairs()]
+        assert len(set(pairs)) == len(pairs)
         for _ in range(equal.times):
             before = [set(each) for each in known]
-            for source, target in equal.pairs:
+            for source, target in pairs:
                 assert source != target
                 known[target] |= before[source]
     assert all(each == set(range(len(sites))) for each in known)
@@ -123,11 +124,10 @@ def test_networks_with_different_sites_are_distinct() -> None:
     assert seconds[TWO_SITES] < seconds[other]
 
 
-def test_gathers_and_scatters() -> None:
-    assert all_gather_s(1e6, range(5), NETWORK) == pytest.approx(4 * (0.01 + 0.1))
-    assert all_gather_s(1e6, range(5), NETWORK, "direct") == pytest.approx(0.01 + 4 * 0.1)
-    scatter_s = reduce_scatter_s(1e6, range(5), NETWORK)
-    assert scatter_s + all_gather_s(2e5, range(5), NETWORK) == pytest.approx(all_reduce_s(1e6, range(5), NETWORK))
+def test_gathers() -> None:
+    for algorithm, seconds in (("ring", 4 * (0.01 + 0.1)), ("direct", 0.01 + 4 * 0.1)):
+        rounds = all_gather_rounds(5, 1e6, algorithm)
+        assert rounds_s(rounds, np.arange(5), [NETWORK])[0] == pytest.approx(seconds)
     assert all_reduce_s(1e6, [3], NETWORK) == all_reduce_s(1e6, [2, 2, 2], NETWORK) == 0.0
 
 
@@ -145,7 +145,7 @@ def test_step_includes_all_reduce_time(algorithm: str) -> None:
 
 def test_recorded_messages_are_the_average_only_if_it_is_direct() -> None:
     members = [(replica, 0) for replica in range(3)]
-    listed = transfers_of(all_reduce_rounds(3, 9e6, "direct"), "replica_gradient", 0, members)
+    listed = all_reduce("replica_gradient", 0, members, [3e6] * 3)
     profile = Profile.uniform(1, 1.0, 2.0, gradient_bytes=np.full(1, 3e6), transfers=listed)
     network = Network(8e6)
     step = {"num_microbatches": 1, "num_replicas": 3}
@@ -201,7 +201,7 @@ def test_buckets_start_as_last_backward_produces_them(
         assert timeline.collectives_end_s == pytest.approx(max(*ends, timeline.pipeline_s))
     late = replace(profile, transport=replace(BARE, averaging=Averaging(algorithm)))
     whole = simulate(schedule, late, network, num_microbatches=4, num_replicas=replicas)
-    more_trips = 4 * count * len(timeline.collectives[0].collective.rounds) * 0.001  # one for each bucket and round
+    more_trips = 4 * count * len(timeline.collectives[0].round_s) * 0.001  # one for each bucket and round
     assert timeline.step_s <= whole.step_s + more_trips
 
 
