@@ -130,10 +130,10 @@ class Laws:
         """Return the harm of setting `i` at a point."""
         mean, variance = self._moments(i, point)
         flat, power = (self._curves.forms == name for name in ("flat", "power"))
-        parts = [_interval(mean, variance, self._weights * mask) for mask in (1.0, ~flat, flat)]
+        both, curved, constant = (_interval(mean, variance, self._weights * mask) for mask in (1.0, ~flat, flat))
         exponents = self._weights[:, power].sum(axis=0)
         exponent = float(exponents @ self._curves.exponents[power] / max(exponents.sum(), 1e-300))
-        return Carried(*parts, exponent, float(self._weights[:, ~flat].sum()))
+        return Carried(both, curved, constant, exponent, float(self._weights[:, ~flat].sum()))
 
     def chance_below(self, i: int, point: Array, harm: float, error: float) -> float:
         """Return the predicted chance that setting `i` is measured, with a standard error, below a harm at a point."""
@@ -180,7 +180,7 @@ class _Fit(NamedTuple):
 def _walk(one: Array, other: Array) -> Array:
     """Return the covariance of random walks from the origin between two lists of points."""
     a, b = one[:, None, :], other[None, :, :]
-    return np.where(a * b > 0, np.minimum(np.abs(a), np.abs(b)), 0.0).sum(axis=2)
+    return np.asarray(np.where(a * b > 0, np.minimum(np.abs(a), np.abs(b)), 0.0).sum(axis=2))
 
 
 def _interval(mean: Array, variance: Array, weights: Array) -> Interval:

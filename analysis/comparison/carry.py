@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from raysim.analysis.comparison.choice import VERDICTS
+from raysim.analysis.comparison.choice import VERDICTS, Where
 from raysim.analysis.comparison.sizes import ALIKE, CUTS, PROPORTION, Size, SizeFamily, size_families
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results
@@ -87,16 +87,13 @@ def carry_to(results: Results, asked: Asked, *, within: float | None = None, qua
             first = rows[family.sizes[0]]
             key = (method_of(name), family.quantities, first["unit"], family.trained)
             pools.setdefault(key, []).append(_Setting(family, name, rows))
-    rows = []
-    for pool in pools.values():
-        group = _Pool(pool)
-        for i in range(len(pool)):
-            rows.append(group.row(i, asked))
-    frame = pd.DataFrame(rows, columns=list(_COLUMNS))
+    groups = [_Pool(pool) for pool in pools.values()]
+    carried = [group.row(i, asked) for group in groups for i in range(len(group.settings))]
+    frame = pd.DataFrame(carried, columns=list(_COLUMNS))
     return frame.sort_values(["family", "setting"], ignore_index=True)
 
 
-def sentence(row: Mapping[str, Any]) -> str:
+def sentence(row: Mapping[Any, Any]) -> str:
     """Return a row of `carry` in words.
 
     >>> row = {"smallest": 3e5, "largest": 5e6, "harm": 0.9, "harm_low": 0.3, "harm_high": 2.4, "parameters": 1.3e9}
@@ -270,7 +267,7 @@ def _columns(carried: Carried, within: float) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, (harm, low, high) in (("harm", carried.both), ("power", carried.power), ("constant", carried.constant)):
         columns |= {name: harm, f"{name}_low": low, f"{name}_high": high}
-    where = "below" if carried.both.high < within else "above" if carried.both.low > within else "undecided"
+    where: Where = "below" if carried.both.high < within else "above" if carried.both.low > within else "undecided"
     return columns | {
         "exponent": carried.exponent,
         "weight": carried.weight,

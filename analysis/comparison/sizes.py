@@ -70,8 +70,10 @@ class SizeFamily:
 
     def usual(self, parameters: float) -> Size:
         """Return the tokens and stages of a model of this size, as those of the family go with size."""
-        logs = [(math.log(size.parameters), math.log(size.tokens)) for size in self.sizes]
-        slope, level = np.polyfit(*zip(*logs, strict=True), 1)
+        parameters_of, tokens_of = (
+            np.log([getattr(size, name) for size in self.sizes]) for name in ("parameters", "tokens")
+        )
+        slope, level = np.polyfit(parameters_of, tokens_of, 1)
         nearest = min(self.sizes, key=lambda size: (abs(math.log(size.parameters / parameters)), size.stages))
         return Size(round(parameters), math.exp(level + slope * math.log(parameters)), nearest.stages)
 
@@ -102,7 +104,7 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
     jobs: dict[tuple[str, ...], Mapping[Any, Any]] = {}
     for row in judged.to_dict("records"):
         run = row["runs"][0]
-        facts = runs[run]
+        facts: Mapping[Any, Any] = runs[run]
         key = tuple(_without_size(name, facts.get(name)) for name in keys)
         trained = any(plain(facts.get(name)) is not None for name in ("model.path", "parent"))
         family = families.setdefault(key, SizeFamily("", trained))
@@ -129,7 +131,7 @@ def _tokens_of_sample(results: Results) -> dict[str, float]:
     return {str(run): float(rate) for run, rate in rates.groupby(evals["run"], observed=True).first().items()}
 
 
-def _size(run: Mapping[str, Any], tokens: float) -> Size:
+def _size(run: Mapping[Any, Any], tokens: float) -> Size:
     parameters = plain(run.get("num_parameters"))
     if parameters is None:
         raise AnalysisError(

@@ -59,8 +59,8 @@ def carried(setting: Setting, kind: str, parameters: int, replicas: int) -> Carr
     for (size, *lower), (following, *upper) in pairwise(law["curve"]):
         if size <= parameters <= following:
             share = math.log(parameters / size) / math.log(following / size)
-            bounds = (low + share * (high - low) for low, high in zip(lower, upper, strict=True))
-            return CarriedHarm(*bounds, parameters, law["smallest"], law["largest"])
+            harm, low, high = (one + share * (other - one) for one, other in zip(lower, upper, strict=True))
+            return CarriedHarm(harm, low, high, parameters, law["smallest"], law["largest"])
     return None
 
 

@@ -184,7 +184,7 @@ def _of_many(terms: Floats, few: Sequence[int], num_replicas: int) -> Floats:
     fixed = terms[0] - divided / few[0]
     rounded = np.abs(fixed) <= STARTED
     rounded[0] = False  # the headers
-    return np.where(rounded, terms[0] * few[0] / num_replicas, fixed + divided / num_replicas)
+    return np.asarray(np.where(rounded, terms[0] * few[0] / num_replicas, fixed + divided / num_replicas))
 
 
 @lru_cache(maxsize=1024)

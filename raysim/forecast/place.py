@@ -69,10 +69,11 @@ def place(step: TimedStep, network: Network, *, most: int = MOST_TRIED, seed: in
 
 def _count(labels: Ints, workers: int) -> int:
     """Return an upper bound of the number of different placements: exact if all hosts are used or different."""
-    size, counts = len(labels), np.unique(labels, return_counts=True)[1].tolist()
+    size = len(labels)
+    counts: list[int] = np.unique(labels, return_counts=True)[1].tolist()
     if workers == size:
         return math.factorial(size) // math.prod(map(math.factorial, counts))
-    return min(math.perm(size, workers), len(counts) ** workers)
+    return min(math.perm(size, workers), int(len(counts) ** workers))
 
 
 def _all(labels: Ints, workers: int) -> Iterator[Hosts]:

@@ -250,8 +250,8 @@ def _sends(transfers: Transfers, hosts: NDArray[np.int64]) -> list[Sends]:
     """Return the messages of one round between hosts."""
     every = {end: transfers[f"{end}_replica"] == EVERY for end in ("source", "target")}
     one_to_one = transfers[~(every["source"] | every["target"])]
-    placed = [hosts[one_to_one[f"{end}_replica"], one_to_one[f"{end}_stage"]] for end in every]
-    sends = [Sends(*placed, one_to_one["wire_bytes"])] if len(one_to_one) else []
+    sources, targets = (hosts[one_to_one[f"{end}_replica"], one_to_one[f"{end}_stage"]] for end in every)
+    sends = [Sends(sources, targets, one_to_one["wire_bytes"])] if len(one_to_one) else []
     if len(one_to_one) == len(transfers):
         return sends
     kinds = np.stack(
@@ -259,11 +259,11 @@ def _sends(transfers: Transfers, hosts: NDArray[np.int64]) -> list[Sends]:
     )
     for kind in np.unique(kinds[every["source"] | every["target"]], axis=0):
         own = transfers[(kinds == kind).all(axis=1)]
-        ends = [
+        sources, targets = (
             hosts[:, int(kind[2 + i])] if kind[i] else hosts[own[f"{end}_replica"], int(kind[2 + i])]
             for i, end in enumerate(every)
-        ]
-        sends.append(Sends(*ends, float(kind[4]), crossed=True))
+        )
+        sends.append(Sends(sources, targets, float(kind[4]), crossed=True))
     return sends
 
 

@@ -241,7 +241,7 @@ class Timeline:
         """Return the mean over all workers of a field of `WorkerTime` in seconds."""
         field, counts = WorkerTime._fields.index(use) - 2, np.bincount(self.row).tolist()
         total = sum(count * parts[field] for count, uses in zip(counts, self._uses, strict=True) for parts in uses)
-        return total / (self.num_replicas * self.table.num_workers)
+        return float(total / (self.num_replicas * self.table.num_workers))
 
     @cached_property
     def _uses(self) -> list[list[tuple[float, ...]]]:
