@@ -289,7 +289,7 @@ class Study:
             study = replace(self, planned_seeds=planned)
         new = study.as_mapping()
         for key in sorted((old.keys() | new.keys()) - CHANGEABLE):
-            _check_same(key, old.get(key), new.get(key))
+            check_same(key, old.get(key), new.get(key))
         if self.source is not None and _text(folder / "space.py") != self.source:
             raise ConfigError(
                 f"The Python file of the study must be as it was, but {folder / 'space.py'} is another one."
@@ -325,10 +325,10 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _check_same(key: str, old: Any, new: Any) -> None:
+def check_same(key: str, old: Any, new: Any) -> None:
     """Raise ConfigError at the first field in which two tables differ."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for inner in sorted(old.keys() | new.keys()):
-            _check_same(f"{key}.{inner}", old.get(inner), new.get(inner))
+            check_same(f"{key}.{inner}", old.get(inner), new.get(inner))
     elif old != new:
         raise ConfigError(f"`{key}` must be {old!r}, as in the study to resume, but got {new!r}.")

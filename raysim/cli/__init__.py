@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import advise, conclude, lists, price, screen, sweep, train
+from raysim.cli import advise, conclude, decide, lists, price, screen, sweep, train
 from raysim.cli.exits import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -20,6 +20,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 for command in (
+    decide.decide,
     advise.advise,
     screen.screen,
     train.train,

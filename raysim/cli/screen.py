@@ -78,7 +78,7 @@ def screen(
     from raysim.config import make_config
 
     with ending_on_signals():
-        base = _values(recipe, overrides or [])
+        base = values_of(recipe, overrides or [])
         config = make_config(base)
         from raysim.forecast.inputs import parse_setting
         from raysim.screening import screen as measure
@@ -104,7 +104,7 @@ def screen(
     _write_files(done, base, transport, out=out, study=study, plot=plot, json_file=json_file)
 
 
-def _values(source: str, overrides: list[str]) -> dict[str, Any]:
+def values_of(source: str, overrides: list[str]) -> dict[str, Any]:
     """Return the nested values of a run; a folder stands for the recipe `hf` with its model."""
     from raysim.config import apply_override, read_source
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,17 +101,19 @@ def sweep(
         started = Sweep(checked, out=out, resume=resume, address=address, dashboard=dashboard, wait_s=wait)
         phases.enter(None)
         resources = {"address": address, "wait": wait, "out": started.store.out}
-        words = _words(study, overrides, **limits, **resources, race=race, no_screen=screen is False, resume=True)
-        _run(started, shlex.join(["raysim", *words]), ending)
+        words = arguments(
+            "sweep", study, overrides, **limits, **resources, race=race, no_screen=screen is False, resume=True
+        )
+        run_sweep(started, shlex.join(["raysim", *words]), ending)
         if json_file is not None:
             from raysim.sweeps.verdicts import sweep_figures
 
             write_json(sweep_figures(started), json_file)
 
 
-def _words(study: str, overrides: list[str] | None, **options: object) -> list[str]:
-    """Return the arguments of `raysim sweep` with these options."""
-    words = ["sweep", study, *(overrides or [])]
+def arguments(command: str, subject: str, overrides: list[str] | None, **options: object) -> list[str]:
+    """Return the arguments of a command with these options; those that are None or False are left out."""
+    words = [command, subject, *(overrides or [])]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
@@ -120,8 +123,8 @@ def _words(study: str, overrides: list[str] | None, **options: object) -> list[s
     return words
 
 
-def _run(sweep: Sweep, again: str, ending: Ending) -> None:
-    """Run a sweep and its confirmation; `again` is the command that resumes it."""
+def run_sweep(sweep: Sweep, again: str, ending: Ending, show: Callable[[Sweep], None] | None = None) -> None:
+    """Run a sweep and its confirmation; `again` is the command that resumes it, `show` prints its result in place of the usual."""
     from raysim.analysis import AnalysisError
     from raysim.records import RecordsError
     from raysim.storage.places import PlaceError
@@ -138,7 +141,7 @@ def _run(sweep: Sweep, again: str, ending: Ending) -> None:
     sweep.on_lost = on_lost
     try:
         show_sweep(sweep)
-        show_result(sweep)
+        (show or show_result)(sweep)
         if (ended := [row for row in sweep.rows if row.ended]) and all(row.status == "failed" for row in ended):
             fail(f"all {len(ended)} trials failed, the first of them: {ended[0].error}", 1)
         if sweep.study.confirm:
@@ -192,7 +195,9 @@ def submit(
     files, study = _sent_files(study, files)
     limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
     limits |= {"wait": wait, "out": out, "budget": budget, "price_per_hour": price_per_hour}
-    words = _words(study, overrides, **limits, address="auto", race=race, no_screen=screen is False, resume=resume)
+    words = arguments(
+        "sweep", study, overrides, **limits, address="auto", race=race, no_screen=screen is False, resume=resume
+    )
     try:
         code = send(words, Cluster.named(cluster, address), out, files=files, fetch=fetch)
     except KeyboardInterrupt as interruption:

@@ -7,7 +7,7 @@ compressors make packets from seeded tensors of the boundaries' shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,7 @@ from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
+from raysim.values import BoundaryTensors
 from raysim.workloads.partition import CutChoice, Partition, partition
 from raysim.workloads.splits import DataShape
 
@@ -71,6 +72,11 @@ class Forecast:
     """By stage, of one microbatch's forward."""
     tied: tuple[tuple[tuple[int, ...], int], ...]
     """Parameters shared by several stages: the stages and number of values of each."""
+    boundaries: tuple[BoundaryTensors, ...]
+    averaged: tuple[Mapping[str, tuple[int, ...]], ...]
+    """By stage, the shapes of the gradients that replicas average."""
+    codec_bytes_per_s: float | None
+    """Dense bytes a second that codecs go over; None if they are timed on this machine."""
     notes: tuple[str, ...]
     """The assumptions behind the figures, as sentences."""
     placement: Placement | None = None
@@ -217,7 +223,8 @@ def _forecast(
     num_workers = config.num_replicas * len(config.executed_schedule.rows(num_stages, config.num_microbatches))
     compute, num_ops = compute.over(transport, num_workers), compute.compute_s.shape[2]
     notes += _schedule_notes(config, weight_shares)
-    averages = _averages(config, parts, codec_bytes_per_s, notes)
+    averaged = _averaged(config, parts)
+    averages = replica_costs(config, averaged, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
     sums, tied_s = tied_costs(config, parts, codec_bytes_per_s)
     compute = replace(compute, update_s=compute.update_s + tied_s)
     endings = endings_of(config, averages, sums)
@@ -249,6 +256,9 @@ def _forecast(
         cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
         tied=tied_sizes(parts),
+        boundaries=tuple(parts.boundaries),
+        averaged=averaged,
+        codec_bytes_per_s=codec_bytes_per_s,
         notes=tuple(notes),
     )
 
@@ -270,13 +280,10 @@ def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
     return parts
 
 
-def _averages(
-    config: RunConfig, parts: Partition, codec_bytes_per_s: float | None, notes: list[str]
-) -> list[ReplicaCost]:
-    """Return the costs of averaging replicas."""
+def _averaged(config: RunConfig, parts: Partition) -> tuple[Mapping[str, tuple[int, ...]], ...]:
+    """Return the shapes of the gradients that replicas average, by stage."""
     owners = tied_owners(parts)
-    shapes = [averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages)]
-    return replica_costs(config, shapes, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
+    return tuple(averaged_shapes(stage, module, config, owners) for stage, module in enumerate(parts.stages))
 
 
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:

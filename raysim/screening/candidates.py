@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -55,6 +56,8 @@ METHODS = (
     "ErrorFeedback(TopK(0.01))",
 )
 """Replica methods by default."""
+LOCAL_STEPS = (10, 100, 500)
+"""Local steps between two exchanges, which only training can judge."""
 
 
 def defaults(plan: Plan, facts: Sequence[TensorFacts]) -> list[Setting]:
@@ -64,6 +67,18 @@ def defaults(plan: Plan, facts: Sequence[TensorFacts]) -> list[Setting]:
     methods = [Setting(replica_gradient=method) for method in METHODS if plan.num_replicas > 1]
     settings = [*(links if plan.boundaries else []), *methods]
     return [canonical(each) for each in settings if _fits(each, plan)]
+
+
+def every(stages: int, replicas: int, steps: int | None, tried: Iterable[Setting] = ()) -> list[Setting]:
+    """Return all default settings of a run, whatever its tensors are like, those of local steps, and `tried`, once each."""
+    links = [Setting(each.forward, each.backward) for each in LINKS if stages > 1]
+    methods = [*METHODS, *(f"DiLoCo({count})" for count in LOCAL_STEPS if steps and steps % count == 0)]
+    settings = [*links, *(Setting(replica_gradient=method) for method in methods if replicas > 1)]
+    known = []
+    for each in settings:
+        with suppress(ValueError):  # a codec that is not installed
+            known.append(canonical(each))
+    return distinct([*known, *map(canonical, tried)])
 
 
 def canonical(setting: Setting) -> Setting:
@@ -84,17 +99,22 @@ def checked(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
     """Return a setting of `--try` in canonical notation; raises InputError if it cannot be screened in this run."""
     if not gradients and (setting.backward, setting.replica_gradient) != (SAME, SAME):
         raise InputError(f"`--try`: {setting.backward} needs gradients: leave out `backward`, or `--no-gradients`.")
-    if (setting.forward, setting.backward) != (SAME, SAME) and not plan.boundaries:
-        raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
-    if setting.replica_gradient != SAME and plan.num_replicas < 2:
-        raise InputError(
-            f"`--try`: {setting.replica_gradient} needs replicas, but the run has one: add num_replicas=2."
-        )
+    check_parts(setting, plan.num_stages, plan.num_replicas)
     try:
         _check_methods(setting, plan)
         return canonical(setting)
     except ValueError as error:
         raise InputError(f"`--try`: {error}") from None
+
+
+def check_parts(setting: Setting, stages: int, replicas: int) -> None:
+    """Raise InputError if a setting of `--try` compresses what a run does not send."""
+    if (setting.forward, setting.backward) != (SAME, SAME) and stages == 1:
+        raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
+    if setting.replica_gradient != SAME and replicas < 2:
+        raise InputError(
+            f"`--try`: {setting.replica_gradient} needs replicas, but the run has one: add num_replicas=2."
+        )
 
 
 def _fits(setting: Setting, plan: Plan) -> bool:

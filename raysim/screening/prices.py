@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from raysim.config import ConfigError, RunConfig
 from raysim.forecast.fleet import DENSE, SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
-from raysim.forecast.link_costs import SEEDED, LinkCost, link_costs, packets_profile
-from raysim.forecast.replica_costs import ReplicaCost, endings_of, tied_transfers
-from raysim.network.collectives import DIRECTIONS, as_transfers
+from raysim.forecast.gains import recoded, silent
+from raysim.forecast.link_costs import SEEDED, LinkCost, link_costs
+from raysim.forecast.replica_costs import ReplicaCost
+from raysim.network.collectives import as_transfers
 from raysim.network.presets import DEVICES
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
-from raysim.pipeline.groups import MemberRounds, exchange_delay
+from raysim.pipeline.groups import MemberRounds
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import Measured
 from raysim.probing.stopwatch import Seconds
@@ -43,30 +42,13 @@ class Prices:
             return dense
         config = dense.config.changed(**{key: value for key, value in setting._asdict().items() if value != SAME})
         links = [_as_sent(cost, measured) for cost in link_costs(config, self._plan.boundaries, self._speed, [])]
-        num_ops = dense.steady.compute_s.shape[2]
-        changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
-        if averaged:
-            costs = [self._cost(stage, setting.replica_gradient, each) for stage, each in enumerate(averaged)]
-            changes["endings"] = endings_of(
-                config, costs, tied_transfers(dense.tied, config.num_replicas, fused=config.fused_embedding)
-            )
-            changes["averages"] = tuple(costs)
-        endings = changes.get("endings", dense.endings)
-        packets = packets_profile(links, dense.num_stages, num_ops, first=False)
-        steady = replace(dense.steady.with_packets_of(packets), **endings[0].costs)
-        return replace(dense, steady=steady, first=steady, first_steps=0, **changes)
+        costs = [self._cost(stage, setting.replica_gradient, each) for stage, each in enumerate(averaged)]
+        return recoded(dense, config, links, costs)
 
     def shares(self, network: Network) -> dict[str, float]:
         """Return the share of the dense step that is saved if links, tied parameters or replicas sent nothing."""
-        dense = self.dense
-        quiet = packets_profile((), dense.num_stages, dense.steady.compute_s.shape[2], first=False)
-        endings = dense.endings
-        silent = {"links": replace(dense, steady=replace(dense.steady.with_packets_of(quiet), **endings[0].costs))}
-        for name, direction in (("tied parameters", DIRECTIONS[1]), ("replica gradients", DIRECTIONS[0])):
-            left = tuple(replace(each, costs=_without(each.costs, direction)) for each in endings)
-            silent[name] = replace(dense, endings=left)
-        step_s = dense.step_s(network)
-        return {name: 1 - plan.step_s(network) / step_s for name, plan in silent.items()}
+        step_s = self.dense.step_s(network)
+        return {name: 1 - plan.step_s(network) / step_s for name, plan in silent(self.dense).items()}
 
     def _cost(self, stage: int, method: str, rounds: Sequence[MemberRounds]) -> ReplicaCost:
         """Return the cost of a stage's measured average, by its slowest replica."""
@@ -84,15 +66,6 @@ class Prices:
             coded_bytes=coded_bytes,
             transfers=as_transfers(transfer for account in accounts for transfer in account.transfers),
         )
-
-
-def _without(costs: Mapping[str, Any], direction: str) -> dict[str, Any]:
-    """Return the costs of an ending without the exchanges of a direction."""
-    transfers = costs["transfers"]
-    kept = {**costs, "transfers": transfers[transfers["direction"] != direction]}
-    if direction == DIRECTIONS[0]:
-        kept |= {name: np.zeros_like(costs[name]) for name in ("method_s", "gradient_bytes", "bucketed_bytes")}
-    return kept
 
 
 def _as_sent(cost: LinkCost, measured: Measured) -> LinkCost:

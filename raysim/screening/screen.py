@@ -125,15 +125,7 @@ def screen(
     on memory and progress. Raises ConfigError or InputError before a pass.
     """
     began = time.perf_counter()
-    config = config.changed(
-        forward=SAME,
-        backward=SAME,
-        replica_gradient=SAME,
-        shared_indices=False,
-        compress_from=0,
-        fused_embedding=False,
-        tied_gradient=SAME,
-    )
+    config = dense_of(config)
     workload = _workload(config)
     plan = workload.plan
     _check(plan, num_batches)
@@ -171,6 +163,19 @@ def screen(
         notes=prices.notes if prices else [],
         seconds=time.perf_counter() - began,
         pass_s=bench.pass_s,
+    )
+
+
+def dense_of(config: RunConfig) -> RunConfig:
+    """Return a run without its compression."""
+    return config.changed(
+        forward=SAME,
+        backward=SAME,
+        replica_gradient=SAME,
+        shared_indices=False,
+        compress_from=0,
+        fused_embedding=False,
+        tied_gradient=SAME,
     )
 
 

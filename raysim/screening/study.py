@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from raysim.forecast.fleet import SAME, Setting
+from raysim.network.topology import Network
 from raysim.notation import InputError
+from raysim.pipeline.plan import Plan
 from raysim.quality import MEASURES
 from raysim.screening.screen import Screen, words
 
@@ -28,20 +30,7 @@ def write_study(done: Screen, base: Mapping[str, Any], path: Path, transport: st
     settings = [each.setting for each in done.worth()]
     if not settings:
         raise InputError("`--study`: no setting is worth training, so there is nothing to study.")
-    measure = done.plan.task.measures[0]
-    objective = f"{measure.name}_on" if measure.name in MEASURES else measure.name
-    priced = [f"step_s@{network.name or network!r}/{transport}" for network in done.networks]
-    own = {key: _absolute(key, value) for key, value in base.items() if key != "name"}
-    study = {
-        "seeds": list(range(SEEDS)),
-        "sampler": "grid",
-        "early_stopping": "none",
-        "objectives": [objective, "wire_bytes", *priced],
-        "constraints": [{"objective": objective, "within": measure.margin / 100, "of": "dense"}],
-        "base": own,
-        "baselines": [{"name": "dense", "set": _keys(Setting(), done)}],
-        "space": {"variants": {words(setting): _keys(setting, done) for setting in settings}},
-    }
+    study = study_of(done.plan, done.networks, settings, base, transport)
     head = (
         f"# Written by raysim screen: the settings worth training of {done.config.name}, beside dense.\n"
         f"# Train them by: raysim sweep {path.name}\n"
@@ -53,12 +42,32 @@ def write_study(done: Screen, base: Mapping[str, Any], path: Path, transport: st
     )
 
 
-def _keys(setting: Setting, done: Screen) -> dict[str, str]:
+def study_of(
+    plan: Plan, networks: Sequence[Network], settings: Sequence[Setting], base: Mapping[str, Any], transport: str
+) -> dict[str, Any]:
+    """Return the keys of a study of settings beside dense, on the model and data of the run whose values are `base`."""
+    measure = plan.task.measures[0]
+    objective = f"{measure.name}_on" if measure.name in MEASURES else measure.name
+    priced = [f"step_s@{network.name or network!r}/{transport}" for network in networks]
+    own = {key: _absolute(key, value) for key, value in base.items() if key != "name"}
+    return {
+        "seeds": list(range(SEEDS)),
+        "sampler": "grid",
+        "early_stopping": "none",
+        "objectives": [objective, "wire_bytes", *priced],
+        "constraints": [{"objective": objective, "within": measure.margin / 100, "of": "dense"}],
+        "base": own,
+        "baselines": [{"name": "dense", "set": _keys(Setting(), plan)}],
+        "space": {"variants": {words(setting): _keys(setting, plan) for setting in settings}},
+    }
+
+
+def _keys(setting: Setting, plan: Plan) -> dict[str, str]:
     """Return a setting's keys of a run; those that have no effect in this run are left out."""
     keys = setting._asdict()
-    if not done.plan.boundaries:
+    if not plan.boundaries:
         del keys["forward"], keys["backward"]
-    if done.plan.num_replicas == 1:
+    if plan.num_replicas == 1:
         assert keys["replica_gradient"] == SAME, "one replica has no gradients to average"
         del keys["replica_gradient"]
     return keys

@@ -1,0 +1,186 @@
+"""The gains that a network allows, before training: the causes of a step's time, prices of settings, and other ways to save it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from raysim.config import RunConfig
+from raysim.forecast.bandwidth import Parts
+from raysim.forecast.fleet import SAME, Setting
+from raysim.forecast.forecast import Forecast, forecast
+from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
+from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_transfers
+from raysim.network.collectives import DIRECTIONS
+from raysim.network.presets import DEVICES
+from raysim.network.topology import FREE, Network
+from raysim.pipeline.groups import exchange_delay
+
+FASTEST = max(DEVICES, key=lambda name: DEVICES[name].peak_flops)
+"""A device faster than any other, of which a measured speed is a share."""
+MORE, FEWER = (2, 4, 8), (2, 4)
+LOCAL_STEPS = (10, 100)
+
+
+class Priced(NamedTuple):
+    """The predicted step of a setting on a network."""
+
+    setting: Setting
+    step_s: float
+    speedup: float
+    """Dense's step over this one."""
+
+
+class Way(NamedTuple):
+    """Another way to run the same training, without compression."""
+
+    name: str
+    changes: Mapping[str, Any]
+    """Keys of a run."""
+    speedup: float
+    """Samples a second over those of the run as it is."""
+    step_s: float
+    worker_bytes: int
+    """Memory of the fullest worker."""
+
+
+def silent(plan: Forecast) -> dict[str, Forecast]:
+    """Return the run as if its links, its tied parameters, or its replicas sent nothing."""
+    quiet = packets_profile((), plan.num_stages, plan.steady.compute_s.shape[2], first=False)
+    left = {"links": replace(plan, steady=replace(plan.steady.with_packets_of(quiet), **plan.endings[0].costs))}
+    for name, direction in (("tied parameters", DIRECTIONS[1]), ("replica gradients", DIRECTIONS[0])):
+        endings = tuple(replace(each, costs=_without(each.costs, direction)) for each in plan.endings)
+        left[name] = replace(plan, endings=endings)
+    return left
+
+
+def _without(costs: Mapping[str, Any], direction: str) -> dict[str, Any]:
+    """Return the costs of an ending without the exchanges of a direction."""
+    transfers = costs["transfers"]
+    kept = {**costs, "transfers": transfers[transfers["direction"] != direction]}
+    if direction == DIRECTIONS[0]:
+        kept |= {name: np.zeros_like(costs[name]) for name in ("method_s", "gradient_bytes", "bucketed_bytes")}
+    return kept
+
+
+def parts_of(plan: Forecast, network: Network) -> Parts:
+    """Return the causes of a dense run's step, found by removing latency, then all bytes, then the schedule's idle time."""
+    instant = network.without_latency
+    step_s, prompt_s, free_s = (plan.step_s(each) for each in (network, instant, FREE))
+    saved = {name: max(prompt_s - other.step_s(instant), 0.0) for name, other in silent(plan).items()}
+    sent_s, removed = prompt_s - free_s, sum(saved.values())
+    links, tied, averaging = (sent_s * each / removed if removed else 0.0 for each in saved.values())
+    busy = [worker.compute_s for worker in plan.simulate(FREE).workers()]
+    compute = sum(busy) / len(busy)
+    return Parts(compute, free_s - compute, 0.0, links, tied, averaging, step_s - prompt_s)
+
+
+def limit(plan: Forecast, network: Network) -> float:
+    """Return the speed-up if the messages of links kept their latency and weighed nothing, which no codec exceeds."""
+    weightless = replace(plan.steady, wire_bytes=np.minimum(plan.steady.wire_bytes, 1.0))
+    return plan.step_s(network) / replace(plan, steady=weightless).step_s(network)
+
+
+def priced(settings: Iterable[Setting], dense: Forecast, network: Network) -> Iterator[Priced]:
+    """Yield the price of each setting beside dense; settings that the run cannot have are left out."""
+    dense_s = dense.step_s(network)
+    for setting in settings:
+        try:
+            step_s = _forecast(setting, dense).step_s(network)
+        except ValueError:
+            continue  # such as a codec that cannot divide this run's tensors
+        yield Priced(setting, step_s, dense_s / step_s)
+
+
+def _forecast(setting: Setting, dense: Forecast) -> Forecast:
+    """Return the forecast of a setting, from packets made of seeded tensors; raises ValueError."""
+    keys = {key: value for key, value in setting._asdict().items() if value != SAME}
+    config, speed = dense.config.changed(**keys), dense.codec_bytes_per_s
+    links = link_costs(config, dense.boundaries, speed, [])
+    averages = replica_costs(config, dense.averaged, speed, []) if setting.replica_gradient != SAME else []
+    return recoded(dense, config, links, averages)
+
+
+def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], averages: Sequence[ReplicaCost]) -> Forecast:
+    """Return a dense forecast with the messages of another setting; without `averages` its replicas average as before."""
+    changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
+    if averages:
+        tied = tied_transfers(dense.tied, config.num_replicas, fused=config.fused_embedding)
+        changes |= {"endings": endings_of(config, averages, tied), "averages": tuple(averages)}
+    endings = changes.get("endings", dense.endings)
+    packets = packets_profile(links, dense.num_stages, dense.steady.compute_s.shape[2], first=False)
+    steady = replace(dense.steady.with_packets_of(packets), **endings[0].costs)
+    return replace(dense, steady=steady, first=steady, first_steps=0, **changes)
+
+
+def other_ways(dense: Forecast, network: Network, *, device: str | None = None) -> list[Way]:
+    """Return other ways to run the same training, by the samples a second that they gain, best first.
+
+    Compute is that of `device`, or of `dense` in proportion to counted operations. Ways that do not fit the run are left out.
+    """
+    transport = dense.steady.transport.name
+    if device is None:
+        fastest = forecast(dense.config, device=FASTEST, efficiency=1.0, transport=transport)
+        seconds = [float(plan.steady.compute_s.mean(axis=3).sum()) for plan in (fastest, dense)]
+        at = partial(forecast, device=FASTEST, efficiency=min(seconds[0] / seconds[1], 1.0), transport=transport)
+    else:
+        at = partial(forecast, device=device, transport=transport)
+    rate = dense.config.batch_size / at(dense.config).step_s(network)
+    best: dict[str, Way] = {}
+    for kind, name, changes in _changes(dense):
+        try:
+            plan = at(dense.config.changed(**changes))
+        except ValueError:
+            continue  # such as microbatches that do not divide the batch
+        if plan.capacity_bytes is not None and device is not None and max(plan.worker_bytes()) > plan.capacity_bytes:
+            continue
+        step_s = plan.step_s(network)
+        way = Way(name, changes, plan.config.batch_size / step_s / rate, step_s, max(plan.worker_bytes()))
+        if kind not in best or way.speedup > best[kind].speedup:
+            best[kind] = way
+    return sorted(best.values(), key=lambda way: -way.speedup)
+
+
+def _changes(dense: Forecast) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield changes of layout, microbatches and averaging, each with its kind, in words and as keys."""
+    config, stages, replicas = dense.config, dense.num_stages, dense.config.num_replicas
+    count, batch = config.num_microbatches, config.batch_size
+    if replicas > 1:
+        yield from _local({}, "")
+    if stages == 1:
+        return
+    for factor in FEWER:
+        if count % factor == 0:
+            yield "microbatches", _counted(count // factor, "larger"), {"num_microbatches": count // factor}
+    for factor in MORE:
+        yield "microbatches", _counted(count * factor, "smaller"), {"num_microbatches": count * factor}
+    for factor in FEWER:
+        grown = {"batch_size": batch * factor, "num_microbatches": count * factor}
+        yield "batch", f"batches of {batch * factor} samples, {count * factor} microbatches in flight", grown
+    if repr(config.schedule) != "GPipe":
+        yield "schedule", "all microbatches in flight", {"schedule": "GPipe"}
+    if dense.tied:
+        ends = {"schedule": "ZBV", "num_stages": 2 * stages, "cuts": None}
+        yield "tied", "both ends of the tied parameters on one worker", ends
+    for factor in FEWER:
+        if stages % factor == 0 and stages // factor > 1:
+            yield "stages", f"{stages // factor} stages", {"num_stages": stages // factor, "cuts": None}
+    alone = {"num_stages": 1, "cuts": None, "num_microbatches": 1, "schedule": "GPipe"}
+    if replicas == 1:
+        yield "alone", "one machine, without a network", alone
+    yield from _local({**alone, "num_replicas": stages * replicas}, f"{stages * replicas} replicas, ")
+
+
+def _local(changes: Mapping[str, Any], lead: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield local steps of each length, in a run that they divide."""
+    for steps in LOCAL_STEPS:
+        keys = {**changes, "steps": steps, "epochs": None, "replica_gradient": f"DiLoCo({steps})"}
+        yield "local", f"{lead}{steps} local steps between exchanges", keys
+
+
+def _counted(count: int, size: str) -> str:
+    return f"{count} {size} microbatch{'' if count == 1 else 'es'}"

@@ -1,0 +1,99 @@
+"""The settings of a decision, and which of them are worth a place in its race."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raysim.forecast.fleet import Setting
+from raysim.screening.screen import Screened, words
+from raysim.screening.verdicts import WORTH
+
+SET_ASIDE = "set aside"
+MOST = 6
+"""Most screened settings in a race: each more takes from the seeds of the others."""
+
+
+@dataclass
+class Candidate:
+    """A setting, and what each part of a decision has found of it."""
+
+    setting: Setting
+    speedup: float | None = None
+    """As priced; at most this, if its own price could not matter."""
+    step_s: float | None = None
+    difference: float | None = None
+    """Of the loss at once from dense's, on the model's own weights."""
+    error: float | None = None
+    """Of the gradient at once, relative to dense's, of the stage where it is largest."""
+    harm: str = ""
+    """After training, in words with bounds."""
+    faster: str = ""
+    """The speed-up after training, with bounds."""
+    outcome: str = ""
+    """What ruled it out before training; empty for a setting to be trained."""
+    reason: str = ""
+    verdict: str = ""
+    """After training: safe, harmful or undecided, or why the race left it."""
+
+    @property
+    def open(self) -> bool:
+        """True if nothing has ruled it out before training."""
+        return not self.outcome
+
+    @property
+    def local(self) -> bool:
+        """True if its replicas exchange parameters in some steps, which only training can judge."""
+        return self.setting.replica_gradient.startswith("DiLoCo")
+
+    def take(self, found: Screened, network: str) -> None:
+        """Take over what a screen has found."""
+        loss, price = found.result.measures.get("loss"), found.prices.get(network)
+        if loss is not None:
+            self.difference = loss.difference
+            self.error = max((each.error for each in found.result.directions), default=None)
+        if price is not None:
+            self.speedup, self.step_s = price.speedup, price.step_s
+        if found.verdict != WORTH:
+            self.outcome, self.reason = found.verdict, found.reason
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return the candidate for JSON."""
+        values = asdict(self)
+        del values["setting"]
+        return {**self.setting._asdict(), **values}
+
+    @classmethod
+    def of_mapping(cls, values: dict[str, Any]) -> Candidate:
+        """Return a candidate from `as_mapping`; raises KeyError or TypeError."""
+        rest = {name: value for name, value in values.items() if name not in Setting._fields}
+        return cls(Setting(*(values[key] for key in Setting._fields)), **rest)
+
+
+def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Setting] = ()) -> None:
+    """Set screened candidates aside that another one beats at once, in speed and in harm, and those beyond `MOST`.
+
+    Harm at once is the loss of a model that knows something (`by_loss`), else the error of the gradient. Settings of `kept` stay.
+    """
+    rivals = [each for each in candidates if each.open and each.error is not None and each.speedup is not None]
+    front: list[Candidate] = []
+    lowest = math.inf
+    for each in sorted(rivals, key=lambda each: (-(each.speedup or 0.0), _harm(each, by_loss))):
+        if _harm(each, by_loss) < lowest:
+            lowest = _harm(each, by_loss)
+            front.append(each)
+        elif each.setting not in kept:
+            each.outcome, each.reason = SET_ASIDE, f"{words(front[-1].setting)} is faster and does less harm at once"
+    if len(front) > MOST:
+        places = {round(i * (len(front) - 1) / (MOST - 1)) for i in range(MOST)}
+        for i, each in enumerate(front):
+            if i not in places and each.setting not in kept:
+                each.outcome, each.reason = SET_ASIDE, "others race that are a little faster, and do a little less harm"
+
+
+def _harm(candidate: Candidate, by_loss: bool) -> float:
+    harm = candidate.difference if by_loss else candidate.error
+    assert harm is not None
+    return max(harm, 0.0)

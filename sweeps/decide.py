@@ -1,0 +1,335 @@
+"""From a question to a decision: prices on a network, a screen on the model's own weights, and a race within a budget.
+
+Each part is that of its own command. All files lie in one folder, and `decision.json` in it says what has been decided so far.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from raysim.config import ConfigError, RunConfig, make_config
+from raysim.forecast.advise import PAYS
+from raysim.forecast.bandwidth import Parts
+from raysim.forecast.compute import datasheet_profile, record_profile
+from raysim.forecast.fleet import SAME, Setting
+from raysim.forecast.forecast import Forecast, forecast
+from raysim.forecast.gains import Way, limit, other_ways, parts_of, priced
+from raysim.network.topology import Network
+from raysim.notation import InputError
+from raysim.pipeline.prepare import prepare
+from raysim.screening.candidates import check_parts, every
+from raysim.screening.records import write_records
+from raysim.screening.screen import Screen, dense_of, screen
+from raysim.screening.study import study_of
+from raysim.screening.verdicts import NO_GAIN
+from raysim.storage.files import read_text, write_whole
+from raysim.storage.texts import parse_json
+from raysim.sweeps.budget import Budget, duration
+from raysim.sweeps.contenders import Candidate, choose
+from raysim.sweeps.store import Store
+from raysim.sweeps.study import Study, check_same, plain
+from raysim.sweeps.study_file import read_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FILE, SCREEN, STUDY, RACE, COMPUTE = "decision.json", "screen", "study.toml", "race", "compute.json"
+RECORDED_STEPS = 1
+PRICED, SCREENED, RACED = "priced", "screened", "raced"
+"""What has ended, in order."""
+MOST_WAYS = 6
+SENT = ("links", "averaging")
+"""Causes of a step's time that compression shortens."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A run, the network that it is for, and how it is priced there."""
+
+    base: Mapping[str, Any]
+    """Nested values of the run, with its name."""
+    network: Network
+    transport: str = "ray"
+    device: str | None = None
+    """A GPU by its datasheet; without it and `profile`, compute is measured on this machine."""
+    profile: str | None = None
+    """A file of `raysim profile`."""
+    tried: tuple[Setting, ...] = ()
+    """Settings beside the defaults."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run, without compression."""
+        return dense_of(make_config(self.base))
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return the question in the types of TOML and JSON."""
+        own = {"base": plain(self.base), "network": repr(self.network), "transport": self.transport}
+        own |= {"device": self.device, "profile": self.profile, "tried": [[*each] for each in self.tried]}
+        return {key: value for key, value in own.items() if value not in (None, [])}
+
+
+@dataclass
+class Decision:
+    """The state of a decision in its folder."""
+
+    question: Question
+    store: Store
+    ended: str = ""
+    """The last part that ended."""
+    candidates: list[Candidate] = field(default_factory=list)
+    dense_s: float = 0.0
+    """Dense's step on the network, as priced."""
+    limit: float = 1.0
+    """The speed-up if messages of links weighed nothing."""
+    parts: Parts | None = None
+    """Dense's step by cause."""
+    ways: list[Way] = field(default_factory=list)
+    """Other ways to run the training, best first."""
+    findings: list[str] = field(default_factory=list)
+    """Of the screen, in sentences."""
+    sentences: list[str] = field(default_factory=list)
+    """The decision; empty before it."""
+    code: str = ""
+    """Lines for another training loop; empty for dense."""
+    settled: bool = False
+    """True if the race has nothing left to decide."""
+    spent_s: float = 0.0
+    """Before the race."""
+
+    @classmethod
+    def begin(cls, question: Question, out: str, *, resume: bool) -> Decision:
+        """Return the decision of a new folder or bucket, or with `resume` the begun one; raises ConfigError."""
+        config = question.config
+        if config.stages == config.num_replicas == 1:
+            raise ConfigError(
+                "A run of one stage and one replica sends nothing to compress: set `num_stages` or `num_replicas`."
+            )
+        for setting in question.tried:
+            check_parts(setting, config.stages, config.num_replicas)
+        store = Store.checked(out)
+        if resume:
+            if not store.fetch_file(FILE):
+                raise ConfigError(f"Nothing to resume: there is no decision in {store.out}.")
+            return cls(question, store)._read()
+        if not store.is_empty():
+            raise ConfigError(
+                f"The folder {store.out} is not empty. Give another `--out`, or `--resume` the decision in it."
+            )
+        return cls(question, store)
+
+    @property
+    def compute(self) -> Path | None:
+        """The profile that prices use instead of recorded seconds; None if they are those of this machine."""
+        given = self.question.device is not None or self.question.profile is not None
+        return self.store.local / COMPUTE if given else None
+
+    @property
+    def raced(self) -> bool:
+        """True if the race has begun."""
+        return Store(f"{self.store.out.rstrip('/')}/{RACE}").fetch_file("study.toml")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder for one decision at a time; bad input leaves no folder behind."""
+        with self.store.locked():
+            if not self.ended:
+                self.write()
+            try:
+                yield
+            except InputError:
+                if not self.ended:
+                    self.store.clear()
+                raise
+
+    @property
+    def left(self) -> list[Candidate]:
+        """The candidates that nothing has ruled out."""
+        return [each for each in self.candidates if each.open]
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Keep what a part finds, and the seconds that it takes."""
+        began_s = time.monotonic()
+        yield
+        self.ended, self.spent_s = name, self.spent_s + time.monotonic() - began_s
+        self.write()
+
+    def price(self, say: Callable[[str], None]) -> None:
+        """Price dense, all candidates, and other ways to run the training, without training; raises ConfigError."""
+        question, config = self.question, self.question.config
+        with self.part(PRICED):
+            settings = every(config.stages, config.num_replicas, config.steps, question.tried)
+            say(f"{config.name}: {len(settings)} settings are priced on {question.network!r}, without training.")
+            dense = self._dense(config)
+            self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
+            self.parts = parts_of(dense, question.network)
+            self.candidates = self._priced(settings, dense)
+            if not self.left or max(self.parts._asdict().items(), key=lambda each: each[1])[0] not in SENT:
+                self.ways = other_ways(dense, question.network, device=question.device)[:MOST_WAYS]
+
+    def _dense(self, config: RunConfig) -> Forecast:
+        """Return dense's forecast, with the compute kept in the folder."""
+        question, file = self.question, self.store.local / COMPUTE
+        self.store.local.mkdir(parents=True, exist_ok=True)
+        if question.device is not None:
+            dense = forecast(config, device=question.device, transport=question.transport)
+            datasheet_profile(config, question.device, dense.flops_forward, ()).save(file)
+            return dense
+        measured = question.profile or record_profile(config, num_steps=RECORDED_STEPS)
+        dense = forecast(config, profile=measured, transport=question.transport)
+        if isinstance(measured, str):
+            write_whole(file, read_text(measured).encode())
+        else:
+            measured.save(file)
+        return dense
+
+    def _priced(self, settings: Sequence[Setting], dense: Forecast) -> list[Candidate]:
+        """Return all candidates with their prices; one whose links alone cannot gain enough is not priced itself."""
+        worth = self.limit >= PAYS
+        own = [each for each in settings if worth or each.replica_gradient != SAME]
+        prices = {each.setting: each for each in priced(own, dense, self.question.network)}
+        candidates = []
+        for setting in settings:
+            price = prices.get(setting)
+            if price is None and setting in own:
+                continue  # the run cannot have it
+            each = Candidate(setting, price.speedup if price else self.limit, price.step_s if price else None)
+            if each.speedup is not None and each.speedup < PAYS:
+                each.outcome, each.reason = NO_GAIN, f"{'' if price else 'at most '}{each.speedup:.2f} times as fast"
+            candidates.append(each)
+        return candidates
+
+    def screen(self, say: Callable[[str], None]) -> None:
+        """Measure the candidates left on the model's own weights, and drop those that are hopeless; writes the study."""
+        question = self.question
+        with self.part(SCREENED):
+            tried = [each.setting for each in self.left if not each.local]
+            config, plan = question.config, None
+            if tried:
+                done = screen(
+                    config,
+                    [question.network],
+                    tried=tried,
+                    only_tried=True,
+                    profile=str(self.store.local / COMPUTE) if question.device is None else None,
+                    device=question.device,
+                    transport=question.transport,
+                    say=say,
+                )
+                self._take(done)
+                plan = done.plan
+            self._add_pair()
+            settings = [each.setting for each in self.left]
+            if settings:
+                values = study_of(
+                    plan or prepare(config).plan, [question.network], settings, question.base, question.transport
+                )
+                del values["seeds"]  # the budget plans them
+                values["screen"] = False  # this was it
+                name = f"{config.name}-decision"
+                write_whole(self.store.local / STUDY, tomli_w.dumps({"name": name, **values}).encode())
+                self.store.send(STUDY)
+
+    def _take(self, done: Screen) -> None:
+        """Take over the verdicts of a screen, and write its records."""
+        from raysim.screening.findings import findings
+
+        write_records(done, self.store.local / SCREEN)
+        self.store.send(SCREEN)
+        self.findings = findings(done)
+        if done.dense.result.measures["loss"].value >= done.chance["loss"]:
+            self.findings.append(
+                "At initial weights a screen says little about training: it only finds what overflows."
+            )
+        found = {each.setting: each for each in done.settings}
+        for candidate in self.left:
+            if candidate.setting in found:
+                candidate.take(found[candidate.setting], repr(self.question.network))
+        knows = done.dense.result.measures["loss"].value < done.chance["loss"]
+        if not knows:
+            self.findings.append(
+                "At initial weights a screen says little about training: it finds what overflows, and the error of one gradient."
+            )
+        choose(self.candidates, by_loss=knows, kept=self.question.tried)
+
+    def _add_pair(self) -> None:
+        """Add the fastest setting of links together with the fastest method of replicas, which may gain more than either."""
+        links = [each for each in self.left if each.setting.replica_gradient == SAME]
+        methods = [each for each in self.left if each.setting[:2] == (SAME, SAME)]
+        if links and methods:
+            best, method = (max(some, key=lambda each: each.speedup or 0.0) for some in (links, methods))
+            pair = best.setting._replace(replica_gradient=method.setting.replica_gradient)
+            self.candidates.append(Candidate(pair))
+
+    def study(self, budget: Budget) -> Study:
+        """Return the study of the candidates left, with what is left of the budget; raises ConfigError."""
+        left_s = budget.seconds - (0.0 if budget.of_gpus else self.spent_s)
+        if left_s <= 0:
+            raise ConfigError(
+                f"`--budget` {budget.text} is spent: prices and screen took {duration(self.spent_s)}. Give more, and --resume."
+            )
+        return read_study(self.store.local / STUDY, budget=budget.text if budget.of_gpus else duration(left_s))
+
+    def end(self, sentences: list[str]) -> None:
+        """Keep the decision."""
+        self.sentences = sentences
+        self.write()
+
+    def write(self) -> None:
+        """Write `decision.json` atomically."""
+        write_whole(self.store.local / FILE, json.dumps(self.as_mapping(), indent=1).encode())
+        for name in (FILE, COMPUTE):
+            self.store.send(name)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return the decision for JSON."""
+        return {
+            "question": self.question.as_mapping(),
+            "ended": self.ended,
+            "decision": self.sentences,
+            "code": self.code,
+            "dense_step_s": self.dense_s,
+            "most_speedup": self.limit,
+            "parts": self.parts and self.parts._asdict(),
+            "ways": [each._asdict() for each in self.ways],
+            "findings": self.findings,
+            "candidates": [each.as_mapping() for each in self.candidates],
+            "settled": self.settled,
+            "spent_s": self.spent_s,
+        }
+
+    def _read(self) -> Decision:
+        """Return the decision with what the folder holds; raises ConfigError if it is of another question."""
+        file = self.store.local / FILE
+        try:
+            old = parse_json(read_text(file))
+            asked = self.question.as_mapping()
+            for key in sorted(old["question"].keys() | asked.keys()):
+                check_same(key, old["question"].get(key), asked.get(key))
+            return replace(
+                self,
+                ended=old["ended"],
+                sentences=old["decision"],
+                code=old["code"],
+                dense_s=old["dense_step_s"],
+                limit=old["most_speedup"],
+                parts=old["parts"] and Parts(**old["parts"]),
+                ways=[Way(**each) for each in old["ways"]],
+                findings=old["findings"],
+                candidates=[Candidate.of_mapping(each) for each in old["candidates"]],
+                settled=old["settled"],
+                spent_s=old["spent_s"],
+            )
+        except ConfigError:
+            raise
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"Nothing to resume: {file} cannot be read ({error}).") from None

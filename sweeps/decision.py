@@ -1,0 +1,166 @@
+"""The words of a decision: why nothing gains enough, what else would help, and what a race has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from raysim.analysis.report.gather import gather
+from raysim.analysis.report.reuse import adoption
+from raysim.analysis.report.words import against_dense, answer, plural, speedup
+from raysim.forecast.advise import PAYS
+from raysim.forecast.bandwidth import Parts
+from raysim.forecast.fleet import Setting
+from raysim.forecast.gains import Way
+from raysim.network.topology import Network
+from raysim.screening.screen import words
+from raysim.sweeps.budget import duration
+from raysim.sweeps.contenders import Candidate
+from raysim.sweeps.decide import RACED, Decision
+from raysim.units import format_bytes, format_seconds, three_digits
+
+if TYPE_CHECKING:
+    from raysim.analysis.report.material import Job
+    from raysim.sweeps.runner import Sweep
+
+GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
+CAUSES = {
+    "latency": "Latency takes the time, not bytes",
+    "compute": "Compute takes the time, not the network",
+    "bubble": "Waiting for the schedule and for the host takes the time, not the network",
+    "tied": "The sum of tied parameters takes the time, which no codec of links compresses",
+    "links": "Codecs take as long as the bytes that they save",
+    "averaging": "Codecs take as long as the bytes that they save",
+}
+NAMES = {
+    "compute": "compute",
+    "bubble": "waiting for the schedule and the host",
+    "links": "bytes of links",
+    "tied": "bytes of tied parameters",
+    "averaging": "bytes of replicas",
+    "latency": "latency",
+}
+SEEN = 0.005
+"""Share of a step from which a cause is named."""
+
+
+def step_words(parts: Parts, step_s: float, network: Network) -> str:
+    """Return dense's step on a network and its causes, largest first."""
+    shares = sorted(
+        ((seconds / step_s, NAMES.get(name, name)) for name, seconds in parts._asdict().items()), reverse=True
+    )
+    causes = ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= SEEN)
+    return f"On {network!r} a dense step takes {format_seconds(step_s)}: {causes}."
+
+
+def way_words(way: Way) -> str:
+    """Return another way to run the training in a line, with its keys."""
+    keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
+    return (
+        f"{way.name}: {way.speedup:.2f} times as many samples a second, {format_seconds(way.step_s)} a step, "
+        f"{format_bytes(way.worker_bytes)} for the fullest worker ({keys})"
+    )
+
+
+def stay_priced(decision: Decision) -> list[str]:
+    """Return the decision if no setting can gain enough by its price."""
+    assert decision.parts is not None
+    causes = decision.parts._asdict()
+    largest = max(causes, key=lambda name: causes[name])
+    network, count = decision.question.network, plural(len(decision.candidates), "setting")
+    fastest = max(
+        (each for each in decision.candidates if each.step_s is not None),
+        key=lambda each: each.speedup or 0.0,
+        default=None,
+    )
+    gain = f"none of {count} can gain {GAIN}"
+    if fastest is not None:
+        gain = f"the fastest of {count}, {words(fastest.setting)}, {three_digits(fastest.speedup or 0.0)} times"
+    other = next((way for way in decision.ways if way.speedup >= PAYS), None)
+    better = (
+        f"What helps: {other.name}, with {three_digits(other.speedup)} times as many samples a second."
+        if other is not None
+        else f"No other layout tried gains {GAIN} either."
+    )
+    return [
+        f"Stay dense on {network!r}. {CAUSES[largest]}: {causes[largest] / decision.dense_s:.0%} of a step of "
+        f"{format_seconds(decision.dense_s)}. Messages of links that weigh nothing would make it {three_digits(decision.limit)} times "
+        f"as fast, and {gain}. {better}",
+    ]
+
+
+def stay_screened(decision: Decision) -> list[str]:
+    """Return the decision if the screen leaves nothing that is worth training."""
+    ruled = [each for each in decision.candidates if each.reason]
+    reasons = ", ".join(f"{count} {name}" for name, count in _counts(ruled).items())
+    return [
+        f"Stay dense on {decision.question.network!r}: none of {len(decision.candidates)} settings is left ({reasons}), before "
+        "training."
+    ]
+
+
+def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
+    for each in candidates:
+        counts[each.outcome] = counts.get(each.outcome, 0) + 1
+    return counts
+
+
+def conclude(decision: Decision, sweep: Sweep) -> None:
+    """Take over what the race has shown, and write the decision: setting, bounds, code, and what more certainty costs."""
+    question, network = decision.question, repr(decision.question.network)
+    reasons = {
+        _setting(sweep.study.config(sweep.study.overrides_at(row.params, row.name)).flat()): row.error
+        for row in sweep.rows
+    }
+    results = sweep.results
+    jobs = [] if results is None else gather(results, [question.network], sweep.study.compute, decision.compute).jobs
+    if not jobs:
+        decision.end([f"No decision: no run of the race ended. It lies in {sweep.store.out}."])
+        return
+    job = max(jobs, key=lambda each: len(each.runs))
+    trained = {_setting(job.runs[job.runs["run"] == each.runs[0]].iloc[0].to_dict()): each for each in job.settings}
+    for candidate in decision.left:
+        ran, reason = trained.get(candidate.setting), reasons.get(candidate.setting)
+        verdict = ran.verdict if ran is not None else ""
+        candidate.verdict = ": ".join(filter(None, (verdict, reason))) or "not trained to its end"
+        if ran is not None:
+            candidate.harm = against_dense(ran, job.measure)
+            candidate.faster = speedup(ran.speedup[network]) if network in ran.speedup else ""
+    decision.sentences = [_verdict(decision, job, sweep), *sweep.search.summary()]
+    home = adoption(job, network)
+    decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
+    rounds = sweep.search.rounds
+    decision.settled = not rounds.running and not rounds.undecided
+    decision.ended = RACED
+    decision.write()
+
+
+def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
+    """Return the decision in a line: setting, speed-up and harm with their bounds, or what more would decide."""
+    network = repr(decision.question.network)
+    if len(job.settings) == 1:
+        settings = plural(len(decision.left), "setting")
+        return (
+            f"On {network}, stay dense for now: the budget ended before one of {settings} was trained to its end."
+            f"{_cost(decision, sweep)}"
+        )
+    chosen, verdict = job.recommended(network), answer(job, network)
+    harm = "" if chosen is None or chosen.dense else f" Beside dense: {against_dense(chosen, job.measure)}."
+    return f"{verdict.sentence}{harm} {verdict.evidence}".replace("`", "")
+
+
+def _cost(decision: Decision, sweep: Sweep) -> str:
+    """Return the budget that would train the next setting to its end, as a sentence; nothing if it is unknown."""
+    rounds = sweep.search.rounds
+    if rounds.budget is None or not rounds.running:
+        return ""
+    spending = rounds.budget.spending
+    needed_s = min(map(rounds.budget.finish_s, rounds.running))
+    total_s = decision.spent_s + spending.elapsed_s + spending.elapsing_s(needed_s)
+    return f" `--resume` with a `--budget` of {duration(1.1 * total_s)} would train the next one to its end."
+
+
+def _setting(row: Mapping[str, object]) -> Setting:
+    """Return the setting of a run's row."""
+    return Setting(*(str(row.get(key) or "Identity") for key in Setting._fields))

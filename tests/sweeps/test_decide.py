@@ -1,0 +1,144 @@
+"""A decision: it ends as soon as it can, says what takes the time, goes on where it was, and refuses bad input in a sentence."""
+
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from raysim.cli import app
+from raysim.config import make_config
+from raysim.forecast.fleet import Setting
+from raysim.forecast.forecast import forecast
+from raysim.forecast.gains import limit, other_ways, parts_of, priced
+from raysim.network.presets import parse_network
+from raysim.network.topology import FREE
+from raysim.screening.candidates import every
+
+KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
+RUN = ["digits-cnn", "model=mlp", "num_stages=3", "num_microbatches=2", "steps=4", "evaluate_every_steps=4"]
+SLOW, FAR = "200kbps", "10gbps+30ms"
+
+
+def decide(*words):
+    return CliRunner().invoke(app, ["decide", *words])
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return forecast(make_config({**KEYS, "steps": 100, "num_replicas": 2}), device="T4")
+
+
+@pytest.mark.parametrize("network", [SLOW, FAR, "20mbps+5ms", "free"])
+def test_causes_add_up_to_the_step(dense, network):
+    wire = parse_network(network)
+    parts = parts_of(dense, wire)
+    assert sum(parts) == pytest.approx(dense.step_s(wire), rel=1e-9)
+    assert min(parts) >= -1e-12
+    assert parts.latency == pytest.approx(dense.step_s(wire) - dense.step_s(wire.without_latency))
+
+
+def test_no_codec_of_links_exceeds_the_limit(dense):
+    for network in (SLOW, FAR):
+        wire = parse_network(network)
+        settings = [each for each in every(3, 1, None) if each.replica_gradient == "Identity"]
+        gains = [each.speedup for each in priced(settings[:6], dense, wire)]
+        assert len(gains) == 6
+        assert max(gains) <= limit(dense, wire) * (1 + 1e-9)
+    assert limit(dense, FREE) == pytest.approx(1, abs=1e-3)  # what hosts add to each byte
+
+
+def test_price_of_a_setting_is_that_of_its_own_forecast(dense):
+    """Without building the model again; also of a replica method, whose transfers replace dense's."""
+    wire = parse_network(SLOW)
+    for setting in (Setting("TopK(0.1)", "Quantize(8)"), Setting(replica_gradient="PowerSGD(2)")):
+        (price,) = priced([setting], dense, wire)
+        own = forecast(dense.config.changed(**setting._asdict()), device="T4")
+        assert price.step_s == pytest.approx(own.step_s(wire), rel=1e-12)
+
+
+def test_way_without_a_network_takes_the_same_time_on_every_network():
+    alone = forecast(make_config({**KEYS, "steps": 100}), device="T4")
+    ways = [
+        {way.name: way for way in other_ways(alone, parse_network(network), device="T4")} for network in (SLOW, FAR)
+    ]
+    steps = [each["one machine, without a network"].step_s for each in ways]
+    assert steps[0] == steps[1] < alone.step_s(parse_network(FAR))
+    for each in ways:
+        assert [way.speedup for way in each.values()] == sorted((way.speedup for way in each.values()), reverse=True)
+
+
+def test_decision_ends_with_prices_where_latency_takes_the_time(tmp_path, monkeypatch):
+    out, figures = tmp_path / "out", tmp_path / "figures.json"
+    words = [*RUN, "--network", FAR, "--device", "T4", "--out", str(out)]
+    done = decide(*words, "--json", str(figures))
+    assert done.exit_code == 0, done.output
+    last = done.stdout.splitlines()[-2]
+    assert last.startswith(f"Decision: Stay dense on {FAR}. Latency takes the time, not bytes:")
+    assert "one machine, without a network" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["compute.json", "decision.json"]
+    written = json.loads(figures.read_text())
+    assert written == json.loads((out / "decision.json").read_text())
+    assert all(each["outcome"] == "no gain on this network" for each in written["candidates"])
+    assert math.fsum(written["parts"].values()) == pytest.approx(written["dense_step_s"])
+    monkeypatch.setattr("raysim.sweeps.decide.forecast", None)  # nothing is priced again
+    again = decide(*words, "--resume")
+    assert again.exit_code == 0, again.output
+    assert again.stdout.splitlines()[-1] == last
+    other = decide(*["steps=8" if word == "steps=4" else word for word in words], "--resume")
+    assert other.exit_code == 2
+    assert "`base.steps` must be 4, as in the study to resume, but got 8." in " ".join(other.output.split())
+
+
+@pytest.mark.usefixtures("ray")
+def test_decision_prices_screens_races_and_concludes(tmp_path):
+    out = tmp_path / "out"
+    words = [*RUN, "--network", SLOW, "--out", str(out)]
+    done = decide(*words, "--budget", "20min")
+    assert done.exit_code == 0, done.output
+    assert "At initial weights a screen says little about training" in done.stdout
+    assert "What became of each setting" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"Decision: On {SLOW}")
+    assert {"screen", "study.toml", "race", "decision.json"} <= {path.name for path in out.iterdir()}
+    written = json.loads((out / "decision.json").read_text())
+    assert written["ended"] == "raced"
+    assert all(each["outcome"] for each in written["candidates"])
+    again = decide(*words, "--budget", "20min", "--resume")
+    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing"], "Unknown recipe 'nothing'."),
+        (["digits-cnn", "densty=1"], "Unknown key `densty`."),
+        (["digits-cnn", "num_stages=99"], "`num_stages` must be at most the number of layers (7), but got 99."),
+        (["digits-cnn", "num_stages=1"], "A run of one stage and one replica sends nothing to compress"),
+        (["digits-cnn", "--network", "fast"], "`--network`: A network is a preset"),
+        (["digits-cnn", "--budget", "soon"], "`budget` must be a time such as 90min"),
+        (["digits-cnn", "--budget", "40 EUR"], "add `--price-per-hour`"),
+        (["digits-cnn", "--data", "nowhere.txt"], "`--data` must be a text file, but got 'nowhere.txt'"),
+        (["digits-cnn", "--device", "T5"], "`device`"),
+        (["digits-cnn", "--profile", "nowhere.json"], "nowhere.json"),
+        (["digits-cnn", "--device", "T4", "--profile", "x.json"], "`--device` and `--profile` both say"),
+        (["digits-cnn", "--transport", "tcp"], "`--transport`"),
+        (["digits-cnn", "--try", "TopK(0.1)"], "`--try` must be as 'forward=TopK(0.1)"),
+        (["digits-cnn", "--try", "replica_gradient=PowerSGD(2)"], "needs replicas, but the run has one"),
+        (["digits-cnn", "--resume"], "`--resume` needs `--out`"),
+        (["digits-cnn", "--resume", "--out", "none"], "Nothing to resume"),
+        (["digits-cnn", "--out", "full"], "is not empty"),
+        (["digits-cnn", "--files", "."], "`--files` sends a folder to a cluster: add --cluster FILE."),
+        (["digits-cnn", "--cluster", "none.yaml", "--out", "/shared"], "`--cluster` must be the file"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    words = words if "--out" in words or "--resume" in words else [*words, "--out", "out"]
+    network = [] if "--network" in words else ["--network", "1mbps"]
+    done = decide(*words, *network)
+    assert done.exit_code == 2, done.output
+    assert sentence in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
