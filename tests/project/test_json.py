@@ -27,7 +27,6 @@ COMMANDS = {
     "replay": "run --network 100mbps+30ms --network free",
     "simulate": "digits-cnn --device T4 --network 100mbps+30ms",
     "place": "digits-cnn num_stages=2 --device T4 --network sites.toml",
-    "place": "digits-cnn num_stages=2 --device T4 --network sites.toml",
     "profile": "digits-cnn num_stages=2 --steps 1 --out profile.json",
     "calibrate": "",
     "report": "run --network 100mbps+30ms --only",
