@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from raysim.analysis.comparison.branches import branch_harms as branch_harms
+    from raysim.analysis.comparison.carry import carry as carry
     from raysim.analysis.comparison.choice import settings as settings
     from raysim.analysis.comparison.objectives import frontier as frontier
     from raysim.analysis.comparison.objectives import importance as importance
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "comparison.branches": ("branch_harms",),
+    "comparison.carry": ("carry",),
     "comparison.choice": ("settings",),
     "comparison.objectives": ("frontier", "importance"),
     "comparison.race_plan": ("race_plan",),

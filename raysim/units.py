@@ -52,6 +52,17 @@ def format_bandwidth(bps: float) -> str:
     return f"{three_digits(bps)} bit/s"
 
 
+def format_parameters(count: float) -> str:
+    """Return a number of parameters in millions or billions.
+
+    >>> format_parameters(43_904), format_parameters(134_515_008), format_parameters(1.3e9)
+    ('0.044 M', '135 M', '1.3 B')
+    """
+    if count >= 0.9995e9:
+        return f"{count / 1e9:.3g} B"
+    return f"{count / 1e6:{'.2g' if count < 1e7 else ',.0f'}} M"
+
+
 def three_digits(value: float) -> str:
     """Return a number with three digits, without an exponent.
 

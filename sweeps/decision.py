@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
@@ -22,6 +22,7 @@ from raysim.units import format_bytes, format_seconds, three_digits
 if TYPE_CHECKING:
     from raysim.analysis.report.material import Job
     from raysim.sweeps.runner import Sweep
+    from raysim.sweeps.search import RaceSearch
 
 GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
 CAUSES = {
@@ -130,7 +131,7 @@ def conclude(decision: Decision, sweep: Sweep) -> None:
     decision.sentences = [_verdict(decision, job, sweep), *sweep.search.summary()]
     home = adoption(job, network)
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
-    rounds = sweep.search.rounds
+    rounds = cast("RaceSearch", sweep.search).rounds
     decision.settled = not rounds.running and not rounds.undecided
     decision.ended = RACED
     decision.write()
@@ -152,7 +153,7 @@ def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
 
 def _cost(decision: Decision, sweep: Sweep) -> str:
     """Return the budget that would train the next setting to its end, as a sentence; nothing if it is unknown."""
-    rounds = sweep.search.rounds
+    rounds = cast("RaceSearch", sweep.search).rounds
     if rounds.budget is None or not rounds.running:
         return ""
     spending = rounds.budget.spending
@@ -161,6 +162,6 @@ def _cost(decision: Decision, sweep: Sweep) -> str:
     return f" `--resume` with a `--budget` of {duration(1.1 * total_s)} would train the next one to its end."
 
 
-def _setting(row: Mapping[str, object]) -> Setting:
+def _setting(row: Mapping[Any, Any]) -> Setting:
     """Return the setting of a run's row."""
     return Setting(*(str(row.get(key) or "Identity") for key in Setting._fields))

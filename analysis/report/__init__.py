@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from raysim.analysis.comparison.carry import Asked
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import SCREEN
+from raysim.analysis.report.carried import carried
 from raysim.analysis.report.frontier import frontier, links, quality_by_strength
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, Job, Material
@@ -60,36 +62,44 @@ def compose(
     compute: str = "auto",
     profile: Path | str | None = None,
     transport: str | None = None,
+    asked: Asked | None = None,
 ) -> Page:
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks; or that of a screen's folder.
 
     `networks` default to the presets of `NETWORKS` and the network on which the studies compare steps. `first` is the name of the
     initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
-    `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". Raises AnalysisError if there is no
-    such folder or no run in it, and ValueError for an unknown network.
+    `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". `asked`: a model of another size, to
+    which the harms are carried. Raises AnalysisError if there is no such folder or no run in it, or if `carry` raises it, and
+    ValueError for an unknown network.
     """
     place = open_folder(folder)
     if (place / SCREEN).is_file():
+        if asked is not None:
+            raise AnalysisError(
+                "A screen trains nothing, so no law carries its figures to another size: screen that model itself."
+            )
         return screen_page(place)
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
+    extra, sentences = ([], []) if asked is None else carried(results, asked)
     own = results.network_of(results.runs["study"].dropna())
     if networks is None:
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
     parsed = [parse_network(network) if isinstance(network, str) else network for network in networks]
     material = gather(results, parsed, compute, profile, first=first or own, transport=transport)
-    sections = [*_sections(material)]  # adds problems as it reads tables
+    summarised, *others = _sections(material)  # adds problems as it reads tables
     jobs = (*material.jobs, *material.probes)
     settings = sum(len(job.settings) for job in jobs)
     return Page(
         title=f"Compressed pipelines: {results.folders[0].resolve().name}",
         subtitle=f"{plural(len(results), 'run')}, {plural(settings, 'setting')}, {plural(len(jobs), 'job')}.",
         problems=list(dict.fromkeys(results.problems)),
-        sections=sections,
+        sections=[summarised, *extra, *others],
         networks=list(material.networks) if any(job.priced for job in jobs) else (),
         network=material.network,
         transport=material.transport,
+        carried=sentences,
     )
 
 

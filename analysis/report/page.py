@@ -178,6 +178,8 @@ class Page(NamedTuple):
     """The network chosen at first."""
     transport: str = USUAL_TRANSPORT
     """The transport of all its prices."""
+    carried: Sequence[str] = ()
+    """A sentence on each setting at another size."""
 
     def blocks(self, kind: type[Any]) -> list[Any]:
         """Return all texts, tables or charts."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from findings_evidence import evidence
 from findings_index import claims_table, coverage_sentence
+from findings_laws import laws
 from findings_tables import blocks_of
 from raysim_findings.finding import Finding
 from raysim_findings.verdicts import findings
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "findings"
 DATA = PAGES / "data"
 EVIDENCE = ROOT / "raysim" / "forecast" / "evidence.json"
+LAWS = ROOT / "raysim" / "forecast" / "laws.json"
 
 
 def decided(results: Results) -> list[Finding]:
@@ -59,7 +61,7 @@ def written(studies: dict[str, Results]) -> dict[Path, str]:
         for name, tables in blocks.items()
         for page in [PAGES / f"{name}.md"]
     }
-    return texts | {EVIDENCE: evidence(studies)}
+    return texts | {EVIDENCE: evidence(studies), LAWS: laws()}
 
 
 if __name__ == "__main__":

@@ -53,6 +53,17 @@ def report(
     compute: Compute = "auto",
     transport: StudyTransport = None,
     trust: Trust = None,
+    at: Annotated[
+        float | None,
+        typer.Option("--at", help="Carry harms to a model of this many parameters (1.3e9), from three sizes or more."),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", help="With --at: its tokens, by default in proportion.")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option("--stages", help="With --at: its stages, by default as trained.")
+    ] = None,
+    trained: Annotated[bool, typer.Option("--trained", help="With --at: it starts from trained weights.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Write the report of runs and studies: one page that needs nothing but a browser.
@@ -60,6 +71,8 @@ def report(
     Given networks come before the presets in the page's menu.
     For example: raysim report results -o report.html
     """
+    if at is None and (tokens is not None or stages is not None or trained):
+        fail("`--tokens`, `--stages` and `--trained` describe the model of `--at`: add `--at 1.3e9`.", 2)
     for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("auto", "cpu", "wall"))):
         if value not in known:
             fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
@@ -70,6 +83,7 @@ def report(
     if not is_screen(folder):
         check_runs(folder, "no folder there has a run.parquet")
     target = _report_target(folder, out, form)
+    from raysim.analysis.comparison.carry import Asked
     from raysim.analysis.report import NETWORKS, compose, write_report
     from raysim.cli.terminal import console
 
@@ -79,20 +93,23 @@ def report(
     networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))] if given else None
     with console().status(f"reading {folder}"):
         first = own[0] if own else None
-        page = compose(folder, networks, first=first, compute=compute, profile=profile, transport=transport)
+        asked = None if at is None else Asked(at, tokens, stages, trained)
+        page = compose(
+            folder, networks, first=first, compute=compute, profile=profile, transport=transport, asked=asked
+        )
         write_report(page, target, form)
     for problem in page.problems:
         echo(f"- {problem}")
     echo(f"Report of {page.subtitle[:-1]}: {target if form == 'html' else target / 'report.md'}")
-    asked = own or [page.network]
-    for sentence in page.decisions(asked):
+    shown = own or [page.network]
+    for sentence in (*page.carried, *page.decisions(shown)):
         echo(sentence)
     if json_file is not None:
-        answers = [{"network": network, "answer": text} for network in asked for text in page.decisions([network])]
+        answers = [{"network": network, "answer": text} for network in shown for text in page.decisions([network])]
         path = str(target if form == "html" else target / "report.md")
         recommended = {network: page.recommended(network) for network in page.networks}
         figures = {"report": path, "networks": list(page.networks), "problems": list(page.problems)}
-        write_json(figures | {"answers": answers, "recommended": recommended}, json_file)
+        write_json(figures | {"answers": answers, "carried": list(page.carried), "recommended": recommended}, json_file)
 
 
 def _report_target(folder: str, out: Path | None, form: str) -> Path:

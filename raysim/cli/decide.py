@@ -133,7 +133,10 @@ def _race(decision: Decision, budget: Any, again: str, ending: Ending, *, addres
     from raysim.training.start import check_least_memory
 
     study = decision.study(budget)
-    typer.echo(f"3 of 3: {len(decision.left)} settings race beside dense within {study.budget.text}.", err=True)
+    typer.echo(
+        f"3 of 3: {len(decision.left)} settings race beside dense within {study.budget.text if study.budget else budget.text}.",
+        err=True,
+    )
     listen_on_loopback(address)
     if not (address or os.environ.get("RAY_ADDRESS")):
         check_least_memory("ray")

@@ -187,6 +187,11 @@ class Codec(Notation, ABC):
         return getattr(self, "per", None) in ("channel", "row") or (isinstance(inner, Codec) and inner.by_matrix)
 
     @property
+    def whole_range(self) -> bool:
+        """True if one range or scale covers a whole tensor, so that its largest value takes levels from all others."""
+        return any(codec.whole_range for codec in self._inner())
+
+    @property
     def kept_share(self) -> float | None:
         """The share of values sent in a packet; None if all are sent or the share depends on the values."""
         return None

@@ -79,6 +79,10 @@ class UniformCodec(Codec):
     def random(self) -> bool:
         return self.rounding == "stochastic"
 
+    @property
+    def whole_range(self) -> bool:
+        return self.per == "tensor"
+
     def _check_groups(self) -> None:
         self._coerce(block=check_groups(self.per, self.block))
         check_choice("rounding", self.rounding, ["nearest", "stochastic"])

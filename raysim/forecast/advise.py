@@ -246,7 +246,7 @@ def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> 
         fits=memory <= job.fleet.memory_bytes,
         needed=() if isinstance(template.bandwidth_bps, tuple) else needed(job, way, template),
         networks=tuple(_on(job, way, network) for network in networks),
-        known=known(way.setting, job.model.scope),
+        known=known(way.setting, job.model.scope, way.layout.replicas),
     )
 
 

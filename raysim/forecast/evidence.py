@@ -9,6 +9,8 @@ from importlib import resources
 from typing import NamedTuple
 
 from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.forecast.laws import CarriedHarm, carried
+from raysim.units import format_parameters
 
 HARMFUL = "harmful"
 HOPELESS = "hopeless at once"
@@ -52,14 +54,14 @@ class Scope(NamedTuple):
         >>> str(Scope("transformer", 867_072, model="gpt"))
         'gpt, 0.87 M'
         """
-        return f"{self.model}, {self.parameters / 1e6:{'.2g' if self.parameters < 1e7 else ',.0f'}} M"
+        return f"{self.model}, {format_parameters(self.parameters)}"
 
 
 class Known(NamedTuple):
-    """A verdict on a setting, and the model of the runs behind it."""
+    """A verdict on a setting, and the model of the runs behind it, or the law of size that carries it."""
 
     verdict: str = UNTRIED
-    scope: Scope | None = None
+    scope: Scope | CarriedHarm | None = None
 
     @property
     def breaks(self) -> bool:
@@ -71,15 +73,19 @@ class Known(NamedTuple):
         return self.verdict if self.scope is None else f"{self.verdict}: {self.scope}"
 
 
-def known(setting: Setting, asked: Scope) -> Known:
+def known(setting: Setting, asked: Scope, replicas: int = 1) -> Known:
     """Return the verdict on a setting for a model: that of the nearest model, or the worst harm of one of its parts.
 
     A setting is good only for models of the same kind, and good for small ones only if the model is small. Harm found after
     training counts for every model; harm at once, which trained weights cause, for models like the tried one. Two parts that
-    are safe alone may do harm together, and are then untried.
+    are safe alone may do harm together, and are then untried. For a model from scratch, a law through several sizes counts more than
+    any single model.
     """
     if setting == DENSE:
         return Known("")
+    harm = carried(setting, asked.kind, asked.parameters, replicas) if asked.origin == SCRATCH else None
+    if harm is not None:
+        return Known(harm.verdict, harm)
     if whole := _nearest(setting, asked):
         return whole
     alone = [Setting(**{key: value}) for key, value in setting._asdict().items()]

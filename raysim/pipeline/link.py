@@ -37,6 +37,7 @@ class LinkAccount:
     sent_norm2: float | None = None  # of the tensors to send
     received_norm2: float | None = None  # of the received tensors
     error_norm2: float | None = None  # of their difference
+    peak: float | None = None  # highest of the tensors to send: largest magnitude over root mean square
     memory_norm2: float | None = None  # of the memories of messages, at the end of the step
     decisions: tuple[Decision, ...] = ()  # of an adaptive compressor, at the sender
     tensor: str = UNNAMED  # its name, if several tensors cross the boundary
@@ -115,7 +116,7 @@ class Link:
             yield self
 
     def send(self, x: Tensor, context: Context, *, measure: bool = False) -> Message:
-        """Return the message of a tensor and update the memory; with `measure`, also measure the error at the receiver.
+        """Return the message of a tensor and update the memory; with `measure`, also measure its peak and the error at the receiver.
 
         Raises NonFiniteError, without changing the memory, if the tensor holds NaN or infinity.
         """
@@ -124,6 +125,8 @@ class Link:
         packet, changes = (Identity().encode(x), {}) if dense else self.compressor.encode(x, self.state, context)
         message = self.table.pack(self._seen(packet))
         self._count(message, x, start, work)
+        if measure and x.numel():
+            self.account.peak = max(self.account.peak or 0.0, peak_of(x))
         if dense:
             return message
         if measure and not self.compressor.exact:
@@ -206,3 +209,10 @@ class Link:
             account.memory_norm2 = sum(norms)
         self._begin()
         return account
+
+
+def peak_of(x: Tensor) -> float:
+    """Return the largest magnitude of a tensor over its root mean square; 0 for zeros."""
+    values = x.detach().double()
+    rms = float(values.square().mean().sqrt())
+    return float(values.abs().max()) / rms if rms else 0.0

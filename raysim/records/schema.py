@@ -57,6 +57,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("dense_bytes", pa.int64()),  # for a replica gradient: those of an uncompressed all-reduce
             ("gain", pa.float64()),  # squared norm of the decoded tensor over that of the original, if measured
             ("fidelity", pa.float64()),  # 1 - squared norm of the error over that of the original, if measured
+            ("peak", pa.float64()),  # largest magnitude over root mean square of the original tensors, if measured
             ("residual_norm", pa.float64()),  # of the sender's memory, if measured
             ("encode_s", pa.float64()),
             ("decode_s", pa.float64()),
@@ -151,7 +152,9 @@ _KINDS: dict[str, pa.DataType] = {
 OWN_COLUMNS: dict[str, str] = {
     **dict.fromkeys(("schema_version", "restarts", "resumed", "exchange_period", "exchange_delay"), "int"),
     **dict.fromkeys(("first_step", "rate_steps", "model_seed", "memories_from"), "int"),
-    **dict.fromkeys(("wire_bytes", "dense_bytes", "steps_done", "probe_every", "diverged_step"), "int"),
+    **dict.fromkeys(
+        ("wire_bytes", "dense_bytes", "steps_done", "probe_every", "diverged_step", "num_parameters"), "int"
+    ),
     **dict.fromkeys(("device_forecast_bytes", "device_peak_bytes"), "int"),  # of the worker with the most GPU memory
     **dict.fromkeys(("run_id", "started_at", "host", "status", "engine", "measures", "job", "setting"), "str"),
     **dict.fromkeys(("python", "raysim", "torch", "ray", "numpy", "device_kind"), "str"),

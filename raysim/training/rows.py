@@ -21,13 +21,13 @@ from raysim.config import ConfigError, RunConfig, as_row
 from raysim.engine.engine import Engine
 from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
+from raysim.pipeline.prepare import Workload
 from raysim.pipeline.reports import StepReport
 from raysim.quality import write_measures
 from raysim.records import SCHEMA_VERSION, Run
 from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import Custom
 from raysim.values import UNNAMED
-from raysim.workloads.data import Data
 from raysim.workloads.splits import digest_of
 from raysim.workloads.task import chance
 
@@ -76,11 +76,12 @@ def _cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def plan_columns(plan: Plan, data: Data, parent: str | None) -> dict[str, Any]:
+def plan_columns(workload: Workload, parent: str | None) -> dict[str, Any]:
     """Return the columns on the plan of a run, and on its data and chance in them; `parent`: the run that a branch started from.
 
     Raises ConfigError if the data have no valid target.
     """
+    plan, data = workload.plan, workload.data
     try:
         by_chance = chance(data, plan.task)
     except InputError as error:
@@ -90,6 +91,7 @@ def plan_columns(plan: Plan, data: Data, parent: str | None) -> dict[str, Any]:
     return {
         "cuts": list(plan.cuts),
         "num_stages": plan.num_stages,
+        "num_parameters": workload.num_parameters,
         "parent": parent,
         **{name: getattr(plan, name) for name in names},
         "averages_by_bucket": all(method.by_bucket for method in plan.replica_methods),
@@ -198,6 +200,7 @@ def _links(plan: Plan, replica: int, step: int, reports: Sequence[StepReport]) -
             "dense_bytes": sender.dense_bytes,
             "gain": 1.0 if exact else received / sent if sent and received is not None else None,
             "fidelity": 1.0 if exact else 1 - error / sent if sent and error is not None else None,
+            "peak": sender.peak,
             "residual_norm": None if sender.memory_norm2 is None else math.sqrt(sender.memory_norm2),
             "encode_s": sender.codec_s,
             "decode_s": receiver.codec_s,

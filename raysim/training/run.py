@@ -104,7 +104,7 @@ class Training:
         self._budgets = Budgets(self.plan, self.clock.network)
         self.recorder.measures = tuple(measure.name for measure in self.plan.task.measures)
         parent = self._parent.row["run_id"] if self._parent else None
-        self._row |= plan_columns(self.plan, self.workload.data, parent)
+        self._row |= plan_columns(self.workload, parent)
         if self._parent:
             check_data(self._parent.row, self._row)
         self.engine = (_ENGINES[engine] if isinstance(engine, str) else engine)(self.workload)

@@ -12,7 +12,7 @@ import pytest
 from raysim.config import read_config
 from raysim.forecast.advise import PER_TENSOR, PER_TOKEN, advise
 from raysim.forecast.answer import answer
-from raysim.forecast.evidence import Known, Scope, known
+from raysim.forecast.evidence import ELSEWHERE, Known, Scope, known
 from raysim.forecast.fleet import Fleet, Layout, Setting
 from raysim.forecast.inputs import make_job
 from raysim.forecast.shapes import ModelShape
@@ -124,3 +124,14 @@ def test_transformers_are_offered_ranges_of_tokens_and_convolutions_those_of_ten
 def test_recipe_scope(recipe: str, changes: list[str], kind: str, origin: str) -> None:
     scope = RecipeModel(read_config(recipe, changes)).scope
     assert (scope.kind, scope.origin) == (kind, origin)
+
+
+def test_published_local_steps_are_judged_by_a_law_of_size() -> None:
+    setting = Setting(replica_gradient="DiLoCo(30)")
+    asked = Scope("transformer", 1_300_000_000)
+    four, eight, far = (known(setting, asked, replicas) for replicas in (3, 8, 16))
+    assert (four.verdict, eight.verdict) == ("safe", "harmful")  # published: +0.5 and +1.3 %
+    assert str(four) == "safe: by a law from 35 M to 10 B: +0.5 % (+0.4 to +0.6) at 1.3 B"
+    assert "law" not in str(far)
+    assert "law" not in str(known(setting, asked._replace(origin=ELSEWHERE), 4))
+    assert "law" not in str(known(setting, asked._replace(parameters=10**13), 4))

@@ -67,6 +67,7 @@ ROOMS = {
     "raysim.on_demand": (set(), {"torch"}),
     "raysim.quality": (set(), set()),
     "raysim.units": (set(), set()),
+    "raysim.scaling": (set(), set()),
     "raysim.storage": ({"notation"}, {"pyarrow"}),
     "raysim.values": (set(), {"torch"}),
     "raysim.codecs": (LOW, {"torch"}),
@@ -130,7 +131,7 @@ ROOMS = {
     "raysim.sweeps.submit": ({"config", "engine.connection", "storage"}, {"ray", "pyarrow"}),
     "raysim.analysis.data": (RECORDS, {"pandas", "pyarrow"}),
     "raysim.analysis.runs": ({*RECORDS, "analysis.data"}, {"pandas", "pyarrow"}),
-    "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS}, {"pandas", "optuna"}),
+    "raysim.analysis.comparison": ({*RECORDS, *PRICED_RUNS, "scaling"}, {"pandas", "optuna"}),
     "raysim.analysis.report": (
         {*RECORDS, *PRICED_RUNS, "analysis.comparison"},
         {"pandas", "jinja2", "plotly", "matplotlib"},

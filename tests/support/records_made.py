@@ -25,6 +25,7 @@ def write_run(
     wire_bytes=100,
     tables=True,
     predictions=3600,
+    samples=100,
     **changes,
 ):
     """Write a run of 4 steps and 3 stages. `finals`: its final evaluation; `extra`: columns of `run.parquet` besides."""
@@ -69,7 +70,7 @@ def write_run(
         if f"loss_{mode}" in finals or f"accuracy_{mode}" in finals:
             loss = finals.get(f"loss_{mode}", math.nan)
             accuracy = finals.get(f"accuracy_{mode}", math.nan)
-            evaluated = {"loss": loss, "accuracy": accuracy, "predictions": predictions}
+            evaluated = {"loss": loss, "accuracy": accuracy, "predictions": predictions, "samples": samples}
             recorder.add("evals", {"step": steps, "mode": mode, "batchnorm": "running", **evaluated})
             row |= {f"final_loss_{mode}": loss, f"final_accuracy_{mode}": accuracy}
     if over:

@@ -1,0 +1,245 @@
+"""Harm at another size of a model, by laws through its harm at several sizes.
+
+Two laws are averaged, weighted by how well they fit: harm goes with a power of the size, with one exponent for all settings of
+a method, or it does not depend on size. The first has several forms: harm falls to zero, or to a floor, or its sign changes, as
+when losses are powers of the size themselves (Charles et al. 2025, 2503.09799). A setting may drift from its law: by a random
+walk in the logarithm of the size, and by scatter at each size. All of this is integrated over a grid, so that intervals hold
+the uncertainty of the seeds, of the law and of the distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+Array = np.ndarray[Any, Any]
+
+LEVEL = 0.9
+"""Share of true harms inside an interval."""
+HOLD = 0.8
+"""Share of held-out harms inside their intervals from which predictions over a distance count as holding."""
+FEWEST = 3
+"""Sizes that a law needs."""
+_EXPONENTS = np.delete(np.linspace(-1, 1, 41), 20)  # without 0
+_OTHERS = np.linspace(-2, 2, 9)  # exponents of further quantities, such as the number of cuts
+_FORMS = {"flat": 0.5, "power": 0.25, "floor": 0.125, "losses": 0.125}  # and their chances before any run is seen
+_FLOORS = (0.25, 0.5)  # harm of an infinite size, as a share of that of the smallest
+_DRIFTS = np.geomspace(0.01, 1, 8)  # a unit of log size, in units of harm
+_SCATTERS = np.geomspace(0.01, 0.5, 5)  # at each size
+_RELATIVE = (0.0, 1.0)  # drift is alike for all settings of a method, or in proportion to their harm
+
+
+class Series(NamedTuple):
+    """Harm of one setting at several sizes."""
+
+    points: Array
+    """(sizes, quantities): logarithms of the number of parameters and of any further quantities."""
+    harms: Array
+    errors: Array
+    """Standard errors of the harms."""
+
+    def where(self, chosen: Array) -> Series:
+        """Return the harms at some of the sizes."""
+        return Series(self.points[chosen], self.harms[chosen], self.errors[chosen])
+
+
+class Interval(NamedTuple):
+    """A predicted harm with the bounds of `LEVEL`."""
+
+    harm: float
+    low: float
+    high: float
+
+    def holds(self, harm: float) -> bool:
+        """Return whether a harm lies inside."""
+        return self.low <= harm <= self.high
+
+
+class Carried(NamedTuple):
+    """The harm of a setting at another size: by both laws, averaged, and by each alone."""
+
+    both: Interval
+    power: Interval
+    constant: Interval
+    exponent: float
+    """Mean exponent of the size, if harm falls to zero: harm goes as size to its negative."""
+    weight: float
+    """Chance that size matters."""
+
+    @property
+    def disagree(self) -> bool:
+        """True if the interval of one law misses the estimate of the other."""
+        return not (self.power.holds(self.constant.harm) and self.constant.holds(self.power.harm))
+
+
+class Laws:
+    """The laws of the settings of one method, whose harms share an exponent and the spread of their drift.
+
+    `margin`: the tolerated harm, which sets the scale of drifts of small harms. The first quantity of `points` is the size.
+    """
+
+    def __init__(self, settings: Sequence[Series], margin: float) -> None:
+        self._settings = settings
+        points = np.concatenate([each.points for each in settings])
+        self._origin = points[np.lexsort(points.T[::-1])[0]]  # where drifts begin: at the smallest size
+        self._curves = _Curves(points.shape[1] - 1)
+        grid = np.array(list(product(_DRIFTS, _SCATTERS, _RELATIVE)))
+        sizes = np.array([math.hypot(margin, float(np.mean(each.harms))) for each in settings])
+        typical = float(np.exp(np.log(sizes).mean()))
+        scales = typical * (sizes[:, None] / typical) ** grid[:, 2]
+        self._drifts, self._scatters = ((scales * grid[:, i]) ** 2 for i in (0, 1))  # variances, by setting
+        self._fits = [self._fit(i) for i in range(len(settings))]
+        evidence = sum(fit.evidence for fit in self._fits) + np.log(self._curves.prior)
+        weights = np.exp(evidence - evidence.max())
+        self._weights = weights / weights.sum()
+
+    def _fit(self, i: int) -> _Fit:
+        points, harms, errors = self._settings[i]
+        walk = _walk(points - self._origin, points - self._origin)
+        covariance = self._drifts[i][:, None, None] * walk
+        covariance = covariance + np.eye(len(harms)) * (self._scatters[i][:, None, None] + errors**2)
+        inverse = np.linalg.inv(covariance)
+        shape = self._curves.at(points - self._origin)
+        solved = np.einsum("gij,bj->gbi", inverse, shape)
+        information = np.einsum("gbi,bi->gb", solved, shape)
+        level = solved @ harms / information
+        rest = np.einsum("i,gij,j->g", harms, inverse, harms)[:, None] - level**2 * information
+        evidence = -0.5 * (
+            np.linalg.slogdet(covariance)[1][:, None] + np.log(information / (shape**2).sum(axis=1)) + rest
+        )
+        return _Fit(inverse, shape, information, level, evidence)
+
+    def _moments(self, i: int, point: Array) -> tuple[Array, Array]:
+        """Return the mean and the variance of a setting's harm at a point, by grid point and law."""
+        points, harms, _ = self._settings[i]
+        fit, beyond = self._fits[i], (point - self._origin)[None]
+        shape = self._curves.at(beyond)[:, 0]
+        shared = self._drifts[i][:, None] * _walk(points - self._origin, beyond)[:, 0]
+        solved = np.einsum("gi,gij->gj", shared, fit.inverse)
+        change = shape - solved @ fit.shape.T
+        mean = (solved @ harms)[:, None] + fit.level * change
+        own = self._drifts[i] * _walk(beyond, beyond)[0, 0] + self._scatters[i] - (solved * shared).sum(axis=1)
+        return mean, own[:, None] + change**2 / fit.information
+
+    def at(self, i: int, point: Array) -> Carried:
+        """Return the harm of setting `i` at a point."""
+        mean, variance = self._moments(i, point)
+        flat, power = (self._curves.forms == name for name in ("flat", "power"))
+        parts = [_interval(mean, variance, self._weights * mask) for mask in (1.0, ~flat, flat)]
+        exponents = self._weights[:, power].sum(axis=0)
+        exponent = float(exponents @ self._curves.exponents[power] / max(exponents.sum(), 1e-300))
+        return Carried(*parts, exponent, float(self._weights[:, ~flat].sum()))
+
+    def chance_below(self, i: int, point: Array, harm: float, error: float) -> float:
+        """Return the predicted chance that setting `i` is measured, with a standard error, below a harm at a point."""
+        mean, variance = self._moments(i, point)
+        return float((self._weights * special.ndtr((harm - mean) / np.sqrt(variance + error**2))).sum())
+
+
+class _Curves:
+    """The laws: harm over that of the origin, by form and exponents."""
+
+    def __init__(self, others: int) -> None:
+        floors = {"flat": [0.0], "power": [0.0], "floor": _FLOORS, "losses": [0.0]}
+        own = [
+            (form, floor, exponent)
+            for form in _FORMS
+            for floor in floors[form]
+            for exponent in ([0.0] if form == "flat" else _EXPONENTS)
+        ]
+        further = list(product(*[_OTHERS] * others))
+        self.forms = np.repeat([form for form, _, _ in own], len(further))
+        self._floors, self.exponents = (np.repeat([each[i] for each in own], len(further)) for i in (1, 2))
+        self._others = np.tile(np.array(further).reshape(len(further), others), (len(own), 1))
+        self.prior = np.array([_FORMS[form] / np.sum(self.forms == form) for form in self.forms])
+
+    def at(self, points: Array) -> Array:
+        """Return (laws, points): the harm of each law at logarithms from the origin."""
+        size = points[:, 0]
+        falling = np.exp(-self.exponents[:, None] * size)
+        curve = self._floors[:, None] + (1 - self._floors[:, None]) * falling
+        curve = np.where(self.forms[:, None] == "losses", 1 - self.exponents[:, None] * size, curve)
+        return np.asarray(curve * np.exp(-self._others @ points[:, 1:].T))
+
+
+class _Fit(NamedTuple):
+    """A setting's fits by grid point and law."""
+
+    inverse: Array
+    shape: Array
+    information: Array
+    level: Array
+    evidence: Array
+
+
+def _walk(one: Array, other: Array) -> Array:
+    """Return the covariance of random walks from the origin between two lists of points."""
+    a, b = one[:, None, :], other[None, :, :]
+    return np.where(a * b > 0, np.minimum(np.abs(a), np.abs(b)), 0.0).sum(axis=2)
+
+
+def _interval(mean: Array, variance: Array, weights: Array) -> Interval:
+    """Return the median and the bounds of a mixture of normal distributions."""
+    kept = weights > 1e-5 * weights.max()
+    centre, spread, share = mean[kept], np.sqrt(variance[kept]), weights[kept] / weights[kept].sum()
+
+    def quantile(probability: float) -> float:
+        low, high = float((centre - 9 * spread).min()), float((centre + 9 * spread).max())
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = float((share * special.ndtr((middle - centre) / spread)).sum()) < probability
+            low, high = (middle, high) if below else (low, middle)
+        return (low + high) / 2
+
+    return Interval(*map(quantile, (0.5, (1 - LEVEL) / 2, (1 + LEVEL) / 2)))
+
+
+class HeldOut(NamedTuple):
+    """A measured harm, predicted from smaller sizes alone."""
+
+    setting: int
+    distance: float
+    """From the largest of these sizes, in the logarithm of the quantity."""
+    chance: float
+    """The predicted chance of a lower harm."""
+
+    @property
+    def holds(self) -> bool:
+        """True if the harm lies inside its interval."""
+        return (1 - LEVEL) / 2 <= self.chance <= (1 + LEVEL) / 2
+
+
+def held_out(settings: Sequence[Series], margin: float, quantity: int = 0) -> Iterator[HeldOut]:
+    """Yield each harm as predicted from smaller values of a quantity.
+
+    From three of them, from four, and so on; if there are three in all, from two.
+    """
+    values = np.unique(np.concatenate([each.points[:, quantity] for each in settings]))
+    for end in values[min(FEWEST, len(values) - 1) - 1 : -1]:
+        inside = [each.where(each.points[:, quantity] <= end) for each in settings]
+        usable = [i for i, each in enumerate(inside) if len(np.unique(each.points[:, quantity])) > 1]
+        if not usable:
+            continue
+        laws = Laws([inside[i] for i in usable], margin)
+        for number, i in enumerate(usable):
+            for point, harm, error in zip(*settings[i], strict=True):
+                if point[quantity] > end:
+                    chance = laws.chance_below(number, point, float(harm), float(error))
+                    yield HeldOut(i, float(point[quantity] - end), chance)
+
+
+def reach(predictions: Sequence[HeldOut]) -> float:
+    """Return the longest distance up to which a share `HOLD` of held-out predictions hold; 0 if there is none."""
+    ordered = sorted(predictions, key=lambda each: each.distance)
+    longest, held = 0.0, 0
+    for count, each in enumerate(ordered, 1):
+        held += each.holds
+        last = count == len(ordered) or ordered[count].distance > each.distance + 1e-9
+        if last and held >= HOLD * count:
+            longest = each.distance
+    return longest
