@@ -69,7 +69,8 @@ def time_text(seconds: float) -> str:
 
 def window_text(window_bytes: float, streams: int) -> str:
     """Return a window as `read_window` parses it."""
-    return (f"{streams}x" if streams > 1 else "") + _scaled(window_bytes, SIZES)
+    size = min((_scaled(window_bytes, units) for units in (SIZES, BINARY)), key=len)
+    return (f"{streams}x" if streams > 1 else "") + size
 
 
 def _scaled(value: float, units: dict[str, float]) -> str:

@@ -111,7 +111,9 @@ def test_round_trip_of_a_window_is_there_and_back() -> None:
     assert all_reduce_s(1e6, hosts, window, "ring") == pytest.approx(8 * (0.02 + 8 * 2e5 / 2e8))
 
 
-@pytest.mark.parametrize("text", ["1gbps+50ms/9.7MB", "1gbps+50ms~1ms/port/2x4MB", "free+20ms/64kB", "100mbps/3B"])
+@pytest.mark.parametrize(
+    "text", ["1gbps+50ms/9.7MB", "1gbps+50ms~1ms/port/2x4MB", "free+20ms/64kB", "100mbps/2x4MiB", "100mbps/3B"]
+)
 def test_window_notation(text: str) -> None:
     network = parse_network(text)
     assert repr(network) == text
