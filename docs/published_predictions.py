@@ -76,7 +76,7 @@ def shaped(table: Table, row: Table, column: str, compute_s: float) -> float:
         num_replicas=row["num_replicas"],
         forward_s=compute_s / 4,
         backward_s=3 * compute_s / 4,
-        gradient_bytes=[table["first_gradient_bytes"], *regular],
+        gradient_bytes=(table["first_gradient_bytes"], *regular),
     )
     over = replace(BARE, averaging=Averaging(row.get("averaging", "direct")))
     return timings.step().over(over).simulate(parse_network(column)).step_s

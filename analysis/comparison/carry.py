@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from raysim.analysis.comparison.choice import VERDICTS, Where
+from raysim.analysis.comparison.choice import VERDICTS
+from raysim.analysis.comparison.rule import Where
 from raysim.analysis.comparison.sizes import ALIKE, CUTS, PROPORTION, Size, SizeFamily, size_families
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results

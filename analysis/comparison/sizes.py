@@ -44,7 +44,7 @@ class SizeFamily:
     label: str
     trained: bool
     """True if the weights were trained before."""
-    rows: dict[str, dict[Size, Mapping[str, Any]]] = field(default_factory=dict)
+    rows: dict[str, dict[Size, Mapping[Any, Any]]] = field(default_factory=dict)
     """The row of `settings` by setting and size."""
 
     @cached_property
@@ -97,14 +97,14 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
         raise AnalysisError(
             "A law of size needs runs with compression beside dense runs of the same seeds, but there are none."
         )
-    runs = {str(row["run"]): row for row in results.runs.to_dict("records")}
+    runs: dict[str, Mapping[Any, Any]] = {str(row["run"]): row for row in results.runs.to_dict("records")}
     tokens = _tokens_of_sample(results)
     keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, *SIZE_KEYS, "seed"}]
     families: dict[tuple[str, ...], SizeFamily] = {}
     jobs: dict[tuple[str, ...], Mapping[Any, Any]] = {}
     for row in judged.to_dict("records"):
         run = row["runs"][0]
-        facts: Mapping[Any, Any] = runs[run]
+        facts = runs[run]
         key = tuple(_without_size(name, facts.get(name)) for name in keys)
         trained = any(plain(facts.get(name)) is not None for name in ("model.path", "parent"))
         family = families.setdefault(key, SizeFamily("", trained))

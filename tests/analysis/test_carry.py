@@ -1,6 +1,7 @@
 """Harm carried to another size: by a law, or not, with the run that would allow it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -154,7 +155,8 @@ def test_bad_input_is_one_sentence(family, tmp_path):
         code, printed = report(folder, "--at", "9e6")
         assert code == 2
         assert part in printed
-    for at in (0, -1, math.nan, math.inf, True, "1B"):
+    wrong: list[Any] = [0, -1, math.nan, math.inf, True, "1B"]
+    for at in wrong:
         with pytest.raises(AnalysisError, match="`at` must be a number of parameters"):
             carry(load(family), at)
     assert report(family, "--stages", 4)[0] == 2

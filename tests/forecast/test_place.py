@@ -32,7 +32,8 @@ def network_of(size: int, seed: int, sites: int | None = None) -> Network:
     rng = np.random.default_rng(seed)
     ends = range(size) if sites is None else [host % sites for host in range(size)]
     bps, latency = 10 ** rng.uniform(6, 9, (size, size)), rng.uniform(0, 0.05, (size, size))
-    return Network(*(tuple(tuple(each[a, b].item() for b in ends) for a in ends) for each in (bps, latency)))
+    bandwidths, latencies = (tuple(tuple(each[a, b].item() for b in ends) for a in ends) for each in (bps, latency))
+    return Network(bandwidths, latencies)
 
 
 def price(step: TimedStep, hosts: tuple[int, ...], network: Network) -> float:

@@ -29,9 +29,8 @@ def network_of(sites: list[int], sharing: str, seed: int, *, distinct: bool) -> 
     size, rng = len(sites) if distinct else 3, np.random.default_rng(seed)
     bandwidth, latency = rng.uniform(1e6, 1e9, (size, size)), rng.uniform(0, 0.1, (size, size))
     ends = range(len(sites)) if distinct else sites
-    return Network(
-        *(tuple(tuple(each[a, b].item() for b in ends) for a in ends) for each in (bandwidth, latency)), sharing=sharing
-    )
+    bps, seconds = (tuple(tuple(each[a, b].item() for b in ends) for a in ends) for each in (bandwidth, latency))
+    return Network(bps, seconds, sharing=sharing)
 
 
 @given(SITES, SHARINGS, st.integers(0, 99), st.booleans(), st.data())

@@ -61,7 +61,7 @@ def folder(tmp_path_factory):
 
 
 def test_every_command_with_a_result_has_a_documented_json():
-    commands = get_command(app).commands
+    commands = get_command(app).commands  # type: ignore[attr-defined]
     having = {name for name, command in commands.items() if "--json" in {o for p in command.params for o in p.opts}}
     assert having == set(commands) - STREAMS
     assert set(documented()) <= having

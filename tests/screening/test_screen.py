@@ -5,6 +5,7 @@ import math
 from contextlib import closing
 from shutil import copytree
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -469,7 +470,8 @@ def test_first_step_of_trained_weights_shows_what_breaks_them(backward, changes,
     facts = {"first_step": 0, "trained": True, "compresses": True, "compressors": [[pair]], "loss": 1.0} | changes
     fidelity = -2.7 if backward != "Quantize(8)" else 0.99
     link = {"replica": 0, "boundary": 0, "direction": "backward", "tensor": None, "fidelity": fidelity}
-    assert breaks(SimpleNamespace(**facts), 0, facts["loss"], 2.7, [link]) is broken
+    plan: Any = SimpleNamespace(**facts)
+    assert breaks(plan, 0, facts["loss"], 2.7, [link]) is broken
 
 
 def test_a_run_whose_compression_breaks_trained_weights_says_so_after_its_first_step(tmp_path):

@@ -152,7 +152,12 @@ def search_of(path, out, **changes):
     def spec(row, config):
         row.engine = "inline"
         seeds, bundles = tuple(row.seeds), [{"CPU": 1.0}]
-        same = {"objectives": study.objectives, "engine": "inline", "compute": "auto", "screens": study.screens}
+        same: dict[str, Any] = {
+            "objectives": study.objectives,
+            "engine": "inline",
+            "compute": "auto",
+            "screens": study.screens,
+        }
         return TrialSpec(row.trial, config, seeds, str(out), bundles=bundles, **same)
 
     options: dict[str, Any] = {"gpus": 0.0, "on_plan": planned, "say": lines.append}
