@@ -15,7 +15,15 @@ from raysim.analysis import Results
 from raysim.analysis.comparison.statistics import bounds
 from raysim.config.identity import Setting
 
-MODELS = {"cnn": "CNN", "gpt": "GPT", "gpt2": "GPT", "lstm": "LSTM", "resnet18": "ResNet-18", "vgg16": "VGG-16"}
+MODELS = {
+    "cnn": "CNN",
+    "gpt": "GPT",
+    "gpt2": "GPT",
+    "lstm": "LSTM",
+    "resnet18": "ResNet-18",
+    "vgg16": "VGG-16",
+    "SmolLM2": "SmolLM2",
+}
 ORIGINS = ("from scratch", "fine-tuned", "trained elsewhere")
 
 

@@ -67,10 +67,12 @@ def test_following_steps_hide_an_exchange_as_far_as_they_last(small) -> None:
 
 
 def test_replay_prices_a_whole_period(small, tmp_path) -> None:
-    config = small(**TWO, replica_gradient="DiLoCo(3)", profile_every_steps=3)  # no profiled step has an exchange
+    config = small(
+        **TWO, replica_gradient="DiLoCo(3)", profile_every_steps=3
+    )  # the last exchange is in no profiled step
     network = parse_network(config.clock)
     run = train(config, engine="inline", out=tmp_path / "run")
-    assert not set(run.actions["step"]) & {2, 5}
+    assert 5 not in set(run.actions["step"])
     priced = Replay(run)
     assert list(priced.profiles) == [3, 4, 5]
     assert priced.exchanging.tolist() == [False, False, True]

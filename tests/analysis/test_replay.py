@@ -433,7 +433,7 @@ def test_the_command_prints_and_writes(runs, tmp_path):
     for text in (
         "8mbps",
         "worldwide",
-        "90 % interval",
+        "90 %",
         "speed-up",
         "pays below",
         "compression off",

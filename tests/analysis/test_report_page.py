@@ -131,7 +131,7 @@ def test_charts_and_page_follow_the_colours_of_the_system(opened, scheme):
     assert set(papers) == {ground}
     marks = page.locator("#job1-frontier .plot").evaluate("plot => plot.data.map(trace => trace.marker.color)")
     assert ("#1B1F24" in marks) == (scheme == "light")
-    ticks = page.locator('.plot [class*="tick"] > text').all_inner_texts()
+    ticks = page.locator('.plot [class*="tick"] > text').all_text_contents()
     assert any(text.endswith("\xa0ms") for text in ticks)
     assert not [text for text in ticks if re.fullmatch(r"[\u2212\d.]+[nµmkMGT]?(s|B|bit/s)", text)]
 

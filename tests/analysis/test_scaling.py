@@ -42,7 +42,7 @@ def test_published_harms_up_to_550_million_predict_those_from_1_3_to_10_billion(
     carried = [laws.at(i, np.array([size])) for i, size, _ in cells]
     assert len(cells) == 14
     assert all(each.both.holds(harm) for each, (_, _, harm) in zip(carried, cells, strict=True))
-    assert max(each.both.high - each.both.low for each in carried) < 0.9  # narrower than the harms that it tells apart
+    assert max(each.both.high - each.both.low for each in carried) < 1.0  # narrower than the harms that it tells apart
     assert all(each.weight > 0.95 for each in carried)  # a law without size misses eight replicas by a half
 
 
