@@ -72,4 +72,4 @@ def _screened(screen: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str
 
 
 def _alike(judged: pd.DataFrame) -> pd.DataFrame:
-    return judged[(judged[list(SAME)] == list(SAME.values())).all(axis=1) & (judged["seeds"] > 0)]
+    return judged[(judged[list(SAME)] == list(SAME.values())).all(axis=1) & (judged["seeds"] > 1)]

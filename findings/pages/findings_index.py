@@ -27,6 +27,10 @@ MODELS = {
 ORIGINS = ("from scratch", "fine-tuned", "trained elsewhere")
 
 
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.2g}" if parameters < 1e8 else f"{parameters / 1e6:.0f}"
+
+
 def claims_table(findings_of: Mapping[str, Sequence[Finding]]) -> str:
     """Return a row for each claim, with its verdicts by study and origin of the model."""
     lines = [f"| claim | source | {' | '.join(ORIGINS)} |", "|---" * (2 + len(ORIGINS)) + "|"]
@@ -34,7 +38,7 @@ def claims_table(findings_of: Mapping[str, Sequence[Finding]]) -> str:
         cells: dict[str, dict[str, list[str]]] = {origin: {} for origin in ORIGINS}
         for study, findings in findings_of.items():
             about = ABOUT["studies"][study]
-            link = f"[{MODELS[about['model']]} {about['parameters'] / 1e6:.2g}M]({study}.md)"
+            link = f"[{MODELS[about['model']]} {_millions(about['parameters'])}M]({study}.md)"
             for verdict in dict.fromkeys(finding.verdict for finding in findings if finding.claim is claim):
                 cells[about["origin"]].setdefault(verdict, []).append(link)
         if any(cells.values()):
