@@ -96,7 +96,7 @@ def test_headline_never_recommends_a_harmful_setting(trained: bool) -> None:
     assert not any(row.known.breaks for row in [*advice.paying(), *advice.remedies(), advice.fastest()])
     known_of = {row.way.forward: row.known.verdict for row in advice.rows if row.way.layout == advice.layout}
     assert [known_of[setting.forward] for setting in tried] == ["hopeless at once", "hopeless at once", "harmful"]
-    assert known_of["Quantize(8, per='row')"] == "worth training"
+    assert known_of["Quantize(8, per='row')"] == "undecided"  # three seeds of a study of the same model
 
 
 def test_transformers_are_offered_ranges_of_tokens_and_convolutions_those_of_tensors() -> None:
