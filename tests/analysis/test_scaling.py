@@ -31,18 +31,27 @@ def series(sizes, harms, errors):
     return Series(np.asarray(sizes, float)[:, None], np.asarray(harms, float), np.broadcast_to(errors, np.shape(harms)))
 
 
-def test_published_harms_up_to_550_million_predict_those_from_1_3_to_10_billion():
+def published_beyond_550_million():
+    """Return the harms carried from sizes up to 550 M to larger ones, each with the published harm."""
     tables = published()
     laws = Laws([series(sizes[:5], harms[:5], ROUNDING) for sizes, harms in tables], MARGIN)
-    cells = [
-        (i, size, harm)
+    return [
+        (laws.at(i, np.array([size])), harm)
         for i, (sizes, harms) in enumerate(tables)
         for size, harm in zip(sizes[5:], harms[5:], strict=True)
     ]
-    carried = [laws.at(i, np.array([size])) for i, size, _ in cells]
+
+
+@pytest.mark.xfail(strict=True, reason="the widest is 0.905 points, and 0.96 on a grid twice as fine")
+def test_bounds_beyond_550_million_are_narrower_than_the_harms_that_they_tell_apart():
+    assert max(each.both.high - each.both.low for each, _ in published_beyond_550_million()) < 0.9
+
+
+def test_published_harms_up_to_550_million_predict_those_from_1_3_to_10_billion():
+    cells = published_beyond_550_million()
+    carried = [each for each, _ in cells]
     assert len(cells) == 14
-    assert all(each.both.holds(harm) for each, (_, _, harm) in zip(carried, cells, strict=True))
-    assert max(each.both.high - each.both.low for each in carried) < 1.0  # narrower than the harms that it tells apart
+    assert all(each.both.holds(harm) for each, harm in cells)
     assert all(each.weight > 0.95 for each in carried)  # a law without size misses eight replicas by a half
 
 
