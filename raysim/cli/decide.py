@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, check_transport, parse_networks, write_json
-from raysim.cli.screen import Source, Tried, values_of
-from raysim.cli.sweep import Price, Resume, arguments, run_sweep
+from raysim.cli.options import JsonFile, Overrides, parse_networks, write_json
+from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets, Source, Tried, values_of
+from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
@@ -33,13 +33,9 @@ def decide(
         Path | None, typer.Option(help="A text to train on; other data by keys, such as data=images.")
     ] = None,
     tried: Tried = None,
-    device: Annotated[
-        str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
-    ] = None,
-    profile: Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")] = None,
-    transport: Annotated[
-        str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")
-    ] = "ray",
+    device: ComputeDevice = None,
+    profile: ComputeProfile = None,
+    transport: Packets = "ray",
     price_per_hour: Price = None,
     out: Annotated[
         str | None,
@@ -168,16 +164,9 @@ def _submit(
     words: list[str], given: dict[str, Any], cluster: str, out: str | None, files: Path | None, *, resume: bool
 ) -> None:
     """Run the same command as a job of a cluster."""
-    from raysim.sweeps.submit import Cluster, JobError, submit
+    from raysim.sweeps.submit import Cluster
 
     if out is None:
         fail("`--cluster` needs `--out`, a bucket's URI or an absolute path that every node sees.", 2)
     sent = arguments("decide", words[0], words[1:], **given, out=out, address="auto", resume=resume)
-    try:
-        code = submit(sent, Cluster.named(cluster, None), out, files=files)
-    except KeyboardInterrupt as interruption:
-        fail(" ".join(getattr(interruption, "__notes__", ["interrupted before a job was sent."])), 130)
-    except JobError as error:
-        fail(f"{error}.", 1)
-    if code:
-        raise typer.Exit(code)
+    run_job(sent, Cluster.named(cluster, None), out, files=files)

@@ -29,6 +29,11 @@ Source = Annotated[
         help="A recipe's name, a .toml file, or a folder with a model of transformers.", autocompletion=complete_recipe
     ),
 ]
+ComputeDevice = Annotated[
+    str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
+]
+ComputeProfile = Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")]
+Packets = Annotated[str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")]
 Tried = Annotated[
     list[str] | None,
     typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
@@ -51,13 +56,9 @@ def screen(
         bool, typer.Option("--gradients/--no-gradients", help="Measure backwards too, or activations alone: faster.")
     ] = True,
     batches: Annotated[int, typer.Option(help="Batches of the test data to screen on.")] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
-    ] = None,
-    profile: Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")] = None,
-    transport: Annotated[
-        str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")
-    ] = "ray",
+    device: ComputeDevice = None,
+    profile: ComputeProfile = None,
+    transport: Packets = "ray",
     out: Annotated[Path | None, typer.Option(help="Write the records here, as Parquet.")] = None,
     study: StudyFile = None,
     plot: PlotFile = None,

@@ -17,6 +17,7 @@ from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
+    from raysim.sweeps.submit import Cluster
     from raysim.training.events import Ending
 
 Study = Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")]
@@ -189,8 +190,7 @@ def submit(
 
     For example: raysim submit quickstart --cluster cluster.yaml --out s3://my-bucket/quickstart --fetch results/quickstart
     """
-    from raysim.sweeps.submit import Cluster, JobError
-    from raysim.sweeps.submit import submit as send
+    from raysim.sweeps.submit import Cluster
 
     files, study = _sent_files(study, files)
     limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
@@ -198,8 +198,16 @@ def submit(
     words = arguments(
         "sweep", study, overrides, **limits, address="auto", race=race, no_screen=screen is False, resume=resume
     )
+    run_job(words, Cluster.named(cluster, address), out, files=files, fetch=fetch)
+
+
+def run_job(words: list[str], cluster: Cluster, out: str, *, files: Path | None, fetch: Path | None = None) -> None:
+    """Run `raysim` with `words` as a job of a cluster, see `raysim.sweeps.submit.submit`; exit if it fails."""
+    from raysim.sweeps.submit import JobError
+    from raysim.sweeps.submit import submit as send
+
     try:
-        code = send(words, Cluster.named(cluster, address), out, files=files, fetch=fetch)
+        code = send(words, cluster, out, files=files, fetch=fetch)
     except KeyboardInterrupt as interruption:
         fail(" ".join(getattr(interruption, "__notes__", ["interrupted before a job was sent."])), 130)
     except JobError as error:
