@@ -248,4 +248,4 @@ RANGES = {
     "schedules": (1.0, 1e3),
     "datasheet": (0.05, 1.0),
 }
-"""Of a kind's fitted constant."""
+"""Bounds of the fitted constant, by kind of table."""

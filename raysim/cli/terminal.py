@@ -131,7 +131,7 @@ def shortened(rows: Sequence[R]) -> list[R | None]:
 
 
 def wire_cells(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
-    """Return the cells of what bytes and latency add to each of several steps; latency is left out if there is none.
+    """Return the cells for bytes and latency of several steps; latency is left out if there is none.
 
     A row has `step_s`, `step_bytes_s` and `step_latency_s`.
     """
