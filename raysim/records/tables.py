@@ -138,7 +138,7 @@ def check_recordable(row: Mapping[str, Any]) -> None:
 
 def _run_table(row: Mapping[str, Any]) -> pa.Table:
     fit = fitted(row)
-    fit |= identity(fit)
+    fit |= fitted(identity(fit))
     return pa.Table.from_pylist([fit], run_schema(fit))
 
 

@@ -72,7 +72,8 @@ class TensorBoard(Tracker):
 
         self._folder.mkdir(parents=True, exist_ok=True)
         self._config = config
-        self._file = EventsWriter(str(self._folder / "events"))
+        session = len(list(self._folder.iterdir()))  # two of one second would write the same file
+        self._file = EventsWriter(str(self._folder / "events"), f".{session}")
         self._flushed = time.monotonic()
 
     def log(self, step: int, values: Values) -> None:

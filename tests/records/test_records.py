@@ -68,6 +68,7 @@ GOLDEN = {
         "dense_bytes": "int64",
         "gain": "double",
         "fidelity": "double",
+        "peak": "double",
         "residual_norm": "double",
         "encode_s": "double",
         "decode_s": "double",
