@@ -15,6 +15,7 @@ from raysim.cli.options import (
     Averaging,
     Compute,
     ComputeProfile,
+    CostsFile,
     Efficiency,
     JsonFile,
     Networks,
@@ -28,6 +29,7 @@ from raysim.cli.options import (
     check_runs,
     check_transport,
     complete_recipe,
+    parse_costs,
     parse_networks,
     write_json,
     write_trace_file,
@@ -79,6 +81,7 @@ def replay(
     compute: Compute = "auto",
     transport: Transport = "ray",
     averaging: Averaging = None,
+    costs: CostsFile = None,
     bandwidths: Bandwidths = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
@@ -90,6 +93,7 @@ def replay(
     """
     curve = _parse_range(bandwidths, window) if bandwidths is not None else []
     networks = parse_networks(network, window) if network or not curve else curve[-1:]
+    fleet = parse_costs(costs)
     check_runs(run, "it has no run.parquet")
     from raysim.analysis import Target, beside
     from raysim.analysis import replay as price
@@ -99,20 +103,26 @@ def replay(
     options: dict[str, Any] = {"compute": compute, "profile": profile, "transport": transport, "averaging": averaging}
     candidates = _candidates(run)
     if candidates:
-        alone = {"--against": against, "--target": target, "--bandwidths": bandwidths, "--trace": trace}
+        alone = {
+            "--against": against,
+            "--target": target,
+            "--bandwidths": bandwidths,
+            "--trace": trace,
+            "--costs": costs,
+        }
         _replay_probe(run, candidates, networks, options, alone, json_file)
         return
     priced, *others = beside([run, *([against] if against is not None else [])], company, **options)
     dense = others[0] if others else None
     frame = price(priced, networks, against=dense, target=wanted)
-    show_replay(priced, networks, frame, dense, wanted)
+    show_replay(priced, networks, frame, dense, wanted, fleet)
     if curve:
         show_curve(curve, price(priced, curve, against=dense), transport)
     if trace is not None:
         step, events = priced.trace(networks[0])
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
     if json_file is not None:
-        write_json(replay_figures(priced, networks, frame, wanted), json_file)
+        write_json(replay_figures(priced, networks, frame, wanted, fleet), json_file)
 
 
 def _parse_range(text: str, window: str | None) -> list[Network]:
@@ -210,6 +220,7 @@ def simulate(
             help="Hosts of all workers, replica by replica, such as 0,3,1,2: `raysim place` finds the fastest."
         ),
     ] = None,
+    costs: CostsFile = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -217,7 +228,7 @@ def simulate(
 
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
-    networks = parse_networks(network, window)
+    networks, fleet = parse_networks(network, window), parse_costs(costs)
     from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.forecast.timings import read_timings
     from raysim.network.timeline_views import trace_events
@@ -236,7 +247,7 @@ def simulate(
             averaging=averaging,
         )
         plan = replace(plan, placement=_placement(placement, plan.timed(plan.steady)))
-        show_forecast(plan, networks)
+        show_forecast(plan, networks, fleet)
     else:
         for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
             if value is not None:
@@ -244,12 +255,14 @@ def simulate(
         if transport is not None or averaging is not None:
             timed = timed.over(calibrated_transport(transport or "bare", averaging))
         timed = replace(timed, placement=_placement(placement, timed))
-        show_timed(timed, networks)
+        show_timed(timed, networks, fleet)
     if trace is not None:
         timeline = (timed or plan).simulate(networks[0])
         write_trace_file(trace_events(timeline), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
-        write_json(timed_figures(timed, networks) if timed else forecast_figures(plan, networks), json_file)
+        write_json(
+            timed_figures(timed, networks, fleet) if timed else forecast_figures(plan, networks, fleet), json_file
+        )
 
 
 def _placement(text: str | None, step: TimedStep) -> Placement | None:

@@ -16,7 +16,8 @@ from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
 from raysim.forecast.timings import TimedStep
-from raysim.network.collectives import Transfers
+from raysim.network.collectives import DIRECTIONS, Transfers
+from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.profile import Profile
 from raysim.network.sharding import Sharded, Units
 from raysim.network.topology import Network
@@ -166,7 +167,25 @@ class Job:
 
     def on_networks(self, way: Way, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
         """Return the costs of a step of `count` microbatches on each network, including shards' gathers and scatters."""
-        return TimedStep(profile, self.schedule, count, way.layout.replicas, self.sharded(way)).profiles(networks)
+        return self._timed(way, profile, count).profiles(networks)
+
+    def _timed(self, way: Way, profile: Profile, count: int) -> TimedStep:
+        sharded = None if way.layout.sharding is None else self.sharded(way)
+        return TimedStep(profile, self.schedule, count, way.layout.replicas, sharded)
+
+    def expected(self, way: Way, costs: FleetCosts, network: Network, step_s: float) -> Expected:
+        """Return a step of `step_s` seconds with the churn and money of `costs`."""
+        count, kinds = self.num_microbatches(way.layout), self.mixture(way)
+        steps = [(share, self._timed(way, profile, count)) for share, profile in kinds]
+        exchanging = sum(share for share, profile in kinds if (profile.transfers["direction"] == DIRECTIONS[0]).any())
+        return expected_step(
+            costs,
+            step_s,
+            [(share, step.simulate(network)) for share, step in steps],
+            period=1 / exchanging if exchanging else 1.0,
+            gpus=self.fleet.gpus,
+            sharded_bytes=steps[0][1].sharded_bytes(network),
+        )
 
     @lru_cache(maxsize=256)  # noqa: B019
     def mixture(self, way: Way) -> list[tuple[float, Profile]]:
