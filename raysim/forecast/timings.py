@@ -28,7 +28,7 @@ from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
-from raysim.network.simulate import simulate
+from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
@@ -112,8 +112,15 @@ class TimedStep:
         )
 
     def step_s(self, network: Network) -> float:
-        """Return the seconds of the step."""
-        return self.simulate(network).step_s
+        """Return the seconds of the step, without its timeline; raises InputError if it does not fit the network."""
+        if self.averaging_delay:
+            return self.simulate(network).step_s
+        counts = {"num_microbatches": self.num_microbatches, "num_replicas": self.num_replicas}
+        try:
+            profiles = self.profiles([network])
+            return float(step_seconds(self.schedule, profiles, [network], placement=self.placement, **counts)[0, 0])
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return the step with the churn and money of `costs`; raises InputError if it does not fit the network."""
