@@ -56,7 +56,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class FleetCosts:
-    """What hosts cost, and how reliable they are."""
+    """Money, stragglers and departures of a fleet of hosts."""
 
     currency: str = ""
     gpu_hour: float = 0.0
