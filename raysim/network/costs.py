@@ -36,7 +36,7 @@ class Team(NamedTuple):
 
     @property
     def rejoins(self) -> bool:
-        """Whether the other replicas can train on if a host departs."""
+        """True if the other replicas can train on if a host departs."""
         return self.replicas > 1 and self.period > 1
 
 
@@ -97,12 +97,12 @@ class FleetCosts:
 
     @property
     def churns(self) -> bool:
-        """Whether hosts straggle or depart."""
+        """True if hosts straggle or depart."""
         return self.step_times is not None or self.departure_hours < math.inf
 
     @property
     def cost(self) -> bool:
-        """Whether anything costs money."""
+        """True if anything costs money."""
         return bool(self.gpu_hour or self.egress_gb)
 
     def of_step(self, step_s: float, team: Team, *, compute_s: float, sent_bytes: float) -> Expected:
