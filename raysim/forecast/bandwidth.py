@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raysim.forecast.fleet import Layout, Way
 from raysim.forecast.job import Job
-from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
+from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, overlapped
 from raysim.network.profile import Profile
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network
@@ -40,6 +40,8 @@ class Needed(NamedTuple):
 def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     """Return the mean seconds of a step on each network."""
     layout, kinds, count = way.layout, job.mixture(way), job.num_microbatches(way.layout)
+    if job.steps_under_way(way):
+        return _lagging_s(job, way, networks)
     if way.overlap or _differ(networks):
         return sum(
             (share * _run(job, way, profile, networks, count, layout.replicas) for share, profile in kinds),
@@ -51,6 +53,30 @@ def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
         quiet = _run(job, way.unsharded, job.profile(way), networks, 1, layout.replicas)
         for share, profile in kinds:
             total += share * (_run(job, way.unsharded, profile, networks, 1, layout.replicas) - quiet)
+    return total
+
+
+def _lagging_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
+    """Return the mean seconds of a step whose exchanges later steps hide, as far as they fit into them."""
+    quiet, exchanges, count = job.profile(way), job.exchanges(way), job.num_microbatches(way.layout)
+    instant = [network.without_latency for network in networks]
+    pipelines = [_pipeline_s(job, way, on, tied=True) for on in (instant, networks)]
+
+    def seconds(profile: Profile, latent: bool) -> Floats:
+        on = networks if latent else instant
+        if _differ(on):
+            return _run(job, way, profile, on, count, way.layout.replicas)
+        with_and_without = (_run(job, way.unsharded, each, on, 1, way.layout.replicas) for each in (profile, quiet))
+        return pipelines[latent] + np.subtract(*with_and_without)
+
+    total = pipelines[True] * (1 - sum(share for share, _ in exchanges))
+    for share, profile in exchanges:
+        total += share * overlapped(
+            lambda exchanging, latent, profile=profile: seconds(profile, latent) if exchanging else pipelines[latent],
+            float(profile.method_s.max()),
+            job.steps_under_way(way),
+            1 / sum(share for share, _ in exchanges),
+        )
     return total
 
 

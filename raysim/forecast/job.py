@@ -177,7 +177,7 @@ class Job:
         """Return a step of `step_s` seconds with the churn and money of `costs`."""
         count, kinds = self.num_microbatches(way.layout), self.mixture(way)
         steps = [(share, self._timed(way, profile, count)) for share, profile in kinds]
-        exchanging = sum(share for share, profile in kinds if (profile.transfers["direction"] == DIRECTIONS[0]).any())
+        exchanging = sum(share for share, _ in self.exchanges(way))
         return expected_step(
             costs,
             step_s,
@@ -214,6 +214,15 @@ class Job:
             kinds.append((exchanges[0].share, replace(profile, **costs)))
         rest = 1.0 - sum(share for share, _ in kinds)
         return [*kinds, (rest, profile)] if rest > 1e-9 else kinds
+
+    def exchanges(self, way: Way) -> list[tuple[float, Profile]]:
+        """Return the kinds of step of `mixture` in which replicas exchange something."""
+        kinds = self.mixture(way)
+        return [(share, each) for share, each in kinds if (each.transfers["direction"] == DIRECTIONS[0]).any()]
+
+    def steps_under_way(self, way: Way) -> int:
+        """Return the most steps by which an exchange of replicas may lag behind training."""
+        return 0 if way.layout.groups == 1 or way.method == SAME else method_of(way.method).steps_under_way
 
     def compute_s(self, layout: Layout) -> float:
         """Return the compute seconds of a step, averaged over hosts."""
