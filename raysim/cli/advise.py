@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.cost_tables import cost_cells, cost_figures
+from raysim.cli.costs import CostsFile, cost_cells, cost_figures, parse_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
-    CostsFile,
     Efficiency,
     JsonFile,
     Networks,
@@ -20,7 +19,6 @@ from raysim.cli.options import (
     check_picture,
     check_transport,
     complete_recipe,
-    parse_costs,
     parse_networks,
     write_json,
 )
@@ -250,7 +248,7 @@ def advice_figures(advice: Advice, source: str | None) -> dict[str, Any]:
                 "networks": [
                     {name: value for name, value in vars(on).items() if name != "expected"}
                     | {"network": repr(on.network), "busy": on.busy, "parts": on.parts._asdict()}
-                    | cost_figures(on.expected)
+                    | (cost_figures(on.expected) if on.expected is not None else {})
                     for on in row.networks
                 ],
             }

@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from raysim.cli.cost_tables import cost_figures, show_costs
 from raysim.cli.terminal import (
     Shares,
     console,
@@ -22,7 +20,6 @@ from raysim.cli.terminal import (
     wire_cells,
     write_line,
 )
-from raysim.network.costs import FleetCosts
 from raysim.network.prices import wire_seconds
 from raysim.network.timeline_views import busiest_share, summary
 from raysim.network.topology import Network
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from raysim.network.timeline import Timeline
 
 
-def show_forecast(plan: Forecast, networks: Sequence[Network], costs: FleetCosts | None = None) -> None:
+def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     """Print the forecast of a run: memory, packets, and steps by network and by stage."""
     out = console()
     config = plan.config
@@ -60,7 +57,6 @@ def show_forecast(plan: Forecast, networks: Sequence[Network], costs: FleetCosts
     if plan.links:
         out.print(_links_table(plan))
     out.print(_steps_table(plan, timelines))
-    _show_costs(out, plan, timelines, costs)
     show_shares(out, _shares(timelines))
     show_notes(out, plan.notes)
 
@@ -99,14 +95,6 @@ def wire_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[d
     ]
 
 
-def _show_costs(
-    out: Console, plan: Forecast | TimedStep, timelines: Sequence[Timeline], costs: FleetCosts | None
-) -> None:
-    if costs is not None:
-        networks = [timeline.network for timeline in timelines]
-        show_costs(out, costs, [(repr(network), plan.expected(costs, network)) for network in networks])
-
-
 def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
     """Return the parts of each step for the workers of the first replica."""
     return [
@@ -119,7 +107,7 @@ def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
     ]
 
 
-def show_timed(timed: TimedStep, networks: Sequence[Network], costs: FleetCosts | None = None) -> None:
+def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
     """Print the step simulated from hand-written timings: its seconds by network and by worker."""
     out = console()
     timelines = [timed.simulate(network) for network in dict.fromkeys(networks)]
@@ -151,7 +139,6 @@ def show_timed(timed: TimedStep, networks: Sequence[Network], costs: FleetCosts 
             row["busiest link"] = f"{busiest_share(timeline):.0%} busy"
         rows.append(row)
     out.print(table_of(rows, "A step by network"))
-    _show_costs(out, timed, timelines, costs)
     show_shares(out, _shares(timelines))
 
 
@@ -192,7 +179,7 @@ def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timel
     )
 
 
-def timed_figures(timed: TimedStep, networks: Sequence[Network], costs: FleetCosts | None = None) -> dict[str, Any]:
+def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, Any]:
     """Return the content of `show_timed`, for JSON."""
     timelines = [timed.simulate(network) for network in networks]
     return {
@@ -208,7 +195,6 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network], costs: FleetCos
             {
                 "network": repr(timeline.network),
                 **wire,
-                **cost_figures(timed.expected(costs, timeline.network) if costs else None),
                 "busy": _busy(timeline),
                 "pipeline": summary(timeline),
             }
@@ -322,14 +308,13 @@ def _links_table(plan: Forecast) -> Table:
     return table_of(rows, "A message", text=["boundaries"], fold=["codec"])
 
 
-def forecast_figures(plan: Forecast, networks: Sequence[Network], costs: FleetCosts | None = None) -> dict[str, Any]:
+def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:
     """Return the content of `show_forecast`, for JSON."""
     rows = []
     for network, wire in zip(networks, wire_rows(plan, networks), strict=True):
         timeline = plan.simulate(network)
         first_s = plan.step_s(network, first=True) if plan.first_steps else None
         times = {"network": repr(network), **wire, "first_step_s": first_s}
-        times |= cost_figures(plan.expected(costs, network) if costs else None)
         if bounds := plan.step_bounds_s(network):
             times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:

@@ -21,7 +21,6 @@ from raysim.storage.files import is_stream, output_file
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raysim.network.costs import FleetCosts
     from raysim.network.topology import Network
 
 
@@ -114,14 +113,6 @@ Window = Annotated[
     typer.Option(
         "--window",
         help="TCP's window on every network, such as 4MiB, or 2x4MiB of two streams: a connection sends at most a window a round trip.",
-    ),
-]
-
-CostsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--costs",
-        help="A .toml file of your own costs: gpu_hour and egress_gb in money; departure_hours, restart_s, checkpoint_s, step_times.",
     ),
 ]
 
@@ -247,13 +238,6 @@ def parse_networks(texts: list[str] | None, window: str | None = None) -> list[N
         return [parse_network(f"{text}/{window}" if window else text) for text in texts]
     except ValueError as error:
         fail(f"`--network`: {error}", 2)
-
-
-def parse_costs(file: Path | None) -> FleetCosts | None:
-    """Return the costs of `--costs`."""
-    from raysim.network.costs import load_costs
-
-    return None if file is None else load_costs(file)
 
 
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysim.cli.costs import CostsFile, cost_figures, parse_costs, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
     Compute,
     ComputeProfile,
-    CostsFile,
     Efficiency,
     JsonFile,
     Networks,
@@ -29,7 +29,6 @@ from raysim.cli.options import (
     check_runs,
     check_transport,
     complete_recipe,
-    parse_costs,
     parse_networks,
     write_json,
     write_trace_file,
@@ -37,8 +36,10 @@ from raysim.cli.options import (
 from raysim.cli.terminal import echo
 
 if TYPE_CHECKING:
+    from raysim.analysis import Replay
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.timings import TimedStep
+    from raysim.network.costs import FleetCosts
     from raysim.network.topology import Network, Placement
     from raysim.storage.places import Place
 
@@ -115,14 +116,27 @@ def replay(
     priced, *others = beside([run, *([against] if against is not None else [])], company, **options)
     dense = others[0] if others else None
     frame = price(priced, networks, against=dense, target=wanted)
-    show_replay(priced, networks, frame, dense, wanted, fleet)
+    show_replay(priced, networks, frame, dense, wanted)
+    if fleet is not None:
+        show_costs(fleet, priced.expected, networks)
     if curve:
         show_curve(curve, price(priced, curve, against=dense), transport)
     if trace is not None:
         step, events = priced.trace(networks[0])
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
     if json_file is not None:
-        write_json(replay_figures(priced, networks, frame, wanted, fleet), json_file)
+        figures = replay_figures(priced, networks, frame, wanted)
+        write_json(_with_costs(figures, fleet, priced, networks), json_file)
+
+
+def _with_costs(
+    figures: dict[str, Any], fleet: FleetCosts | None, step: TimedStep | Forecast | Replay, networks: list[Network]
+) -> dict[str, Any]:
+    """Return figures for JSON with the expected step on each network, if costs are given."""
+    if fleet is not None:
+        for row, network in zip(figures["networks"], networks, strict=True):
+            row |= cost_figures(step.expected(fleet, network))
+    return figures
 
 
 def _parse_range(text: str, window: str | None) -> list[Network]:
@@ -247,7 +261,7 @@ def simulate(
             averaging=averaging,
         )
         plan = replace(plan, placement=_placement(placement, plan.timed(plan.steady)))
-        show_forecast(plan, networks, fleet)
+        show_forecast(plan, networks)
     else:
         for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
             if value is not None:
@@ -255,14 +269,15 @@ def simulate(
         if transport is not None or averaging is not None:
             timed = timed.over(calibrated_transport(transport or "bare", averaging))
         timed = replace(timed, placement=_placement(placement, timed))
-        show_timed(timed, networks, fleet)
+        show_timed(timed, networks)
+    if fleet is not None:
+        show_costs(fleet, (timed or plan).expected, networks)
     if trace is not None:
         timeline = (timed or plan).simulate(networks[0])
         write_trace_file(trace_events(timeline), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
-        write_json(
-            timed_figures(timed, networks, fleet) if timed else forecast_figures(plan, networks, fleet), json_file
-        )
+        figures = timed_figures(timed, networks) if timed else forecast_figures(plan, networks)
+        write_json(_with_costs(figures, fleet, timed or plan, networks), json_file)
 
 
 def _placement(text: str | None, step: TimedStep) -> Placement | None:

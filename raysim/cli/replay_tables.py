@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from raysim.analysis.data.folders import over
-from raysim.cli.cost_tables import cost_figures, show_costs
 from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, wire_cells, write_line
 from raysim.config.identity import is_missing
-from raysim.network.costs import FleetCosts
 from raysim.network.topology import Network
 from raysim.notation import printable
 from raysim.units import format_bandwidth, format_bytes, format_seconds
@@ -28,12 +26,7 @@ FIDELITIES = {"forward": "fidelity forward", "backward": "fidelity backward", "r
 
 
 def show_replay(
-    replay: Replay,
-    networks: Sequence[Network],
-    frame: pd.DataFrame,
-    dense: Replay | None,
-    target: Target | None,
-    costs: FleetCosts | None = None,
+    replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, dense: Replay | None, target: Target | None
 ) -> None:
     """Print the prices of a recorded run: by network, to the target, and by stage."""
     out = console()
@@ -69,8 +62,6 @@ def show_replay(
             cells["pays below"] = _break_even(priced["break_even_bps"])
         table.append(cells)
     out.print(table_of(table, f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})"))
-    if costs is not None:
-        show_costs(out, costs, [(repr(network), replay.expected(costs, network)) for network in networks])
     if target is not None:
         out.print(_target_table(replay, rows, dense, target))
     for network in networks:
@@ -189,18 +180,13 @@ def _break_even(bps: object) -> str:
 
 
 def replay_figures(
-    replay: Replay,
-    networks: Sequence[Network],
-    frame: pd.DataFrame,
-    target: Target | None,
-    costs: FleetCosts | None = None,
+    replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
 ) -> dict[str, Any]:
     """Return the content of `show_replay`, for JSON: null if a target was not reached or no bandwidth breaks even."""
     rows = []
     for row, network in zip(_records(frame), networks, strict=True):
         shares = replay.shares(network)
-        parts = {"workers": _records(shares.workers), "critical_path_s": shares.critical_s}
-        rows.append(plain_row(row) | cost_figures(replay.expected(costs, network) if costs else None) | parts)
+        rows.append(plain_row(row) | {"workers": _records(shares.workers), "critical_path_s": shares.critical_s})
     return {
         "run": str(replay.run.folder),
         "schedule": replay.row["schedule"],
