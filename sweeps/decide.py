@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import tomli_w
+from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, ValidationError, model_validator
 
 from raysim.config import ConfigError, RunConfig, make_config
+from raysim.config.reading import sentence
 from raysim.forecast.advise import PAYS
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
@@ -33,7 +35,7 @@ from raysim.screening.verdicts import NO_GAIN
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
-from raysim.sweeps.contenders import Candidate, choose
+from raysim.sweeps.contenders import Candidate, choose, nested
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study, check_same, plain
 from raysim.sweeps.study_file import read_study
@@ -75,6 +77,33 @@ class Question:
         own = {"base": plain(self.base), "network": repr(self.network), "transport": self.transport}
         own |= {"device": self.device, "profile": self.profile, "tried": [[*each] for each in self.tried]}
         return {key: value for key, value in own.items() if value not in (None, [])}
+
+
+class _Kept(BaseModel):
+    """The values of `decision.json`."""
+
+    question: dict[str, Any]
+    ended: Literal["", "priced", "screened", "raced"]
+    decision: list[str]
+    code: str
+    dense_step_s: Annotated[FiniteFloat, Field(ge=0)]
+    most_speedup: Annotated[FiniteFloat, Field(gt=0)]
+    parts: Parts | None
+    ways: list[Way]
+    findings: list[str]
+    candidates: list[Annotated[Candidate, BeforeValidator(nested)]]
+    settled: bool
+    spent_s: Annotated[FiniteFloat, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _has_a_step(self) -> Self:
+        if self.ended and (self.parts is None or not self.dense_step_s):
+            raise ValueError("`dense_step_s` and `parts` must be those of a step, since prices have ended.")
+        return self
+
+
+_NAMES = {"decision": "sentences", "dense_step_s": "dense_s", "most_speedup": "limit"}
+"""Fields of a decision by another name in the file."""
 
 
 @dataclass
@@ -246,10 +275,6 @@ class Decision:
         write_records(done, self.store.local / SCREEN)
         self.store.send(SCREEN)
         self.findings = findings(done)
-        if done.dense.result.measures["loss"].value >= done.chance["loss"]:
-            self.findings.append(
-                "At initial weights a screen says little about training: it only finds what overflows."
-            )
         found = {each.setting: each for each in done.settings}
         for candidate in self.left:
             if candidate.setting in found:
@@ -311,25 +336,15 @@ class Decision:
         """Return the decision with what the folder holds; raises ConfigError if it is of another question."""
         file = self.store.local / FILE
         try:
-            old = parse_json(read_text(file))
-            asked = self.question.as_mapping()
-            for key in sorted(old["question"].keys() | asked.keys()):
-                check_same(key, old["question"].get(key), asked.get(key))
-            return replace(
-                self,
-                ended=old["ended"],
-                sentences=old["decision"],
-                code=old["code"],
-                dense_s=old["dense_step_s"],
-                limit=old["most_speedup"],
-                parts=old["parts"] and Parts(**old["parts"]),
-                ways=[Way(**each) for each in old["ways"]],
-                findings=old["findings"],
-                candidates=[Candidate.of_mapping(each) for each in old["candidates"]],
-                settled=old["settled"],
-                spent_s=old["spent_s"],
-            )
-        except ConfigError:
-            raise
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(f"Nothing to resume: {file} cannot be read ({error}).") from None
+            values = parse_json(read_text(file))
+            if not isinstance(values, dict):
+                raise ValueError("it holds no object")
+            kept = _Kept.model_validate(values)
+        except (OSError, ValueError) as error:
+            reason = sentence(error) if isinstance(error, ValidationError) else f"{error}."
+            raise ConfigError(f"Nothing to resume: {file} cannot be read: {reason}") from None
+        asked = self.question.as_mapping()
+        for key in sorted(kept.question.keys() | asked.keys()):
+            check_same(key, kept.question.get(key), asked.get(key))
+        names = _Kept.model_fields.keys() - {"question"}
+        return replace(self, **{_NAMES.get(name, name): getattr(kept, name) for name in names})

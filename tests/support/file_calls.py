@@ -17,8 +17,6 @@ from typing import Any
 
 from power_loss import DiskLog
 
-from raysim.notation import InputError
-
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "fcntl.flock"}
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "fsync"}  # that may fail
 FILLS = {"open", "os.mkdir", "fsync"}  # that a full disk fails
@@ -140,9 +138,8 @@ class Process:
                     "at": [str(frame)[14:-1] for frame in frames[-6:]],
                 }
                 number = getattr(errno, mode.removesuffix("..."), 0)
-                answer["system"] = isinstance(error, OSError) or (
-                    isinstance(error, InputError) and os.strerror(number) in str(error)
-                )
+                named = type(error).__module__.startswith("raysim.") and os.strerror(number) in str(error)
+                answer["system"] = isinstance(error, OSError) or named
             if log is not None:
                 log.end()
                 answer["held"] = list(log.held.values())
