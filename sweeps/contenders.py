@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def screened(self) -> Setting:
-        """What a screen measures of it: dense if only training can judge it, by local steps or sums of tied parameters."""
+        """The setting that a screen measures: dense if only training can judge it, by local steps or sums of tied parameters."""
         local = self.setting.replica_gradient.startswith("DiLoCo")
         return self.setting._replace(tied_gradient=SAME, **{"replica_gradient": SAME} if local else {})
 
