@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -62,18 +62,21 @@ def _lagging_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     instant = [network.without_latency for network in networks]
     pipelines = [_pipeline_s(job, way, on, tied=True) for on in (instant, networks)]
 
-    def seconds(profile: Profile, latent: bool) -> Floats:
+    def seconds(profile: Profile, exchanging: bool, latent: bool) -> Floats:
+        if not exchanging:
+            return pipelines[latent]
         on = networks if latent else instant
         if _differ(on):
             return _run(job, way, profile, on, count, way.layout.replicas)
         with_and_without = (_run(job, way.unsharded, each, on, 1, way.layout.replicas) for each in (profile, quiet))
-        return pipelines[latent] + np.subtract(*with_and_without)
+        added: Floats = np.subtract(*with_and_without)
+        return pipelines[latent] + added
 
     total = pipelines[True] * (1 - sum(share for share, _ in exchanges))
     for share, profile in exchanges:
         total += share * overlapped(
-            lambda exchanging, latent, profile=profile: seconds(profile, latent) if exchanging else pipelines[latent],
-            float(profile.method_s.max()),
+            partial(seconds, profile),
+            np.full(len(networks), profile.method_s.max()),
             job.steps_under_way(way),
             1 / sum(share for share, _ in exchanges),
         )
