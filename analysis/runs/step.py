@@ -25,7 +25,6 @@ from raysim.analysis.data.work import Floats
 from raysim.analysis.runs.estimates import BOUNDS, Estimate
 from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.network.collectives import DIRECTIONS
-from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import (
     WireSeconds,
     after_pipelines,
@@ -275,12 +274,6 @@ class Replay:
             utilisation=utilisation / count,
             critical_s={kind: seconds / count for kind, seconds in critical.items()},
         )
-
-    def expected(self, costs: FleetCosts, network: Network) -> Expected:
-        """Return a mean step with the churn and money of `costs`."""
-        kinds = [(1 / len(self.profiles), timeline) for timeline in self.timelines(network)]
-        period = len(kinds) / max(1, int(self.exchanging.sum())) if self.num_replicas > 1 else 1.0
-        return expected_step(costs, float(self.step_seconds([network]).mean()), kinds, period=period)
 
     def steps_to_target(self, target: Target) -> dict[str, int | None]:
         """Return the steps to the first evaluation that reached `target`, by mode: links "on" and "off"; None if none did.

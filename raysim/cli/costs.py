@@ -13,6 +13,7 @@ from raysim.cli.terminal import console, show_notes, table_of
 from raysim.units import format_seconds
 
 if TYPE_CHECKING:
+    from raysim.analysis import Replay
     from raysim.network.costs import Expected, FleetCosts
     from raysim.network.topology import Network
 
@@ -40,6 +41,15 @@ def show_costs(
     out = console()
     out.print(table_of(rows, "A step with churn and money"))
     show_notes(out, [costs.words()])
+
+
+def replayed(replay: Replay, costs: FleetCosts, network: Network) -> Expected:
+    """Return the expected step of a recorded run, the mean of its priced steps."""
+    from raysim.network.costs import expected_step
+
+    kinds = [(1 / len(replay.profiles), timeline) for timeline in replay.timelines(network)]
+    period = len(kinds) / max(1, int(replay.exchanging.sum())) if replay.num_replicas > 1 else 1.0
+    return expected_step(costs, float(replay.step_seconds([network]).mean()), kinds, period=period)
 
 
 def cost_cells(costs: FleetCosts, expected: Expected) -> dict[str, str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, cost_figures, parse_costs, show_costs
+from raysim.cli.costs import CostsFile, cost_figures, parse_costs, replayed, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -36,10 +37,9 @@ from raysim.cli.options import (
 from raysim.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from raysim.analysis import Replay
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.timings import TimedStep
-    from raysim.network.costs import FleetCosts
+    from raysim.network.costs import Expected, FleetCosts
     from raysim.network.topology import Network, Placement
     from raysim.storage.places import Place
 
@@ -118,7 +118,7 @@ def replay(
     frame = price(priced, networks, against=dense, target=wanted)
     show_replay(priced, networks, frame, dense, wanted)
     if fleet is not None:
-        show_costs(fleet, priced.expected, networks)
+        show_costs(fleet, partial(replayed, priced), networks)
     if curve:
         show_curve(curve, price(priced, curve, against=dense), transport)
     if trace is not None:
@@ -126,16 +126,19 @@ def replay(
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
     if json_file is not None:
         figures = replay_figures(priced, networks, frame, wanted)
-        write_json(_with_costs(figures, fleet, priced, networks), json_file)
+        write_json(_with_costs(figures, fleet, partial(replayed, priced), networks), json_file)
 
 
 def _with_costs(
-    figures: dict[str, Any], fleet: FleetCosts | None, step: TimedStep | Forecast | Replay, networks: list[Network]
+    figures: dict[str, Any],
+    fleet: FleetCosts | None,
+    expected: Callable[[FleetCosts, Network], Expected],
+    networks: list[Network],
 ) -> dict[str, Any]:
     """Return figures for JSON with the expected step on each network, if costs are given."""
     if fleet is not None:
         for row, network in zip(figures["networks"], networks, strict=True):
-            row |= cost_figures(step.expected(fleet, network))
+            row |= cost_figures(expected(fleet, network))
     return figures
 
 
@@ -277,7 +280,7 @@ def simulate(
         write_trace_file(trace_events(timeline), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
         figures = timed_figures(timed, networks) if timed else forecast_figures(plan, networks)
-        write_json(_with_costs(figures, fleet, timed or plan, networks), json_file)
+        write_json(_with_costs(figures, fleet, (timed or plan).expected, networks), json_file)
 
 
 def _placement(text: str | None, step: TimedStep) -> Placement | None:

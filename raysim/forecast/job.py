@@ -16,7 +16,7 @@ from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
 from raysim.forecast.timings import TimedStep
-from raysim.network.collectives import DIRECTIONS, Transfers
+from raysim.network.collectives import Transfers
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.profile import Profile
 from raysim.network.sharding import Sharded, Units
@@ -217,8 +217,8 @@ class Job:
 
     def exchanges(self, way: Way) -> list[tuple[float, Profile]]:
         """Return the kinds of step of `mixture` in which replicas exchange something."""
-        kinds = self.mixture(way)
-        return [(share, each) for share, each in kinds if (each.transfers["direction"] == DIRECTIONS[0]).any()]
+        quiet = len(self.profile(way).transfers)
+        return [(share, each) for share, each in self.mixture(way) if len(each.transfers) > quiet]
 
     def steps_under_way(self, way: Way) -> int:
         """Return the most steps by which an exchange of replicas may lag behind training."""
