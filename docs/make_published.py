@@ -86,10 +86,33 @@ def regrets(table: Table, cells: Sequence[Cell]) -> list[float]:
     return [min(each)[1] / min(measured for _, measured in each) - 1 for each in options.values()]
 
 
+def ratios(table: Table, cells: Sequence[Cell]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return, by group and column, how much longer the other rows take than the group's first: measured and predicted means."""
+    groups = {row["name"]: row["group"] for row in table["rows"]}
+    steps: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row, column, measured, predicted, _ in cells:
+        steps.setdefault((groups[row], column), []).append((measured, predicted))
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for (group, column), ((first, first_predicted), *others) in steps.items():
+        measured, predicted = (statistics.fmean(values) for values in zip(*others, strict=True))
+        found.setdefault(group, {})[column] = (measured / first, predicted / first_predicted)
+    return found
+
+
+def ratio_lines(table: Table, cells: Sequence[Cell]) -> list[str]:
+    """Return the page's table of ratios."""
+    columns = list(table["rows"][0]["measured"])
+    lines = [f"| {table['ratios']} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for group, each in ratios(table, cells).items():
+        lines.append(f"| {group} | {' | '.join('{:.2f}, {:.2f}'.format(*each[column]) for column in columns)} |")
+    return lines
+
+
 def written(content: Mapping[str, Any]) -> dict[Path, str]:
     """Return the page, and the file with every cell."""
     lines = [INTRODUCTION, "| table | cells | median error | largest | regret | fitted |", "|---|---|---|---|---|---|"]
     rows, sources = [("table", "row", "column", "published", "raysim", "error", "fitted")], []
+    ratio: list[str] = []
     for table in content["tables"]:
         constant = fit(table)
         cells = errors(table, constant)
@@ -105,8 +128,20 @@ def written(content: Mapping[str, Any]) -> dict[Path, str]:
             f"| {table['name']}: {table['unit']} | {held} | {statistics.median(map(abs, shares)):.1%} | "
             f"{max(shares, key=abs):+.1%} | {regret} | {words} |"
         )
+        ratio += ["", *ratio_lines(table, cells)] if "ratios" in table else []
         sources.append(f"* **{table['name']}**: {' '.join([table['source'] + '.', *table['notes']])}")
-    lines += ["", "## Sources and assumptions", "", *sources, "", "## Not predicted", "", "| | missing |", "|---|---|"]
+    lines += [
+        *ratio,
+        "",
+        "## Sources and assumptions",
+        "",
+        *sources,
+        "",
+        "## Not predicted",
+        "",
+        "| | missing |",
+        "|---|---|",
+    ]
     lines += [f"| {each['name']} | {each['why']} |" for each in content["missing"]]
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
@@ -115,9 +150,9 @@ def written(content: Mapping[str, Any]) -> dict[Path, str]:
 
 INTRODUCTION = """# Predicted beside published
 
-Median errors are 0.1 to 24 % over thirteen published tables. [Every cell](published.csv) has the published figure, raysim's prediction,
+Median errors are 0.1 to 24 % over fourteen published tables. [Every cell](published.csv) has the published figure, raysim's prediction,
 and the signed error (positive: raysim's is larger). At most one constant a table is fitted; errors are of the other cells. *Regret*:
-choices of a schedule or an average in which raysim's is not the fastest measured one, and how much slower it is.
+choices of a schedule, an average or a placement in which raysim's is not the fastest measured one, and how much slower it is.
 [Validation](validation.md) has raysim's own runs. `python docs/make_published.py` writes this page.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from raysim.network.exchanges import all_reduce_s
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP, Sharded, Units
-from raysim.network.topology import FREE, Network
+from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import BARE, NCCL, Averaging
 from raysim.schedules import parse_schedule
 from raysim.schedules.arrays import make_table
@@ -80,6 +81,46 @@ def shaped(table: Table, row: Table, column: str, compute_s: float) -> float:
     )
     over = replace(BARE, averaging=Averaging(row.get("averaging", "direct")))
     return timings.step().over(over).simulate(parse_network(column)).step_s
+
+
+def placed(table: Table, row: Table, column: str, _: float) -> float:
+    """Return the seconds of a step of several passes of GPipe and one average, with worker k of the row's order on host k."""
+    names = ("num_stages", "num_replicas", "num_microbatches", "compute_s", "message_bytes", "gradient_bytes")
+    job = (*(table[name] for name in names), table["first_gradient_bytes"], table["averaging"])
+    pass_s, last_s = _passes_s(job, row["network"], _hosts(row, table["num_stages"] * table["num_replicas"]))
+    passes = int(column) // (table["num_replicas"] * table["num_microbatches"])
+    return (passes - 1) * pass_s + last_s
+
+
+def _hosts(row: Table, count: int) -> tuple[int, ...]:
+    """Return the host of each worker; with a `seed`, of workers shuffled as by DT-FM's generate_assignment.py."""
+    workers = row.get("workers_by_host", [1] * count)
+    of_slot = np.repeat(np.arange(len(workers)), workers)
+    worker = np.arange(count)
+    if "seed" in row:
+        np.random.RandomState(row["seed"]).shuffle(worker[1:])
+    return tuple(of_slot[np.argsort(worker)].tolist())
+
+
+@functools.cache
+def _passes_s(job: tuple[Any, ...], network: str, hosts: tuple[int, ...]) -> tuple[float, float]:
+    """Return the seconds of a pass without and with the average of gradients."""
+    stages, replicas, microbatches, compute_s, message_bytes, gradient_bytes, first_bytes, averaging = job
+    timings = Timings(
+        schedule="GPipe",
+        num_stages=stages,
+        num_replicas=replicas,
+        num_microbatches=microbatches,
+        forward_s=compute_s / 4,
+        backward_s=3 * compute_s / 4,
+        message_bytes=message_bytes,
+        gradient_bytes=(first_bytes, *[gradient_bytes] * (stages - 1)),
+    )
+    over = replace(BARE, averaging=Averaging(averaging))
+    parts = (timings.model_copy(update={"gradient_bytes": 0.0}), timings)
+    steps = [replace(part.step().over(over), placement=Placement(hosts)) for part in parts]
+    pass_s, last_s = (step.step_s(parse_network(network)) for step in steps)
+    return pass_s, last_s
 
 
 def delayed(table: Table, row: Table, column: str, share: float) -> float:
@@ -228,6 +269,7 @@ KINDS: dict[str, Predict] = {
         pipeline,
         local_steps,
         shaped,
+        placed,
         delayed,
         bandwidth,
         slow_links,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raysim.forecast.fleet import Setting
+from raysim.forecast.fleet import SAME, Setting
 from raysim.screening.screen import Screened, words
-from raysim.screening.verdicts import WORTH
+from raysim.screening.verdicts import HOPELESS, NO_GAIN
 
 SET_ASIDE = "set aside"
 MOST = 6
@@ -44,9 +44,10 @@ class Candidate:
         return not self.outcome
 
     @property
-    def local(self) -> bool:
-        """True if its replicas exchange parameters in some steps, which only training can judge."""
-        return self.setting.replica_gradient.startswith("DiLoCo")
+    def screened(self) -> Setting:
+        """What a screen measures of it: dense if only training can judge it, by local steps or sums of tied parameters."""
+        local = self.setting.replica_gradient.startswith("DiLoCo")
+        return self.setting._replace(tied_gradient=SAME, **{"replica_gradient": SAME} if local else {})
 
     def take(self, found: Screened, network: str) -> None:
         """Take over what a screen has found."""
@@ -54,9 +55,10 @@ class Candidate:
         if loss is not None:
             self.difference = loss.difference
             self.error = max((each.error for each in found.result.directions), default=None)
-        if price is not None:
+        whole = found.setting == self.setting
+        if price is not None and whole:
             self.speedup, self.step_s = price.speedup, price.step_s
-        if found.verdict != WORTH:
+        if found.verdict == HOPELESS or (found.verdict == NO_GAIN and whole):
             self.outcome, self.reason = found.verdict, found.reason
 
     def as_mapping(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Each part is that of its own command. All files lie in one folder, and `decision
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,15 +22,15 @@ from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
-from raysim.forecast.gains import Way, limit, other_ways, parts_of, priced
+from raysim.forecast.gains import Way, coded, limit, other_ways, parts_of, priced
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare
 from raysim.screening.candidates import check_parts, every
 from raysim.screening.records import write_records
-from raysim.screening.screen import Screen, dense_of, screen
+from raysim.screening.screen import Screen, dense_of, screen, words
 from raysim.screening.study import study_of
-from raysim.screening.verdicts import NO_GAIN
+from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
@@ -167,9 +168,13 @@ class Decision:
         """Price dense, all candidates, and other ways to run the training, without training; raises ConfigError."""
         question, config = self.question, self.question.config
         with self.part(PRICED):
-            settings = every(config.stages, config.num_replicas, config.steps, question.tried)
-            say(f"{config.name}: {len(settings)} settings are priced on {question.network!r}, without training.")
+            say(f"{config.name}: dense and its settings are priced on {question.network!r}, without training.")
             dense = self._dense(config)
+            if not dense.tied and any(each.tied_gradient != SAME for each in question.tried):
+                raise ConfigError(
+                    "`--try`: `tied_gradient` needs parameters that are tied between stages, and this run has none."
+                )
+            settings = every(config.stages, config.num_replicas, config.steps, question.tried, tied=bool(dense.tied))
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
             self.parts = parts_of(dense, question.network)
             self.candidates = self._priced(settings, dense)
@@ -193,18 +198,38 @@ class Decision:
         return dense
 
     def _priced(self, settings: Sequence[Setting], dense: Forecast) -> list[Candidate]:
-        """Return all candidates with their prices; one whose links alone cannot gain enough is not priced itself."""
-        worth = self.limit >= PAYS
-        own = [each for each in settings if worth or each.replica_gradient != SAME]
-        prices = {each.setting: each for each in priced(own, dense, self.question.network)}
+        """Return all candidates with their prices.
+
+        If a method for the sums of tied parameters pays, all defaults for links and replicas use the fastest one too.
+        """
+        own = [each for each in settings if each.tied_gradient != SAME or each in self.question.tried]
+        candidates = self._beside(dense, Setting(), own)
+        sums = [each for each in candidates if each.open and each.screened == Setting()]
+        base, plan = Setting(), dense
+        if sums:
+            base = max(sums, key=lambda each: each.speedup or 0.0).setting
+            plan = coded(base, dense)
+        others = [each._replace(tied_gradient=base.tied_gradient) for each in settings if each not in own]
+        return [*self._beside(plan, base, others), *candidates]
+
+    def _beside(self, plan: Forecast, base: Setting, settings: Sequence[Setting]) -> list[Candidate]:
+        """Return settings with their prices; the forecast `plan` of `base` must be slower by 5 %, or they do not pay.
+
+        A setting whose links alone cannot gain enough is not priced itself.
+        """
+        network = self.question.network
+        base_s, most = plan.step_s(network), limit(plan, network)
+        beside = "" if base == Setting() else f" as {words(base)} alone"
         candidates = []
         for setting in settings:
-            price = prices.get(setting)
-            if price is None and setting in own:
+            bound = most < PAYS and setting._replace(forward=SAME, backward=SAME) == base
+            price = None if bound else next(priced([setting], plan, network), None)
+            if price is None and not bound:
                 continue  # the run cannot have it
-            each = Candidate(setting, price.speedup if price else self.limit, price.step_s if price else None)
-            if each.speedup is not None and each.speedup < PAYS:
-                each.outcome, each.reason = NO_GAIN, f"{'' if price else 'at most '}{each.speedup:.2f} times as fast"
+            gain = most if price is None else price.speedup
+            each = Candidate(setting, gain * self.dense_s / base_s, price.step_s if price else None)
+            if gain < PAYS:
+                each.outcome, each.reason = NO_GAIN, f"{'' if price else 'at most '}{gain:.2f} times as fast{beside}"
             candidates.append(each)
         return candidates
 
@@ -212,7 +237,7 @@ class Decision:
         """Measure the candidates left on the model's own weights, and drop those that are hopeless; writes the study."""
         question = self.question
         with self.part(SCREENED):
-            tried = [each.setting for each in self.left if not each.local]
+            tried = [each for each in dict.fromkeys(each.screened for each in self.left) if each != Setting()]
             config, plan = question.config, None
             if tried:
                 done = screen(
@@ -246,15 +271,11 @@ class Decision:
         write_records(done, self.store.local / SCREEN)
         self.store.send(SCREEN)
         self.findings = findings(done)
-        if done.dense.result.measures["loss"].value >= done.chance["loss"]:
-            self.findings.append(
-                "At initial weights a screen says little about training: it only finds what overflows."
-            )
         found = {each.setting: each for each in done.settings}
         for candidate in self.left:
-            if candidate.setting in found:
-                candidate.take(found[candidate.setting], repr(self.question.network))
-        knows = done.dense.result.measures["loss"].value < done.chance["loss"]
+            if candidate.screened in found and candidate.screened != Setting():
+                candidate.take(found[candidate.screened], repr(self.question.network))
+        knows = math.isfinite(knowledge(done.dense.result.measures["loss"].value, done.chance["loss"]))
         if not knows:
             self.findings.append(
                 "At initial weights a screen says little about training: it finds what overflows, and the error of one gradient."
@@ -264,7 +285,7 @@ class Decision:
     def _add_pair(self) -> None:
         """Add the fastest setting of links together with the fastest method of replicas, which may gain more than either."""
         links = [each for each in self.left if each.setting.replica_gradient == SAME]
-        methods = [each for each in self.left if each.setting[:2] == (SAME, SAME)]
+        methods = [each for each in self.left if each.setting.replica_gradient != SAME]
         if links and methods:
             best, method = (max(some, key=lambda each: each.speedup or 0.0) for some in (links, methods))
             pair = best.setting._replace(replica_gradient=method.setting.replica_gradient)

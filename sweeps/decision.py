@@ -29,7 +29,7 @@ CAUSES = {
     "latency": "Latency takes the time, not bytes",
     "compute": "Compute takes the time, not the network",
     "bubble": "Waiting for the schedule and for the host takes the time, not the network",
-    "tied": "The sum of tied parameters takes the time, which no codec of links compresses",
+    "tied": "The sum of tied parameters takes the time",
     "links": "Codecs take as long as the bytes that they save",
     "averaging": "Codecs take as long as the bytes that they save",
 }

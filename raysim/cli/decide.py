@@ -82,7 +82,7 @@ def decide(
         from raysim.forecast.inputs import parse_setting
         from raysim.sweeps.decide import Decision, Question
 
-        settings = tuple(parse_setting(text) for text in tried or [])
+        settings = tuple(parse_setting(text, trained=True) for text in tried or [])
         question = Question(base, wire, transport, device, str(profile.absolute()) if profile else None, settings)
         decision = Decision.begin(question, out, resume=resume)
         stack.enter_context(decision.locked())

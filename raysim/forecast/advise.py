@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
 from raysim.forecast.evidence import TRANSFORMER, UNKNOWN, Known, known
-from raysim.forecast.fleet import SAME, Layout, Way
+from raysim.forecast.fleet import SAME, Layout, Setting, Way
 from raysim.forecast.job import STATE_BYTES, Job
 from raysim.network.presets import DEVICES
 from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
@@ -137,25 +137,25 @@ def advise(
     *,
     layout: Layout | None = None,
     local_steps: Sequence[int] = LOCAL_STEPS,
-    tried: Sequence[tuple[str, str, str]] = (),
+    tried: Sequence[Setting] = (),
 ) -> Advice:
     """Return the network that a job needs, and the effect of compression.
 
-    `layout`: the job's own, by default the longest pipeline that the model allows. `tried`: more settings for it, as (forward,
-    backward, replica gradient). Raises InputError if there is only one host, or the hosts cannot hold the model.
+    `layout`: the job's own, by default the longest pipeline that the model allows. `tried`: more settings for it. Raises
+    InputError if there is only one host, or the hosts cannot hold the model.
     """
     own = layout or _pipeline(job)
     _check(job, own, networks, tried)
     links = PER_TOKEN if job.model.scope.kind in (TRANSFORMER, UNKNOWN) else PER_TENSOR
     ways = [way for each in (own, *_others(job, own)) for way in _ways(each, local_steps, links)]
     ways[1:1] = _more_in_flight(job, own) if own.replicas == 1 else []
-    ways += [Way(own, *setting) for setting in tried]
+    ways += [Way(own, *setting[:3]) for setting in tried]
     template = networks[0] if networks else Network(1e9)
     rows = tuple(_row(job, way, template, networks) for way in dict.fromkeys(ways))
     return Advice(job, own, tuple(networks), rows, chosen=layout is not None)
 
 
-def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[tuple[str, str, str]]) -> None:
+def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[Setting]) -> None:
     fleet = job.fleet
     if fleet.hosts < 2:
         raise InputError(
@@ -170,7 +170,7 @@ def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[t
             raise InputError(
                 f"{network!r} has {network.num_hosts} hosts, but the job {fleet.hosts}: name as many, or use fewer devices."
             )
-    methods = {method for *_, method in tried} - {SAME}
+    methods = {each.replica_gradient for each in tried} - {SAME}
     if own.replicas == 1 and methods:
         raise InputError("`--try`: `replica_gradient` needs replicas, but the job is one pipeline: add --replicas 2.")
     for method in methods if own.sharding is not None else ():

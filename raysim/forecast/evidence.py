@@ -111,6 +111,6 @@ def _evidence() -> dict[Setting, list[tuple[str, Scope]]]:
     text = resources.files("raysim.forecast").joinpath("evidence.json").read_text(encoding="utf-8")
     judged: dict[Setting, list[tuple[str, Scope]]] = {}
     for row in json.loads(text):
-        setting = Setting(*(row[key] for key in Setting._fields))
+        setting = Setting(**{key: row[key] for key in Setting._fields if key in row})
         judged.setdefault(setting, []).append((row["verdict"], Scope(**row["scope"])))
     return judged

@@ -87,11 +87,12 @@ class Layout(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Link codecs and replica method, in the notation of a run's keys."""
+    """Link codecs and methods of replicas and tied parameters, in the notation of a run's keys."""
 
     forward: str = SAME
     backward: str = SAME
     replica_gradient: str = SAME
+    tied_gradient: str = SAME
 
 
 DENSE = Setting()

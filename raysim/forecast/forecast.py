@@ -35,7 +35,7 @@ from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.groups import exchange_delay, exchange_interval
-from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners, tied_sizes
+from raysim.pipeline.plan import TiedShapes, averaged_shapes, compressors_of, tied_owners, tied_shapes
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
@@ -43,6 +43,7 @@ from raysim.units import format_bytes
 from raysim.values import BoundaryTensors
 from raysim.workloads.partition import CutChoice, Partition, partition
 from raysim.workloads.splits import DataShape
+from raysim.workloads.stage_costs import Shadow
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class Forecast:
     cut_choices: tuple[CutChoice, ...]
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
-    tied: tuple[tuple[tuple[int, ...], int], ...]
+    tied: TiedShapes
     """Parameters shared by several stages: the stages and number of values of each."""
     boundaries: tuple[BoundaryTensors, ...]
     averaged: tuple[Mapping[str, tuple[int, ...]], ...]
@@ -157,6 +158,10 @@ class Forecast:
         return self.first_steps * first_s + (self.num_steps - self.first_steps) * steady_s
 
 
+Shadows = dict[int, Shadow]
+"""A model on fake tensors, by samples in a microbatch."""
+
+
 def forecast(
     source: str | Path | RunConfig = "digits-cnn",
     *overrides: str,
@@ -166,13 +171,15 @@ def forecast(
     codec_bytes_per_s: float | None = None,
     transport: str = "ray",
     averaging: str | None = None,
+    shadows: Shadows | None = None,
 ) -> Forecast:
     """Forecast a run with compute from the datasheet of `device`, or from `profile`, a file of `raysim profile`.
 
     `efficiency`: the assumed share of the datasheet's 16-bit peak that training reaches. Codec seconds are counted work divided
     by `codec_bytes_per_s`, by default the device's speed (see `raysim.network.presets`); with a recorded profile and no
     `codec_bytes_per_s`, codecs are timed on this machine. `transport`: "ray", "nccl" or "gloo". `averaging`: how replicas average
-    over it, such as "ring/25MiB", by default the transport's way. Raises ConfigError.
+    over it, such as "ring/25MiB", by default the transport's way. `shadows`: the same mapping in all forecasts of a model counts each
+    microbatch once. Raises ConfigError.
 
     >>> plan = forecast("digits-cnn", "forward=TopK(0.1)", device="T4")
     >>> from raysim.network.presets import parse_network
@@ -192,7 +199,9 @@ def forecast(
             check_choice("device", device, DEVICES)
         recorded = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
         over = calibrated_transport(transport, averaging)
-        return _forecast(config, device, recorded, efficiency, codec_bytes_per_s, over)
+        return _forecast(
+            config, device, recorded, efficiency, codec_bytes_per_s, over, {} if shadows is None else shadows
+        )
     except ValueError as error:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
 
@@ -204,6 +213,7 @@ def _forecast(
     efficiency: float,
     codec_bytes_per_s: float | None,
     transport: Transport,
+    shadows: Shadows,
 ) -> Forecast:
     notes: list[str] = []
     shape, num_samples = data_of(config, notes)
@@ -211,7 +221,7 @@ def _forecast(
         raise ConfigError(
             f"`batch_size` must be at most the number of training samples ({num_samples}), but got {config.batch_size}."
         )
-    parts = _parts(config, shape, notes)
+    parts = _parts(config, shape, notes, shadows)
     num_stages = len(parts.stages)
     cut_backward = cuts_backward(config, num_stages)  # raises if the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
@@ -225,7 +235,7 @@ def _forecast(
     notes += _schedule_notes(config, weight_shares)
     averaged = _averaged(config, parts)
     averages = replica_costs(config, averaged, codec_bytes_per_s, notes) if config.num_replicas > 1 else []
-    sums, tied_s = tied_costs(config, parts, codec_bytes_per_s)
+    sums, tied_s = tied_costs(config, tied_shapes(parts), codec_bytes_per_s)
     compute = replace(compute, update_s=compute.update_s + tied_s)
     endings = endings_of(config, averages, sums)
     steady, first = (
@@ -255,7 +265,7 @@ def _forecast(
         exchange_delay=exchange_delay(config),
         cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
-        tied=tied_sizes(parts),
+        tied=tied_shapes(parts),
         boundaries=tuple(parts.boundaries),
         averaged=averaged,
         codec_bytes_per_s=codec_bytes_per_s,
@@ -263,7 +273,7 @@ def _forecast(
     )
 
 
-def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
+def _parts(config: RunConfig, shape: DataShape, notes: list[str], shadows: Shadows) -> Partition:
     """Return the structure of the model, cut into the stages of a run."""
     parts = partition(
         structure_of(config, shape, notes),
@@ -275,7 +285,10 @@ def _parts(config: RunConfig, shape: DataShape, notes: list[str]) -> Partition:
         bottleneck_form=config.bottleneck_form,
         seed=config.seed,
         loss=task_of(config, shape).loss,
+        shadow=shadows.get(config.microbatch_size),
     )
+    if config.bottleneck is None:  # which changes the model
+        shadows[config.microbatch_size] = parts.shadow
     check_names(config, parts.boundaries)
     return parts
 

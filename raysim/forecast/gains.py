@@ -14,7 +14,7 @@ from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
-from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_transfers
+from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.network.collectives import DIRECTIONS
 from raysim.network.presets import DEVICES
 from raysim.network.topology import FREE, Network
@@ -23,7 +23,7 @@ from raysim.pipeline.groups import exchange_delay
 FASTEST = max(DEVICES, key=lambda name: DEVICES[name].peak_flops)
 """A device faster than any other, of which a measured speed is a share."""
 MORE, FEWER = (2, 4, 8), (2, 4)
-LOCAL_STEPS = (10, 100)
+LOCAL_STEPS = 100
 
 
 class Priced(NamedTuple):
@@ -90,26 +90,42 @@ def priced(settings: Iterable[Setting], dense: Forecast, network: Network) -> It
     dense_s = dense.step_s(network)
     for setting in settings:
         try:
-            step_s = _forecast(setting, dense).step_s(network)
+            step_s = coded(setting, dense).step_s(network)
         except ValueError:
             continue  # such as a codec that cannot divide this run's tensors
         yield Priced(setting, step_s, dense_s / step_s)
 
 
-def _forecast(setting: Setting, dense: Forecast) -> Forecast:
+def coded(setting: Setting, dense: Forecast) -> Forecast:
     """Return the forecast of a setting, from packets made of seeded tensors; raises ValueError."""
     keys = {key: value for key, value in setting._asdict().items() if value != SAME}
     config, speed = dense.config.changed(**keys), dense.codec_bytes_per_s
     links = link_costs(config, dense.boundaries, speed, [])
     averages = replica_costs(config, dense.averaged, speed, []) if setting.replica_gradient != SAME else []
+    if config.tied_gradient != dense.config.tied_gradient:
+        dense = _summed(dense, config)
     return recoded(dense, config, links, averages)
+
+
+def _summed(dense: Forecast, config: RunConfig) -> Forecast:
+    """Return a dense forecast with the sums of tied parameters of another setting."""
+    sums, seconds = tied_costs(config, dense.tied, dense.codec_bytes_per_s)
+    endings = tuple(
+        replace(
+            each,
+            costs={**each.costs, "transfers": np.concatenate([_without(each.costs, DIRECTIONS[1])["transfers"], sums])},
+        )
+        for each in dense.endings
+    )
+    return replace(dense, steady=replace(dense.steady, update_s=dense.steady.update_s + seconds), endings=endings)
 
 
 def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], averages: Sequence[ReplicaCost]) -> Forecast:
     """Return a dense forecast with the messages of another setting; without `averages` its replicas average as before."""
     changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
     if averages:
-        tied = tied_transfers(dense.tied, config.num_replicas, fused=config.fused_embedding)
+        sums = dense.endings[0].costs["transfers"]
+        tied = sums[sums["direction"] == DIRECTIONS[1]]
         changes |= {"endings": endings_of(config, averages, tied), "averages": tuple(averages)}
     endings = changes.get("endings", dense.endings)
     packets = packets_profile(links, dense.num_stages, dense.steady.compute_s.shape[2], first=False)
@@ -122,13 +138,13 @@ def other_ways(dense: Forecast, network: Network, *, device: str | None = None) 
 
     Compute is that of `device`, or of `dense` in proportion to counted operations. Ways that do not fit the run are left out.
     """
-    transport = dense.steady.transport.name
+    own = partial(forecast, transport=dense.steady.transport.name, shadows={})
     if device is None:
-        fastest = forecast(dense.config, device=FASTEST, efficiency=1.0, transport=transport)
+        fastest = own(dense.config, device=FASTEST, efficiency=1.0)
         seconds = [float(plan.steady.compute_s.mean(axis=3).sum()) for plan in (fastest, dense)]
-        at = partial(forecast, device=FASTEST, efficiency=min(seconds[0] / seconds[1], 1.0), transport=transport)
+        at = partial(own, device=FASTEST, efficiency=min(seconds[0] / seconds[1], 1.0))
     else:
-        at = partial(forecast, device=device, transport=transport)
+        at = partial(own, device=device)
     rate = dense.config.batch_size / at(dense.config).step_s(network)
     best: dict[str, Way] = {}
     for kind, name, changes in _changes(dense):
@@ -176,10 +192,9 @@ def _changes(dense: Forecast) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _local(changes: Mapping[str, Any], lead: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield local steps of each length, in a run that they divide."""
-    for steps in LOCAL_STEPS:
-        keys = {**changes, "steps": steps, "epochs": None, "replica_gradient": f"DiLoCo({steps})"}
-        yield "local", f"{lead}{steps} local steps between exchanges", keys
+    """Yield local steps, in a run that they divide."""
+    keys = {**changes, "steps": LOCAL_STEPS, "epochs": None, "replica_gradient": f"DiLoCo({LOCAL_STEPS})"}
+    yield "local", f"{lead}{LOCAL_STEPS} local steps between exchanges", keys
 
 
 def _counted(count: int, size: str) -> str:

@@ -118,17 +118,21 @@ def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: s
     return layout._replace(sharding=shards)
 
 
-def parse_setting(text: str) -> Setting:
-    """Parse the link codecs and replica method of `--try`; raises InputError.
+def parse_setting(text: str, *, trained: bool = False) -> Setting:
+    """Parse the link codecs and methods of `--try`; raises InputError.
+
+    `trained`: the setting will be trained, which alone judges sums of tied parameters.
 
     >>> parse_setting("forward=TopK(density=0.1) backward=Quantize(8)")
-    Setting(forward='TopK(0.1)', backward='Quantize(8)', replica_gradient='Identity')
+    Setting(forward='TopK(0.1)', backward='Quantize(8)', replica_gradient='Identity', tied_gradient='Identity')
     """
     values = dict(SETTING.findall(text))
     if not values or SETTING.sub("", text).strip():
         raise InputError(
             f"`--try` must be as 'forward=TopK(0.1) backward=Quantize(8) replica_gradient=PowerSGD(8)', but got {text!r}."
         )
+    if "tied_gradient" in values and not trained:
+        raise InputError("`--try`: only training can judge `tied_gradient`: use `raysim decide`.")
     overrides = [f"{key}={value}" for key, value in Setting(**values)._asdict().items()]
     config = read_config("topics-gpt", ["num_replicas=2", *overrides])
     return Setting(*(repr(getattr(config, key)) for key in Setting._fields))

@@ -8,6 +8,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +29,9 @@ from raysim.pipeline.groups import (
     exchange_together,
     ring_bytes,
 )
-from raysim.pipeline.plan import tied_owners, tied_sizes
+from raysim.pipeline.plan import TiedShapes
 from raysim.replication.method import Memory, ReplicaContext, ReplicaMethod
 from raysim.units import format_bytes
-from raysim.workloads.partition import Partition
 
 LATE = 2**20  # an epoch after any warm-up
 AVERAGES = 3  # exchanges made: the last two count, since methods may alternate between two sides
@@ -137,11 +137,13 @@ def _averaged(
     ]
     last: deque[list[GroupAccount]] = deque(maxlen=2)
     exchanging = (step for step in itertools.count() if method.part(LATE + step) == part)
-    for step in itertools.islice(exchanging, AVERAGES):
+    counted = method.exact and codec_bytes_per_s is not None  # neither values nor time matter
+    for step in itertools.islice(exchanging, 1 if counted else AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
         rounds = []
         for replica in range(count):
-            gradients = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+            draw = torch.zeros if counted else partial(torch.randn, generator=generator)
+            gradients = {name: draw(shape) for name, shape in shapes.items()}
             context = ReplicaContext(
                 replica=replica,
                 num_replicas=count,
@@ -211,7 +213,7 @@ def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfe
 
 
 def tied_costs(
-    config: RunConfig, parts: Partition, codec_bytes_per_s: float | None
+    config: RunConfig, tied: TiedShapes, codec_bytes_per_s: float | None
 ) -> tuple[Transfers, NDArray[np.float64]]:
     """Return the transfers that sum tied parameters' gradients, and the seconds of codecs by stage.
 
@@ -220,16 +222,15 @@ def tied_costs(
     method, replicas = config.tied_gradient, range(config.num_replicas)
     seconds = np.zeros(config.stages)
     if not method.compresses:
-        return tied_transfers(tied_sizes(parts), len(replicas), fused=config.fused_embedding), seconds
+        sizes = [(stages, math.prod(shape)) for stages, shape in tied]
+        return tied_transfers(sizes, len(replicas), fused=config.fused_embedding), seconds
     transfers = [as_transfers([])]
-    for i, owners in enumerate(tied_owners(parts)):
-        stage, name = owners[0]
+    for i, (stages, shape) in enumerate(tied):
         together = replicas if config.fused_embedding else range(1)
-        members = tuple((replica, owner) for replica in together for owner, _ in owners)
+        members = tuple((replica, owner) for replica in together for owner in stages)
         group = Group(members, method.num_rounds(len(members)), i)
-        shape = tuple(parts.stages[stage].get_parameter(name).shape)
-        cost = _averaged(method, group, 0, {f"tied {name}": shape}, config, codec_bytes_per_s)
-        for owner, _ in owners:
+        cost = _averaged(method, group, 0, {f"tied {i}": shape}, config, codec_bytes_per_s)
+        for owner in stages:
             seconds[owner] += cost.method_s
         for replica in range(1) if config.fused_embedding else replicas:
             own = cost.transfers.copy()

@@ -27,7 +27,7 @@ from raysim.config.reading import sentence
 from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
-from raysim.network.simulate import simulate
+from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
@@ -111,8 +111,15 @@ class TimedStep:
         )
 
     def step_s(self, network: Network) -> float:
-        """Return the seconds of the step."""
-        return self.simulate(network).step_s
+        """Return the seconds of the step, without its timeline; raises InputError if it does not fit the network."""
+        if self.averaging_delay:
+            return self.simulate(network).step_s
+        counts = {"num_microbatches": self.num_microbatches, "num_replicas": self.num_replicas}
+        try:
+            profiles = self.profiles([network])
+            return float(step_seconds(self.schedule, profiles, [network], placement=self.placement, **counts)[0, 0])
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     def profiles(self, networks: Sequence[Network]) -> list[Profile]:
         """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""

@@ -29,6 +29,8 @@ from raysim.workloads.partition import CutChoice, Partition
 from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
+TiedShapes = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""The stages of each tied parameter, and its shape."""
 """The owners of each tied parameter: stages, with the parameter's name there."""
 
 
@@ -301,12 +303,17 @@ def tied_owners(parts: Partition) -> TiedOwners:
     return tuple(tuple(sorted(group)) for group in groups.values())
 
 
-def tied_sizes(parts: Partition) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return the stages of each tied parameter, and its number of values."""
+def tied_shapes(parts: Partition) -> TiedShapes:
+    """Return the stages of each tied parameter, and its shape."""
     return tuple(
-        (tuple(stage for stage, _ in owners), parts.stages[owners[0][0]].get_parameter(owners[0][1]).numel())
+        (tuple(stage for stage, _ in owners), tuple(parts.stages[owners[0][0]].get_parameter(owners[0][1]).shape))
         for owners in tied_owners(parts)
     )
+
+
+def tied_sizes(parts: Partition) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Return the stages of each tied parameter, and its number of values."""
+    return tuple((stages, math.prod(shape)) for stages, shape in tied_shapes(parts))
 
 
 def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:

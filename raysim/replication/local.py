@@ -50,6 +50,10 @@ class LocalSteps(ReplicaMethod):
         """The method that averages changes over replicas; each exchange is one of its steps."""
 
     @property
+    def exact(self) -> bool:
+        return self.changes.exact
+
+    @property
     def outer_momentum(self) -> float:
         return 0.0
 

@@ -96,6 +96,11 @@ class ReplicaMethod(Notation, ABC):
     optimizers: ClassVar[frozenset[str] | None] = None  # names of supported optimisers; None for all
 
     @property
+    def exact(self) -> bool:
+        """True if float32 values are sent, so that bytes and rounds depend on shapes alone."""
+        return not self.compresses
+
+    @property
     def by_bucket(self) -> bool:
         """True if tensors may be averaged in buckets, as in DDP, with the same bytes as all at once."""
         return False

@@ -56,6 +56,8 @@ METHODS = (
     "ErrorFeedback(TopK(0.01))",
 )
 """Replica methods by default."""
+SUMS = ("ErrorFeedback(TopK(0.01))", "PowerSGD(8)", 'TwoShot(Quantize(8, per="block", block=64))')
+"""Methods for the sums of tied parameters by default, which only training can judge."""
 LOCAL_STEPS = (10, 100, 500)
 """Local steps between two exchanges, which only training can judge."""
 
@@ -69,11 +71,14 @@ def defaults(plan: Plan, facts: Sequence[TensorFacts]) -> list[Setting]:
     return [canonical(each) for each in settings if _fits(each, plan)]
 
 
-def every(stages: int, replicas: int, steps: int | None, tried: Iterable[Setting] = ()) -> list[Setting]:
-    """Return all default settings of a run, whatever its tensors are like, those of local steps, and `tried`, once each."""
+def every(
+    stages: int, replicas: int, steps: int | None, tried: Iterable[Setting] = (), *, tied: bool = False
+) -> list[Setting]:
+    """Return all default settings of a run, whatever its tensors are like, those that only training can judge, and `tried`."""
     links = [Setting(each.forward, each.backward) for each in LINKS if stages > 1]
     methods = [*METHODS, *(f"DiLoCo({count})" for count in LOCAL_STEPS if steps and steps % count == 0)]
     settings = [*links, *(Setting(replica_gradient=method) for method in methods if replicas > 1)]
+    settings += [Setting(tied_gradient=method) for method in SUMS if tied]
     known = []
     for each in settings:
         with suppress(ValueError):  # a codec that is not installed
@@ -87,6 +92,7 @@ def canonical(setting: Setting) -> Setting:
         repr(parse(setting.forward)),
         repr(parse(setting.backward)),
         repr(parse_replica_method(setting.replica_gradient)),
+        repr(parse_replica_method(setting.tied_gradient)),
     )
 
 

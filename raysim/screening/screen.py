@@ -203,9 +203,10 @@ def _measure_all(
 
 
 def words(setting: Setting) -> str:
-    """Return a setting in a line: "forward / backward", its replica method, or both."""
+    """Return a setting in a line: "forward / backward", and its methods of replicas and of tied parameters."""
     parts = [f"{setting.forward} / {setting.backward}"] if (setting.forward, setting.backward) != (SAME, SAME) else []
     parts += [f"replicas {setting.replica_gradient}"] if setting.replica_gradient != SAME else []
+    parts += [f"tied {setting.tied_gradient}"] if setting.tied_gradient != SAME else []
     return ", ".join(parts) or "dense"
 
 

@@ -70,6 +70,9 @@ def _keys(setting: Setting, plan: Plan) -> dict[str, str]:
     if plan.num_replicas == 1:
         assert keys["replica_gradient"] == SAME, "one replica has no gradients to average"
         del keys["replica_gradient"]
+    if not plan.tied:
+        assert keys["tied_gradient"] == SAME, "no tied parameters to sum"
+        del keys["tied_gradient"]
     return keys
 
 

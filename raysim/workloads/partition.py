@@ -96,14 +96,15 @@ def partition(
     bottleneck_form: str = "linear",
     seed: int = 0,
     loss: Loss | None = None,
+    shadow: Shadow | None = None,
 ) -> Partition:
     """Return `model` cut after the layers `cuts`, or into `num_stages` with the largest stage as small as possible.
 
     The size of a stage is its number of forward operations, with ties broken by the bytes of the layers' outputs, see
     `balance`. Each cut then moves to a layer that sends fewer bytes, if the stages still compute about as much: see
     `cheapest`. `batch`: samples in a microbatch. `loss`: by default the loss for this kind of targets. Nothing is computed.
-    With `bottleneck` the stages at a cut get one more layer each, drawn from `seed`: see `with_bottleneck`. Raises ValueError
-    naming the field or the unfit layer.
+    `shadow`: of the same model, batch and loss, if there is one. With `bottleneck` the stages at a cut get one more layer each,
+    drawn from `seed`: see `with_bottleneck`. Raises ValueError naming the field or the unfit layer.
 
     >>> from raysim.workloads.data import DataShape
     >>> from raysim.workloads.models import build_model
@@ -124,7 +125,8 @@ def partition(
         num_stages = check_integer("num_stages", num_stages, 1)
         check_num_stages(num_stages, len(names))
     ends = [] if cuts is None else [*_ends(cuts, names), len(names)]
-    shadow = Shadow(model, shape, batch, loss)
+    if shadow is None or [layer.name for layer in shadow.layers] != names:
+        shadow = Shadow(model, shape, batch, loss)
     layers = shadow.layers
     if num_stages is None:
         others = cheapest(layers, ends)

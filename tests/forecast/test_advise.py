@@ -19,7 +19,7 @@ from raysim.config import read_config
 from raysim.forecast.advise import advise
 from raysim.forecast.answer import answer, percent
 from raysim.forecast.bandwidth import LEVELS, free_s, needed, parts_of, steps_s
-from raysim.forecast.fleet import Fleet, Layout, Way
+from raysim.forecast.fleet import Fleet, Layout, Setting, Way
 from raysim.forecast.inputs import make_job, parse_setting
 from raysim.forecast.job import Job
 from raysim.forecast.link_costs import link_costs
@@ -285,7 +285,7 @@ def test_the_interval_is_that_of_the_seconds_of_the_network() -> None:
     own, way = job(), Way(Layout(2, 2), "Quantize(8)", "Quantize(8)")
     (row,) = [
         row
-        for row in advise(own, [SLOW], layout=way.layout, tried=[("Quantize(8)", "Quantize(8)", "Identity")]).rows
+        for row in advise(own, [SLOW], layout=way.layout, tried=[Setting("Quantize(8)", "Quantize(8)")]).rows
         if row.way == way
     ]
     (on,) = row.networks
@@ -323,11 +323,12 @@ def test_recipe_and_shape_give_equal_advice() -> None:
 
 
 def test_settings_are_read_as_they_are_written() -> None:
-    assert parse_setting("forward=TopK(density=0.1) replica_gradient=DiLoCo(10, codec=Quantize(8))") == (
-        "TopK(0.1)",
-        "Identity",
-        "DiLoCo(10, codec=Quantize(8))",
+    assert parse_setting("forward=TopK(density=0.1) replica_gradient=DiLoCo(10, codec=Quantize(8))") == Setting(
+        "TopK(0.1)", replica_gradient="DiLoCo(10, codec=Quantize(8))"
     )
+    assert parse_setting("tied_gradient=PowerSGD(rank=8)", trained=True) == Setting(tied_gradient="PowerSGD(8)")
+    with pytest.raises(InputError, match="only training can judge `tied_gradient`"):
+        parse_setting("tied_gradient=PowerSGD(8)")
     with pytest.raises(InputError, match="`--try` must be as"):
         parse_setting("forward TopK")
     with pytest.raises(InputError, match="TopKk"):

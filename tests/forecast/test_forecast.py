@@ -150,7 +150,7 @@ def test_published_sizes_need_neither_data_nor_weights():
     tokens = 8 * 1024
     assert sum(found.flops_forward) == gpt_forward_flops(12, 768, 1024, batch=8, vocabulary=50257)
     assert [link.dense_bytes for link in found.links] == [4 * tokens * 768] * 6
-    assert found.tied == (((0, 3), 50257 * 768),)
+    assert found.tied == (((0, 3), (50257, 768)),)
     weights = sum(memory.weights_bytes for memory in found.memories) // 4
     assert weights == 124_439_808 + 50257 * 768  # the tied table is in two stages
     network = parse_network("100mbps")

@@ -63,6 +63,12 @@ def test_swaps_find_the_fastest_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.step_s, found.bound_s) == pytest.approx((exact.step_s, exact.bound_s))
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+def test_seconds_of_a_step_are_its_timelines(delay: int) -> None:
+    step = replace(step_of(3, 2), averaging_delay=delay, placement=Placement((4, 0, 3, 5, 1, 2)))
+    assert step.step_s(network_of(6, 0)) == step.simulate(network_of(6, 0)).step_s
+
+
 def test_every_placement_is_as_fast_on_equal_links() -> None:
     matrix = tuple(tuple(1e8 for _ in range(5)) for _ in range(5))
     found = place(step_of(2, 2), Network(matrix))

@@ -5,7 +5,7 @@ import tomllib
 
 import make_published
 import pytest
-from make_published import DATA, errors, fit, regrets
+from make_published import DATA, errors, fit, ratios, regrets
 from published_predictions import KINDS, resnet50
 
 from raysim.forecast.shapes import count_values
@@ -56,6 +56,23 @@ def test_delayed_averages_are_predicted_within_their_aim():
     ]
     assert len(shares) == 11
     assert statistics.median(shares) <= 0.08
+
+
+@pytest.mark.slow
+def test_placements_are_ranked_as_measured_with_nothing_fitted():
+    table = TABLES["DT-FM's placements"]
+    cells = errors(table, 0.0)
+    assert regrets(table, cells) == [0.0] * 15
+    shares = {group: each.values() for group, each in ratios(table, cells).items()}
+    assert all(abs(predicted / measured - 1) < 0.08 for measured, predicted in shares["worldwide"])
+    assert all(1 < predicted < 1.1 * measured for each in shares.values() for measured, predicted in each)
+    assert statistics.median(abs(predicted / measured - 1) for _, _, measured, predicted, _ in cells) < 0.15
+
+
+def test_ratio_is_of_the_mean_of_other_rows_to_the_first():
+    table = {"rows": [{"name": name, "group": "g"} for name in ("a", "b", "c")]}
+    cells = [(name, "x", measured, 2.0, False) for name, measured in (("a", 1.0), ("b", 2.0), ("c", 4.0))]
+    assert ratios(table, cells) == {"g": {"x": (3.0, 1.0)}}
 
 
 def test_regret_is_of_the_measured_choice():

@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import make_config
-from raysim.forecast.fleet import Setting
+from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import forecast
-from raysim.forecast.gains import limit, other_ways, parts_of, priced
+from raysim.forecast.gains import coded, limit, other_ways, parts_of, priced
 from raysim.network.presets import parse_network
 from raysim.network.topology import FREE
-from raysim.screening.candidates import every
+from raysim.screening.candidates import SUMS, canonical, every
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
 RUN = ["digits-cnn", "model=mlp", "num_stages=3", "num_microbatches=2", "steps=4", "evaluate_every_steps=4"]
@@ -90,6 +90,22 @@ def test_decision_ends_with_prices_where_latency_takes_the_time(tmp_path, monkey
     assert "`base.steps` must be 4, as in the study to resume, but got 8." in " ".join(other.output.split())
 
 
+def test_sums_of_tied_parameters_are_priced_and_the_fastest_goes_with_every_other_setting():
+    values = {"steps": 100, "num_stages": 2, "schedule": "GPipe"}
+    tied = forecast("topics-gpt", "model.tied=true", *(f"{key}={value}" for key, value in values.items()), device="T4")
+    wire = parse_network("20mbps")
+    alone, both = Setting(tied_gradient="PowerSGD(8)"), Setting("TopK(0.1)", "Quantize(8)", tied_gradient="PowerSGD(8)")
+    plan = coded(alone, tied)
+    for setting, beside in ((alone, tied), (both, tied), (both, plan)):
+        (price,) = priced([setting], beside, wire)
+        own = forecast(tied.config.changed(**setting._asdict()), device="T4")
+        assert price.step_s == pytest.approx(own.step_s(wire), rel=1e-12)
+    assert [each for each in every(2, 1, 100, tied=True) if each.tied_gradient != SAME] == [
+        canonical(Setting(tied_gradient=method)) for method in SUMS
+    ]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray")
 def test_decision_prices_screens_races_and_concludes(tmp_path):
     out = tmp_path / "out"
@@ -124,6 +140,7 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
         (["digits-cnn", "--transport", "tcp"], "`--transport`"),
         (["digits-cnn", "--try", "TopK(0.1)"], "`--try` must be as 'forward=TopK(0.1)"),
         (["digits-cnn", "--try", "replica_gradient=PowerSGD(2)"], "needs replicas, but the run has one"),
+        (["digits-cnn", "--try", "tied_gradient=PowerSGD(2)"], "needs parameters that are tied between stages"),
         (["digits-cnn", "--resume"], "`--resume` needs `--out`"),
         (["digits-cnn", "--resume", "--out", "none"], "Nothing to resume"),
         (["digits-cnn", "--out", "full"], "is not empty"),
