@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def screened(self) -> Setting:
-        """What a screen measures of it: dense if only training can judge it, by local steps or sums of tied parameters."""
+        """The setting that a screen measures: dense if only training can judge it, by local steps or sums of tied parameters."""
         local = self.setting.replica_gradient.startswith("DiLoCo")
         return self.setting._replace(tied_gradient=SAME, **{"replica_gradient": SAME} if local else {})
 
@@ -67,11 +67,13 @@ class Candidate:
         del values["setting"]
         return {**self.setting._asdict(), **values}
 
-    @classmethod
-    def of_mapping(cls, values: dict[str, Any]) -> Candidate:
-        """Return a candidate from `as_mapping`; raises KeyError or TypeError."""
-        rest = {name: value for name, value in values.items() if name not in Setting._fields}
-        return cls(Setting(*(values[key] for key in Setting._fields)), **rest)
+
+def nested(values: Any) -> Any:
+    """Return a candidate's mapping with its setting as one value, which pydantic reads."""
+    if not isinstance(values, dict):
+        return values
+    rest = {name: value for name, value in values.items() if name not in Setting._fields}
+    return {**rest, "setting": {name: values[name] for name in Setting._fields if name in values}}
 
 
 def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Setting] = ()) -> None:

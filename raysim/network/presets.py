@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from raysim.network.notation import read_window
+from raysim.network.regions import CLOUDS, region_links, regions_of
+from raysim.network.sites import matrix_network, network_of_sites
 from raysim.network.topology import Network, read_notation
-from raysim.notation import check_integer, shown
+from raysim.notation import shown
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
 
@@ -62,13 +63,14 @@ def _regions(name: str, sizes: Sequence[int], inside: tuple[float, float], acros
     region = [index for index, size in enumerate(sizes) for _ in range(size)]
     links = [[inside if a == b else across(a, b) for b in region] for a in region]
     matrix = [[(gbps * 1e9, ms / 1e3) for ms, gbps in row] for row in links]
-    return _of_matrix(matrix, host_sites=tuple(f"{name}-{index}" for index in region), name=name)
+    return matrix_network(matrix, host_sites=tuple(f"{name}-{index}" for index in region), name=name)
 
 
-def _of_matrix(matrix: Sequence[Sequence[tuple[float, float]]], **rest: Any) -> Network:
-    """Return the network of a (latency, bandwidth) matrix by source and target."""
-    bandwidth, latency = (tuple(tuple(link[i] for link in row) for row in matrix) for i in (0, 1))
-    return Network(bandwidth, latency, **rest)
+def _of_regions(regions: Sequence[str], name: str) -> Network:
+    """Return a host in each of these cloud regions, with their measured links."""
+    links = region_links()
+    matrix = [[links.get((a, b), (math.inf, 0.0)) for b in regions] for a in regions]
+    return matrix_network(matrix, host_sites=tuple(regions), host_names=tuple(regions), name=name)
 
 
 def _four(a: int, b: int) -> tuple[float, float]:
@@ -83,7 +85,9 @@ def _world(a: int, b: int) -> tuple[float, float]:
 
 @functools.cache
 def presets() -> dict[str, Network]:
-    """Return the named networks: the levels, `free`, DT-FM's cases 1 to 5 of 64 hosts each, and `one-slow-replica`.
+    """Return the named networks: the levels, `free`, DT-FM's cases 1 to 5 of 64 hosts each, `one-slow-replica`, and clouds.
+
+    `aws`, `azure` and `gcp` have a host in each measured region of the cloud, `clouds` in all, see `raysim.network.regions`.
 
     >>> presets()["worldwide"].notation()
     '<64 hosts, 335mbps to 2gbps, 10ms to 238ms>'
@@ -94,16 +98,21 @@ def presets() -> dict[str, Network]:
         _regions("two-universities", [32] * 2, (1, 5), lambda a, b: (11, 1.12)),
         _regions("four-regions", [16] * 4, (10, 2), _four),
         _regions("worldwide", [8] * 8, (10, 2), _world),
+        *(_of_regions(regions_of(cloud), cloud) for cloud in CLOUDS),
     ]
     levels = {level: network for level in (*LEVELS, "free") if (network := read_notation(level)) is not None}
     return levels | {network.name: network for network in [*named, network_of_sites(ONE_SLOW, "one-slow-replica")]}
 
 
 def parse_network(text: str) -> Network:
-    """Parse a network: a preset, a notation such as "100mbps+20ms", or a .toml or .csv file; each may end in TCP's window.
+    """Parse a network: a preset, a notation such as "100mbps+20ms", cloud regions separated by commas, or a .toml or .csv file.
+
+    Each may end in TCP's window.
 
     >>> parse_network("100mbps+20ms").latency_s, parse_network("1 Gbit/s + 20 ms"), parse_network("1gbps+50ms/2x4MB")
     (0.02, 1gbps+20ms, 1gbps+50ms/2x4MB)
+    >>> parse_network("aws:us-east-1,gcp:us-west1").notation()
+    '<2 hosts, 4.417gbps to 5.96gbps, 31.5ms to 31.55ms>'
     """
     name = text.strip()
     wires, slash, last = name.rpartition("/")
@@ -115,6 +124,9 @@ def parse_network(text: str) -> Network:
     network = read_notation(name)
     if network is not None:
         return network
+    regions = [part.strip() for part in name.split(",")]
+    if len(regions) > 1 and set(regions) <= set(regions_of("clouds")) and len(set(regions)) == len(regions):
+        return _of_regions(regions, name)
     if Path(name).suffix in (".toml", ".csv"):
         return load_network(Path(name))
     known = ", ".join(presets())
@@ -144,7 +156,7 @@ def parse_bandwidths(text: str) -> list[Network]:
 def load_network(path: Path) -> Network:
     """Read a network from a file; raises ValueError naming the file and the error.
 
-    TOML has sites and the links between them, see `raysim.network.presets`, or the fields of `Network` by name. CSV has one line
+    TOML has sites and the links between them, see `raysim.network.sites`, or the fields of `Network` by name. CSV has one line
     per link with columns source, target, bandwidth_bps and latency_s; a link given in one direction only applies to both.
     """
     try:
@@ -199,93 +211,7 @@ def _from_csv(text: str, name: str) -> Network:
     if gap is not None:
         raise ValueError(f"Every pair of hosts must have a link, but got none between {gap[0]} and {gap[1]}.")
     matrix = [[links.get((a, b)) or links[b, a] if a != b else (0.0, 0.0) for b in range(size)] for a in range(size)]
-    return _of_matrix(matrix, name=name)
-
-
-SITES_FIELDS = ("sites", "links", "sharing", "window")
-SITE_KEYS = ("hosts", "bandwidth", "latency")
-LINK_KEYS = ("between", "bandwidth", "latency")
-
-
-def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
-    """Return the network of a file with `sites`; raises ValueError naming the invalid site or link."""
-    unknown = sorted(set(content) - set(SITES_FIELDS))
-    if unknown:
-        raise ValueError(f"Unknown field `{unknown[0]}` in a file with sites. Known: {', '.join(SITES_FIELDS)}.")
-    sites, links = content["sites"], content.get("links", [])
-    if not isinstance(sites, dict) or not all(isinstance(site, dict) for site in sites.values()):
-        raise ValueError("`sites` must be tables, such as [sites.home].")
-    if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
-        raise ValueError("`links` must be tables, each under [[links]].")
-    roads: dict[frozenset[str], tuple[float, float]] = {}
-    hosts: list[str] = []
-    names: list[str] = []
-    for site, values in sites.items():
-        _check_keys(f"sites.{site}", values, SITE_KEYS)
-        count = check_integer(f"sites.{site}.hosts", values.get("hosts", 1), 1)
-        hosts += [site] * count
-        names += [f"{site}-{number}" for number in range(count)]
-        roads[frozenset([site])] = _road(f"sites.{site}", values)
-    for number, values in enumerate(links):
-        where = f"links[{number}]"
-        _check_keys(where, values, LINK_KEYS)
-        ends = values.get("between")
-        if not isinstance(ends, list) or len(ends) != 2 or len(set(map(str, ends))) != 2:
-            raise ValueError(f"`{where}.between` must name two sites, but got {ends!r}.")
-        missing = [end for end in ends if end not in sites]
-        if missing:
-            raise ValueError(
-                f"`{where}.between` must name sites of the file ({', '.join(sites)}), but got {missing[0]!r}."
-            )
-        if frozenset(ends) in roads:
-            raise ValueError(f"A link must be given once, but got {ends[0]} and {ends[1]} twice.")
-        if "bandwidth" not in values:
-            raise ValueError(f'`{where}.bandwidth` must be given, such as "100mbps".')
-        roads[frozenset(ends)] = _road(where, values)
-    for site, other in combinations(sites, 2):
-        if frozenset([site, other]) not in roads:
-            raise ValueError(f"`links` must hold one between {site} and {other}, but there is none.")
-    if len(hosts) < 2:
-        raise ValueError(f"`sites` must have two hosts or more, but got {len(hosts)}.")
-    matrix = [[roads[frozenset([a, b])] for b in hosts] for a in hosts]
-    return _of_matrix(
-        matrix,
-        sharing=content.get("sharing", "pair"),
-        **_window(content["window"]) if "window" in content else {},
-        host_sites=tuple(hosts),
-        host_names=tuple(names),
-        name=name,
-    )
-
-
-def _window(text: object) -> dict[str, Any]:
-    window = read_window(text) if isinstance(text, str) else None
-    if window is None:
-        raise ValueError(f'`window` must be bytes, such as "4MiB", or "2x4MiB" of two streams, but got {text!r}.')
-    return window
-
-
-def _check_keys(where: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise ValueError(f"Unknown field `{where}.{unknown[0]}`. Known: {', '.join(known)}.")
-
-
-def _road(where: str, values: Mapping[str, Any]) -> tuple[float, float]:
-    """Parse a table's bandwidth and latency, written as "100mbps" and "20ms"."""
-    link = [math.inf, 0.0]
-    for i, (key, prefix) in enumerate((("bandwidth", ""), ("latency", "free+"))):
-        if key not in values:
-            continue
-        network = read_notation(f"{prefix}{values[key]}") if isinstance(values[key], str) else None
-        plain = network is not None and not network.jitter_s and network.sharing == "pair"
-        if network is None or not plain or (key == "bandwidth" and network.latency_s):
-            example = "100mbps" if key == "bandwidth" else "20ms"
-            raise ValueError(f"`{where}.{key}` must be a text such as {example!r}, but got {values[key]!r}.")
-        value = (network.bandwidth_bps, network.latency_s)[i]
-        assert isinstance(value, float)
-        link[i] = value
-    return link[0], link[1]
+    return matrix_network(matrix, name=name)
 
 
 class Device(NamedTuple):

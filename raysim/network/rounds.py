@@ -177,9 +177,9 @@ def round_seconds(traffic: Round, networks: Sequence[Network]) -> Floats:
     sent, received = out @ bits, into @ bits
     slowest = np.maximum(_most(source, latency, len(hosts)), _most(receiver, latency, len(hosts)))
     half = np.array([network.sharing == "half" for network in networks])
-    ports = np.stack([network.ports_bps(int(hosts[-1]) + 1)[hosts] for network in networks], axis=-1)
-    carried = np.where(half, sent + received, np.maximum(sent, received))
-    seconds = np.maximum(wire_s.max(axis=0), (slowest + carried / ports).max(axis=0))
+    out_bps, into_bps = np.stack([network.ports_bps(int(hosts[-1]) + 1)[:, hosts] for network in networks], axis=-1)
+    carried_s = np.where(half, (sent + received) / out_bps, np.maximum(sent / out_bps, received / into_bps))
+    seconds = np.maximum(wire_s.max(axis=0), (slowest + carried_s).max(axis=0))
     inbound = np.array([network.sharing == "inbound" for network in networks])
     round_s: Floats = np.where(inbound, np.maximum(seconds, served_s.max(axis=0)), seconds)
     return round_s

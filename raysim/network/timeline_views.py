@@ -83,7 +83,7 @@ def busiest_share(timeline: Timeline) -> float:
     ends, index = np.unique(np.stack([source, target]).astype(np.int64), axis=1, return_inverse=True)
     wires = np.bincount(index.reshape(-1), size, ends.shape[1]) / network.bandwidths_bps(*ends)
     busy = np.flatnonzero(ports.any(axis=0))
-    loads = ports[:, busy] / network.ports_bps(num_hosts)[busy]
+    loads = ports[:, busy] / network.ports_bps(num_hosts)[: len(ports), busy]
     busiest = max(wires.max(initial=0.0), loads.max(initial=0.0))
     return _share(8 * network.framing * float(busiest), timeline)
 

@@ -50,7 +50,7 @@ class Network:
     sharing: str = "pair"
     """Sharing of wires between messages, see above."""
     port_bps: float | None = None
-    """Bandwidth of a host's port, for "port" and "half"; by default that of the host's fastest link."""
+    """Bandwidth of a host's port, for "port" and "half"; by default that of its fastest link, out and in."""
     burst_bytes: float = 0.0
     """Bytes passed at once by a token bucket after a pause (the burst of `tc tbf`)."""
     framing: float = 1.0
@@ -199,14 +199,12 @@ class Network:
         return self.sharing in ("port", "half")
 
     def ports_bps(self, num_hosts: int) -> Floats:
-        """Return the bandwidth of every host's port: `port_bps`, or that of its fastest link."""
-        if self.port_bps is not None:
-            return np.full(num_hosts, self.port_bps)
-        if "bandwidth_bps" not in self._arrays:
-            return np.full(num_hosts, self.bandwidth_bps)
+        """Return the bandwidth of every host's outgoing and incoming port, (2, num_hosts): `port_bps`, or its fastest link's."""
+        if self.port_bps is not None or "bandwidth_bps" not in self._arrays:
+            return np.full((2, num_hosts), self.bandwidth_bps if self.port_bps is None else self.port_bps)
         matrix = self._arrays["bandwidth_bps"]
-        ports: Floats = np.maximum(matrix.max(axis=0), matrix.max(axis=1))
-        return ports[:num_hosts]
+        ports: Floats = np.stack([matrix.max(axis=1), matrix.max(axis=0)])[:, :num_hosts]
+        return np.broadcast_to(ports.max(axis=0), ports.shape) if self.sharing == "half" else ports
 
     @property
     def without_latency(self) -> Network:

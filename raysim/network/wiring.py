@@ -357,13 +357,13 @@ def _wires(
     channels["jitter_s"] = network.jitter_s
     channels["wired"]["first"] = channels["flying"]["first"] = -1
     channels["finish"] = math.inf
-    port_rate = network.ports_bps(num_hosts) / payload if network.shares_ports else np.full(num_hosts, math.inf)
+    port_rate = network.ports_bps(num_hosts) / payload if network.shares_ports else np.full((2, num_hosts), math.inf)
     if port_rate.min() < math.inf:
         half = network.sharing == "half"
         ports = np.zeros(num_hosts if half else 2 * num_hosts, PORT)
-        ports["rate"] = port_rate if half else np.tile(port_rate, 2)
+        ports["rate"] = port_rate[0] if half else port_rate.reshape(-1)
         channels["out"], channels["into"] = source, target if half else target + num_hosts
-        channels["bucket"], refill = source, port_rate
+        channels["bucket"], refill = source, port_rate[0]
     else:
         ports = np.zeros(0, PORT)
         channels["bucket"], refill = np.arange(len(source)), channels["rate"]

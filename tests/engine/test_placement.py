@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from raysim.config import ConfigError, read_config
 from raysim.engine.nodes import Traffic, check_on_one_node, choose_sites, nodes_on_sites
-from raysim.network.presets import network_of_sites, parse_network
+from raysim.network.presets import parse_network
+from raysim.network.sites import network_of_sites
 from raysim.pipeline.prepare import prepare
 
 SITES = {

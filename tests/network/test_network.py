@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raysim.network.exchanges import all_reduce_s
-from raysim.network.presets import LEVELS, WORLD, load_network, parse_bandwidths, parse_network, presets
+from raysim.network.presets import CLOUDS, LEVELS, WORLD, load_network, parse_bandwidths, parse_network, presets
+from raysim.network.regions import region_links, regions_of
 from raysim.network.topology import Network, Placement
 
 DTFM = ("data-centre", "spot", "two-universities", "four-regions", "worldwide")
@@ -63,9 +64,18 @@ def test_ring_runs_at_slowest_link() -> None:
 
 def test_ports_are_as_fast_as_the_fastest_link() -> None:
     matrix = ((0.0, 8.0, 4.0), (1.0, 0.0, 2.0), (3.0, 5.0, 0.0))
-    assert Network(matrix, sharing="port").ports_bps(3).tolist() == [8.0, 8.0, 5.0]
-    assert Network(matrix, sharing="port", port_bps=6.0).ports_bps(2).tolist() == [6.0, 6.0]
-    assert Network(matrix).ports_bps(3).tolist() == [8.0, 8.0, 5.0]
+    assert Network(matrix, sharing="port").ports_bps(3).tolist() == [[8.0, 2.0, 5.0], [3.0, 8.0, 4.0]]
+    assert Network(matrix, sharing="half").ports_bps(3).tolist() == [[8.0, 8.0, 5.0]] * 2
+    assert Network(matrix, sharing="port", port_bps=6.0).ports_bps(2).tolist() == [[6.0, 6.0]] * 2
+    assert Network(matrix).ports_bps(2).tolist() == [[8.0, 2.0], [3.0, 8.0]]
+
+
+def test_average_over_slow_uploads_takes_as_long_as_the_bytes_of_a_port() -> None:
+    """Of 6 bytes among 4 hosts each sends 3 x 1.5 bytes a round, out at 2 bit/s and in at 100."""
+    uploads = tuple(tuple(0.0 if a == b else 2.0 for b in range(4)) for a in range(4))
+    downloads = tuple(tuple(100.0 if b else 2.0 for b in range(4)) for _ in range(4))
+    assert all_reduce_s(6.0, range(4), Network(uploads), "direct") == 2 * (8 * 3 * 1.5 / 2.0)
+    assert all_reduce_s(6.0, range(4), Network(downloads), "direct") == 2 * (8 * 3 * 1.5 / 2.0)
 
 
 # TCP's window.
@@ -101,7 +111,7 @@ def test_round_trip_of_a_window_is_there_and_back() -> None:
     network = Network(((0, 1e9), (1e9, 0)), ((0, 0.01), (0.03, 0)), window_bytes=1e6)
     cap = 8e6 / 0.04
     assert network.bandwidths_bps([0, 1, 0], [1, 0, 0]).tolist() == pytest.approx([cap, cap, math.inf])
-    assert network.ports_bps(2).tolist() == [1e9, 1e9]
+    assert network.ports_bps(2).tolist() == [[1e9, 1e9]] * 2
     assert network.without_latency.bandwidths_bps(0, 1) == pytest.approx(cap)
     hosts = range(5)
     window = parse_network("1gbps+20ms/1MB")
@@ -229,10 +239,22 @@ def test_networks_compare_by_what_they_are() -> None:
 
 
 def test_presets_parse_by_name() -> None:
-    assert set(presets()) == {*LEVELS, "free", *DTFM, "one-slow-replica"}
+    assert set(presets()) == {*LEVELS, "free", *DTFM, "one-slow-replica", *CLOUDS}
     for name, network in presets().items():
         assert parse_network(name) is network
         assert parse_network(repr(network)) == network
+
+
+def test_clouds_have_a_host_in_each_measured_region() -> None:
+    assert [presets()[name].num_hosts for name in CLOUDS] == [20, 13, 27, 60]
+    network = presets()["clouds"]
+    names = network.host_names or ()
+    assert names == regions_of("clouds") == network.host_sites
+    for source, target in (("gcp:us-east1", "gcp:europe-west4"), ("gcp:europe-west4", "gcp:us-east1")):
+        road = network.between_sites(source, target)
+        assert road == region_links()[source, target]
+        assert 0.04 < road[1] < 0.06
+    assert len(region_links()) == 60 * 59
 
 
 @pytest.mark.parametrize("name", DTFM)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from raysim.network.presets import parse_network
+from raysim.network.regions import region_links
 
 HOME_AND_LAB = """
 [sites.home]
@@ -42,6 +43,58 @@ def test_hosts_have_the_links_of_their_sites(written):
     free = written('[sites.one]\nhosts = 2\n[sites.two]\n[[links]]\nbetween = ["two", "one"]\nbandwidth = "1gbps"\n')
     assert free.bandwidths_bps([0, 0], [1, 2]).tolist() == [math.inf, 1e9]
     assert free.latencies_s([0, 0], [1, 2]).tolist() == [0, 0]
+
+
+REGIONS = """
+[sites.east]
+region = "aws:us-east-1"
+
+[sites.west]
+region = "aws:us-west-2"
+
+[sites.home]
+hosts = 2
+bandwidth = "200mbps"
+upload = "20mbps"
+
+[[links]]
+between = ["east", "home"]
+bandwidth = "200mbps"
+latency = "20ms"
+
+[[links]]
+between = ["west", "home"]
+bandwidth = "10mbps"
+"""
+
+
+def test_regions_have_measured_links_and_homes_slow_uploads(written):
+    network = written(REGIONS)
+    east_west, west_east = (
+        region_links()[f"aws:us-{a}", f"aws:us-{b}"] for a, b in (("east-1", "west-2"), ("west-2", "east-1"))
+    )
+    assert network.bandwidths_bps([0, 1], [1, 0]).tolist() == [east_west[0], west_east[0]]
+    assert network.latencies_s([0, 1], [1, 0]).tolist() == [east_west[1], west_east[1]]
+    assert network.bandwidths_bps([0, 2, 2, 2, 1], [2, 0, 3, 1, 2]).tolist() == [2e8, 2e7, 2e7, 1e7, 1e7]
+    given = REGIONS + '[[links]]\nbetween = ["west", "east"]\nbandwidth = "1gbps"\n'
+    assert written(given).bandwidths_bps([0, 1], [1, 0]).tolist() == [1e9, 1e9]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            ("us-west-2", "us-west-3"),
+            r"`sites.west.region` must be a measured region, such as aws:us-west-\d, .*'aws:us-west-3'",
+        ),
+        (("aws:us-west-2", "aws:us-east-1"), r"`links` must hold one between east and west, but there is none"),
+        (('"20mbps"', "20"), r"`sites.home.upload` must be a text such as '100mbps', but got 20"),
+        (('"20mbps"', '"20mbps+1ms"'), r"`sites.home.upload` must be a text such as '100mbps', but got '20mbps\+1ms'"),
+    ],
+)
+def test_wrong_regions_and_uploads_are_refused(written, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        written(REGIONS.replace(*change))
 
 
 @pytest.mark.parametrize(

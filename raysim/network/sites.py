@@ -1,0 +1,154 @@
+"""Networks of sites: hosts with equal links within a site, and links between sites, given or measured between cloud regions.
+
+[sites.home]
+hosts = 4
+bandwidth = "200mbps"
+upload = "20mbps"
+latency = "10ms"
+
+[sites.cloud]
+hosts = 2
+bandwidth = "10gbps"
+region = "aws:us-east-1"
+
+[[links]]
+between = ["home", "cloud"]
+bandwidth = "200mbps"
+latency = "20ms"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from itertools import combinations, permutations
+from typing import Any
+
+from raysim.network.notation import read_window
+from raysim.network.regions import Road, region_links, regions_of
+from raysim.network.topology import Network, read_notation
+from raysim.notation import check_integer, shown
+
+
+def matrix_network(matrix: Sequence[Sequence[tuple[float, float]]], **rest: Any) -> Network:
+    """Return the network of a (latency, bandwidth) matrix by source and target."""
+    bandwidth, latency = (tuple(tuple(link[i] for link in row) for row in matrix) for i in (0, 1))
+    return Network(bandwidth, latency, **rest)
+
+
+SITES_FIELDS = ("sites", "links", "sharing", "window")
+SITE_KEYS = ("hosts", "bandwidth", "latency", "upload", "region")
+LINK_KEYS = ("between", "bandwidth", "latency")
+
+
+def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
+    """Return the network of a file with `sites`; raises ValueError naming the invalid site or link."""
+    unknown = sorted(set(content) - set(SITES_FIELDS))
+    if unknown:
+        raise ValueError(f"Unknown field `{unknown[0]}` in a file with sites. Known: {', '.join(SITES_FIELDS)}.")
+    sites, links = content["sites"], content.get("links", [])
+    if not isinstance(sites, dict) or not all(isinstance(site, dict) for site in sites.values()):
+        raise ValueError("`sites` must be tables, such as [sites.home].")
+    if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
+        raise ValueError("`links` must be tables, each under [[links]].")
+    roads: dict[tuple[str, str], Road] = {}
+    hosts: list[str] = []
+    names: list[str] = []
+    for site, values in sites.items():
+        _check_keys(f"sites.{site}", values, SITE_KEYS)
+        count = check_integer(f"sites.{site}.hosts", values.get("hosts", 1), 1)
+        hosts += [site] * count
+        names += [f"{site}-{number}" for number in range(count)]
+        roads[site, site] = _road(f"sites.{site}", values)
+    roads |= _measured(sites) | _given(sites, links)
+    for site, other in combinations(sites, 2):
+        if (site, other) not in roads:
+            raise ValueError(f"`links` must hold one between {site} and {other}, but there is none.")
+    uploads = {site: _bandwidth(f"sites.{site}.upload", values.get("upload")) for site, values in sites.items()}
+    roads = {(site, other): (min(bps, uploads[site]), latency) for (site, other), (bps, latency) in roads.items()}
+    if len(hosts) < 2:
+        raise ValueError(f"`sites` must have two hosts or more, but got {len(hosts)}.")
+    matrix = [[roads[a, b] for b in hosts] for a in hosts]
+    return matrix_network(
+        matrix,
+        sharing=content.get("sharing", "pair"),
+        **_window(content["window"]) if "window" in content else {},
+        host_sites=tuple(hosts),
+        host_names=tuple(names),
+        name=name,
+    )
+
+
+def _given(sites: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Road]:
+    """Return the links of a file, both ways."""
+    roads: dict[tuple[str, str], Road] = {}
+    for number, values in enumerate(links):
+        where = f"links[{number}]"
+        _check_keys(where, values, LINK_KEYS)
+        ends = values.get("between")
+        if not isinstance(ends, list) or len(ends) != 2 or len(set(map(str, ends))) != 2:
+            raise ValueError(f"`{where}.between` must name two sites, but got {ends!r}.")
+        missing = [end for end in ends if end not in sites]
+        if missing:
+            raise ValueError(
+                f"`{where}.between` must name sites of the file ({', '.join(sites)}), but got {missing[0]!r}."
+            )
+        if (ends[0], ends[1]) in roads:
+            raise ValueError(f"A link must be given once, but got {ends[0]} and {ends[1]} twice.")
+        if "bandwidth" not in values:
+            raise ValueError(f'`{where}.bandwidth` must be given, such as "100mbps".')
+        roads[ends[0], ends[1]] = roads[ends[1], ends[0]] = _road(where, values)
+    return roads
+
+
+def _measured(sites: Mapping[str, Any]) -> dict[tuple[str, str], Road]:
+    """Return the measured links between sites in different cloud regions."""
+    placed = {site: values["region"] for site, values in sites.items() if "region" in values}
+    for site, region in placed.items():
+        if region not in regions_of("clouds"):
+            close = get_close_matches(str(region), regions_of("clouds"), 3, 0.5) or ["aws:us-east-1"]
+            raise ValueError(
+                f"`sites.{site}.region` must be a measured region, such as {', '.join(close)}, but got {shown(region)}."
+            )
+    return {
+        (site, other): region_links()[placed[site], placed[other]]
+        for site, other in permutations(placed, 2)
+        if placed[site] != placed[other]
+    }
+
+
+def _window(text: object) -> dict[str, Any]:
+    window = read_window(text) if isinstance(text, str) else None
+    if window is None:
+        raise ValueError(f'`window` must be bytes, such as "4MiB", or "2x4MiB" of two streams, but got {text!r}.')
+    return window
+
+
+def _check_keys(where: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"Unknown field `{where}.{unknown[0]}`. Known: {', '.join(known)}.")
+
+
+def _road(where: str, values: Mapping[str, Any]) -> Road:
+    """Parse a table's bandwidth and latency, written as "100mbps" and "20ms"."""
+    bandwidth, latency = values.get("bandwidth"), values.get("latency")
+    network = read_notation(f"free+{latency}") if isinstance(latency, str) else None
+    if latency is not None and (network is None or not _is_plain(network)):
+        raise ValueError(f"`{where}.latency` must be a text such as '20ms', but got {latency!r}.")
+    return _bandwidth(f"{where}.bandwidth", bandwidth), 0.0 if network is None else float(network.latencies_s(0, 1))
+
+
+def _bandwidth(where: str, text: object) -> float:
+    """Parse a bandwidth, written as "100mbps"; infinite if None."""
+    if text is None:
+        return math.inf
+    network = read_notation(text) if isinstance(text, str) else None
+    if network is None or not _is_plain(network) or network.latency_s:
+        raise ValueError(f"`{where}` must be a text such as '100mbps', but got {text!r}.")
+    return network.slowest_bps
+
+
+def _is_plain(network: Network) -> bool:
+    return not network.jitter_s and network.sharing == "pair"
