@@ -32,9 +32,9 @@ from raysim.screening.screen import Screen, dense_of, screen, words
 from raysim.screening.study import study_of
 from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
-from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
 from raysim.sweeps.contenders import Candidate, choose
+from raysim.sweeps.decision_file import read_decision
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study, check_same, plain
 from raysim.sweeps.study_file import read_study
@@ -330,27 +330,8 @@ class Decision:
 
     def _read(self) -> Decision:
         """Return the decision with what the folder holds; raises ConfigError if it is of another question."""
-        file = self.store.local / FILE
-        try:
-            old = parse_json(read_text(file))
-            asked = self.question.as_mapping()
-            for key in sorted(old["question"].keys() | asked.keys()):
-                check_same(key, old["question"].get(key), asked.get(key))
-            return replace(
-                self,
-                ended=old["ended"],
-                sentences=old["decision"],
-                code=old["code"],
-                dense_s=old["dense_step_s"],
-                limit=old["most_speedup"],
-                parts=old["parts"] and Parts(**old["parts"]),
-                ways=[Way(**each) for each in old["ways"]],
-                findings=old["findings"],
-                candidates=[Candidate.of_mapping(each) for each in old["candidates"]],
-                settled=old["settled"],
-                spent_s=old["spent_s"],
-            )
-        except ConfigError:
-            raise
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(f"Nothing to resume: {file} cannot be read ({error}).") from None
+        question, kept = read_decision(self.store.local / FILE)
+        asked = self.question.as_mapping()
+        for key in sorted(question.keys() | asked.keys()):
+            check_same(key, question.get(key), asked.get(key))
+        return replace(self, **kept)

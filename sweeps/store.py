@@ -19,7 +19,7 @@ from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, pr
 from raysim.storage.places import Place, PlaceError, check_answers, in_bucket, list_bucket, local_path
 from raysim.training.checkpoint import checkpoints
 
-FOLDERS = ("trials", "confirm", "tensorboard", "tune")  # in a study's folder
+FOLDERS = ("trials", "confirm", "tensorboard", "tune", "screen", "race")  # in a study's folder, or a decision's
 MAKES_FOLDERS = ("hdfs",)  # file systems with real folders; buckets have only keys
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 

@@ -22,6 +22,8 @@ LOOKS = {
     "hopeless at once": Style("#D55E00", "x"),
 }
 LEAST = 1e-4  # loss at the foot of the axis
+MOST_ROWS = 1_000_000
+"""Of a table: a screen has a row for each setting and cut."""
 WITHOUT = "none given"
 """The network of a screen without prices."""
 
@@ -30,12 +32,16 @@ def screen_page(folder: Place) -> Page:
     """Return the report of a screen's folder; raises AnalysisError if a table is damaged."""
     try:
         tables = {
-            name: read_whole(folder / f"{name}.parquet").to_pandas()
+            name: read_whole(folder / f"{name}.parquet", MOST_ROWS).to_pandas()
             for name in ("screen", "settings", "measures", "links", "gradients", "prices", "tensors")
         }
+        if len(tables["screen"]) != 1:
+            raise ValueError(f"screen.parquet must have one row, but has {len(tables['screen'])}")
         return _page(tables)
-    except (*UNREADABLE, KeyError, IndexError, TypeError) as error:
-        raise AnalysisError(f"The screen in {folder} cannot be read: {error}.") from None
+    except KeyError as error:
+        raise AnalysisError(f"The screen in {folder} cannot be read: there is no column {error}.") from None
+    except (*UNREADABLE, IndexError, TypeError) as error:
+        raise AnalysisError(f"The screen in {folder} cannot be read: {str(error).rstrip('.')}.") from None
 
 
 def _page(tables: dict[str, pd.DataFrame]) -> Page:

@@ -44,7 +44,7 @@ def main() -> int:
     for name in options.only or [*ATTACKS, *PLANS]:
         whole = len(PLANS[name].every()) if name in PLANS else ATTACKS[name][1]
         wanted = max(1, round(options.share * whole))
-        while (left := wanted - tried(rounds, name)) > 0 and time.monotonic() < ends:
+        while (left := wanted - _tried(rounds, name, whole)) > 0 and time.monotonic() < ends:
             ended = _round(name, whole, left, rounds, options.engine, options.seed)
             rounds.append(ended)
             if options.record is not None:
@@ -57,6 +57,11 @@ def main() -> int:
     return any(each.harm for each in rounds[began_with:])
 
 
+def _tried(rounds: list[Round], name: str, whole: int) -> int:
+    """Return how often an attack was tried, of the plans that it has now."""
+    return tried(rounds, name, whole if name in PLANS else None)
+
+
 def _round(name: str, whole: int, left: int, rounds: list[Round], engine: str, seed: int) -> Round:
     """Try an attack a few times."""
     began, before = time.monotonic(), resource.getrlimit(resource.RLIMIT_AS)
@@ -66,7 +71,7 @@ def _round(name: str, whole: int, left: int, rounds: list[Round], engine: str, s
     try:
         with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
             if name in PLANS:
-                outcome = next_plans(name, tried(rounds, name), left, Path(folder), seed)
+                outcome = next_plans(name, _tried(rounds, name, whole), left, Path(folder), seed)
             else:
                 attack, _, at_once = ATTACKS[name]
                 chance = random.Random(f"{seed} {name} {len(rounds)}")

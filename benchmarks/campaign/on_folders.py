@@ -16,6 +16,11 @@ FOLDER_PLANS: dict[str, Callable[[], list[Plan]]] = {
 """All plans of each attack."""
 
 
+def kind(plan: Plan) -> str:
+    """Return what a plan tries: plans of one kind fail the same line, or lose the same change, in another step."""
+    return every_plan().kinds.get(plan, str(plan))
+
+
 def carry_out(plans: Sequence[Plan], folder: Path) -> list[str]:
     """Carry out plans, and return the harm."""
-    return harms(plans, answers(plans, folder))
+    return harms(plans, answers(plans))

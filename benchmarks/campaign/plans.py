@@ -1,15 +1,16 @@
-"""Attacks of which every plan is tried once, in a random order: a share of a campaign is a sample."""
+"""Attacks of which every plan is tried once, in a random order, one of each kind first: a share of a campaign is a sample."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from commands import Outcome
 from on_containers import contained, in_containers
-from on_folders import FOLDER_PLANS, carry_out
+from on_folders import FOLDER_PLANS, carry_out, kind
 from on_servers import run_blows, strike_runs, strike_sweeps, sweep_blows
 
 
@@ -19,10 +20,11 @@ class Planned(NamedTuple):
     every: Callable[[], Sequence[Any]]
     carry_out: Callable[[Sequence[Any], Path], list[str]]
     at_once: int
+    kind: Callable[[Any], str] = str
 
 
 PLANS: dict[str, Planned] = {
-    **{name: Planned(every, carry_out, 200) for name, every in FOLDER_PLANS.items()},
+    **{name: Planned(every, carry_out, 20, kind) for name, every in FOLDER_PLANS.items()},
     "a process of a run's Ray hit": Planned(run_blows, strike_runs, 4),
     "a process of a sweep's Ray hit": Planned(sweep_blows, strike_sweeps, 2),
     "a command in a container": Planned(contained, in_containers, 4),
@@ -32,7 +34,16 @@ PLANS: dict[str, Planned] = {
 def next_plans(name: str, tried: int, most: int, folder: Path, seed: int) -> Outcome:
     """Carry out the plans after the first `tried`, `most` of them, in the order of the seed."""
     planned = PLANS[name]
+    some = in_order(planned, seed)[tried : tried + min(most, planned.at_once)]
+    return Outcome(len(some), planned.carry_out(some, folder))
+
+
+def in_order(planned: Planned, seed: int) -> list[Any]:
+    """Return the plans in the order of the seed: the first of each kind, then the second of each."""
     plans = list(planned.every())
     random.Random(seed).shuffle(plans)
-    some = plans[tried : tried + min(most, planned.at_once)]
-    return Outcome(len(some), planned.carry_out(some, folder))
+    seen, rank = Counter[str](), list[int]()
+    for plan in plans:
+        rank.append(seen[planned.kind(plan)])
+        seen[planned.kind(plan)] += 1
+    return [plan for _, plan in sorted(zip(rank, plans, strict=True), key=lambda one: one[0])]

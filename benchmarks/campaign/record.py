@@ -42,9 +42,9 @@ def read(record: Path | None) -> list[Round]:
     return rounds
 
 
-def tried(rounds: Iterable[Round], attack: str) -> int:
-    """Return how often an attack was tried."""
-    return sum(each.tried for each in rounds if each.attack == attack)
+def tried(rounds: Iterable[Round], attack: str, whole: int | None = None) -> int:
+    """Return how often an attack was tried; with `whole`, how often of so many: another number is of other plans."""
+    return sum(each.tried for each in rounds if each.attack == attack and whole in (None, each.whole))
 
 
 def row(rounds: Iterable[Round], attack: str) -> str:

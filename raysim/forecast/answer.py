@@ -15,6 +15,7 @@ from raysim.forecast.fleet import SAME, Way
 from raysim.forecast.job import STATE_BYTES
 from raysim.network.topology import Network
 from raysim.notation import InputError
+from raysim.storage.files import output_file
 from raysim.units import format_bandwidth, format_bytes, format_seconds, three_digits
 
 MOST_LINES = 9
@@ -195,4 +196,5 @@ def draw(advice: Advice, path: Path) -> None:
     axes.set_ylabel("utilisation, %")
     axes.set_title(f"{advice.job.model.name} on {advice.job.fleet!r}")
     axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=120, format="png")
+    with output_file(path) as file:
+        figure.savefig(file, dpi=120, format="png")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raysim.config import read_config
 from raysim.forecast.link_costs import link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
-from raysim.network.collectives import DIRECTIONS, EVERY, TRANSFER, Transfers, explicit
+from raysim.network.collectives import EVERY, EXCHANGES, TRANSFER, Transfers, explicit
 from raysim.notation import InputError
 from raysim.values import UNNAMED, BoundaryTensors
 
@@ -105,7 +105,7 @@ class Exchange:
         transfers["round"] = np.repeat(np.arange(rounds), count)
         transfers["wire_bytes"] = np.repeat(np.array(self.pair_bytes) / shards, count)
         transfers["source_replica"], transfers["target_replica"] = np.tile(pairs, rounds)
-        transfers["direction"] = DIRECTIONS[0]
+        transfers["direction"] = EXCHANGES[0]
         transfers["source_stage"] = transfers["target_stage"] = transfers["stage"] = stage
         return transfers
 

@@ -26,7 +26,7 @@ VALUE_BYTES = 8  # of a value in memory
 SMALL_BYTES = 2**28  # of a table in memory, which is read without looking at the machine
 FEW_ROWS = 1000  # of a `run.parquet`, which is read and then refused if it has more than one
 _PART = re.compile(r"[a-z]+-([0-9]{5,18})\.parquet")
-PARTS, CHECKPOINTS = "parts", "checkpoints"  # folders in a run's folder
+PARTS, CHECKPOINTS, TENSORBOARD = "parts", "checkpoints", "tensorboard"  # folders in a run's folder
 UNREADABLE = (OSError, ValueError, pa.ArrowException)  # for a missing, truncated or damaged file
 
 
@@ -170,8 +170,8 @@ class Recorder:
         """Lock the folder and prepare it for writing; raises RecordsError if that fails."""
         self.lock()
         try:
-            for own in (self._parts, self.folder / CHECKPOINTS):
-                check_inside(own, self.folder)
+            for own in (PARTS, CHECKPOINTS, TENSORBOARD):
+                check_inside(self.folder / own, self.folder)
             for draft in (*self.folder.glob(".*.parquet.*"), *self._parts.glob(".*.parquet.*")):
                 draft.unlink()  # left by a killed process
             self._reopen()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from raysim.screening.screen import Screen, words
 from raysim.screening.verdicts import HOPELESS, LOST, NO_GAIN, WORTH, knowledge
+from raysim.storage.files import output_file
 
 COLOURS = {WORTH: "tab:green", NO_GAIN: "0.6", HOPELESS: "tab:red"}
 LEAST = 1e-4  # loss at the foot of the axis: smaller differences are drawn there
@@ -34,4 +35,5 @@ def draw(done: Screen, path: Path) -> None:
     axes.set_title(f"{done.config.name}: screened on {done.num_samples} samples")
     title = "green: worth training, red: hopeless at once, grey: no gain"
     figure.legend(fontsize=7, loc="outside right upper", title=title, title_fontsize=7)
-    figure.savefig(path, dpi=120, format="png")
+    with output_file(path) as file:
+        figure.savefig(file, dpi=120, format="png")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,9 +69,14 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError unless a folder is new or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"`--out` must be a new or empty folder, but {folder} holds files.")
+    """Raise ConfigError unless a folder is new or empty, and can be written; leaves nothing behind."""
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"`--out` must be a new or empty folder, but {folder} holds files.")
+        existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise ConfigError(f"`--out` must be a folder that can be written, but {folder}: {error.strerror}.") from None
 
 
 def write_records(done: Screen, folder: Path) -> None:

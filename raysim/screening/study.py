@@ -15,6 +15,7 @@ from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
 from raysim.quality import MEASURES
 from raysim.screening.screen import Screen, words
+from raysim.storage.files import output_file
 
 SEEDS = 5
 LONGEST = 4096  # characters of a path
@@ -35,7 +36,8 @@ def write_study(done: Screen, base: Mapping[str, Any], path: Path, transport: st
         f"# Written by raysim screen: the settings worth training of {done.config.name}, beside dense.\n"
         f"# Train them by: raysim sweep {path.name}\n"
     )
-    path.write_text(head + tomli_w.dumps(study), encoding="utf-8")
+    with output_file(path) as file:
+        file.write((head + tomli_w.dumps(study)).encode())
     return (
         f"Study: {path}, {len(settings)} settings and dense on {SEEDS} seeds, {SEEDS * (len(settings) + 1)} runs. "
         f"Train it by: raysim sweep {json.dumps(str(path)) if ' ' in str(path) else path}"

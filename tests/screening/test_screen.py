@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tomli_w
@@ -287,12 +288,26 @@ def test_report_of_a_screen_shows_its_table_and_verdicts(written):
     assert any("one range for a tensor wastes its levels" in text.text for text in page.blocks(Text))
 
 
-def test_a_damaged_screen_is_refused(written, tmp_path):
+@pytest.mark.parametrize(
+    ("table", "damage", "reason"),
+    [
+        ("settings", None, "Parquet"),
+        ("settings", lambda rows: rows.drop_columns(["reason"]), "cannot be read: there is no column 'reason'."),
+        ("screen", lambda rows: rows.slice(0, 0), "cannot be read: screen.parquet must have one row, but has 0."),
+        ("tensors", lambda rows: pa.table({"rms": pa.nulls(1_000_001)}), "it has 1,000,001 rows, but"),
+    ],
+)
+def test_a_damaged_screen_is_refused(written, tmp_path, table, damage, reason):
     copytree(written[0] / "records", tmp_path / "records")
-    (tmp_path / "records" / "settings.parquet").write_bytes(b"none")
+    file = tmp_path / "records" / f"{table}.parquet"
+    if damage is None:
+        file.write_bytes(b"none")
+    else:
+        pq.write_table(damage(pq.read_table(file)), file)
     result = CliRunner().invoke(app, ["report", str(tmp_path / "records")])
     assert result.exit_code == 2
-    assert "The screen in" in result.output
+    assert f"The screen in {tmp_path / 'records'} cannot be read: " in result.output
+    assert reason in result.output
 
 
 def test_screen_records_match_figures(written):
@@ -352,6 +367,10 @@ def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monk
         (["--only-tried"], "`--only-tried`"),
         (["--plot", "p.png"], "`--plot` is for speed-ups, which need a network"),
         (["--out", "."], "`--out` must be a new or empty folder"),
+        (["--out", "run.toml"], "`--out` must be a folder that can be written, but run.toml: Not a directory."),
+        (["--out", "run.toml/records"], "`--out` must be a folder that can be written"),
+        (["--out", "loose"], "`--out` must be a folder that can be written, but loose: No such file or directory."),
+        (["--out", "/proc/records"], "`--out` must be a folder that can be written"),
         (["--no-gradients", "--try", "forward=TopK(0.1) backward=TopK(0.1)"], "needs gradients"),
         (["--no-gradients", "--network", "1mbps"], "`--no-gradients` times no backward"),
         (["--device", "T5", "--network", "1mbps"], "T5"),
@@ -361,6 +380,7 @@ def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monk
 def test_bad_input_is_refused_before_a_pass(arguments, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(tomli_w.dumps(KEYS))
+    (tmp_path / "loose").symlink_to("nowhere")
     result = CliRunner().invoke(app, ["screen", "run.toml", *arguments])
     assert result.exit_code == 2, result.output
     assert sentence in result.output.replace("\n", " ")

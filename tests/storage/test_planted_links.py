@@ -9,9 +9,15 @@ from typer.testing import CliRunner
 from raysim.analysis import load
 from raysim.cli import app
 from raysim.cli.options import check_writable
+from raysim.config import make_config
+from raysim.forecast.fleet import Setting
+from raysim.network.presets import parse_network
 from raysim.network.timeline_views import write_trace
 from raysim.records import Recorder, Run
 from raysim.records.tables import RecordsError
+from raysim.screening import screen
+from raysim.screening.picture import draw
+from raysim.screening.study import write_study
 from raysim.storage.files import FolderLock, check_inside, output_file, private_folder, write_through, write_whole
 from raysim.sweeps.store import FOLDERS, Store
 from raysim.training.checkpoint import write_checkpoint
@@ -63,7 +69,7 @@ def test_a_run_is_refused_in_a_folder_with_a_planted_link(tmp_path, victim, name
     assert os.listdir(run) == [name]  # noqa: PTH208
 
 
-@pytest.mark.parametrize("name", ["parts", "checkpoints"])
+@pytest.mark.parametrize("name", ["parts", "checkpoints", "tensorboard"])
 def test_recorder_opens_no_folder_through_a_link(tmp_path, victim, name):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(victim / "folder")
@@ -116,6 +122,19 @@ def test_an_output_that_is_a_link_is_refused(tmp_path, victim, target):
     outcome = CliRunner().invoke(app, simulated)
     assert outcome.exit_code == 2
     assert "must be no link" in outcome.output
+
+
+def test_study_and_picture_of_a_screen_follow_no_link_made_while_it_measured(tmp_path, victim):
+    keys = {"model": {"name": "mlp"}, "data": "digits", "num_stages": 2, "batch_size": 16, "steps": 2}
+    network, setting = parse_network("1kbps"), Setting("Quantize(8)", "Quantize(8)")
+    done = screen(make_config(keys), [network], tried=[setting], only_tried=True, device="A100")
+    study, picture = tmp_path / "s.toml", tmp_path / "p.png"
+    for link in (study, picture):
+        link.symlink_to(victim / "file")
+    with pytest.raises(OSError, match="it is a link"):
+        write_study(done, keys, study, "ray")
+    with pytest.raises(OSError, match="it is a link"):
+        draw(done, picture)
 
 
 def test_an_output_may_be_a_pipe_with_a_reader(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from power_loss import DiskLog
-
-from raysim.notation import InputError
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "fcntl.flock"}
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "fsync"}  # that may fail
@@ -78,7 +77,7 @@ class Process:
     """A forked process that works in a folder; at operation `at` it is held, killed, or failed by an error's number.
 
     `mode`: "hold", "kill", an errno's name for one failure, "ENOSPC..." for a disk that is full from then on, "list" for an
-    answer that lists the operations, or "log" for one with what a loss of power would leave, by the contents in `kept`.
+    answer that lists the operations and their kinds, or "log" for one with what a loss of power would leave, by the contents in `kept`.
     """
 
     def __init__(
@@ -102,6 +101,7 @@ class Process:
     ) -> None:
         met: list[str] = []
         places: list[str] = []
+        kinds: list[str] = []
         log = DiskLog(home, kept) if kept is not None else None
 
         def act(count: int, event: str, target: object) -> None:
@@ -110,6 +110,7 @@ class Process:
             if mode == "list":
                 met.append(event)
                 places.append(str(target))
+                kinds.append(f"{event} of {kind_of(str(target))} by {_callers()}")
             if at is None or count < at or (count > at and mode != "ENOSPC..."):
                 return
             if mode == "hold":
@@ -137,14 +138,15 @@ class Process:
                     "at": [str(frame)[14:-1] for frame in frames[-6:]],
                 }
                 number = getattr(errno, mode.removesuffix("..."), 0)
-                answer["system"] = isinstance(error, OSError) or (
-                    isinstance(error, InputError) and os.strerror(number) in str(error)
-                )
+                named = type(error).__module__.startswith("raysim.") and os.strerror(number) in str(error)
+                answer["system"] = isinstance(error, OSError) or named
             if log is not None:
                 log.end()
                 answer["held"] = list(log.held.values())
             answer |= (
-                {"calls": calls.count, "failed": met[:1]} if mode != "list" else {"operations": met, "places": places}
+                {"calls": calls.count, "failed": met[:1]}
+                if mode != "list"
+                else {"operations": met, "places": places, "kinds": kinds}
             )
             _write(says, json.dumps(answer).encode() + b"\n")
         finally:
@@ -166,6 +168,21 @@ class Process:
     def go_on(self) -> None:
         """Let a held process go on."""
         os.write(self._tells, b"g")
+
+
+def kind_of(words: str) -> str:
+    """Return words without what differs between steps and runs: numbers, and random names."""
+    return re.sub(r"\d+", "#", re.sub(r"\b(?=[a-f]*\d)[0-9a-f]{6,}\b", "*", words))
+
+
+def _callers() -> str:
+    """Return the lines of raysim that are being carried out, the innermost first."""
+    frame, lines = sys._getframe(1), list[str]()
+    while frame is not None:
+        if "/raysim/" in frame.f_code.co_filename:
+            lines.append(f"{Path(frame.f_code.co_filename).stem}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return " ".join(lines)
 
 
 def _write(pipe: int, text: bytes) -> None:

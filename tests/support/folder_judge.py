@@ -80,6 +80,7 @@ def _judge_run(outcomes: list[dict[str, Any]], works: list[str | None]) -> None:
 def _judge_study(*, confirmed: bool) -> None:
     done = sweep(resume=Path("run/study.toml").exists(), confirm=confirmed)
     assert "refused" not in done, done
+    assert set(done["confirmed"]) <= {"finished"}, done
     mine, whole = analysis.load("run"), analysis.load("../whole-study/run")
     assert [one for one in mine.problems if one not in whole.problems] == [], mine.problems
     alike = ["trial", "name", "status", "notation", "objective.accuracy_on"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import subprocess
 import sys
@@ -79,6 +80,8 @@ class Plans(NamedTuple):
     """Each operation that can fail fails."""
     power: list[Plan]
     """Each folder that a loss of power may leave."""
+    kinds: dict[Plan, str]
+    """Of `failed` and `power`: which lines of raysim meet which fault, and what was done last and is lost."""
 
 
 @cache
@@ -86,11 +89,21 @@ def every_plan() -> Plans:
     """Return all plans, from the operations that processes make when nobody disturbs them."""
     from file_calls import CHANGES, FILLS
 
-    with TemporaryDirectory(prefix="orders-") as folder:
-        (line,) = _worker(Path(folder), ["--count"], "").splitlines()
-    counted = {tuple(entry["of"]): entry for entry in json.loads(line)}
+    counted = {tuple(entry["of"]): entry for entry in _ask("count")}
     made = {pair: entry["operations"] for pair, entry in counted.items()}
     steps = {pair: [at for at, event in enumerate(events, 1) if event in CHANGES] for pair, events in made.items()}
+    failed = {
+        Plan(start, first, None, at, mode): f"{start} {first} {mode} {counted[start, first]['kinds'][at - 1]}"
+        for start, first in sorted(ALONE)
+        for mode in FAULTS
+        for at, event in enumerate(made[start, first], 1)
+        if event in (FILLS if mode.startswith("ENOSPC") else CHANGES | {"read"})
+    }
+    power = {
+        Plan(start, first, None, at, POWER): f"{start} {first} {kind}"
+        for start, first in sorted(ALONE)
+        for at, kind in enumerate(counted[start, first]["held"])
+    }
     return Plans(
         [
             Plan(start, first, second, at)
@@ -104,30 +117,37 @@ def every_plan() -> Plans:
             for at in steps[start, first]
             for then in range(1, len(made[start, second]) + 1)
         ],
-        [
-            Plan(start, first, None, at, mode)
-            for start, first in sorted(ALONE)
-            for mode in FAULTS
-            for at, event in enumerate(made[start, first], 1)
-            if event in (FILLS if mode.startswith("ENOSPC") else CHANGES | {"read"})
-        ],
-        [
-            Plan(start, first, None, at, POWER)
-            for start, first in sorted(ALONE)
-            for at in range(counted[start, first]["held"])
-        ],
+        [*failed],
+        [*power],
+        failed | power,
     )
 
 
-def answers(plans: Sequence[Plan], folder: Path) -> list[Verdict]:
-    """Carry out plans in a folder, each from its own start; raises CalledProcessError if the worker fails."""
-    return [Verdict(**json.loads(line)) for line in _worker(folder, [], json.dumps(plans)).splitlines()]
+def answers(plans: Sequence[Plan]) -> list[Verdict]:
+    """Carry out plans, each from its own start; raises ValueError if the worker fails."""
+    return [Verdict(**_ask(plan)) for plan in plans]
 
 
-def _worker(folder: Path, options: Sequence[str], given: str) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, str(Path(__file__).with_name("folder_worker.py")), str(folder), *options]
-    return subprocess.run(words, input=given, stdout=subprocess.PIPE, text=True, check=True).stdout
+@cache
+def _worker() -> subprocess.Popen[str]:
+    """Start the worker, in memory where there is a folder in it: there a sync costs nothing."""
+    memory = Path("/dev/shm")
+    folder = TemporaryDirectory(prefix="orders-", dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True)
+    words = [sys.executable, str(Path(__file__).with_name("folder_worker.py")), folder.name]
+    worker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def end() -> None:
+        worker.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    return worker
+
+
+def _ask(question: Any) -> Any:
+    worker = _worker()
+    print(json.dumps(question), file=worker.stdin, flush=True)
+    return json.loads(worker.stdout.readline())  # type: ignore[union-attr]
 
 
 def harms(plans: Sequence[Plan], verdicts: Sequence[Verdict]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Carries out plans of `folder_orders`: `python folder_worker.py FOLDER < plans`, a list in JSON; each verdict is a line.
+"""Carries out plans of `folder_orders`: `python folder_worker.py FOLDER`, a plan in JSON a line; so is each verdict.
 
-With `--count` it prints the operations of each process instead. Every process is forked from this one, which has done each
-work once: nothing is imported or compiled any more, and a plan takes half a second of a CPU.
+A line `"count"` asks for the operations of each process instead. Every process is forked from this one, which has done each work
+once: nothing is imported or compiled any more, and a plan takes a second of a CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pyarrow as pa
 import torch
-from file_calls import Process
+from file_calls import Process, kind_of
 from folder_judge import judge
 from folder_orders import ALONE, ORDERS, POWER, Plan, Verdict
 from folder_works import KILLED_IN, STARTS, WORKS, write_study_file
@@ -50,8 +50,10 @@ class Worker:
 
     def make(self, starts: Iterable[str]) -> None:
         """Make the starts."""
-        for name in sorted(set(starts) - {"whole", "whole-study"}):
+        for name in sorted(starts):
             home = self.folder / name
+            if home.exists():
+                continue
             home.mkdir()
             if (work := STARTS[name]) is None:
                 continue
@@ -77,8 +79,9 @@ class Worker:
         """Return the operations of a work, and the number of folders that a loss of power may leave."""
         said = Process(WORKS[first], self._copy(start), mode="list").wait() or HANGS
         assert "error" not in said, said
-        held = len(self.held(start, first)) if (start, first) in ALONE else 0
-        return {"of": [start, first], "operations": said["operations"], "held": held}
+        held = self.held(start, first) if (start, first) in ALONE else []
+        lost = [kind_of(f"{one.moment} {one.over}") for one in held]
+        return {"of": [start, first], "operations": said["operations"], "kinds": said["kinds"], "held": lost}
 
     def _copy(self, start: str) -> Path:
         home = self.folder / "case"
@@ -127,21 +130,22 @@ class Worker:
 
 
 def main() -> None:
-    """Make the starts that plans need, then carry them out."""
+    """Carry out plans as they come, and make the start that each needs."""
     folder = Path(sys.argv[1]).resolve()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     worker = Worker(folder)
     worker.warm()
-    if "--count" in sys.argv:
-        worker.make(STARTS)
-        print(json.dumps([worker.count(*pair) for pair in sorted({*ORDERS, *ALONE})]))
-        return
-    plans = [Plan(*plan) for plan in json.load(sys.stdin)]
-    worker.make(plan.start for plan in plans)
-    for plan in plans:
-        print(json.dumps(worker.carry_out(plan)._asdict()), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked == "count":
+            worker.make(STARTS)
+            print(json.dumps([worker.count(*pair) for pair in sorted({*ORDERS, *ALONE})]), flush=True)
+        else:
+            plan = Plan(*asked)
+            worker.make([plan.start])
+            print(json.dumps(worker.carry_out(plan)._asdict()), flush=True)
 
 
 if __name__ == "__main__":

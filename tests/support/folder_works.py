@@ -111,15 +111,16 @@ def sweep(*, resume: bool, confirm: bool = False) -> dict[str, Any]:
     allocation = Allocation("inline", Share(1.0, 0.0, 1), 1)
     confirmation.fresh_seeds = lambda study: [max(study.seeds) + 1]  # one is enough here
     Sweep._tune, Sweep._ray, Sweep._allocate = tune, no_ray, lambda self: allocation
+    confirmed = []
     try:
         made = Sweep(read_study("../small.toml"), out="run", resume=resume)
         made.run()
         if confirm and (second := confirmation.confirming(made)) is not None:
             second.run()
-            assert [row.status for row in second.rows] == ["finished"] * 2
+            confirmed = [row.status for row in second.rows]
     except ConfigError as error:
         return {"refused": str(error)}
-    return {"status": "finished", "trials": [row.status for row in made.rows]}
+    return {"status": "finished", "trials": [row.status for row in made.rows], "confirmed": confirmed}
 
 
 WORKS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -4,16 +4,20 @@ import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from raysim.cli import app
-from raysim.config import make_config
+from raysim.config import ConfigError, make_config
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import forecast
 from raysim.forecast.gains import coded, limit, other_ways, parts_of, priced
 from raysim.network.presets import parse_network
 from raysim.network.topology import FREE
 from raysim.screening.candidates import SUMS, canonical, every
+from raysim.sweeps.contenders import MOST, Candidate, choose
+from raysim.sweeps.decide import Decision, Question
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
 RUN = ["digits-cnn", "model=mlp", "num_stages=3", "num_microbatches=2", "steps=4", "evaluate_every_steps=4"]
@@ -105,6 +109,26 @@ def test_sums_of_tied_parameters_are_priced_and_the_fastest_goes_with_every_othe
     ]
 
 
+HARMS = st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=20)
+
+
+@given(figures=HARMS, by_loss=st.booleans())
+def test_who_races_is_beaten_by_nobody_in_speed_and_harm(figures, by_loss):
+    candidates = [
+        Candidate(Setting(f"TopK({i})"), 1 + speed, difference=loss - 2, error=error)
+        for i, (speed, loss, error) in enumerate(figures)
+    ]
+    choose(candidates, by_loss=by_loss)
+    left = [each for each in candidates if each.open]
+    assert len(left) <= MOST
+    assert bool(left) == bool(candidates)
+    keys = [(-each.speedup, each.error, max(each.difference, 0.0) if by_loss else 0.0) for each in left]
+    for key in keys:
+        assert not any(other != key and all(a <= b for a, b in zip(other, key, strict=True)) for other in keys)
+    if left and not by_loss:
+        assert min(each.error for each in left) == min(each.error for each in candidates)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray")
 def test_decision_prices_screens_races_and_concludes(tmp_path):
@@ -121,6 +145,42 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
     assert all(each["outcome"] for each in written["candidates"])
     again = decide(*words, "--budget", "20min", "--resume")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        (None, "[", "Expecting value"),
+        (None, "[]", "it holds no object."),
+        (None, "[" * 100_000, "it has more than 50 brackets in each other."),
+        ("question", [1], "`question` must be a valid dictionary, but got [1]."),
+        ("ended", "soon", "`ended` must be '', 'priced', 'screened' or 'raced', but got 'soon'."),
+        ("ended", "priced", "`dense_step_s` and `parts` must be those of a step, since prices have ended."),
+        ("decision", 3, "`decision` must be a valid list, but got 3."),
+        ("code", [1], "`code` must be a valid string, but got [1]."),
+        ("dense_step_s", None, "`dense_step_s` must be a valid number, but got None."),
+        ("dense_step_s", 10**400, "`dense_step_s`"),
+        ("most_speedup", math.nan, "`most_speedup` must be a finite number, but got nan."),
+        ("parts", {"compute": "x"}, "`parts.compute` must be a valid number"),
+        ("ways", [{"name": "none"}], "`ways.0.changes` must be given."),
+        ("candidates", "none", "`candidates` must be a valid list, but got 'none'."),
+        ("candidates", [3], "`candidates.0`"),
+        ("candidates", [{"forward": 3, "speedup": 1.0}], "`candidates.0.setting.forward` must be a valid string"),
+        ("spent_s", "long", "`spent_s` must be a valid number"),
+    ],
+)
+def test_a_damaged_decision_is_not_resumed(tmp_path, key, value, sentence):
+    base = {"base": KEYS | {"steps": 4}, "network": parse_network(SLOW)}
+    begun = Decision.begin(Question(**base), str(tmp_path / "out"), resume=False)
+    with begun.locked():
+        pass
+    assert Decision.begin(Question(**base), str(tmp_path / "out"), resume=True).ended == ""
+    file = tmp_path / "out" / "decision.json"
+    file.write_text(value if key is None else json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ConfigError) as error:
+        Decision.begin(Question(**base), str(tmp_path / "out"), resume=True)
+    assert sentence in str(error.value)
+    assert str(error.value).startswith(f"Nothing to resume: {file} cannot be read: ")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ SHARES = {"held": 400, "held_twice": 4000, "failed": 100, "power": 60}  # of how
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_no_loss_under_few_write_orders(tmp_path):
-    verdicts = answers(FEW, tmp_path)
+def test_no_loss_under_few_write_orders():
+    verdicts = answers(FEW)
     assert harms(FEW, verdicts) == []
     assert all(verdict.met for plan, verdict in zip(FEW, verdicts, strict=True) if plan.mode != "EIO")
     assert any(verdict.met for plan, verdict in zip(FEW, verdicts, strict=True) if plan.mode == "EIO")
@@ -26,13 +26,13 @@ def test_no_loss_under_few_write_orders(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_no_loss_under_sampled_write_orders(tmp_path):
+def test_no_loss_under_sampled_write_orders():
     plans = [plan for name, share in SHARES.items() for plan in getattr(every_plan(), name)[share // 2 :: share]]
-    assert harms(plans, answers(plans, tmp_path)) == []
+    assert harms(plans, answers(plans)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_power_loss_never_damages_a_pack(tmp_path):
+def test_power_loss_never_damages_a_pack():
     plans = [Plan("whole", "pack", None, at, POWER) for at in range(0, 30, 3)]
-    assert harms(plans, answers(plans, tmp_path)) == []
+    assert harms(plans, answers(plans)) == []
