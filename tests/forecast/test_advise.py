@@ -62,15 +62,15 @@ def job(schedule: str = "1F1B", devices: str = "4xA100", **changes: Any) -> Job:
         "AQSGD(Quantize(2))",
     ],
 )
-def test_a_large_message_has_the_bytes_of_its_packet(codec: str) -> None:
-    shape = (2, 1024, 320)
+@pytest.mark.parametrize("shape", [(2, 1024, 320), (7, 256, 1024)])
+def test_a_large_message_has_the_bytes_of_its_packet(codec: str, shape: tuple[int, ...]) -> None:
     forward, backward = link_messages(codec, "Identity", shape, "bfloat16")
     config = read_config("topics-gpt", ["num_stages=2", f"forward={codec}", "dtype=bfloat16"])
     real = link_costs(config, [BoundaryTensors({"": shape}, {})], 1e9, [])
     assert forward.wire_bytes == pytest.approx(real[0].wire_bytes, rel=2e-3)
     assert forward.encode_work == pytest.approx(1e9 * real[0].encode_s, rel=1e-6)
     assert forward.decode_work == pytest.approx(1e9 * real[0].decode_s, rel=1e-6)
-    assert backward.wire_bytes == real[1].wire_bytes
+    assert backward.wire_bytes == pytest.approx(real[1].wire_bytes, rel=1e-5)
 
 
 @pytest.mark.parametrize(
