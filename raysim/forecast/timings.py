@@ -25,6 +25,7 @@ from raysim.config import ConfigError, apply_override
 from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.reading import sentence
 from raysim.limits import process_memory
+from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
@@ -34,7 +35,7 @@ from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
 from raysim.notation import InputError, check_integer
 from raysim.schedules import Schedule, parse_schedule
-from raysim.schedules.arrays import make_table
+from raysim.schedules.arrays import ActionTable, make_table
 from raysim.schedules.weights import parse_weights
 from raysim.storage.files import is_file, read_text
 from raysim.storage.texts import parse_json, parse_toml
@@ -125,14 +126,31 @@ class TimedStep:
         except ValueError as error:
             raise InputError(str(error)) from None
 
+    def expected(self, costs: FleetCosts, network: Network) -> Expected:
+        """Return the step with the churn and money of `costs`; raises InputError if it does not fit the network."""
+        timeline = self.simulate(network)
+        return expected_step(costs, timeline.step_s, [(1.0, timeline)], sharded_bytes=self.sharded_bytes(network))
+
+    def sharded_bytes(self, network: Network) -> float:
+        """Return the bytes of parameters and gradients that leave hosts, or the sites of a network, in a step."""
+        if self.sharded is None:
+            return 0.0
+        _, places = self._table_and_hosts(network)
+        if network.host_sites is not None:
+            places = np.array([network.sites.index(site) for site in network.host_sites])[places]
+        return self.sharded.crossing_bytes(places, self.num_microbatches)
+
     def profiles(self, networks: Sequence[Network]) -> list[Profile]:
         """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""
         if self.sharded is None:
             return [self.profile] * len(networks)
+        return self.sharded.profiles(self.profile, *self._table_and_hosts(networks[0]), networks)
+
+    def _table_and_hosts(self, network: Network) -> tuple[ActionTable, NDArray[np.int64]]:
+        """Return the rows of the step, and the host of each (replica, stage)."""
         table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
-        placement = self.placement or Placement.spread(self.num_replicas * table.num_workers, networks[0].num_hosts)
-        hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
-        return self.sharded.profiles(self.profile, table, hosts, networks)
+        placement = self.placement or Placement.spread(self.num_replicas * table.num_workers, network.num_hosts)
+        return table, np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
 
 
 def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
