@@ -3,14 +3,16 @@
 Two laws are averaged, weighted by how well they fit: harm goes with a power of the size, with one exponent for all settings of
 a method, or it does not depend on size. The first has several forms: harm falls to zero, or to a floor, or its sign changes, as
 when losses are powers of the size themselves (Charles et al. 2025, 2503.09799). A setting may drift from its law: by a random
-walk in the logarithm of the size, and by scatter at each size. All of this is integrated over a grid, so that intervals hold
-the uncertainty of the seeds, of the law and of the distance.
+walk in the logarithm of the size, and by scatter at each size. All of this is integrated, over cells of the exponents, halved
+where the runs put them, and over a grid of drifts, so that intervals hold the uncertainty of the seeds, of the law and of
+the distance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -25,12 +27,14 @@ HOLD = 0.8
 """Share of held-out harms inside their intervals from which predictions over a distance count as holding."""
 FEWEST = 3
 """Sizes that a law needs."""
-_EXPONENTS = np.delete(np.linspace(-1, 1, 41), 20)  # without 0
-_OTHERS = np.linspace(-2, 2, 9)  # exponents of further quantities, such as the number of cuts
+_EXPONENTS = (-1, 1, 40)  # bounds, and cells before any is halved
+_OTHERS = (-2, 2, 8)  # exponents of further quantities, such as the number of cuts
+_MOST = 0.1  # chance of a cell, given that size matters or that it does not, above which all are halved
+_LEAST = 1e-6  # and below which it is left out
 _FORMS = {"flat": 0.5, "power": 0.25, "floor": 0.125, "losses": 0.125}  # and their chances before any run is seen
 _FLOORS = (0.25, 0.5)  # harm of an infinite size, as a share of that of the smallest
-_DRIFTS = np.geomspace(0.01, 1, 8)  # a unit of log size, in units of harm
-_SCATTERS = np.geomspace(0.01, 0.5, 5)  # at each size
+_DRIFTS = (0.01, 1, 10)  # a unit of log size, in units of harm: bounds, and cells of their logarithm
+_SCATTERS = (0.01, 0.5, 6)  # at each size
 _RELATIVE = (0.0, 1.0)  # drift is alike for all settings of a method, or in proportion to their harm
 
 
@@ -87,16 +91,32 @@ class Laws:
         self._settings = settings
         points = np.concatenate([each.points for each in settings])
         self._origin = points[np.lexsort(points.T[::-1])[0]]  # where drifts begin: at the smallest size
-        self._curves = _Curves(points.shape[1] - 1)
-        grid = np.array(list(product(_DRIFTS, _SCATTERS, _RELATIVE)))
+        drifts, scatters = (
+            np.exp(_centres(math.log(low), math.log(high), cells)) for low, high, cells in (_DRIFTS, _SCATTERS)
+        )
+        grid = np.array(list(product(drifts, scatters, _RELATIVE)))
         sizes = np.array([math.hypot(margin, float(np.mean(each.harms))) for each in settings])
         typical = float(np.exp(np.log(sizes).mean()))
         scales = typical * (sizes[:, None] / typical) ** grid[:, 2]
         self._drifts, self._scatters = ((scales * grid[:, i]) ** 2 for i in (0, 1))  # variances, by setting
-        self._fits = [self._fit(i) for i in range(len(settings))]
-        evidence = sum(fit.evidence for fit in self._fits) + np.log(self._curves.prior)
+        self._curves = _coarse(points.shape[1] - 1)
+        while not self._weigh():
+            pass
+
+    def _weigh(self) -> bool:
+        """Fit all laws and weigh them; return whether the cells of their exponents were fine enough, else halve them."""
+        curves = self._curves
+        self._fits = [self._fit(i) for i in range(len(self._settings))]
+        evidence = sum(fit.evidence for fit in self._fits) + np.log(curves.prior)
         weights = np.exp(evidence - evidence.max())
         self._weights = weights / weights.sum()
+        chances, flat = self._weights.sum(axis=0), curves.forms == "flat"
+        chances /= np.where(flat, chances[flat].sum(), chances[~flat].sum())
+        coarse = (chances > _MOST) & (curves.widths > 0).any(axis=1)
+        halved = (chances > _LEAST) & np.where(flat, coarse[flat].any(), coarse[~flat].any())
+        if coarse.any():
+            self._curves = curves.refined(chances > _LEAST, halved)
+        return not coarse.any()
 
     def _fit(self, i: int) -> _Fit:
         points, harms, errors = self._settings[i]
@@ -132,7 +152,7 @@ class Laws:
         flat, power = (self._curves.forms == name for name in ("flat", "power"))
         both, curved, constant = (_interval(mean, variance, self._weights * mask) for mask in (1.0, ~flat, flat))
         exponents = self._weights[:, power].sum(axis=0)
-        exponent = float(exponents @ self._curves.exponents[power] / max(exponents.sum(), 1e-300))
+        exponent = float(exponents @ self._curves.exponents[power, 0] / max(exponents.sum(), 1e-300))
         return Carried(both, curved, constant, exponent, float(self._weights[:, ~flat].sum()))
 
     def chance_below(self, i: int, point: Array, harm: float, error: float) -> float:
@@ -141,30 +161,62 @@ class Laws:
         return float((self._weights * special.ndtr((harm - mean) / np.sqrt(variance + error**2))).sum())
 
 
+@dataclass(frozen=True, eq=False)
 class _Curves:
-    """The laws: harm over that of the origin, by form and exponents."""
+    """Laws: harm over that of the origin, each for a cell of exponents."""
 
-    def __init__(self, others: int) -> None:
-        floors = {"flat": [0.0], "power": [0.0], "floor": _FLOORS, "losses": [0.0]}
-        own = [
-            (form, floor, exponent)
-            for form in _FORMS
-            for floor in floors[form]
-            for exponent in ([0.0] if form == "flat" else _EXPONENTS)
-        ]
-        further = list(product(*[_OTHERS] * others))
-        self.forms = np.repeat([form for form, _, _ in own], len(further))
-        self._floors, self.exponents = (np.repeat([each[i] for each in own], len(further)) for i in (1, 2))
-        self._others = np.tile(np.array(further).reshape(len(further), others), (len(own), 1))
-        self.prior = np.array([_FORMS[form] / np.sum(self.forms == form) for form in self.forms])
+    forms: Array
+    floors: Array
+    exponents: Array
+    """(laws, quantities): the centres of the cells."""
+    widths: Array
+    """(laws, quantities): of the cells; 0 for an exponent that is no part of a law."""
+    prior: Array
 
     def at(self, points: Array) -> Array:
         """Return (laws, points): the harm of each law at logarithms from the origin."""
-        size = points[:, 0]
-        falling = np.exp(-self.exponents[:, None] * size)
-        curve = self._floors[:, None] + (1 - self._floors[:, None]) * falling
-        curve = np.where(self.forms[:, None] == "losses", 1 - self.exponents[:, None] * size, curve)
-        return np.asarray(curve * np.exp(-self._others @ points[:, 1:].T))
+        size, floors = points[:, 0], self.floors[:, None]
+        slopes = self.exponents[:, :1] * size
+        curve = np.where(self.forms[:, None] == "losses", 1 - slopes, floors + (1 - floors) * np.exp(-slopes))
+        return np.asarray(curve * np.exp(-self.exponents[:, 1:] @ points[:, 1:].T))
+
+    def refined(self, kept: Array, halved: Array) -> _Curves:
+        """Return the laws that are kept, with some cells halved along each exponent."""
+        cells = [self._rows(kept & ~halved)]
+        for signs in product((-1, 1), repeat=self.exponents.shape[1]):
+            half = self._rows(halved)
+            single = (half.widths > 0) | (np.array(signs) > 0)  # one cell of no width, not two
+            share = 2.0 ** (half.widths > 0).sum(axis=1)
+            moved = half.exponents + np.array(signs) * half.widths / 4
+            part = replace(half, exponents=moved, widths=half.widths / 2, prior=half.prior / share)
+            cells.append(part._rows(np.asarray(single.all(axis=1))))
+        return _Curves(*(np.concatenate([getattr(cell, each.name) for cell in cells]) for each in fields(self)))
+
+    def _rows(self, chosen: Array) -> _Curves:
+        return _Curves(*(getattr(self, each.name)[chosen] for each in fields(self)))
+
+
+def _coarse(others: int) -> _Curves:
+    """Return the laws before any cell is halved, for a number of quantities besides size."""
+    floors = {"flat": [0.0], "power": [0.0], "floor": _FLOORS, "losses": [0.0]}
+    rows = [
+        (form, floor, (own, *rest))
+        for form in _FORMS
+        for floor in floors[form]
+        for own in ([0.0] if form == "flat" else _centres(*_EXPONENTS))
+        for rest in product(_centres(*_OTHERS), repeat=others)
+    ]
+    forms, own_floors, exponents = (np.array([row[i] for row in rows]) for i in range(3))
+    widths = np.tile([(high - low) / cells for low, high, cells in (_EXPONENTS, *[_OTHERS] * others)], (len(rows), 1))
+    widths[forms == "flat", 0] = 0.0
+    prior = np.array([_FORMS[form] / np.sum(forms == form) for form in forms])
+    return _Curves(forms, own_floors, exponents, widths, prior)
+
+
+def _centres(low: float, high: float, cells: int) -> Array:
+    """Return the centres of equal cells."""
+    edges = np.linspace(low, high, cells + 1)
+    return np.asarray((edges[1:] + edges[:-1]) / 2)
 
 
 class _Fit(NamedTuple):

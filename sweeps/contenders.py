@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -79,17 +79,17 @@ def nested(values: Any) -> Any:
 def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Setting] = ()) -> None:
     """Set screened candidates aside that another one beats at once, in speed and in harm, and those beyond `MOST`.
 
-    Harm at once is the loss of a model that knows something (`by_loss`), else the error of the gradient. Settings of `kept` stay.
+    Harm at once is the error of the gradient, and the loss too of a model that knows something (`by_loss`). Settings of `kept` stay.
     """
     rivals = [each for each in candidates if each.open and each.error is not None and each.speedup is not None]
     front: list[Candidate] = []
-    lowest = math.inf
-    for each in sorted(rivals, key=lambda each: (-(each.speedup or 0.0), _harm(each, by_loss))):
-        if _harm(each, by_loss) < lowest:
-            lowest = _harm(each, by_loss)
+    for each in sorted(rivals, key=lambda each: (-(each.speedup or 0.0), _harms(each, by_loss))):
+        mine = _harms(each, by_loss)
+        better = (rival for rival in front if all(map(operator.le, _harms(rival, by_loss), mine)))
+        if (best := next(better, None)) is None:
             front.append(each)
         elif each.setting not in kept:
-            each.outcome, each.reason = SET_ASIDE, f"{words(front[-1].setting)} is faster and does less harm at once"
+            each.outcome, each.reason = SET_ASIDE, f"{words(best.setting)} is faster and does less harm at once"
     if len(front) > MOST:
         places = {round(i * (len(front) - 1) / (MOST - 1)) for i in range(MOST)}
         for i, each in enumerate(front):
@@ -97,7 +97,8 @@ def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Set
                 each.outcome, each.reason = SET_ASIDE, "others race that are a little faster, and do a little less harm"
 
 
-def _harm(candidate: Candidate, by_loss: bool) -> float:
-    harm = candidate.difference if by_loss else candidate.error
-    assert harm is not None
-    return max(harm, 0.0)
+def _harms(candidate: Candidate, by_loss: bool) -> tuple[float, ...]:
+    error, difference = candidate.error, candidate.difference
+    assert error is not None
+    assert difference is not None
+    return (error, max(difference, 0.0)) if by_loss else (error,)

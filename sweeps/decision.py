@@ -15,7 +15,7 @@ from raysim.forecast.gains import Way
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
-from raysim.sweeps.contenders import Candidate
+from raysim.sweeps.contenders import SET_ASIDE, Candidate
 from raysim.sweeps.decide import RACED, Decision
 from raysim.units import format_bytes, format_seconds, three_digits
 
@@ -147,8 +147,12 @@ def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
             f"{_cost(decision, sweep)}"
         )
     chosen, verdict = job.recommended(network), answer(job, network)
-    harm = "" if chosen is None or chosen.dense else f" Beside dense: {against_dense(chosen, job.measure)}."
-    return f"{verdict.sentence}{harm} {verdict.evidence}".replace("`", "")
+    sentence, evidence = verdict.sentence.replace("`", ""), verdict.evidence.replace("`", "")
+    if chosen is not None and not chosen.dense:
+        return f"{sentence} Beside dense: {against_dense(chosen, job.measure)}. {evidence}"
+    aside = sum(each.outcome == SET_ASIDE for each in decision.candidates)
+    untried = f" {plural(aside, 'setting')} set aside before training: `--try` trains one." if aside else ""
+    return f"{sentence} {evidence}{untried}"
 
 
 def _cost(decision: Decision, sweep: Sweep) -> str:

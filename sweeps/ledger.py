@@ -82,6 +82,10 @@ class Ledger:
         return study
 
     def close(self) -> None:
+        """Put trials that did not end back into Optuna's queue, and close its storage."""
+        with suppress(optuna.exceptions.StorageInternalError):  # of a full disk: the next session does it
+            for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                self._put_back(trial)
         self._storage.remove_session()
         self._storage.engine.dispose()
 
@@ -111,11 +115,14 @@ class Ledger:
             if row is not None and row.ended and not trial.state.is_finished():
                 self._tell(row)
             elif trial.state == TrialState.RUNNING:
-                self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+                self._put_back(trial)
         for unended in self.running:
             unended.status = "waiting"
         self.rows.write()
         self.enqueue()
+
+    def _put_back(self, trial: FrozenTrial) -> None:
+        self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
     def _agrees(self) -> bool:
         """Return whether sqlite holds every trial of the rows, and no finished trial without a row."""

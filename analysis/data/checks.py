@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from raysim.analysis.data.reading import unreadable
 from raysim.analysis.data.settings import is_probe
-from raysim.network.collectives import DIRECTIONS
+from raysim.network.collectives import EXCHANGES
 from raysim.records import FINISHED, SCHEMA_VERSION, table_files
 from raysim.storage.places import Place
 
@@ -148,7 +148,7 @@ def check_tables(row: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> 
     _check_filled("steps", steps, ("step", "seconds"))
     if not steps["step"].is_unique:
         raise ValueError("its table of steps has a step twice")
-    groups = links[links["direction"].isin(DIRECTIONS)]
+    groups = links[links["direction"].isin(EXCHANGES)]
     _check_filled("links", links, ("step", "direction", "codec"))
     _check_filled("links", groups, ("stage", "rounds", "wire_bytes", "dense_bytes", "encode_s"))
     _check_filled("links", links[links["boundary"].notna()], ("replica",))

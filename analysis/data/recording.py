@@ -26,7 +26,7 @@ from raysim.analysis.data.work import (
 )
 from raysim.config.identity import DENSE, SYNCHRONOUS, device_kind
 from raysim.network.collectives import (
-    DIRECTIONS,
+    EXCHANGES,
     Transfers,
     as_transfers,
     spread_evenly,
@@ -255,7 +255,7 @@ class Recording:
     @cached_property
     def knows_totals_alone(self) -> bool:
         """True for a run with collectives but no table of transfers, as earlier versions recorded it."""
-        return self._transfers.empty and not set(DIRECTIONS).isdisjoint(self.links["direction"])
+        return self._transfers.empty and not set(EXCHANGES).isdisjoint(self.links["direction"])
 
     @property
     def more_than_dense(self) -> str | None:
@@ -300,17 +300,17 @@ class Recording:
         links = self.links[self.links["step"] == step]
         averages, sums = (
             links[links["direction"] == direction].groupby("stage")[["wire_bytes", "rounds"]].max()
-            for direction in DIRECTIONS
+            for direction in EXCHANGES
         )
         replicas = range(self.num_replicas)
         groups = []
         for sent in averages.reset_index().to_dict("records"):
             stage = int(sent["stage"])
-            groups.append((DIRECTIONS[0], stage, [(replica, stage) for replica in replicas], sent))
+            groups.append((EXCHANGES[0], stage, [(replica, stage) for replica in replicas], sent))
         if len(sums):
             owners, sent = [int(stage) for stage in sums.index], sums.max().to_dict()
             fused = [replicas] if self.row.get("fused_embedding") else [[replica] for replica in replicas]
-            groups += [(DIRECTIONS[1], owners[0], list(product(together, owners)), sent) for together in fused]
+            groups += [(EXCHANGES[1], owners[0], list(product(together, owners)), sent) for together in fused]
         spread = [
             spread_evenly(direction, stage, members, float(sent["wire_bytes"]), int(sent["rounds"]))
             for direction, stage, members, sent in groups

@@ -24,7 +24,7 @@ from raysim.analysis.data.settings import PRICED
 from raysim.analysis.data.work import Floats
 from raysim.analysis.runs.estimates import BOUNDS, Estimate
 from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
-from raysim.network.collectives import DIRECTIONS
+from raysim.network.collectives import EXCHANGES
 from raysim.network.prices import (
     WireSeconds,
     after_pipelines,
@@ -209,7 +209,7 @@ class Replay:
     def exchanging(self) -> NDArray[np.bool_]:
         """True for each priced step in which replicas exchange something."""
         return np.array(
-            [bool((profile.transfers["direction"] == DIRECTIONS[0]).any()) for profile in self.profiles.values()]
+            [bool((profile.transfers["direction"] == EXCHANGES[0]).any()) for profile in self.profiles.values()]
         )
 
     def step_s(self, networks: Sequence[Network]) -> list[Estimate]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysim.cli.costs import CostsFile, cost_cells, cost_figures, parse_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Efficiency,
@@ -78,6 +79,7 @@ def advise(
     transport: Annotated[
         str, typer.Option(callback=check_transport, help="The transport of packets: nccl, gloo, ray or bare.")
     ] = "nccl",
+    costs: CostsFile = None,
     study: StudyFile = None,
     plot: PlotFile = None,
     json_file: JsonFile = None,
@@ -87,6 +89,8 @@ def advise(
     For example: raysim advise --layers 32 --width 4096 --length 4096 --vocabulary 128000 --devices 8xA100 --network 1gbps
     """
     networks = parse_networks(network, window) if network or window else []
+    if costs is not None and not networks:
+        fail("`--costs` are of steps on a network: add --network 1gbps.", 2)
     if study is not None and not networks:
         fail("`--study` needs a network, on which settings pay or not: add --network 1gbps.", 2)
     from raysim.forecast.advise import advise as ask
@@ -109,6 +113,7 @@ def advise(
         layout=parse_layout(job, stages, replicas, sharding),
         local_steps=_steps(local_steps),
         tried=[parse_setting(text) for text in tried or []],
+        costs=parse_costs(costs),
     )
     show_advice(advice, model)
     _write_files(advice, model, plot, study, json_file)
@@ -185,6 +190,13 @@ def show_advice(advice: Advice, source: str | None) -> None:
             }
             rows.append(names | figures)
         out.print(table_of(rows, f"A step on {network!r}", fold=ways, no_wrap=True))
+        if advice.costs is not None:
+            rows = [
+                names | cost_cells(advice.costs, on.expected)
+                for row, names in _named(advice)
+                if (on := row.networks[i]).expected is not None
+            ]
+            out.print(table_of(rows, f"A step with churn and money on {network!r}", fold=ways))
     show_notes(out, assumptions(advice))
 
 
@@ -234,7 +246,9 @@ def advice_figures(advice: Advice, source: str | None) -> dict[str, Any]:
                     for level, needed in zip(LEVELS, row.needed, strict=False)
                 ],
                 "networks": [
-                    vars(on) | {"network": repr(on.network), "busy": on.busy, "parts": on.parts._asdict()}
+                    {name: value for name, value in vars(on).items() if name != "expected"}
+                    | {"network": repr(on.network), "busy": on.busy, "parts": on.parts._asdict()}
+                    | (cost_figures(on.expected) if on.expected is not None else {})
                     for on in row.networks
                 ],
             }

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, parse_networks, write_json
-from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets, Source, Tried, values_of
+from raysim.cli.options import JsonFile, Overrides, Recipe, parse_networks, write_json
+from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets, Tried
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def decide(
-    recipe: Source,
+    recipe: Recipe,
     overrides: Overrides = None,
     network: Annotated[str, typer.Option(help="The network: a preset, text such as 200mbps+30ms, or a file.")] = ...,  # type: ignore[assignment]
     budget: Annotated[str, typer.Option(help="What it may take: 90min, 3h, '2 GPU hours', or money, '40 EUR'.")] = "1h",
@@ -71,9 +71,9 @@ def decide(
 
     allowed = Budget.parse(budget, price_per_hour)
     changes = [*_data_keys(recipe, data), *(overrides or [])]
-    from raysim.config import make_config
+    from raysim.config import make_config, read_values
 
-    base = values_of(recipe, changes)
+    base = read_values(recipe, changes)
     name = make_config(base).name
     out = out or f"results/{name}-decision/{datetime.now(UTC):%Y%m%d-%H%M%S}"
     words = arguments("decide", recipe, [*(overrides or []), *tries], **given, address=address, out=out, resume=True)

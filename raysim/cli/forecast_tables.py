@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,14 @@ from raysim.cli.terminal import (
     wire_cells,
     write_line,
 )
+from raysim.network.collectives import EXCHANGES
 from raysim.network.prices import wire_seconds
 from raysim.network.timeline_views import busiest_share, summary
 from raysim.network.topology import Network
+from raysim.pipeline.groups import ring_bytes
+from raysim.pipeline.link import DIRECTIONS
 from raysim.units import format_bytes, format_seconds, three_digits
 from raysim.workloads.partition import cut_lines
-
-DIRECTIONS = ("forward", "backward")
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
@@ -285,7 +287,7 @@ def verdict(needed: int, capacity: int | None) -> str:
 
 
 def _links_table(plan: Forecast) -> Table:
-    """Return the costs of a message at each boundary; equal boundaries share a row."""
+    """Return the costs of a message at each boundary, and of the sum of each tied parameter; equal boundaries share a row."""
     alike: dict[tuple[Any, ...], list[LinkCost]] = {}
     for link in plan.links:
         alike.setdefault((link.replica, *link[2:]), []).append(link)
@@ -293,19 +295,31 @@ def _links_table(plan: Forecast) -> Table:
     for link, *others in alike.values():
         span = f"{link.boundary} to {others[-1].boundary}" if others else f"{link.boundary}"
         replica = "" if link.replica is None else f"replica {link.replica}"
-        rows.append(
-            {
-                "boundaries": ", ".join(filter(None, (f"{span} {link.direction}", link.tensor, replica))),
-                "codec": link.codec,
-                "dense": format_bytes(link.dense_bytes),
-                "wire": format_bytes(link.wire_bytes),
-                "factor": f"{link.dense_bytes / link.wire_bytes:.2f}x" if link.wire_bytes else "-",
-                "first visit": format_bytes(link.first_bytes),
-                "encode": format_seconds(link.encode_s),
-                "decode": format_seconds(link.decode_s),
-            }
-        )
+        where = ", ".join(filter(None, (f"{span} {link.direction}", link.tensor, replica)))
+        rows.append(_sizes(where, link.codec, link.dense_bytes, link.wire_bytes))
+        seconds = {"encode": format_seconds(link.encode_s), "decode": format_seconds(link.decode_s)}
+        rows[-1] |= {"first visit": format_bytes(link.first_bytes)} | seconds
+    sums = plan.endings[0].costs["transfers"]
+    sums = sums[(sums["direction"] == EXCHANGES[1]) & (sums["source_replica"] == 0)]
+    for stages, shape in plan.tied:
+        own = sums[sums["stage"] == stages[0]]
+        sent = max((int(own["wire_bytes"][own["source_stage"] == stage].sum()) for stage in stages), default=0)
+        where = f"tied sum of stages {', '.join(map(str, stages))}"
+        dense = ring_bytes(math.prod(shape), len(stages))
+        rows.append(_sizes(where, repr(plan.config.tied_gradient), dense, sent))
+        rows[-1] |= dict.fromkeys(("first visit", "encode", "decode"), "-")
     return table_of(rows, "A message", text=["boundaries"], fold=["codec"])
+
+
+def _sizes(where: str, codec: str, dense_bytes: int, wire_bytes: int) -> dict[str, str]:
+    factor = f"{dense_bytes / wire_bytes:.2f}x" if wire_bytes else "-"
+    return {
+        "boundaries": where,
+        "codec": codec,
+        "dense": format_bytes(dense_bytes),
+        "wire": format_bytes(wire_bytes),
+        "factor": factor,
+    }
 
 
 def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:

@@ -93,7 +93,10 @@ def _trust(context: typer.Context, modules: list[str] | None) -> None:
 
 Recipe = Annotated[
     str,
-    typer.Argument(help="A recipe's name (see `raysim recipes`), or a .toml file.", autocompletion=complete_recipe),
+    typer.Argument(
+        help="A recipe's name (see `raysim recipes`), a .toml file, or a folder with a model of transformers.",
+        autocompletion=complete_recipe,
+    ),
 ]
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysim.cli.costs import CostsFile, cost_figures, parse_costs, replayed, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -37,6 +39,7 @@ from raysim.cli.terminal import echo
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.timings import TimedStep
+    from raysim.network.costs import Expected, FleetCosts
     from raysim.network.topology import Network, Placement
     from raysim.storage.places import Place
 
@@ -79,6 +82,7 @@ def replay(
     compute: Compute = "auto",
     transport: Transport = "ray",
     averaging: Averaging = None,
+    costs: CostsFile = None,
     bandwidths: Bandwidths = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
@@ -90,6 +94,7 @@ def replay(
     """
     curve = _parse_range(bandwidths, window) if bandwidths is not None else []
     networks = parse_networks(network, window) if network or not curve else curve[-1:]
+    fleet = parse_costs(costs)
     check_runs(run, "it has no run.parquet")
     from raysim.analysis import Target, beside
     from raysim.analysis import replay as price
@@ -99,20 +104,42 @@ def replay(
     options: dict[str, Any] = {"compute": compute, "profile": profile, "transport": transport, "averaging": averaging}
     candidates = _candidates(run)
     if candidates:
-        alone = {"--against": against, "--target": target, "--bandwidths": bandwidths, "--trace": trace}
+        alone = {
+            "--against": against,
+            "--target": target,
+            "--bandwidths": bandwidths,
+            "--trace": trace,
+            "--costs": costs,
+        }
         _replay_probe(run, candidates, networks, options, alone, json_file)
         return
     priced, *others = beside([run, *([against] if against is not None else [])], company, **options)
     dense = others[0] if others else None
     frame = price(priced, networks, against=dense, target=wanted)
     show_replay(priced, networks, frame, dense, wanted)
+    if fleet is not None:
+        show_costs(fleet, partial(replayed, priced), networks)
     if curve:
         show_curve(curve, price(priced, curve, against=dense), transport)
     if trace is not None:
         step, events = priced.trace(networks[0])
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
     if json_file is not None:
-        write_json(replay_figures(priced, networks, frame, wanted), json_file)
+        figures = replay_figures(priced, networks, frame, wanted)
+        write_json(_with_costs(figures, fleet, partial(replayed, priced), networks), json_file)
+
+
+def _with_costs(
+    figures: dict[str, Any],
+    fleet: FleetCosts | None,
+    expected: Callable[[FleetCosts, Network], Expected],
+    networks: list[Network],
+) -> dict[str, Any]:
+    """Return figures for JSON with the expected step on each network, if costs are given."""
+    if fleet is not None:
+        for row, network in zip(figures["networks"], networks, strict=True):
+            row |= cost_figures(expected(fleet, network))
+    return figures
 
 
 def _parse_range(text: str, window: str | None) -> list[Network]:
@@ -210,6 +237,7 @@ def simulate(
             help="Hosts of all workers, replica by replica, such as 0,3,1,2: `raysim place` finds the fastest."
         ),
     ] = None,
+    costs: CostsFile = None,
     trace: TraceFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -217,7 +245,7 @@ def simulate(
 
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
-    networks = parse_networks(network, window)
+    networks, fleet = parse_networks(network, window), parse_costs(costs)
     from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.forecast.timings import read_timings
     from raysim.network.timeline_views import trace_events
@@ -245,11 +273,14 @@ def simulate(
             timed = timed.over(calibrated_transport(transport or "bare", averaging))
         timed = replace(timed, placement=_placement(placement, timed))
         show_timed(timed, networks)
+    if fleet is not None:
+        show_costs(fleet, (timed or plan).expected, networks)
     if trace is not None:
         timeline = (timed or plan).simulate(networks[0])
         write_trace_file(trace_events(timeline), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
-        write_json(timed_figures(timed, networks) if timed else forecast_figures(plan, networks), json_file)
+        figures = timed_figures(timed, networks) if timed else forecast_figures(plan, networks)
+        write_json(_with_costs(figures, fleet, (timed or plan).expected, networks), json_file)
 
 
 def _placement(text: str | None, step: TimedStep) -> Placement | None:

@@ -12,10 +12,10 @@ from raysim.cli.options import (
     JsonFile,
     Networks,
     Overrides,
+    Recipe,
     check_file,
     check_picture,
     check_transport,
-    complete_recipe,
     parse_networks,
     write_json,
 )
@@ -23,12 +23,6 @@ from raysim.cli.options import (
 if TYPE_CHECKING:
     from raysim.screening.screen import Screen
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        help="A recipe's name, a .toml file, or a folder with a model of transformers.", autocompletion=complete_recipe
-    ),
-]
 ComputeDevice = Annotated[
     str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
 ]
@@ -47,7 +41,7 @@ PlotFile = Annotated[
 
 
 def screen(
-    recipe: Source,
+    recipe: Recipe,
     overrides: Overrides = None,
     network: Networks = None,
     tried: Tried = None,
@@ -76,10 +70,10 @@ def screen(
         fail("`--no-gradients` times no backward: leave out `--network`, or add `--device` or `--profile`.", 2)
     if only_tried and not tried:
         fail("`--only-tried` leaves out the default settings, so it needs a setting of `--try`.", 2)
-    from raysim.config import make_config
+    from raysim.config import make_config, read_values
 
     with ending_on_signals():
-        base = values_of(recipe, overrides or [])
+        base = read_values(recipe, overrides or [])
         config = make_config(base)
         from raysim.forecast.inputs import parse_setting
         from raysim.screening import screen as measure
@@ -103,19 +97,6 @@ def screen(
 
     show_screen(done)
     _write_files(done, base, transport, out=out, study=study, plot=plot, json_file=json_file)
-
-
-def values_of(source: str, overrides: list[str]) -> dict[str, Any]:
-    """Return the nested values of a run; a folder stands for the recipe `hf` with its model."""
-    from raysim.config import apply_override, read_source
-
-    folder = (Path(source).expanduser() / "config.json").is_file()
-    name, values = read_source("hf" if folder else source)
-    if folder:
-        apply_override(values, f"model.path={source}")
-    for override in overrides:
-        apply_override(values, override)
-    return {"name": name} | values
 
 
 def _write_files(

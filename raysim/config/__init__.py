@@ -2,7 +2,15 @@
 
 from raysim.config.fields import OptimizerConfig
 from raysim.config.keys import Key, as_row, as_written, keys_of, run_keys
-from raysim.config.reading import ConfigError, apply_override, make_config, read_config, read_source, recipe_names
+from raysim.config.reading import (
+    ConfigError,
+    apply_override,
+    make_config,
+    read_config,
+    read_source,
+    read_values,
+    recipe_names,
+)
 from raysim.config.run import RunConfig
 
 __all__ = [
@@ -17,6 +25,7 @@ __all__ = [
     "make_config",
     "read_config",
     "read_source",
+    "read_values",
     "recipe_names",
     "run_keys",
 ]

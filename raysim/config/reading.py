@@ -75,19 +75,24 @@ def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     >>> read_config("digits-cnn", ["steps=10", "forward=TopK(density=0.1)"]).forward
     TopK(0.1)
     """
+    return make_config(read_values(source, overrides))
+
+
+def read_values(source: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the nested values of `read_config`, with their name; raises ConfigError."""
     name, values = read_source(source)
     keys = [apply_override(values, override) for override in overrides]
     for key in keys:
         if not holds(values, key):
             other = f"that of `{EXCLUSIVE[key]}`" if EXCLUSIVE.get(key) in keys else "another one"
             raise ConfigError(f"The override of `{key}` is undone by {other}. Leave one of them out.")
-    values.setdefault("name", name)
-    return make_config(values)
+    return {"name": name} | values
 
 
 def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str, dict[str, Any]]:
     """Return the name and the values of a recipe or a TOML file; raises ConfigError.
 
+    The folder of a model of transformers stands for the recipe `hf` with its `model.path`.
     `derived`: the chain of files that name this one as their `base`, to detect cycles.
     """
     path = Path(source)
@@ -101,8 +106,14 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
             raise ConfigError(f"There is no file {shown(str(source))}.") from None
         except OSError as error:
             raise ConfigError(f"{source} cannot be read: {error.strerror}.") from None
+    elif _is_model(path):
+        name, values = read_source("hf")
+        apply_override(values, f"model.path={source}")
+        return name, values
     else:
-        known = known_words(str(source), recipes, rest="; or give a .toml file")
+        known = known_words(
+            str(source), recipes, rest="; or give a .toml file, or a folder with a model of transformers"
+        )
         raise ConfigError(f"Unknown recipe {shown(str(source))}.{known}")
     try:
         values = parse_toml(text)
@@ -129,6 +140,13 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
                 raise ConfigError(f"Just one of `{key}` and `{EXCLUSIVE[key]}` may be given, but {source} has both.")
         values = parent
     return path.stem, values
+
+
+def _is_model(folder: Path) -> bool:
+    """Return whether a folder holds a model of transformers."""
+    with suppress(OSError, ValueError, RuntimeError):  # not a file name, or the home of nobody
+        return (folder.expanduser() / "config.json").is_file()
+    return False
 
 
 def find_data(values: Mapping[str, Any], folder: Path) -> None:

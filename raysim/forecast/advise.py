@@ -10,6 +10,7 @@ from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, par
 from raysim.forecast.evidence import TRANSFORMER, UNKNOWN, Known, known
 from raysim.forecast.fleet import SAME, Layout, Setting, Way
 from raysim.forecast.job import STATE_BYTES, Job
+from raysim.network.costs import Expected, FleetCosts
 from raysim.network.presets import DEVICES
 from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
 from raysim.network.sharding import FSDP
@@ -56,6 +57,8 @@ class OnNetwork:
     samples_per_s: float
     parts: Parts
     """Seconds of the step by cause."""
+    expected: Expected | None = None
+    """The step with churn and money, if costs are given."""
 
     @property
     def busy(self) -> float:
@@ -98,6 +101,7 @@ class Advice:
     """The first is the uncompressed job in its own layout."""
     chosen: bool = False
     """True if the user asked for the layout."""
+    costs: FleetCosts | None = None
 
     @property
     def dense(self) -> Row:
@@ -113,6 +117,15 @@ class Advice:
         """Return the fastest fitting way on the first network, except those known to be harmful."""
         able = [row for row in self.rows if row.fits and not row.known.breaks]
         return max(able, key=lambda row: row.networks[0].samples_per_s, default=None)
+
+    def cheapest(self) -> Row | None:
+        """Return the fitting way of least money on the first network, except those known to be harmful; None without costs."""
+        priced = [(row.networks[0].expected, row) for row in self.rows if row.fits and not row.known.breaks]
+        return min(
+            ((expected.money, row) for expected, row in priced if expected is not None),
+            key=lambda each: each[0],
+            default=(0.0, None),
+        )[1]
 
     def paying(self) -> list[Row]:
         """Return compressed ways that fit, are not known to do harm, and are `PAYS` times as fast as dense or faster.
@@ -138,11 +151,12 @@ def advise(
     layout: Layout | None = None,
     local_steps: Sequence[int] = LOCAL_STEPS,
     tried: Sequence[Setting] = (),
+    costs: FleetCosts | None = None,
 ) -> Advice:
     """Return the network that a job needs, and the effect of compression.
 
-    `layout`: the job's own, by default the longest pipeline that the model allows. `tried`: more settings for it. Raises
-    InputError if there is only one host, or the hosts cannot hold the model.
+    `layout`: the job's own, by default the longest pipeline that the model allows. `tried`: more settings for it. `costs`: money and
+    churn of the hosts. Raises InputError if there is only one host, or the hosts cannot hold the model.
     """
     own = layout or _pipeline(job)
     _check(job, own, networks, tried)
@@ -151,8 +165,8 @@ def advise(
     ways[1:1] = _more_in_flight(job, own) if own.replicas == 1 else []
     ways += [Way(own, *setting[:3]) for setting in tried]
     template = networks[0] if networks else Network(1e9)
-    rows = tuple(_row(job, way, template, networks) for way in dict.fromkeys(ways))
-    return Advice(job, own, tuple(networks), rows, chosen=layout is not None)
+    rows = tuple(_row(job, way, template, networks, costs) for way in dict.fromkeys(ways))
+    return Advice(job, own, tuple(networks), rows, chosen=layout is not None, costs=costs)
 
 
 def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[Setting]) -> None:
@@ -237,7 +251,7 @@ def _more_in_flight(job: Job, layout: Layout) -> list[Way]:
     return [Way(layout, schedule=schedules[i]) for i in range(1, len(schedules)) if held[i] != held[i - 1]]
 
 
-def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> Row:
+def _row(job: Job, way: Way, template: Network, networks: Sequence[Network], costs: FleetCosts | None) -> Row:
     job = job.scheduled(way.schedule)
     memory = job.memory_bytes(way)
     return Row(
@@ -245,12 +259,12 @@ def _row(job: Job, way: Way, template: Network, networks: Sequence[Network]) -> 
         memory_bytes=memory,
         fits=memory <= job.fleet.memory_bytes,
         needed=() if isinstance(template.bandwidth_bps, tuple) else needed(job, way, template),
-        networks=tuple(_on(job, way, network) for network in networks),
+        networks=tuple(_on(job, way, network, costs) for network in networks),
         known=known(way.setting, job.model.scope, way.layout.replicas),
     )
 
 
-def _on(job: Job, way: Way, network: Network) -> OnNetwork:
+def _on(job: Job, way: Way, network: Network, costs: FleetCosts | None) -> OnNetwork:
     parts = parts_of(job, way, network)
     step, free = sum(parts), free_s(job, way.layout)
     error = NINE_TENTHS * MODEL_ERROR * (parts.links + parts.tied + parts.averaging + parts.latency)
@@ -262,4 +276,5 @@ def _on(job: Job, way: Way, network: Network) -> OnNetwork:
         high=free / (step - error),
         samples_per_s=job.batch / step,
         parts=parts,
+        expected=None if costs is None else job.expected(way, costs, network, step),
     )

@@ -38,7 +38,14 @@ def answer(advice: Advice) -> list[str]:
         for on in advice.dense.networks
     ]
     clauses[0] += [f"{_bps(level)} would give 90 %" if level is not None else "", helped]
-    return [*map(_sentence, clauses), step_words(advice), *_tied(advice), *_fastest(advice), *_too_large(advice)]
+    return [
+        *map(_sentence, clauses),
+        step_words(advice),
+        *_tied(advice),
+        *_fastest(advice),
+        *_cheapest(advice),
+        *_too_large(advice),
+    ]
 
 
 def step_words(advice: Advice) -> str:
@@ -107,6 +114,24 @@ def _fastest(advice: Advice) -> list[str]:
     ]
 
 
+def _cheapest(advice: Advice) -> list[str]:
+    """Return the way of least money; nothing without costs of money."""
+    best, costs = advice.cheapest(), advice.costs
+    if best is None or costs is None or not costs.cost:
+        return []
+    own, other = advice.dense.networks[0].expected, best.networks[0].expected
+    assert own is not None
+    assert other is not None
+    if best is advice.dense:
+        return [
+            f"No setting that is tried here, and fits, is cheaper: 1,000 steps cost {costs.money_text(1000 * own.money)}."
+        ]
+    return [
+        f"Cheapest that fits: {best.way.layout}, {best.way} ({best.known}), {costs.money_text(1000 * other.money)} for 1,000 steps "
+        f"instead of {costs.money_text(1000 * own.money)}."
+    ]
+
+
 def _too_large(advice: Advice) -> list[str]:
     if advice.dense.fits:
         return []
@@ -158,6 +183,7 @@ def assumptions(advice: Advice) -> list[str]:
         "Known: the worst verdict of raysim's findings on the nearest model tried, which is named. Harm found by training counts "
         "for every model, other verdicts for models of the same kind, trained and sized alike. `--study FILE` writes the study "
         "that decides.",
+        *([advice.costs.words()] if advice.costs is not None else []),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raysim.forecast.fleet import Layout, Way
 from raysim.forecast.job import Job
-from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
+from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, overlapped
 from raysim.network.profile import Profile
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network
@@ -40,6 +40,8 @@ class Needed(NamedTuple):
 def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     """Return the mean seconds of a step on each network."""
     layout, kinds, count = way.layout, job.mixture(way), job.num_microbatches(way.layout)
+    if job.steps_under_way(way):
+        return _lagging_s(job, way, networks)
     if way.overlap or _differ(networks):
         return sum(
             (share * _run(job, way, profile, networks, count, layout.replicas) for share, profile in kinds),
@@ -51,6 +53,33 @@ def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
         quiet = _run(job, way.unsharded, job.profile(way), networks, 1, layout.replicas)
         for share, profile in kinds:
             total += share * (_run(job, way.unsharded, profile, networks, 1, layout.replicas) - quiet)
+    return total
+
+
+def _lagging_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
+    """Return the mean seconds of a step whose exchanges later steps hide, as far as they fit into them."""
+    quiet, exchanges, count = job.profile(way), job.exchanges(way), job.num_microbatches(way.layout)
+    instant = [network.without_latency for network in networks]
+    pipelines = [_pipeline_s(job, way, on, tied=True) for on in (instant, networks)]
+
+    def seconds(profile: Profile, exchanging: bool, latent: bool) -> Floats:
+        if not exchanging:
+            return pipelines[latent]
+        on = networks if latent else instant
+        if _differ(on):
+            return _run(job, way, profile, on, count, way.layout.replicas)
+        with_and_without = (_run(job, way.unsharded, each, on, 1, way.layout.replicas) for each in (profile, quiet))
+        added: Floats = np.subtract(*with_and_without)
+        return pipelines[latent] + added
+
+    total = pipelines[True] * (1 - sum(share for share, _ in exchanges))
+    for share, profile in exchanges:
+        total += share * overlapped(
+            partial(seconds, profile),
+            np.full(len(networks), profile.method_s.max()),
+            job.steps_under_way(way),
+            1 / sum(share for share, _ in exchanges),
+        )
     return total
 
 

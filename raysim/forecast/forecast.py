@@ -19,6 +19,7 @@ from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import Ending, ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.forecast.structure import data_of, structure_of
 from raysim.forecast.timings import TimedStep
+from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
 from raysim.network.prices import (
@@ -150,6 +151,12 @@ class Forecast:
             self.exchange_delay,
             exchange_interval(self.config),
         )
+
+    def expected(self, costs: FleetCosts, network: Network) -> Expected:
+        """Return a mean step with the churn and money of `costs`."""
+        kinds = [(ending.share, self.simulate(network, ending=i)) for i, ending in enumerate(self.endings)]
+        period = exchange_interval(self.config) if self.config.num_replicas > 1 else 1.0
+        return expected_step(costs, self.step_s(network), kinds, period=period)
 
     def run_s(self, network: Network) -> float:
         """Return the seconds of all training steps, without evaluations and checkpoints."""

@@ -15,7 +15,7 @@ from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
-from raysim.network.collectives import DIRECTIONS
+from raysim.network.collectives import EXCHANGES
 from raysim.network.presets import DEVICES
 from raysim.network.topology import FREE, Network
 from raysim.pipeline.groups import exchange_delay
@@ -52,7 +52,7 @@ def silent(plan: Forecast) -> dict[str, Forecast]:
     """Return the run as if its links, its tied parameters, or its replicas sent nothing."""
     quiet = packets_profile((), plan.num_stages, plan.steady.compute_s.shape[2], first=False)
     left = {"links": replace(plan, steady=replace(plan.steady.with_packets_of(quiet), **plan.endings[0].costs))}
-    for name, direction in (("tied parameters", DIRECTIONS[1]), ("replica gradients", DIRECTIONS[0])):
+    for name, direction in (("tied parameters", EXCHANGES[1]), ("replica gradients", EXCHANGES[0])):
         endings = tuple(replace(each, costs=_without(each.costs, direction)) for each in plan.endings)
         left[name] = replace(plan, endings=endings)
     return left
@@ -62,7 +62,7 @@ def _without(costs: Mapping[str, Any], direction: str) -> dict[str, Any]:
     """Return the costs of an ending without the exchanges of a direction."""
     transfers = costs["transfers"]
     kept = {**costs, "transfers": transfers[transfers["direction"] != direction]}
-    if direction == DIRECTIONS[0]:
+    if direction == EXCHANGES[0]:
         kept |= {name: np.zeros_like(costs[name]) for name in ("method_s", "gradient_bytes", "bucketed_bytes")}
     return kept
 
@@ -113,7 +113,7 @@ def _summed(dense: Forecast, config: RunConfig) -> Forecast:
     endings = tuple(
         replace(
             each,
-            costs={**each.costs, "transfers": np.concatenate([_without(each.costs, DIRECTIONS[1])["transfers"], sums])},
+            costs={**each.costs, "transfers": np.concatenate([_without(each.costs, EXCHANGES[1])["transfers"], sums])},
         )
         for each in dense.endings
     )
@@ -125,7 +125,7 @@ def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], avera
     changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
     if averages:
         sums = dense.endings[0].costs["transfers"]
-        tied = sums[sums["direction"] == DIRECTIONS[1]]
+        tied = sums[sums["direction"] == EXCHANGES[1]]
         changes |= {"endings": endings_of(config, averages, tied), "averages": tuple(averages)}
     endings = changes.get("endings", dense.endings)
     packets = packets_profile(links, dense.num_stages, dense.steady.compute_s.shape[2], first=False)

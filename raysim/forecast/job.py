@@ -17,6 +17,7 @@ from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
 from raysim.forecast.timings import TimedStep
 from raysim.network.collectives import Transfers
+from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.profile import Profile
 from raysim.network.sharding import Sharded, Units
 from raysim.network.topology import Network
@@ -166,7 +167,25 @@ class Job:
 
     def on_networks(self, way: Way, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
         """Return the costs of a step of `count` microbatches on each network, including shards' gathers and scatters."""
-        return TimedStep(profile, self.schedule, count, way.layout.replicas, self.sharded(way)).profiles(networks)
+        return self._timed(way, profile, count).profiles(networks)
+
+    def _timed(self, way: Way, profile: Profile, count: int) -> TimedStep:
+        sharded = None if way.layout.sharding is None else self.sharded(way)
+        return TimedStep(profile, self.schedule, count, way.layout.replicas, sharded)
+
+    def expected(self, way: Way, costs: FleetCosts, network: Network, step_s: float) -> Expected:
+        """Return a step of `step_s` seconds with the churn and money of `costs`."""
+        count, kinds = self.num_microbatches(way.layout), self.mixture(way)
+        steps = [(share, self._timed(way, profile, count)) for share, profile in kinds]
+        exchanging = sum(share for share, _ in self.exchanges(way))
+        return expected_step(
+            costs,
+            step_s,
+            [(share, step.simulate(network)) for share, step in steps],
+            period=1 / exchanging if exchanging else 1.0,
+            gpus=self.fleet.gpus,
+            sharded_bytes=steps[0][1].sharded_bytes(network),
+        )
 
     @lru_cache(maxsize=256)  # noqa: B019
     def mixture(self, way: Way) -> list[tuple[float, Profile]]:
@@ -195,6 +214,15 @@ class Job:
             kinds.append((exchanges[0].share, replace(profile, **costs)))
         rest = 1.0 - sum(share for share, _ in kinds)
         return [*kinds, (rest, profile)] if rest > 1e-9 else kinds
+
+    def exchanges(self, way: Way) -> list[tuple[float, Profile]]:
+        """Return the kinds of step of `mixture` in which replicas exchange something."""
+        quiet = len(self.profile(way).transfers)
+        return [(share, each) for share, each in self.mixture(way) if len(each.transfers) > quiet]
+
+    def steps_under_way(self, way: Way) -> int:
+        """Return the most steps by which an exchange of replicas may lag behind training."""
+        return 0 if way.layout.groups == 1 or way.method == SAME else method_of(way.method).steps_under_way
 
     def compute_s(self, layout: Layout) -> float:
         """Return the compute seconds of a step, averaged over hosts."""

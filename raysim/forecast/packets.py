@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raysim.config import read_config
 from raysim.forecast.link_costs import link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
-from raysim.network.collectives import DIRECTIONS, EVERY, TRANSFER, Transfers, explicit
+from raysim.network.collectives import EVERY, EXCHANGES, TRANSFER, Transfers, explicit
 from raysim.notation import InputError
 from raysim.values import UNNAMED, BoundaryTensors
 
@@ -28,7 +28,8 @@ Floats = NDArray[np.float64]
 MOST_VALUES = 2**18
 """Largest activation that is encoded in full."""
 FEWEST_ROWS = 64
-"""Least rows of a shortened activation: more than the rank of any low-rank codec in use."""
+"""Least rows of a shortened activation: more than the rank of any low-rank codec in use. If so few are still many values, one and
+two samples are encoded instead of all."""
 SMALL = (50, 100)
 """Axis lengths of shortened matrices: large enough to be compressed by default, with whole counts at usual densities."""
 ROUNDING = 4
@@ -50,10 +51,18 @@ class LinkMessage:
     encode_work: float
     decode_work: float
 
+    def extended(self, longer: LinkMessage, times: int) -> LinkMessage:
+        """Return the message with `times` what `longer` has more than this one."""
+        low, high = np.array(astuple(self)), np.array(astuple(longer))
+        return LinkMessage(*(low + (high - low) * times).tolist())
+
 
 @lru_cache(maxsize=1024)
 def link_messages(forward: str, backward: str, shape: tuple[int, ...], dtype: str) -> tuple[LinkMessage, LinkMessage]:
     """Return the messages of an activation of `shape` (sample, position, ...) and of its gradient; raises InputError."""
+    if len(shape) > 2 and shape[0] > 2 and shape[0] * FEWEST_ROWS * math.prod(shape[2:]) > MOST_VALUES:
+        first, second = (link_messages(forward, backward, (samples, *shape[1:]), dtype) for samples in (1, 2))
+        return first[0].extended(second[0], shape[0] - 1), first[1].extended(second[1], shape[0] - 1)
     rows = shape[1] if len(shape) > 2 and math.prod(shape) > MOST_VALUES else 0
     lengths = [0]
     if rows:
@@ -96,7 +105,7 @@ class Exchange:
         transfers["round"] = np.repeat(np.arange(rounds), count)
         transfers["wire_bytes"] = np.repeat(np.array(self.pair_bytes) / shards, count)
         transfers["source_replica"], transfers["target_replica"] = np.tile(pairs, rounds)
-        transfers["direction"] = DIRECTIONS[0]
+        transfers["direction"] = EXCHANGES[0]
         transfers["source_stage"] = transfers["target_stage"] = transfers["stage"] = stage
         return transfers
 

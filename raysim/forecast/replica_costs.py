@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from raysim.codecs import derive_key
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
-from raysim.network.collectives import DIRECTIONS, Transfers, all_reduce, as_transfers, mean_transfers
+from raysim.network.collectives import EXCHANGES, Transfers, all_reduce, as_transfers, mean_transfers
 from raysim.network.exchanges import more_than_dense
 from raysim.pipeline.groups import (
     TIED_TABLE,
@@ -103,7 +103,7 @@ def _all_reduced(method: ReplicaMethod, stage: int, shapes: Mapping[str, tuple[i
     values = sum(math.prod(shape) for shape in shapes.values())
     members = [(replica, stage) for replica in range(count)]
     chunks = chunk_bytes("dense", values, count, method.table(shapes))
-    transfers = all_reduce(DIRECTIONS[0], stage, members, chunks, whole=True) if values else as_transfers([])
+    transfers = all_reduce(EXCHANGES[0], stage, members, chunks, whole=True) if values else as_transfers([])
     sent = sum(chunks) + (count - 2) * max(chunks) if values else 0
     return ReplicaCost(
         stage=stage,
@@ -250,7 +250,7 @@ def tied_transfers(tied: Sequence[tuple[tuple[int, ...], int]], num_replicas: in
         replicas = range(num_replicas if fused else 1)
         members = [(replica, stage) for replica in replicas for stage in stages]
         chunks = chunk_bytes("sum", size, len(members), TIED_TABLE)
-        summed = all_reduce(DIRECTIONS[1], stages[0], members, chunks, whole=fused)
+        summed = all_reduce(EXCHANGES[1], stages[0], members, chunks, whole=fused)
         if not fused:
             summed, count = np.tile(summed, num_replicas), len(summed)
             summed["source_replica"] = summed["target_replica"] = np.repeat(np.arange(num_replicas), count)

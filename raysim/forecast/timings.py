@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from raysim.config import ConfigError, apply_override
-from raysim.config.fields import MOST_STAGES, Natural, Positive, Strict
+from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.reading import sentence
+from raysim.limits import process_memory
+from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
@@ -33,15 +35,18 @@ from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.transport import Transport
 from raysim.notation import InputError, check_integer
 from raysim.schedules import Schedule, parse_schedule
-from raysim.schedules.arrays import make_table
+from raysim.schedules.arrays import ActionTable, make_table
 from raysim.schedules.weights import parse_weights
 from raysim.storage.files import is_file, read_text
 from raysim.storage.texts import parse_json, parse_toml
+from raysim.units import format_bytes
 
 Seconds = Annotated[float, Field(ge=0, lt=math.inf)]
-ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1, max_length=MOST_STAGES)]
+ByStage = Seconds | Annotated[tuple[Seconds, ...], Field(min_length=1)]
 KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share", "weights", "averaging_delay")
 """Overrides accepted with a file of `Profile.save`."""
+ACTION_BYTES = 210
+"""Memory of a simulated action: 83 to 88 bytes measured with one stage a worker, 210 with several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +126,31 @@ class TimedStep:
         except ValueError as error:
             raise InputError(str(error)) from None
 
+    def expected(self, costs: FleetCosts, network: Network) -> Expected:
+        """Return the step with the churn and money of `costs`; raises InputError if it does not fit the network."""
+        timeline = self.simulate(network)
+        return expected_step(costs, timeline.step_s, [(1.0, timeline)], sharded_bytes=self.sharded_bytes(network))
+
+    def sharded_bytes(self, network: Network) -> float:
+        """Return the bytes of parameters and gradients that leave hosts, or the sites of a network, in a step."""
+        if self.sharded is None:
+            return 0.0
+        _, places = self._table_and_hosts(network)
+        if network.host_sites is not None:
+            places = np.array([network.sites.index(site) for site in network.host_sites])[places]
+        return self.sharded.crossing_bytes(places, self.num_microbatches)
+
     def profiles(self, networks: Sequence[Network]) -> list[Profile]:
         """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""
         if self.sharded is None:
             return [self.profile] * len(networks)
+        return self.sharded.profiles(self.profile, *self._table_and_hosts(networks[0]), networks)
+
+    def _table_and_hosts(self, network: Network) -> tuple[ActionTable, NDArray[np.int64]]:
+        """Return the rows of the step, and the host of each (replica, stage)."""
         table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
-        placement = self.placement or Placement.spread(self.num_replicas * table.num_workers, networks[0].num_hosts)
-        hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
-        return self.sharded.profiles(self.profile, table, hosts, networks)
+        placement = self.placement or Placement.spread(self.num_replicas * table.num_workers, network.num_hosts)
+        return table, np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
 
 
 def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -152,7 +174,7 @@ class Timings(Strict):
     """The order of forwards and backwards, such as 1F1B, ZBH1 or Interleaved1F1B(2)."""
     weights: Annotated[str, _checked_by(parse_weights)] = "Synchronous"
     """Weight policy, such as PostValidated, which has no flush between steps."""
-    num_stages: int = Field(ge=1, le=MOST_STAGES)
+    num_stages: Positive
     """Stages of the pipeline: more than workers with an interleaved schedule."""
     num_microbatches: Positive
     """Microbatches of a step on each replica."""
@@ -203,6 +225,7 @@ class Timings(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Timings:
+        self._check_memory()
         whole, parts = self.backward_s is not None, (self.input_s is not None, self.weight_s is not None)
         if whole == any(parts) or any(parts) != all(parts):
             raise ValueError("Give either `backward_s`, or `input_s` and `weight_s`.")
@@ -217,6 +240,14 @@ class Timings(Strict):
             raise ValueError("`blocking_sends` keeps the sender busy for `message_s`, which must be given with it.")
         self._check_sharding()
         return self
+
+    def _check_memory(self) -> None:
+        size = 2 * ACTION_BYTES * self.num_stages * self.num_microbatches
+        if size > (memory := process_memory()).size:
+            raise ValueError(
+                f"`num_stages` = {self.num_stages} with `num_microbatches` = {self.num_microbatches} takes {format_bytes(size)} to "
+                f"simulate, but {memory}."
+            )
 
     def _check_sharding(self) -> None:
         bytes_given = np.any(self.parameter_bytes)

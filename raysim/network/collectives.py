@@ -29,7 +29,7 @@ from raysim.network.transport import BARE, Transport
 Transfers = NDArray[np.void]
 """An array of `TRANSFER`, whose fields are those of `Transfer`."""
 
-DIRECTIONS = ("replica_gradient", "tied")
+EXCHANGES = ("replica_gradient", "tied")
 """Phases of a step's end, in order: replicas average, then owners of tied parameters sum."""
 
 EVERY = -1
@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
     """Bytes sent by one member of a group to another in one round."""
 
     direction: str
-    """One of `DIRECTIONS`."""
+    """One of `EXCHANGES`."""
     stage: int
     """Identifies the group: the stage whose replicas average, or the first owner of a tied parameter."""
     round: int
@@ -180,9 +180,9 @@ def collectives(
     """
     labels = np.zeros(int(hosts.max()) + 1, np.int64) if labels is None else labels
     joined = []
-    for direction in DIRECTIONS:
+    for direction in EXCHANGES:
         of_direction = transfers[transfers["direction"] == direction]
-        is_average = direction == DIRECTIONS[0]
+        is_average = direction == EXCHANGES[0]
         given = dict(averages or {}) if is_average else {}
         stages = {*of_direction["stage"].tolist(), *given}
         if is_average and len(hosts) > 1:

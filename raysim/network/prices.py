@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from raysim.network.collectives import DIRECTIONS
+from raysim.network.collectives import EXCHANGES
 from raysim.network.profile import Floats, Profile
 from raysim.network.topology import FREE, Network
 
@@ -62,7 +62,7 @@ def averaging_words(profile: Profile) -> str:
 
 def without_exchange(profile: Profile) -> Profile:
     """Return the profile of a step without an exchange between replicas."""
-    left = profile.transfers[profile.transfers["direction"] != DIRECTIONS[0]]
+    left = profile.transfers[profile.transfers["direction"] != EXCHANGES[0]]
     nothing = np.zeros(profile.num_stages)
     return replace(profile, transfers=left, method_s=nothing, gradient_bytes=nothing, bucketed_bytes=nothing)
 

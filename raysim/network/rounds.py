@@ -195,6 +195,21 @@ def rounds_s(rounds: Sequence[Rounds], hosts: Ints, networks: Sequence[Network],
     return seconds
 
 
+def crossing_bytes(rounds: Sequence[Rounds], places: Ints) -> float:
+    """Return the bytes sent between members in different places, such as hosts or sites."""
+    total = 0.0
+    for each in rounds:
+        for sends in each.sends:
+            source, target = places[sends.sources], places[sends.targets]
+            if sends.crossed:
+                kinds = int(places.max()) + 1
+                within = int(np.bincount(source, minlength=kinds) @ np.bincount(target, minlength=kinds))
+                total += each.times * (len(source) * len(target) - within) * float(np.max(sends.wire_bytes))
+            else:
+                total += each.times * float(np.sum((source != target) * sends.wire_bytes))
+    return total
+
+
 def equal_hosts(networks: Sequence[Network], num_hosts: int) -> Ints:
     """Return a label for each host; hosts with equal labels may swap places in all of `networks`."""
     fixed = tuple(network for network in networks if network.num_hosts is not None)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from raysim.network.exchanges import all_gather_rounds, all_reduce_rounds
 from raysim.network.profile import Floats, Profile
-from raysim.network.rounds import Rounds, rounds_s
+from raysim.network.rounds import Rounds, crossing_bytes, rounds_s
 from raysim.network.topology import Network
 from raysim.notation import Notation, check_choice, check_integer, parse
 from raysim.schedules.arrays import OPS, ActionTable
@@ -131,6 +131,15 @@ class Sharded:
         across = 2 * (groups - 1) / groups / shards if self.sums_groups else 0.0
         return gathers * gathered * (shards - 1) / shards + scatters * scattered * ((shards - 1) / shards + across)
 
+    def crossing_bytes(self, places: NDArray[np.int64], num_microbatches: int) -> float:
+        """Return the bytes sent per step between places such as hosts or sites, given by (replica, stage)."""
+        counts = zip(("gather_bytes", "scatter_bytes"), self.sharding.counts(num_microbatches), strict=True)
+        return sum(
+            times * crossing_bytes(self._rounds(sum(getattr(units, name)), len(places), name != "gather_bytes"), column)
+            for name, times in counts
+            for units, column in zip(self.stages, places.T, strict=True)
+        )
+
     def profiles(
         self, profile: Profile, table: ActionTable, hosts: NDArray[np.int64], networks: Sequence[Network]
     ) -> list[Profile]:
@@ -174,23 +183,27 @@ class Sharded:
         self, units: Units, profile: Profile, hosts: NDArray[np.int64], networks: Sequence[Network]
     ) -> tuple[Floats, Floats]:
         """Return the seconds of each unit's gather, and of its scatter including the sum over groups: (unit, network)."""
-        shards, groups = self.sharding.shards, self.sharding.groups(len(hosts))
 
         @cache
         def of_size(size: float, scatters: bool) -> Floats:
             if not size:
                 return np.zeros(len(networks))
-            shard = size / shards
-            # A ring sends the same bytes for a gather and a scatter.
-            in_groups = all_gather_rounds(shards, shard, "direct" if scatters and self.coded else "ring")
-            replicas = np.arange(shards * groups).reshape(groups, shards)
-            rounds = [_in_each(each, replicas) for each in in_groups]
-            if scatters and self.sums_groups:  # the owners of each shard, over the groups
-                rounds += [_in_each(each, replicas.T) for each in all_reduce_rounds(groups, shard)]
-            return rounds_s(rounds, hosts, networks, profile.transport)
+            return rounds_s(self._rounds(size, len(hosts), scatters), hosts, networks, profile.transport)
 
         gathers = np.stack([of_size(size, False) for size in units.gather_bytes])
         return gathers, np.stack([of_size(size, True) for size in units.scatter_bytes])
+
+    def _rounds(self, size: float, num_replicas: int, scatters: bool) -> list[Rounds]:
+        """Return the rounds between replicas of a unit's gather, or of its scatter with the sum over groups."""
+        shards, groups = self.sharding.shards, self.sharding.groups(num_replicas)
+        shard = size / shards
+        # A ring sends the same bytes for a gather and a scatter.
+        in_groups = all_gather_rounds(shards, shard, "direct" if scatters and self.coded else "ring")
+        replicas = np.arange(num_replicas).reshape(groups, shards)
+        rounds = [_in_each(each, replicas) for each in in_groups]
+        if scatters and self.sums_groups:  # the owners of each shard, over the groups
+            rounds += [_in_each(each, replicas.T) for each in all_reduce_rounds(groups, shard)]
+        return rounds
 
 
 def _in_each(equal: Rounds, groups: NDArray[np.int64]) -> Rounds:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import DIRECTIONS, Collective, collectives, total_seconds
+from raysim.network.collectives import EXCHANGES, Collective, collectives, total_seconds
 from raysim.network.exchanges import all_reduce_rounds, sites_of
 from raysim.network.profile import Floats, Profile
 from raysim.network.rounds import Ints, equal_hosts, round_seconds
@@ -241,7 +241,7 @@ class _Setting(NamedTuple):
         averaging = profile.transport.averaging
         transfers, averages = profile.transfers, {}
         for stage in np.flatnonzero(profile.gradient_bytes).tolist() if replicas > 1 else ():
-            listed = (transfers["direction"] == DIRECTIONS[0]) & (transfers["stage"] == stage)
+            listed = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
             if averaging.algorithm == "direct" and listed.any():
                 continue
             transfers = transfers[~listed]

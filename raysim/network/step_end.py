@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import DIRECTIONS, Collective
+from raysim.network.collectives import EXCHANGES, Collective
 from raysim.network.profile import COSTS, Floats, Profile
 from raysim.schedules.arrays import OPS, ActionTable
 
@@ -103,8 +103,8 @@ def start_times(
     """
     starts = np.empty(seconds.shape)
     ends = np.empty(seconds.shape)
-    averages = [i for i, collective in enumerate(collectives) if collective.direction == DIRECTIONS[0]]
-    sums = [i for i, collective in enumerate(collectives) if collective.direction != DIRECTIONS[0]]
+    averages = [i for i, collective in enumerate(collectives) if collective.direction == EXCHANGES[0]]
+    sums = [i for i, collective in enumerate(collectives) if collective.direction != EXCHANGES[0]]
     first, last = np.empty(seconds.shape), np.empty(seconds.shape)  # when the first and the last bucket are ready
     for i in averages:
         collective = collectives[i]

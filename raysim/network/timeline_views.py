@@ -88,6 +88,21 @@ def busiest_share(timeline: Timeline) -> float:
     return _share(8 * network.framing * float(busiest), timeline)
 
 
+def egress_bytes(timeline: Timeline) -> float:
+    """Return the bytes that leave hosts in the step; on a network of sites, those that leave sites."""
+    sites = timeline.network.host_sites
+    if sites is not None:
+        return sum(use.wire_bytes for use in wire_use(timeline) if sites[use.source] != sites[use.target])
+    total = float(_packets(timeline)[:, 3].sum())
+    for exchange in timeline.collectives:
+        classes = exchange.collective.classes
+        sizes = np.bincount(classes.leader, minlength=timeline.placement.num_hosts)
+        for times, sent in exchange.collective.rounds:
+            sent_bytes = float((sizes[sent.source] * sent.fan_out * sent.wire_bytes).sum())
+            total += times * exchange.collective.repeats * sent_bytes
+    return total
+
+
 def _packets(timeline: Timeline) -> NDArray[np.float64]:
     """Return source, target, messages and bytes of the packets of each action between two hosts, as rows."""
     table = timeline.table

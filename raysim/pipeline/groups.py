@@ -15,7 +15,7 @@ from raysim.codecs.codec import work_bytes
 from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
 from raysim.config import RunConfig
-from raysim.network.collectives import DIRECTIONS, Transfer
+from raysim.network.collectives import EXCHANGES, Transfer
 from raysim.pipeline.messages import Parts
 from raysim.replication.method import Packets, ReplicaMethod, Round, RoundDriver, Rounds
 
@@ -33,7 +33,7 @@ class Group(NamedTuple):
     @property
     def direction(self) -> str:
         """The kind of exchange, as named in the records."""
-        return DIRECTIONS[self.tied is not None]
+        return EXCHANGES[self.tied is not None]
 
     @property
     def stage(self) -> int:

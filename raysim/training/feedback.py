@@ -20,7 +20,7 @@ from raysim.network.simulate import simulate
 from raysim.network.topology import Network, Placement
 from raysim.network.transport import parse_transport
 from raysim.pipeline.groups import exchange_interval
-from raysim.pipeline.link import LinkAccount
+from raysim.pipeline.link import DIRECTIONS, LinkAccount
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport, link_name
 from raysim.storage.files import is_file
@@ -150,7 +150,6 @@ def _frozen_profile(plan: Plan) -> Profile:
         raise ConfigError(str(error)) from None
 
 
-DIRECTIONS = ("forward", "backward")
 EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds proportional to bytes
 
 

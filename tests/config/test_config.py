@@ -446,13 +446,14 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             read_config(path)
         return str(error.value).replace(str(path), name)
 
-    recipes = ", ".join(recipe_names())
+    known = ", ".join(recipe_names())
+    unknown = f"Unknown recipe 'nope'. Known: {known}; or give a .toml file, or a folder with a model of transformers."
     assert sentence("nope.toml", None) == "There is no file 'nope.toml'."
-    assert sentence("nope", None) == f"Unknown recipe 'nope'. Known: {recipes}; or give a .toml file."
+    assert sentence("nope", None) == unknown
     assert sentence("broken.toml", b"steps = [1").startswith("broken.toml is not TOML: ")
     assert sentence("binary.toml", b"\xff\xfe").startswith("binary.toml cannot be read: ")
     assert sentence("other.toml", b"base = 5") == "`base` must be a recipe or a .toml file, but got 5."
-    assert sentence("lost.toml", b'base = "nope"') == f"Unknown recipe 'nope'. Known: {recipes}; or give a .toml file."
+    assert sentence("lost.toml", b'base = "nope"') == unknown
     assert (
         sentence("both.toml", b"steps = 3\nepochs = 2")
         == "Just one of `steps` and `epochs` must be given, but got 3 and 2."

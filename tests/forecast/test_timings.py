@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from raysim.cli import app
@@ -155,3 +156,13 @@ def test_the_command_prices_a_file_and_says_nothing_about_recorded_steps(tmp_pat
     refused = CliRunner().invoke(app, ["simulate", str(path), "--device", "A100", "--network", "1gbps"])
     assert refused.exit_code == 2
     assert "`--device` belongs to a recipe" in " ".join(refused.output.split())
+
+
+def test_pipelines_are_as_long_as_memory_allows() -> None:
+    """Of S stages and m microbatches without messages a step takes (S + m - 1)(f + b)."""
+    step = Timings(num_stages=3000, num_microbatches=2, forward_s=1.0, backward_s=2.0).step()
+    assert step.simulate(FREE).step_s == pytest.approx(3 * (3000 + 2 - 1))
+    with pytest.raises(
+        ValidationError, match=r"`num_stages` = 1000000000 with `num_microbatches` = 3 takes 1\.26 TB to simulate, but "
+    ):
+        Timings(num_stages=10**9, num_microbatches=3, forward_s=1.0, backward_s=2.0)

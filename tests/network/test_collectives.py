@@ -15,7 +15,7 @@ from timelines import check_timeline
 from raysim import train
 from raysim.analysis import Replay
 from raysim.network.collectives import (
-    DIRECTIONS,
+    EXCHANGES,
     TRANSFER,
     Transfers,
     all_reduce,
@@ -174,7 +174,7 @@ def test_codecs_of_a_worker_add_up_over_its_stages_and_the_slowest_worker_counts
 
 
 def test_compressed_gradients_use_buckets_if_supported() -> None:
-    transfers = all_reduce(DIRECTIONS[0], 0, [(0, 0), (1, 0)], [5e5, 5e5])
+    transfers = all_reduce(EXCHANGES[0], 0, [(0, 0), (1, 0)], [5e5, 5e5])
     profile = in_buckets(Profile.uniform(1, 1.0, 2.0, transfers=transfers), num_buckets=4)
     (one,) = simulate(GPipe(), profile, Network(8e6), num_microbatches=1, num_replicas=2).collectives
     assert (one.collective.num_buckets, one.start_s, one.end_s) == (4, 1.5, 3.25)
@@ -183,7 +183,7 @@ def test_compressed_gradients_use_buckets_if_supported() -> None:
 def test_round_is_bounded_by_slow_pair_then_fast_port() -> None:
     fast, slow = 1e9, 1e7
     matrix = tuple(tuple(slow if {i, j} == {0, 2} else fast for j in range(3)) for i in range(3))
-    transfers = all_reduce(DIRECTIONS[0], 0, [(replica, 0) for replica in range(3)], [1e6] * 3)
+    transfers = all_reduce(EXCHANGES[0], 0, [(replica, 0) for replica in range(3)], [1e6] * 3)
     assert seconds_of(transfers, Network(matrix), 3) == pytest.approx(2 * 8e6 / slow)
     without = transfers[(transfers["source_replica"] == 1) | (transfers["target_replica"] == 1)]
     assert seconds_of(without, Network(matrix), 3) == pytest.approx(2 * 2 * 8e6 / fast)
@@ -192,12 +192,12 @@ def test_round_is_bounded_by_slow_pair_then_fast_port() -> None:
 
 
 def test_owners_of_tied_parameters_follow_the_averages() -> None:
-    averages = [all_reduce(DIRECTIONS[0], stage, [(0, stage), (1, stage)], [1e6] * 2) for stage in range(3)]
-    sums = [all_reduce(DIRECTIONS[1], 0, [(replica, 0), (replica, 2)], [1e6] * 2) for replica in range(2)]
+    averages = [all_reduce(EXCHANGES[0], stage, [(0, stage), (1, stage)], [1e6] * 2) for stage in range(3)]
+    sums = [all_reduce(EXCHANGES[1], 0, [(replica, 0), (replica, 2)], [1e6] * 2) for replica in range(2)]
     network = Network(8e6, LATENCY)
     timeline = end_of(np.concatenate([*averages, *sums]), network, 2, 3)
     assert timeline.collective_s == pytest.approx(2 * (2 * 1.0 + 2 * LATENCY))
-    assert [one.collective.direction for one in timeline.collectives] == [*[DIRECTIONS[0]] * 3, *[DIRECTIONS[1]] * 1]
+    assert [one.collective.direction for one in timeline.collectives] == [*[EXCHANGES[0]] * 3, *[EXCHANGES[1]] * 1]
 
 
 # Monotonicity.
@@ -256,7 +256,7 @@ def random_transfers(num_replicas: int, num_stages: int, seed: int) -> Transfers
         stage = int(random.integers(num_stages))
         ends = random.choice(num_replicas, 2, replace=False)
         found.append(
-            (DIRECTIONS[0], stage, int(random.integers(3)), ends[0], stage, ends[1], stage, random.uniform(0, 1e6))
+            (EXCHANGES[0], stage, int(random.integers(3)), ends[0], stage, ends[1], stage, random.uniform(0, 1e6))
         )
     return as_transfers(found)
 
@@ -316,12 +316,12 @@ def test_means_keep_bytes_and_rounds() -> None:
     assert mean["wire_bytes"].sum() == pytest.approx(sum(step["wire_bytes"].sum() for step in steps) / 3)
     assert len(np.unique(mean[list(TRANSFER.names or ())[:-1]])) == len(mean)
     assert mean_transfers([]).dtype == TRANSFER
-    total = spread_evenly(DIRECTIONS[0], 0, [(0, 0), (1, 0), (2, 0)], 6e6, 2)
+    total = spread_evenly(EXCHANGES[0], 0, [(0, 0), (1, 0), (2, 0)], 6e6, 2)
     assert (len(total), total["wire_bytes"].sum()) == (12, pytest.approx(18e6))
 
 
 def test_transfers_of_missing_replicas_are_refused() -> None:
-    transfers = all_reduce(DIRECTIONS[0], 0, [(0, 0), (3, 0)], [1.0, 1.0])
+    transfers = all_reduce(EXCHANGES[0], 0, [(0, 0), (3, 0)], [1.0, 1.0])
     with pytest.raises(ValueError, match=r"^`transfers` must be between 2 replicas, but got replica 3\.$"):
         end_of(transfers, Network(BPS), 2)
 
@@ -364,7 +364,7 @@ def test_messages_add_up_to_the_bytes_that_each_replica_sends(variant: Variant) 
 def test_recorded_messages_add_up_to_the_links_and_are_priced(small, tmp_path, changes) -> None:  # type: ignore[no-untyped-def]
     config = small(**{"num_replicas": 2, "num_microbatches": 2, "steps": 4, **changes})
     run = train(config, engine="inline", out=tmp_path / "run")
-    links = run.links[run.links["direction"].isin(DIRECTIONS)]
+    links = run.links[run.links["direction"].isin(EXCHANGES)]
     sent = run.collectives.groupby(["step", "source_replica", "source_stage"])["wire_bytes"].sum()
     assert sorted(run.collectives["step"].unique()) == [1, 2, 3]
     for (step, replica, stage), size in sent.items():

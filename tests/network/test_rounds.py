@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timelines import check_timeline
 
-from raysim.network.collectives import DIRECTIONS, all_reduce, as_transfers, explicit
+from raysim.network.collectives import EXCHANGES, all_reduce, as_transfers, explicit
 from raysim.network.exchanges import all_reduce_rounds, all_reduce_s
 from raysim.network.profile import Profile
 from raysim.network.rounds import Sends, classes_of, equal_hosts, round_of, round_seconds
@@ -70,8 +70,8 @@ def test_equal_replicas_cost_what_distinct_ones_do(algorithm: str, packed: bool)
     network = network_of(sites, "pair", 3, distinct=False)
     network = replace(network, host_sites=tuple("abc"[site] for site in sites))
     placement = Placement(tuple(host for r in range(6) for host in ((r, 11 - r) if not packed else (r, r))))
-    transfers = [all_reduce(DIRECTIONS[0], 0, [(r, 0) for r in range(6)], [1e5, 1e5, 1e5, 1e5, 2e5, 1e5], whole=True)]
-    transfers += [all_reduce(DIRECTIONS[1], 0, [(r, 0), (r, 3)], [1e5] * 2) for r in range(6)]
+    transfers = [all_reduce(EXCHANGES[0], 0, [(r, 0) for r in range(6)], [1e5, 1e5, 1e5, 1e5, 2e5, 1e5], whole=True)]
+    transfers += [all_reduce(EXCHANGES[1], 0, [(r, 0), (r, 3)], [1e5] * 2) for r in range(6)]
     equal = Profile.uniform(
         4,
         0.1,
@@ -97,9 +97,9 @@ def test_equal_replicas_cost_what_distinct_ones_do(algorithm: str, packed: bool)
 
 def test_every_replica_is_a_row() -> None:
     transfers = all_reduce(
-        DIRECTIONS[1], 0, [(r, s) for r in range(2) for s in (0, 3)], [1.0, 2.0, 3.0, 4.0], whole=True
+        EXCHANGES[1], 0, [(r, s) for r in range(2) for s in (0, 3)], [1.0, 2.0, 3.0, 4.0], whole=True
     )
-    listed = all_reduce(DIRECTIONS[1], 0, [(r, s) for r in range(2) for s in (0, 3)], [1.0, 2.0, 3.0, 4.0])
+    listed = all_reduce(EXCHANGES[1], 0, [(r, s) for r in range(2) for s in (0, 3)], [1.0, 2.0, 3.0, 4.0])
     assert sorted(explicit(transfers, 2).tolist()) == sorted(listed.tolist())
     assert explicit(as_transfers([]), 5).tolist() == []
 

@@ -179,10 +179,11 @@ def test_records_page_lists_every_column():
 def test_overlap_table_matches_its_commands(tmp_path, monkeypatch):
     """Every step on the page of networks is that of the commands above its table, run on the file above them."""
     page = ROOT / "docs" / "networks.md"
-    (timings,) = [block for block in blocks(page) if block.title == "overlap.toml"]
-    (commands,) = [block.code for block in blocks(page) if block.language == "sh" and "overlap.toml" in block.code]
+    files = [block for block in blocks(page) if block.title in ("overlap.toml", "costs.toml")]
+    commands, priced = [block.code for block in blocks(page) if block.language == "sh" and "overlap.toml" in block.code]
     monkeypatch.chdir(tmp_path)
-    Path(timings.title).write_text(timings.code)
+    for each in files:
+        Path(each.title).write_text(each.code)
     printed = []
     for line in commands.splitlines():
         done = CliRunner().invoke(app, line.split()[1:])
@@ -192,6 +193,11 @@ def test_overlap_table_matches_its_commands(tmp_path, monkeypatch):
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
     by_column = [[(cells[i], cells[0].strip("`")) for cells in rows] for i in (1, 2)]
     assert by_column == printed
+    done = CliRunner().invoke(app, priced.split()[1:])
+    money = page.read_text(encoding="utf-8").partition(priced)[2].partition("|---|\n")[2].partition("\n\n")[0]
+    for line in money.splitlines():
+        network, _, *cells = (cell.strip(" `") for cell in line.strip("|").split(" | "))
+        assert re.search(rf"│ {network} +│ +{' +│ +'.join(map(re.escape, cells))} ", done.output), done.output
 
 
 def test_notation_pages_match_classes():

@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from raysim.cli import app
@@ -14,6 +16,7 @@ from raysim.forecast.gains import coded, limit, other_ways, parts_of, priced
 from raysim.network.presets import parse_network
 from raysim.network.topology import FREE
 from raysim.screening.candidates import SUMS, canonical, every
+from raysim.sweeps.contenders import MOST, Candidate, choose
 from raysim.sweeps.decide import Decision, Question
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
@@ -104,6 +107,26 @@ def test_sums_of_tied_parameters_are_priced_and_the_fastest_goes_with_every_othe
     assert [each for each in every(2, 1, 100, tied=True) if each.tied_gradient != SAME] == [
         canonical(Setting(tied_gradient=method)) for method in SUMS
     ]
+
+
+HARMS = st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=20)
+
+
+@given(figures=HARMS, by_loss=st.booleans())
+def test_who_races_is_beaten_by_nobody_in_speed_and_harm(figures, by_loss):
+    candidates = [
+        Candidate(Setting(f"TopK({i})"), 1 + speed, difference=loss - 2, error=error)
+        for i, (speed, loss, error) in enumerate(figures)
+    ]
+    choose(candidates, by_loss=by_loss)
+    left = [each for each in candidates if each.open]
+    assert len(left) <= MOST
+    assert bool(left) == bool(candidates)
+    keys = [(-each.speedup, each.error, max(each.difference, 0.0) if by_loss else 0.0) for each in left]
+    for key in keys:
+        assert not any(other != key and all(a <= b for a, b in zip(other, key, strict=True)) for other in keys)
+    if left and not by_loss:
+        assert min(each.error for each in left) == min(each.error for each in candidates)
 
 
 @pytest.mark.slow

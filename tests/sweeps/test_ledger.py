@@ -178,6 +178,8 @@ def test_interrupted_trials_resume_under_their_numbers(opened):
     ledger.end(begin(ledger), finished())
     cut = [begin(ledger), begin(ledger)]
     texts = [(row.trial, row.notation, row.params) for row in cut]
+    ledger.close()
+    assert not ledger.optuna.get_trials(states=(TrialState.RUNNING,))
     again = opened()
     check_agree(again)
     found = [again.next()[0] for _ in range(2)]

@@ -1,0 +1,231 @@
+"""Money and churn: GPU hours, egress, stragglers and departures of hosts, by a file of the user's.
+
+A file of costs has the fields of `FleetCosts`. The price of a step on a network becomes an expected step, and an amount of money.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from raysim.network.stragglers import STEP_TIMES, StepTimes
+from raysim.network.timeline import Timeline
+from raysim.network.timeline_views import egress_bytes
+from raysim.notation import InputError, check_real, known_words, parse, shown
+from raysim.storage.files import read_text
+from raysim.storage.texts import parse_toml
+from raysim.units import format_seconds, three_digits
+
+HOUR_S = 3600.0
+GB = 1e9
+
+
+class Team(NamedTuple):
+    """The hosts of a job."""
+
+    hosts: int
+    """Of a replica: it stops if one of them departs."""
+    replicas: int = 1
+    gpus: int = 1
+    """In all."""
+    period: float = 1.0
+    """Steps from one exchange of replicas to the next: more than 1 for local steps."""
+
+    @property
+    def rejoins(self) -> bool:
+        """True if the other replicas can train on if a host departs."""
+        return self.replicas > 1 and self.period > 1
+
+
+class Expected(NamedTuple):
+    """A step with its churn, and its money."""
+
+    step_s: float
+    """Seconds of training for each completed step."""
+    straggling: float
+    """Factor on the step by hosts that wait for the slowest."""
+    departures: float
+    """Factor on the step by checkpoints, lost work and restarts."""
+    money: float
+    checkpoint_every_s: float | None = None
+    """Seconds of training from one checkpoint to the next; None without departures, or if replicas join again."""
+
+
+@dataclass(frozen=True)
+class FleetCosts:
+    """Money, stragglers and departures of a fleet of hosts."""
+
+    currency: str = ""
+    gpu_hour: float = 0.0
+    """Money for a GPU and hour, with its share of the host."""
+    egress_gb: float = 0.0
+    """Money for 10^9 bytes that leave a host, or on a network of sites a site."""
+    departure_hours: float = math.inf
+    """Mean hours until a host departs: a failure, or a spot instance called back."""
+    restart_s: float = 0.0
+    """Seconds from a departure until its replacement trains: a new host, start-up, loading."""
+    checkpoint_s: float = 0.0
+    """Seconds that training stops for a checkpoint."""
+    checkpoint_every_s: float | None = None
+    """Seconds of training between checkpoints; by default those that cost least."""
+    step_times: StepTimes | None = None
+    """Distribution of a host's compute seconds in a step, such as Lognormal(0.1)."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def __post_init__(self) -> None:
+        for name in ("currency", "source"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"`{name}` must be a text, but got {shown(getattr(self, name))}.")
+        for name in ("gpu_hour", "egress_gb", "restart_s", "checkpoint_s"):
+            object.__setattr__(self, name, check_real(name, getattr(self, name), 0, math.inf))
+        hours = self.departure_hours
+        if hours != math.inf:
+            hours = check_real("departure_hours", hours, 0, math.inf, open_low=True)
+        object.__setattr__(self, "departure_hours", hours)
+        if self.step_times is not None and not isinstance(self.step_times, StepTimes):
+            object.__setattr__(self, "step_times", _step_times(self.step_times))
+        if self.checkpoint_every_s is not None:
+            every = check_real("checkpoint_every_s", self.checkpoint_every_s, 0, math.inf, open_low=True)
+            object.__setattr__(self, "checkpoint_every_s", every)
+        for name in ("restart_s", "checkpoint_s", "checkpoint_every_s"):
+            if getattr(self, name) and hours == math.inf:
+                raise ValueError(f"`{name}` is a cost of departures: give `departure_hours`, the mean hours until one.")
+
+    @property
+    def churns(self) -> bool:
+        """True if hosts straggle or depart."""
+        return self.step_times is not None or self.departure_hours < math.inf
+
+    @property
+    def cost(self) -> bool:
+        """True if anything costs money."""
+        return bool(self.gpu_hour or self.egress_gb)
+
+    def of_step(self, step_s: float, team: Team, *, compute_s: float, sent_bytes: float) -> Expected:
+        """Return the expected step, given its seconds, those of its busiest host's compute, and its egress."""
+        straggling = departures = 1.0
+        if self.step_times is not None and step_s:
+            slowest = self.step_times.slowest(team.hosts, team.replicas, max(round(team.period), 1))
+            straggling = 1 + (slowest - 1) * compute_s / step_s
+        every = None
+        if self.departure_hours < math.inf and step_s:
+            of_replica_s = self.departure_hours * HOUR_S / team.hosts
+            of_any_s = of_replica_s / team.replicas
+            every = self.checkpoint_every_s or best_interval_s(of_any_s, self.checkpoint_s)
+            departures = restarting(of_any_s, self.restart_s, self.checkpoint_s, every)
+            period_s = team.period * step_s * straggling
+            if team.rejoins and (joined := rejoining(of_replica_s, self.restart_s, period_s)) <= departures:
+                departures, every = joined, None
+        expected_s = step_s * straggling * departures
+        money = expected_s / HOUR_S * team.gpus * self.gpu_hour + sent_bytes / GB * self.egress_gb
+        return Expected(expected_s, straggling, departures, money, every)
+
+    def money_text(self, amount: float) -> str:
+        """Return an amount of money."""
+        return f"{three_digits(amount)} {self.currency}".strip()
+
+    def words(self) -> str:
+        """Return the figures as a sentence."""
+        parts = [f"{self.money_text(self.gpu_hour)} for a GPU hour" if self.gpu_hour else ""]
+        parts += [f"{self.money_text(self.egress_gb)} for a GB of egress" if self.egress_gb else ""]
+        if self.departure_hours < math.inf:
+            lasts = format_seconds(self.departure_hours * HOUR_S)
+            parts += [f"a departure of each host every {lasts}, {format_seconds(self.restart_s)} to restart"]
+            parts += [f"{format_seconds(self.checkpoint_s)} for a checkpoint" if self.checkpoint_s else ""]
+        parts += [f"step times {self.step_times!r}" if self.step_times is not None else ""]
+        return "; ".join([*filter(None, parts), *([self.source] if self.source else [])])
+
+
+def expected_step(
+    costs: FleetCosts,
+    step_s: float,
+    kinds: Sequence[tuple[float, Timeline]],
+    *,
+    period: float = 1.0,
+    gpus: int = 1,
+    sharded_bytes: float = 0.0,
+) -> Expected:
+    """Return the expected step of a job; `kinds` are timelines of its steps with their shares of all steps.
+
+    `period`: steps from one exchange of replicas to the next. `gpus`: of each worker. `sharded_bytes`: egress of sharded replicas.
+    """
+    workers, replicas = kinds[0][1].table.num_workers, kinds[0][1].num_replicas
+    hosts = kinds[0][1].placement.hosts
+    team = Team(len(set(hosts[:workers])), replicas, gpus * len(hosts), period)
+    compute_s = sum(share * max(worker.compute_s for worker in timeline.workers()) for share, timeline in kinds)
+    sent = sum(share * egress_bytes(timeline) for share, timeline in kinds) if costs.egress_gb else 0.0
+    return costs.of_step(step_s, team, compute_s=compute_s, sent_bytes=sent + sharded_bytes)
+
+
+def restarting(mean_s: float, restart_s: float, checkpoint_s: float, every_s: float) -> float:
+    """Return the expected seconds for each second of work, with restarts from the last checkpoint.
+
+    Departures come every `mean_s` seconds, also during restarts and checkpoints; work is saved every `every_s` seconds (Daly 2006,
+    10.1016/j.future.2004.11.016, complete model). Infinite if no work is ever saved.
+
+    >>> round(restarting(mean_s=86_400, restart_s=300, checkpoint_s=60, every_s=3_000), 4)
+    1.0417
+    """
+    try:
+        return math.exp(restart_s / mean_s) * math.expm1((every_s + checkpoint_s) / mean_s) * mean_s / every_s
+    except OverflowError:
+        return math.inf
+
+
+def best_interval_s(mean_s: float, checkpoint_s: float) -> float:
+    """Return the seconds between checkpoints that minimise `restarting`, at least one.
+
+    If departures are rare, sqrt(2 x checkpoint x mean) (Young 1974).
+
+    >>> round(best_interval_s(86_400, 60))
+    3180
+    """
+    from scipy.special import lambertw
+
+    best = mean_s * (1 + lambertw(-math.exp(-1 - checkpoint_s / mean_s)).real)
+    return max(float(best), 1.0)
+
+
+def rejoining(mean_s: float, restart_s: float, period_s: float) -> float:
+    """Return the expected seconds for each second of a replica's useful work, if it joins again at the next exchange.
+
+    It departs every `mean_s` seconds, loses the period of `period_s` seconds in which it departs, and waits for the first exchange
+    after `restart_s` seconds. Infinite if it never completes a period.
+    """
+    missed = -math.expm1(-period_s / mean_s)
+    if missed == 1.0 or not period_s:
+        return math.inf if period_s else 1.0
+    whole, rest = divmod(restart_s, period_s)
+    late = (
+        -math.expm1(-rest / mean_s) * math.exp(-(period_s - rest) / mean_s) / missed
+    )  # ready after the first exchange
+    lost = whole + 1 + late
+    return 1 + lost * missed / (1 - missed)
+
+
+def load_costs(path: Path) -> FleetCosts:
+    """Read a TOML file with fields of `FleetCosts`; raises InputError naming the file."""
+    try:
+        values: dict[str, Any] = parse_toml(read_text(path))
+        known = [field.name for field in fields(FleetCosts)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"Unknown field `{name}`.{known_words(name, known)}")
+        if not values:
+            raise ValueError(f"A file of costs must have one of the fields {', '.join(known)}.")
+        return FleetCosts(**values)
+    except OSError as error:
+        raise InputError(f"The file of costs {str(path)!r} must be readable, but: {error.strerror}.") from None
+    except ValueError as error:
+        raise InputError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
+
+
+def _step_times(text: Any) -> StepTimes:
+    try:
+        return parse(text, STEP_TIMES, kind="distribution of step times")
+    except ValueError as error:
+        raise ValueError(f"`step_times` must be as Lognormal(0.1) or Exponential(0.1): {error}") from None
