@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from folder_orders import Plan, answers, every_plan, harms
+from folder_orders import ORDERS, Plan, answers, every_plan, harms, moments
 
 FOLDER_PLANS: dict[str, Callable[[], list[Plan]]] = {
     "two processes in a folder, one paused at a file operation": lambda: every_plan().held,
@@ -24,3 +24,18 @@ def kind(plan: Plan) -> str:
 def carry_out(plans: Sequence[Plan], folder: Path) -> list[str]:
     """Carry out plans, and return the harm."""
     return harms(plans, answers(plans))
+
+
+def pairs() -> list[tuple[str, str, str]]:
+    """Return what a folder holds and two processes in it; without sweeps, whose database writes unseen."""
+    return [
+        (start, first, second)
+        for (start, first), others in ORDERS.items()
+        for second in others
+        if "study" not in start and "sweep" not in first
+    ]
+
+
+def reduced(some: Sequence[tuple[str, str, str]], folder: Path) -> list[str]:
+    """Pause the first process of each pair at one of all operations that differ by steps that commute; return the harm."""
+    return [harm for pair in some for plan, verdict in moments(*pair).items() for harm in harms([plan], [verdict])]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from commands import Outcome
 from on_containers import contained, in_containers
-from on_folders import FOLDER_PLANS, carry_out, kind
+from on_folders import FOLDER_PLANS, carry_out, kind, pairs, reduced
 from on_servers import run_blows, strike_runs, strike_sweeps, sweep_blows
 
 
@@ -25,6 +25,7 @@ class Planned(NamedTuple):
 
 PLANS: dict[str, Planned] = {
     **{name: Planned(every, carry_out, 20, kind) for name, every in FOLDER_PLANS.items()},
+    "two processes in a folder, one paused, by partial orders": Planned(pairs, reduced, 1),
     "a process of a run's Ray hit": Planned(run_blows, strike_runs, 4),
     "a process of a sweep's Ray hit": Planned(sweep_blows, strike_sweeps, 2),
     "a command in a container": Planned(contained, in_containers, 4),

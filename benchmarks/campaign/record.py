@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 KEPT = Path(__file__).parent / "record.jsonl"
 """The record of raysim's own campaign, from which docs/measurements/robustness.md has its table."""
 
+ALIKE = 0.02  # of the plans: how many operations a process makes depends a little on its timing
+
 
 class Round(NamedTuple):
     """How often an attack was tried in a round, of how often in a whole campaign, and the harm that it did."""
@@ -43,8 +45,9 @@ def read(record: Path | None) -> list[Round]:
 
 
 def tried(rounds: Iterable[Round], attack: str, whole: int | None = None) -> int:
-    """Return how often an attack was tried; with `whole`, how often of so many: another number is of other plans."""
-    return sum(each.tried for each in rounds if each.attack == attack and whole in (None, each.whole))
+    """Return how often an attack was tried; with `whole`, of about so many: a number that differs more is of other plans."""
+    own = [each for each in rounds if each.attack == attack]
+    return sum(each.tried for each in own if whole is None or abs(each.whole - whole) <= ALIKE * whole)
 
 
 def row(rounds: Iterable[Round], attack: str) -> str:

@@ -39,7 +39,7 @@ def evidence(studies: Mapping[str, Results]) -> str:
             "high": round(row["harm_high"], 3),
             "unit": row["unit"],
             "verdict": row["verdict"],
-            "scope": _scope(ABOUT["studies"][name]),
+            "scope": _scope(ABOUT["studies"][name] | _size(results, row["runs"][0])),
         }
         for name, results in studies.items()
         for row in _alike(settings(results)).to_dict("records")
@@ -51,6 +51,12 @@ def evidence(studies: Mapping[str, Results]) -> str:
 
 def _scope(table: Mapping[str, Any]) -> dict[str, Any]:
     return {"peak": None, **table}
+
+
+def _size(results: Results, run: str) -> dict[str, int]:
+    """Return the parameters of a run's model, which differ within a study of sizes; empty for runs that do not record them."""
+    recorded = results.runs.set_index("run").reindex(columns=["num_parameters"]).loc[run, "num_parameters"]
+    return {} if pd.isna(recorded) else {"parameters": int(recorded)}
 
 
 def _screened(screen: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:

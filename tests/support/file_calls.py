@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from power_loss import DiskLog
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "fcntl.flock"}
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "fsync"}  # that may fail
+AT_FOLDER = {"os.remove", "os.rmdir", "os.mkdir"}  # whose last argument may be the descriptor of a folder
 FILLS = {"open", "os.mkdir", "fsync"}  # that a full disk fails
 LIMIT_S = 120.0
 
@@ -32,25 +34,59 @@ class Calls:
 
     def __init__(self, act: Callable[[int, str, object], None]) -> None:
         self.count, self._act, self._home = 0, act, str(Path.cwd()) + "/"
+        self.touched: list[tuple[int | str, ...]] = []  # count, operation, and the names that it reads or changes
         self._own = threading.local()  # what `act` does itself counts for nothing
         import pyarrow.parquet as pq
 
         sys.addaudithook(self._hear)
         os.stat = self._before(os.stat, "stat")
         os.fsync = self._before(os.fsync, "fsync")
+        for name in ("lstat", "access"):  # looks that are no steps
+            setattr(os, name, self._noted(getattr(os, name)))
         for name in ("read_table", "read_metadata", "ParquetFile"):
             setattr(pq, name, self._before(getattr(pq, name), "open"))
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in EVENTS:
-            self._step("read" if event == "open" and not _writes(arguments) else event, arguments[0])
+            event = "read" if event == "open" and not _writes(arguments) else event
+            self._step(event, arguments[0])
+            self._note(event, arguments)
 
     def _before(self, function: Any, event: str) -> Any:
         def stepped(*arguments: Any, **options: Any) -> Any:
             self._step("read" if event == "open" else event, arguments[0])
+            self._note("read" if event == "open" else event, arguments[:1])
             return function(*arguments, **options)
 
         return stepped
+
+    def _noted(self, function: Any) -> Any:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            self._note("stat", arguments[:1])
+            return function(*arguments, **options)
+
+        return noted
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Note the names of an operation, relative to the working folder; a sync changes nothing that others see."""
+        if event == "fsync" or getattr(self._own, "acts", False):
+            return
+        targets = arguments[:2] if event == "os.rename" else arguments[:1]
+        bases = arguments[2:4] if event == "os.rename" else arguments[-1:] if event in AT_FOLDER else ()
+        names = []
+        for target, base in zip_longest(targets, bases):
+            if isinstance(target, int):
+                path = _of_descriptor(target)
+            elif isinstance(base, int) and base >= 0:
+                path = str(Path(_of_descriptor(base), os.fsdecode(target)))
+            elif not isinstance(target, (str, bytes, os.PathLike)):  # what Arrow reads from memory
+                continue
+            else:
+                path = os.path.abspath(os.fsdecode(target))  # noqa: PTH100 (no look at the disk)
+            if path.startswith(self._home):
+                names.append(path.removeprefix(self._home))
+        if names:
+            self.touched.append((self.count, event, *names))
 
     def _step(self, event: str, target: object) -> None:
         if isinstance(target, int):
@@ -71,6 +107,13 @@ class Calls:
 def _writes(arguments: tuple[Any, ...]) -> bool:
     _, mode, flags = arguments
     return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR)) or any(one in (mode or "") for one in "wax+")
+
+
+def _of_descriptor(number: int) -> str:
+    try:
+        return str(Path(f"/proc/self/fd/{number}").readlink())
+    except OSError:
+        return ""
 
 
 class Process:
@@ -144,9 +187,9 @@ class Process:
                 log.end()
                 answer["held"] = list(log.held.values())
             answer |= (
-                {"calls": calls.count, "failed": met[:1]}
+                {"calls": calls.count, "failed": met[:1], "touched": calls.touched}
                 if mode != "list"
-                else {"operations": met, "places": places, "kinds": kinds}
+                else {"operations": met, "places": places, "kinds": kinds, "touched": calls.touched}
             )
             _write(says, json.dumps(answer).encode() + b"\n")
         finally:

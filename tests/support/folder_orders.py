@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from partial_orders import Step, covered, steps_of, together
+
 ORDERS = {  # of two processes: what the folder holds and the first; the second
     ("nothing", "train"): ("train", "resume", "load", "pack", "report"),
     ("broken", "resume"): ("resume", "train", "load", "pack", "report"),
@@ -67,6 +69,8 @@ class Verdict(NamedTuple):
     met: bool
     harm: str | None
     outcomes: list[Any]
+    touched: list[Any] | None = None
+    """What `second` touched while `first` was held; None if it waited for it."""
 
 
 class Plans(NamedTuple):
@@ -126,6 +130,22 @@ def every_plan() -> Plans:
 def answers(plans: Sequence[Plan]) -> list[Verdict]:
     """Carry out plans, each from its own start; raises ValueError if the worker fails."""
     return [Verdict(**_ask(plan)) for plan in plans]
+
+
+def moments(start: str, first: str, second: str) -> dict[Plan, Verdict]:
+    """Return what comes of holding `first` at each operation, by one plan for all that differ by steps that commute."""
+    own = _ask(("touches", start, first))
+    steps = steps_of(own["touched"], len(own["operations"]))
+    everything = together(steps)
+
+    def hold(moment: int) -> tuple[Step, tuple[Plan, Verdict]]:
+        plan = Plan(start, first, second, moment + 1)
+        (verdict,) = answers([plan])
+        if verdict.touched is None:
+            return Step(everything.reads, everything.reads | everything.writes), (plan, verdict)
+        return together(Step.of(event, *names) for _, event, *names in verdict.touched), (plan, verdict)
+
+    return dict(covered(steps[:-1], hold).values())
 
 
 @cache

@@ -83,6 +83,12 @@ class Worker:
         lost = [kind_of(f"{one.moment} {one.over}") for one in held]
         return {"of": [start, first], "operations": said["operations"], "kinds": said["kinds"], "held": lost}
 
+    def touches(self, start: str, first: str) -> dict[str, Any]:
+        """Return the operations of a work as in `count`, and what each touches."""
+        said = Process(WORKS[first], self._copy(start), mode="list").wait() or HANGS
+        assert "error" not in said, said
+        return {"operations": said["operations"], "touched": said["touched"]}
+
     def _copy(self, start: str) -> Path:
         home = self.folder / "case"
         shutil.rmtree(home, ignore_errors=True)
@@ -97,9 +103,11 @@ class Worker:
         said = first.wait() or HANGS
         held, killed = "held" in said, "killed" in said
         outcomes = [] if held or killed else [said]
+        touched = None
         if plan.second is not None:
             second = Process(WORKS[plan.second], home, plan.then)
             answer = second.wait(BLOCKED_S if held else 120)
+            touched = answer and answer.get("touched")
             if held:
                 first.go_on()
                 outcomes.append(first.wait() or HANGS)
@@ -109,7 +117,7 @@ class Worker:
             outcomes.append(answer or second.wait() or HANGS)
         calls = next((one["calls"] for one in outcomes if "calls" in one), 0)
         where = said.get("held") or said.get("killed") or "".join(said.get("failed", []))
-        return self._judged(plan, outcomes, where, calls)
+        return self._judged(plan, outcomes, where, calls)._replace(touched=touched)
 
     def _lose_power(self, plan: Plan) -> Verdict:
         folders = self.held(plan.start, plan.first)
@@ -142,6 +150,9 @@ def main() -> None:
         if asked == "count":
             worker.make(STARTS)
             print(json.dumps([worker.count(*pair) for pair in sorted({*ORDERS, *ALONE})]), flush=True)
+        elif asked[0] == "touches":
+            worker.make([asked[1]])
+            print(json.dumps(worker.touches(*asked[1:])), flush=True)
         else:
             plan = Plan(*asked)
             worker.make([plan.start])
