@@ -103,7 +103,7 @@ class Worker:
         said = first.wait() or HANGS
         held, killed = "held" in said, "killed" in said
         outcomes = [] if held or killed else [said]
-        touched = None
+        touched: Any = None
         if plan.second is not None:
             second = Process(WORKS[plan.second], home, plan.then)
             answer = second.wait(BLOCKED_S if held else 120)

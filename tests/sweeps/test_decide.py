@@ -170,15 +170,15 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
     ],
 )
 def test_a_damaged_decision_is_not_resumed(tmp_path, key, value, sentence):
-    base = {"base": KEYS | {"steps": 4}, "network": parse_network(SLOW)}
-    begun = Decision.begin(Question(**base), str(tmp_path / "out"), resume=False)
+    question = Question(KEYS | {"steps": 4}, parse_network(SLOW))
+    begun = Decision.begin(question, str(tmp_path / "out"), resume=False)
     with begun.locked():
         pass
-    assert Decision.begin(Question(**base), str(tmp_path / "out"), resume=True).ended == ""
+    assert Decision.begin(question, str(tmp_path / "out"), resume=True).ended == ""
     file = tmp_path / "out" / "decision.json"
     file.write_text(value if key is None else json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(ConfigError) as error:
-        Decision.begin(Question(**base), str(tmp_path / "out"), resume=True)
+        Decision.begin(question, str(tmp_path / "out"), resume=True)
     assert sentence in str(error.value)
     assert str(error.value).startswith(f"Nothing to resume: {file} cannot be read: ")
 
