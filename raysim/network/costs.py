@@ -168,7 +168,7 @@ def restarting(mean_s: float, restart_s: float, checkpoint_s: float, every_s: fl
     10.1016/j.future.2004.11.016, complete model). Infinite if no work is ever saved.
 
     >>> round(restarting(mean_s=86_400, restart_s=300, checkpoint_s=60, every_s=3_000), 4)
-    1.0417
+    1.0419
     """
     try:
         return math.exp(restart_s / mean_s) * math.expm1((every_s + checkpoint_s) / mean_s) * mean_s / every_s

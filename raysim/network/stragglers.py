@@ -57,7 +57,7 @@ class Lognormal(StepTimes):
     """Lognormal times; their sums over steps are matched by mean and variance (Fenton 1960).
 
     >>> round(Lognormal(0.2).slowest(64), 2)
-    1.56
+    1.57
     """
 
     def matched(self, mean: float, variance: float) -> Spread:
