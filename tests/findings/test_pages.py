@@ -27,6 +27,7 @@ def test_kept_studies_exist():
     assert STUDIES
 
 
+@pytest.mark.timeout(900)
 def test_findings_pages_match_kept_runs():
     for page, text in make_findings.written(make_findings.pages()).items():
         assert page.read_text(encoding="utf-8") == text, f"{page} is not what its runs say: run `make findings`."
@@ -55,8 +56,8 @@ def test_kept_runs_are_finished_and_of_planned_seeds(study):
     assert set(results.runs["host"].fillna("")) == {""}
 
 
-def test_kept_runs_total_under_10_mb():
-    assert sum(file.stat().st_size for file in DATA.rglob("*.parquet")) < 10_000_000
+def test_kept_runs_total_under_12_mb():
+    assert sum(file.stat().st_size for file in DATA.rglob("*.parquet")) < 12_000_000
 
 
 def test_bounds_have_stated_coverage_on_recorded_spreads():
