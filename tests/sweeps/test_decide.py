@@ -142,7 +142,7 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
     assert {"screen", "study.toml", "race", "decision.json"} <= {path.name for path in out.iterdir()}
     written = json.loads((out / "decision.json").read_text())
     assert written["ended"] == "raced"
-    assert all(each["outcome"] for each in written["candidates"])
+    assert all(each["outcome"] or each["verdict"] for each in written["candidates"])
     again = decide(*words, "--budget", "20min", "--resume")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
