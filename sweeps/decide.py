@@ -220,11 +220,12 @@ class Decision:
         network = self.question.network
         base_s, most = plan.step_s(network), limit(plan, network)
         beside = "" if base == Setting() else f" as {words(base)} alone"
+        bounded = [each for each in settings if most < PAYS and each._replace(forward=SAME, backward=SAME) == base]
+        prices = {each.setting: each for each in priced((s for s in settings if s not in bounded), plan, network)}
         candidates = []
         for setting in settings:
-            bound = most < PAYS and setting._replace(forward=SAME, backward=SAME) == base
-            price = None if bound else next(priced([setting], plan, network), None)
-            if price is None and not bound:
+            price = prices.get(setting)
+            if price is None and setting not in bounded:
                 continue  # the run cannot have it
             gain = most if price is None else price.speedup
             each = Candidate(setting, gain * self.dense_s / base_s, price.step_s if price else None)

@@ -23,7 +23,7 @@ LOOKS = {
 }
 LEAST = 1e-4  # loss at the foot of the axis
 MOST_ROWS = 1_000_000
-"""Of a table: a screen has a row for each setting and cut."""
+"""Most rows of a table: a screen has one for each setting and cut."""
 WITHOUT = "none given"
 """The network of a screen without prices."""
 

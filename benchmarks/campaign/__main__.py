@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _tried(rounds: list[Round], name: str, whole: int) -> int:
-    """Return how often an attack was tried, of the plans that it has now."""
+    """Return the number of tries of the plans that an attack has now."""
     return tried(rounds, name, whole if name in PLANS else None)
 
 

@@ -27,7 +27,7 @@ class Team(NamedTuple):
     """The hosts of a job."""
 
     hosts: int
-    """Of a replica: it stops if one of them departs."""
+    """Hosts of one replica, which stops if one of them departs."""
     replicas: int = 1
     gpus: int = 1
     """In all."""
@@ -70,11 +70,11 @@ class FleetCosts:
     checkpoint_s: float = 0.0
     """Seconds that training stops for a checkpoint."""
     checkpoint_every_s: float | None = None
-    """Seconds of training between checkpoints; by default those that cost least."""
+    """Seconds of training between checkpoints; by default the interval that costs least."""
     step_times: StepTimes | None = None
     """Distribution of a host's compute seconds in a step, such as Lognormal(0.1)."""
     source: str = ""
-    """Where the figures come from."""
+    """The source of the figures."""
 
     def __post_init__(self) -> None:
         for name in ("currency", "source"):

@@ -89,7 +89,7 @@ def busiest_share(timeline: Timeline) -> float:
 
 
 def egress_bytes(timeline: Timeline) -> float:
-    """Return the bytes that leave hosts in the step; on a network of sites, those that leave sites."""
+    """Return the egress of a step in bytes: out of hosts or, on a network of sites, out of sites."""
     sites = timeline.network.host_sites
     if sites is not None:
         return sum(use.wire_bytes for use in wire_use(timeline) if sites[use.source] != sites[use.target])

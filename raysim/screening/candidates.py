@@ -74,7 +74,7 @@ def defaults(plan: Plan, facts: Sequence[TensorFacts]) -> list[Setting]:
 def every(
     stages: int, replicas: int, steps: int | None, tried: Iterable[Setting] = (), *, tied: bool = False
 ) -> list[Setting]:
-    """Return all default settings of a run, whatever its tensors are like, those that only training can judge, and `tried`."""
+    """Return all default settings of a run with any tensors, also those that only training can judge, then `tried`."""
     links = [Setting(each.forward, each.backward) for each in LINKS if stages > 1]
     methods = [*METHODS, *(f"DiLoCo({count})" for count in LOCAL_STEPS if steps and steps % count == 0)]
     settings = [*links, *(Setting(replica_gradient=method) for method in methods if replicas > 1)]

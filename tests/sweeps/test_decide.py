@@ -15,6 +15,7 @@ from raysim.forecast.forecast import forecast
 from raysim.forecast.gains import coded, limit, other_ways, parts_of, priced
 from raysim.network.presets import parse_network
 from raysim.network.topology import FREE
+from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
 from raysim.sweeps.contenders import MOST, Candidate, choose
 from raysim.sweeps.decide import Decision, Question
@@ -68,6 +69,9 @@ def test_way_without_a_network_takes_the_same_time_on_every_network():
     ]
     steps = [each["one machine, without a network"].step_s for each in ways]
     assert steps[0] == steps[1] < alone.step_s(parse_network(FAR))
+    for way in ways[0].values():
+        own = forecast(alone.config.changed(**way.changes), device="T4")
+        assert way.step_s == pytest.approx(own.step_s(parse_network(SLOW)), rel=1e-12)
     for each in ways:
         assert [way.speedup for way in each.values()] == sorted((way.speedup for way in each.values()), reverse=True)
 
@@ -92,6 +96,18 @@ def test_decision_ends_with_prices_where_latency_takes_the_time(tmp_path, monkey
     other = decide(*["steps=8" if word == "steps=4" else word for word in words], "--resume")
     assert other.exit_code == 2
     assert "`base.steps` must be 4, as in the study to resume, but got 8." in " ".join(other.output.split())
+
+
+def test_counted_exchange_is_that_of_the_method_itself(dense, monkeypatch):
+    """Float32 averages of local steps are priced by one exchange of zeros; run with drawn values, they send the same."""
+    config = dense.config.changed(replica_gradient="DiLoCo(10)")
+    counted = forecast(config, device="T4")
+    monkeypatch.setattr(LocalSteps, "exact", False)
+    drawn = forecast(config, device="T4")
+    assert counted.averages
+    for one, other in zip(counted.averages, drawn.averages, strict=True):
+        assert one._replace(transfers=None) == other._replace(transfers=None)
+        assert one.transfers.tolist() == other.transfers.tolist()
 
 
 def test_sums_of_tied_parameters_are_priced_and_the_fastest_goes_with_every_other_setting():
