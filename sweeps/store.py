@@ -15,7 +15,6 @@ from pathlib import Path
 from pyarrow import fs
 
 from raysim.config import ConfigError
-from raysim.records.tables import CHECKPOINTS
 from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, private_folder, write_whole
 from raysim.storage.places import Place, PlaceError, check_answers, in_bucket, list_bucket, local_path
 from raysim.training.checkpoint import checkpoints
@@ -87,16 +86,16 @@ class Store:
     def send_run(self, name: str) -> None:
         """Copy a running run to the bucket if it has a new checkpoint."""
         if self.remote:
-            newest = [checkpoint.step for checkpoint in checkpoints(self.local / name / CHECKPOINTS)][-1:]
+            newest = [checkpoint.step for checkpoint in checkpoints(self.local / name / "checkpoints")][-1:]
             if newest != self._sent.get(name, []):
                 self.send(name)
                 self._sent[name] = newest
 
     def drop_checkpoints(self, name: str) -> None:
         """Remove all checkpoints of a run, here and in the bucket."""
-        shutil.rmtree(self.inside(name) / CHECKPOINTS, ignore_errors=True)
-        if self.remote and self._files(f"{name}/{CHECKPOINTS}"):
-            self._system.delete_dir(f"{self._root}/{name}/{CHECKPOINTS}")
+        shutil.rmtree(self.inside(name) / "checkpoints", ignore_errors=True)
+        if self.remote and self._files(f"{name}/checkpoints"):
+            self._system.delete_dir(f"{self._root}/{name}/checkpoints")
 
     def fetch_file(self, name: str) -> bool:
         """Download a file from the bucket, replacing the local one; return whether the bucket has it."""
