@@ -102,7 +102,7 @@ def test_law(law, variant: Variant) -> None:
 
 
 @local
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 4])
 def test_replicas_agree_and_send_nothing_between_exchanges(notation, count) -> None:
     team, sent = Apart(notation, count), 0
     for step in range(STEPS):

@@ -77,7 +77,7 @@ def transfers_of(
 
 
 @pytest.mark.parametrize("sharing", SHARING)
-@pytest.mark.parametrize("num_replicas", range(2, 17))
+@pytest.mark.parametrize("num_replicas", [2, 3, 4, 7, 16])
 def test_dense_average_has_ring_bytes_in_two_rounds(num_replicas: int, sharing: str) -> None:
     """2 (D - 1) / D S / W; twice that where a port carries both ways. A receiver that is served in turn waits for each latency."""
     profile = Profile.uniform(1, 0.0, 0.0, gradient_bytes=np.full(1, 1e6))
