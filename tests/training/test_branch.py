@@ -44,7 +44,7 @@ def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     same_steps(branch, begun)
 
 
-@pytest.mark.parametrize("name", ["feedback", "replicas-gravac"])
+@pytest.mark.parametrize("name", [pytest.param("feedback", marks=pytest.mark.slow), "replicas-gravac"])
 def test_branch_is_equal_on_both_engines(small, tmp_path, ray, name):
     settings = {**RUNS[name], "clock": "100mbps", "profile": "T4", "cpus_per_stage": 0.1}
     begun = train(small(**settings, checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "parent")
