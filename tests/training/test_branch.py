@@ -6,7 +6,7 @@ import pytest
 import torch
 from branches import same_steps
 from configurations import SMALL
-from pipelines import RUNS, SUBSPACE, TIED, third
+from pipelines import RUNS, SUBSPACE, TIED, fifth
 from runs import same_records
 from torch import nn
 
@@ -29,7 +29,7 @@ def parent(tmp_path_factory):
     return train(make_config(values), engine="inline", out=tmp_path_factory.mktemp("parent") / "run")
 
 
-@pytest.mark.parametrize("name", third(2))
+@pytest.mark.parametrize("name", fifth(4))
 def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     """Memories of links and replicas, signals of adaptive methods, delayed weights and the learning rate all go on."""
     settings = {"clock": "100mbps", "profile": "T4", **RUNS[name], "evaluate_every_steps": 2}
