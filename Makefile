@@ -23,7 +23,7 @@ test: lint $(if $(filter constraints.txt,$(CONSTRAINTS)),types)
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2
 
 test-cluster: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -s tests/sweeps/test_real_cluster.py

@@ -93,10 +93,10 @@ def test_topk_of_short_and_long_rows(length: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_random_tensors() -> None:
+def test_random_tensors() -> None:
     generator = torch.Generator().manual_seed(7)
     makers = (normal, student)
-    for index in range(1000):
+    for index in range(150):
         shape = [int(torch.randint(1, 40, (1,), generator=generator)) for _ in range(1 + index % 3)]
         x = makers[index % 2](*shape) * 10.0 ** float(torch.randint(-30, 30, (1,), generator=generator))
         dtype = (torch.float32, torch.bfloat16, torch.float32, torch.float16)[index % 4]

@@ -235,7 +235,7 @@ def test_a_restored_engine_goes_on_bit_for_bit(small, name) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["dilocox", "halos"])
 def test_engines_agree_bit_for_bit(ray, small, name) -> None:
     config = small(**RUNS[name], num_stages=1)
     inline = InlineEngine(prepare(config))
