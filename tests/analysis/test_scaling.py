@@ -79,9 +79,10 @@ def test_published_harms_are_held_out_within_the_study():
 
 
 @pytest.mark.parametrize(
-    ("families", "least", "most"), [(5, 0.8, 1.0), pytest.param(24, 0.85, 0.97, marks=pytest.mark.slow)]
+    ("families", "least", "most", "of_each"),
+    [(5, 0.8, 1.0, 0.5), pytest.param(24, 0.85, 0.97, 0.75, marks=pytest.mark.slow)],
 )
-def test_bounds_hold_as_often_as_they_say(families, least, most):
+def test_bounds_hold_as_often_as_they_say(families, least, most, of_each):
     random = np.random.default_rng(5)
     sizes = np.linspace(11, 13.5, 5)
     inside = {"all": [], **{name: [] for name in LAWS}}
@@ -100,7 +101,7 @@ def test_bounds_hold_as_often_as_they_say(families, least, most):
             inside[name] += held
             inside["all"] += held
     assert least <= np.mean(inside.pop("all")) <= most
-    assert min(np.mean(held) for held in inside.values()) > least - 0.1
+    assert min(np.mean(held) for held in inside.values()) > of_each
 
 
 def test_harms_without_noise_are_found_again():
