@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def nothing_else_is_held(variant: Variant) -> None:
 
 
 TWO_ENDED = (both_ends_are_equal_bit_for_bit, both_ends_are_equal_after_any_sequence)
-LAWS = (
+LAWS: tuple[Callable[..., None], ...] = (
     shape_and_dtype_are_kept_and_nothing_given_is_touched,
     *TWO_ENDED,
     probes_and_evaluations_change_no_later_packet,
