@@ -12,7 +12,7 @@ from raysim.analysis.runs.results import Results
 from raysim.units import format_parameters
 
 
-def carried(results: Results, asked: Asked) -> tuple[list[Section], list[str]]:
+def carried_section(results: Results, asked: Asked) -> tuple[list[Section], list[str]]:
     """Return the section of the harms at the asked size, and the same in a sentence for each setting.
 
     Raises AnalysisError as `raysim.analysis.carry`.

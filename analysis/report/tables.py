@@ -14,8 +14,8 @@ from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.frontier import faster
-from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
-from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Style, Table, Text, axis, bar
+from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns
+from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Style, Table, Text, axis, bar_trace
 from raysim.analysis.report.words import measure_text, quality_formats, seconds
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import DENSE, is_missing
@@ -46,7 +46,7 @@ def _dropped(trials: pd.DataFrame) -> list[Block]:
     return [Table("dropped", caption, frame)] if len(frame) else []
 
 
-def _runs_table(job: Job, material: Material) -> Table:
+def _runs_table(job: JobRuns, material: Material) -> Table:
     owners = {run: setting for setting in job.settings for run in setting.runs}
     return Table(
         f"{job.key}-runs",
@@ -58,7 +58,7 @@ def _runs_table(job: Job, material: Material) -> Table:
     )
 
 
-def _run_row(job: Job, setting: SettingRuns, row: dict[Any, Any], material: Material) -> dict[str, Any]:
+def _run_row(job: JobRuns, setting: SettingRuns, row: dict[Any, Any], material: Material) -> dict[str, Any]:
     done = max(1.0, _number(row.get("steps_done")))  # a missing value (NaN) gives 1, in this order only
     wire, dense = _number(row.get("wire_bytes")), _number(row.get("dense_bytes"))
     fronts = {
@@ -113,7 +113,7 @@ def _importance_panels(rows: pd.DataFrame) -> Iterator[Panel]:
             f"{row['parameter']}: {row['importance']:.2f}, over {row['trials']} trials{' that have it' if row['conditional'] else ''}"
             for row in ordered.to_dict("records")
         ]
-        bars = bar("importance", ordered["parameter"], ordered["importance"], Style(COLOURS[0]), labels)
+        bars = bar_trace("importance", ordered["parameter"], ordered["importance"], Style(COLOURS[0]), labels)
         yield Panel(str(objective), axis("parameter"), axis("share of importance"), [bars], height=280)
 
 
@@ -128,7 +128,7 @@ def has_branches(results: Results) -> bool:
     return bool((starts > 1).any())
 
 
-def branches(material: Material) -> list[Block]:
+def branch_blocks(material: Material) -> list[Block]:
     """Return a table for each dense run from which others branch: settings by point, with a sentence on where each is safe."""
     harms, blocks = branch_harms(material.results), list[Block]()
     for i, (job, rows) in enumerate(harms.groupby("job", sort=False), start=1):
@@ -230,7 +230,7 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
     return [*commands, f"raysim report {FOLDER}"]
 
 
-def probe(job: Job, material: Material) -> Iterator[Block]:
+def probe_blocks(job: JobRuns, material: Material) -> Iterator[Block]:
     """Yield a table of the candidates of a probe, and the commands that train them at a smaller size."""
     rows = {str(row["run"]): row for row in job.runs.to_dict("records")}
     if job.priced:
@@ -248,7 +248,7 @@ def probe(job: Job, material: Material) -> Iterator[Block]:
     yield Text("\n".join(smaller_runs(rows[setting.runs[0]] for setting in job.settings)), "code")
 
 
-def _probe_lead(job: Job, network: str) -> str:
+def _probe_lead(job: JobRuns, network: str) -> str:
     faster = [setting for setting in job.priced if setting.speedup and setting.speedup[network].low > 1]
     best = max(faster, key=lambda setting: setting.speedup[network].value, default=None)
     limit = "A probe does not say whether training stays sound under it."

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from raysim.cli.terminal import console, counted, show_notes, table_of, write_line
+from raysim.cli.terminal import console, show_notes, table_of, write_line
 from raysim.screening.bench import CHANGED
 from raysim.screening.findings import findings
 from raysim.screening.screen import Screen, Screened, words
-from raysim.units import format_seconds
+from raysim.units import format_seconds, plural
 
 
 def show_screen(done: Screen) -> None:
@@ -18,7 +18,7 @@ def show_screen(done: Screen) -> None:
     for line in findings(done):
         write_line(out, line)
     write_line(out, "")
-    title = f"{done.config.name}: at once, on {counted(done.num_samples, 'test sample')}, without training"
+    title = f"{done.config.name}: at once, on {plural(done.num_samples, 'test sample')}, without training"
     table = table_of([_row(done, each) for each in done.settings], title, text=["setting", "verdict"])
     table.columns[0].no_wrap = True
     table.caption = (
@@ -28,7 +28,7 @@ def show_screen(done: Screen) -> None:
     )
     out.print(table)
     kept = len(done.worth())
-    tried = counted(len(done.settings) - 1, "setting")
+    tried = plural(len(done.settings) - 1, "setting")
     write_line(out, f"{kept} of {tried} worth training; screened in {format_seconds(done.seconds)}.")
     show_notes(out, done.notes)
 
