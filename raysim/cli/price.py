@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, cost_figures, parse_costs, replayed, show_costs
+from raysim.cli.costs import CostsFile, parse_costs, replayed, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -139,7 +139,7 @@ def _with_costs(
     """Return figures for JSON with the expected step on each network, if costs are given."""
     if fleet is not None:
         for row, network in zip(figures["networks"], networks, strict=True):
-            row |= cost_figures(expected(fleet, network))
+            row["expected"] = expected(fleet, network)._asdict()
     return figures
 
 
