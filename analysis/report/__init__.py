@@ -11,7 +11,6 @@ from pathlib import Path
 from raysim.analysis.comparison.carry import Asked
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import SCREEN
-from raysim.analysis.report.carried import carried_section
 from raysim.analysis.report.frontier import frontier_blocks, link_blocks, quality_blocks
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS, JobRuns, Material
@@ -20,7 +19,14 @@ from raysim.analysis.report.page import Block, Page, Section, Text
 from raysim.analysis.report.reuse import reproduce_blocks
 from raysim.analysis.report.screens import screen_page
 from raysim.analysis.report.summary import summary_blocks
-from raysim.analysis.report.tables import branch_blocks, has_branches, importance_charts, probe_blocks, runs_tables
+from raysim.analysis.report.tables import (
+    branch_blocks,
+    carried_section,
+    has_branches,
+    importance_charts,
+    probe_blocks,
+    runs_tables,
+)
 from raysim.analysis.report.write import write_report
 from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network
