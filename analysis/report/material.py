@@ -268,8 +268,7 @@ class Material:
                 dense = self.replay(self.partners[run], **options) if run in self.partners else None
                 price = run, replay.step_s(networks), replay.wire_seconds(networks)
                 if dense is not None:
-                    speedups = replay.speedup(dense, networks)
-                    comparisons.append((speedups, dense.step_seconds(networks).mean(axis=1)))
+                    comparisons.append((replay.speedup(dense, networks), dense.step_seconds(networks).mean(axis=1)))
             except ReplayError as error:
                 self.results.complain(str(error))
             else:

@@ -26,8 +26,6 @@ from raysim.analysis.report.page import (
     quality_axis,
     scatter_trace,
     style,
-    thinned,
-    with_gaps,
 )
 from raysim.analysis.report.words import seconds
 from raysim.analysis.runs.step import Replay
@@ -109,6 +107,29 @@ def _curve_traces(
             xs, ys, labels = with_gaps(faint)
             yield scatter_trace("other settings", xs, ys, Style(GREY, faint=True), "lines", labels, None, network)
         yield from named
+
+
+def with_gaps(curves: Iterable[tuple[Iterable[Any], Iterable[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
+    """Join lines (x, y, label) into one with gaps, so that hundreds draw as fast as one."""
+    x: list[Any] = []
+    y: list[Any] = []
+    labels: list[str] = []
+    for xs, ys, label in curves:
+        x += [*xs, None]
+        y += [*ys, None]
+        labels += [label] * (len(x) - len(labels))
+    return x, y, labels
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` positions, evenly spread, with the first and the last.
+
+    >>> thinned(9, 5), thinned(3, 5)
+    ([0, 2, 4, 6, 8], [0, 1, 2])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 # --- decisions of adaptive methods, step by step ------------------------------------------------------------------------------

@@ -238,9 +238,15 @@ def axis(text: str, unit: str = "", *, log: bool = False) -> dict[str, Any]:
         common |= {"tickformat": ".2~%", "hoverformat": ".2%"}
     elif unit:
         common |= {"tickformat": "~s", "hoverformat": ".4s", "ticksuffix": unit}
-    if unit not in ("", "%") and log:  # between powers of ten plotly leaves the unit out
-        numbers = [f"{digit}{zeros}{prefix}" for digit in range(2, 10) for zeros in ("", "0", "00") for prefix in SI]
-        common["labelalias"] = {number: number + unit for number in numbers}
+    if unit not in ("", "%") and log:  # plotly puts no space before the unit, and leaves it out between powers of ten
+        digits = [
+            (f"{first}{zeros}", unit if first == 1 else "") for first in range(1, 10) for zeros in ("", "0", "00")
+        ]
+        common["labelalias"] = {
+            f"{number}{prefix}{suffix}": f"{number}\N{NO-BREAK SPACE}{prefix}{unit}"
+            for number, suffix in digits
+            for prefix in SI
+        }
     return common
 
 
@@ -328,26 +334,3 @@ def finite(values: Iterable[Any]) -> list[Any]:
         for value in values
     ]
     return [value if isinstance(value, str) or math.isfinite(value) else None for value in known]
-
-
-def with_gaps(curves: Iterable[tuple[Iterable[Any], Iterable[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
-    """Join lines (x, y, label) into one with gaps, so that hundreds draw as fast as one."""
-    x: list[Any] = []
-    y: list[Any] = []
-    labels: list[str] = []
-    for xs, ys, label in curves:
-        x += [*xs, None]
-        y += [*ys, None]
-        labels += [label] * (len(x) - len(labels))
-    return x, y, labels
-
-
-def thinned(count: int, most: int) -> list[int]:
-    """Return at most `most` of `count` positions, evenly spread, with the first and the last.
-
-    >>> thinned(9, 5), thinned(3, 5)
-    ([0, 2, 4, 6, 8], [0, 1, 2])
-    """
-    if count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
