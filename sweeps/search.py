@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from raysim.analysis.comparison.race import RUNGS, Exit, Race
+from raysim.analysis.comparison.race import RUNGS, Race, RaceExit
 from raysim.analysis.comparison.race_plan import usual_spread
 from raysim.analysis.data import ReplayError
 from raysim.analysis.runs.prices import in_company
@@ -27,10 +27,10 @@ from raysim.records import Run
 from raysim.sweeps.budget import Spending
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.race_budget import RaceBudget
-from raysim.sweeps.race_rounds import RaceRounds, Task
+from raysim.sweeps.race_rounds import RaceRounds, RunPart
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import Outcome, TrialSpec, forecast_values, part_steps, run_figures
+from raysim.sweeps.trial import TrialOutcome, TrialSpec, forecast_values, part_steps, trial_figures
 from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
@@ -94,14 +94,14 @@ class LedgerSearch(Searcher):
         elif error:
             self.lost = row
             text = f"gave up after losing its processes {LOST_PROCESSES + 1} times"
-            self._end(row, Outcome("failed", self._elapsed_s(row), text, {}))
+            self._end(row, TrialOutcome("failed", self._elapsed_s(row), text, {}))
         else:
             self._stop(row, result)
 
     def _elapsed_s(self, row: TrialRow) -> float:
         return (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
 
-    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+    def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         """Record the outcome of a Tune trial."""
         self.ledger.end(row, outcome)
 
@@ -109,7 +109,7 @@ class LedgerSearch(Searcher):
         """Record that a Tune trial was stopped."""
         if "evaluated_step" in result:
             self.ledger.report(row, result["evaluated_step"], result)
-        self.ledger.end(row, Outcome("pruned", self._elapsed_s(row), None, {}))
+        self.ledger.end(row, TrialOutcome("pruned", self._elapsed_s(row), None, {}))
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: a study is resumed from its rows, and nothing is unpickled."""
@@ -142,8 +142,8 @@ class RaceSearch(LedgerSearch):
         self._store = store
         self._gpus, self._on_plan, self._say = gpus, on_plan, say
         self._configs: dict[int, RunConfig] = {}
-        self._failed: dict[int, Outcome] = {}
-        self._queue: deque[Task] = deque()
+        self._failed: dict[int, TrialOutcome] = {}
+        self._queue: deque[RunPart] = deque()
         self._rounds: RaceRounds | None = None
         self._began_s = time.monotonic()
 
@@ -188,7 +188,7 @@ class RaceSearch(LedgerSearch):
         if not self._rows and not self._queue and not self.stopping:
             self._end_round()
 
-    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+    def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         if outcome.status in ("failed", "diverged", "pruned"):
             self._failed[row.trial] = outcome
         if outcome.status == "pruned":
@@ -248,7 +248,7 @@ class RaceSearch(LedgerSearch):
                 return dict(zip(trials, steps_s, strict=True))
         return {trial: float(run.steps["wire_bytes"].mean()) for trial, run in zip(trials, runs, strict=True)}
 
-    def _next_tasks(self) -> list[Task]:
+    def _next_tasks(self) -> list[RunPart]:
         """Return the parts of the next round, planning first if there is a budget."""
         rounds = self.rounds
         if self.ledger.study.budget is not None and rounds.budget is None:
@@ -305,11 +305,11 @@ class RaceSearch(LedgerSearch):
                 continue
             if row.trial in rounds.left:
                 why = self._why(row.trial, rounds.left[row.trial])
-                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}), self._forecast(row))
+                self.ledger.end(row, TrialOutcome("pruned", self._seconds(row), why, {}), self._forecast(row))
             else:
                 self._finish(row)
 
-    def _why(self, trial: int, reason: Exit) -> str:
+    def _why(self, trial: int, reason: RaceExit) -> str:
         rounds, measure = self.rounds, self.rounds.measure
         num_steps = len(self._run_of(rounds.dense, rounds.trained_seeds(rounds.dense)[0]).steps)
         where = f"after {part_steps(RUNGS[reason.rung], num_steps):,} of {num_steps:,} steps on {reason.seeds} seeds"
@@ -337,11 +337,11 @@ class RaceSearch(LedgerSearch):
         study, seconds = self.ledger.study, self._seconds(row)
         runs = [self._run_of(row.trial, seed) for seed in row.seeds]
         try:
-            outcome = Outcome(
-                "finished", seconds, None, run_figures(study.objectives, runs, study.compute, study.modules)
+            outcome = TrialOutcome(
+                "finished", seconds, None, trial_figures(study.objectives, runs, study.compute, study.modules)
             )
         except ValueError as error:  # ReplayError among them
-            outcome = Outcome("failed", seconds, str(error), {})
+            outcome = TrialOutcome("failed", seconds, str(error), {})
         if row.ended:
             row.figures, row.seconds = outcome.figures, outcome.seconds
             self.ledger.rows.write()

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
-from raysim.analysis.comparison.carry import Asked, carry_to, sentence
+from raysim.analysis.comparison.carry import Asked, carry_to, law_sentence
 from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.frontier import faster
@@ -290,7 +290,7 @@ def carried_section(results: Results, asked: Asked) -> tuple[list[Section], list
     for row in frame.to_dict("records"):
         name = f"{row['setting']} ({row['family']})" if families > 1 else row["setting"]
         verdict = f": {row['verdict']}" if isinstance(row["verdict"], str) else ""
-        sentences.append(f"{name}: {sentence(row)}{verdict}")
+        sentences.append(f"{name}: {law_sentence(row)}{verdict}")
     table = Table(
         "carried",
         "Harm by a power of the size, shared by the settings of one method, averaged with a law without size; bounds hold 90 % of true "

@@ -10,7 +10,7 @@ import pandas as pd
 from raysim_findings.finding import Finding
 
 from raysim.analysis import Results, replay, settings
-from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
+from raysim.analysis.comparison.contexts import MODES, ComparedRuns, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
 from raysim.config.identity import Setting
 from raysim.quality import measures_of
@@ -68,7 +68,7 @@ def _settings(results: Results) -> str:
     return "\n\n".join(tables if len(tables) > 2 else tables[1:])
 
 
-def _distinct(context: Context) -> list[Mode]:
+def _distinct(context: ComparedRuns) -> list[Mode]:
     """Return the modes of evaluation without those that agree in every run with one of fewer differences."""
     values = {mode: context.rows[f"{context.quality.name}_{mode}"] for mode in MODES}
     simpler: dict[Mode, Mode] = {"off": "on", "on_estimated": "on", "off_estimated": "off"}
@@ -78,7 +78,7 @@ def _distinct(context: Context) -> list[Mode]:
     ]
 
 
-def with_reference(results: Results) -> list[Context]:
+def with_reference(results: Results) -> list[ComparedRuns]:
     """Return the jobs that have runs without compression, with which others are compared."""
     return [context for context in contexts(results) if Setting() in context.settings]
 

@@ -22,7 +22,7 @@ from raysim.sweeps.runner import Sweep, SweepError
 from raysim.sweeps.search import LedgerSearch
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
-from raysim.sweeps.trial_rows import frontier
+from raysim.sweeps.trial_rows import best_trials
 from raysim.sweeps.tuning import Watch
 from raysim.training.train import train
 
@@ -237,7 +237,7 @@ def test_asha_prunes_poor_trials(ray, tmp_path):
         assert len(Run(tmp_path / "out" / row.runs[0]).steps) < 20
         assert done.ledger.optuna.trials[row.trial].state == TrialState.PRUNED
         assert done.ledger.optuna.trials[row.trial].intermediate_values
-    best = frontier(done.rows, done.study.objectives)
+    best = best_trials(done.rows, done.study.objectives)
     assert len(best) == 1
     assert TrialState.RUNNING not in [trial.state for trial in done.ledger.optuna.trials]
 
