@@ -30,7 +30,7 @@ from raysim.sweeps.race_budget import RaceBudget
 from raysim.sweeps.race_rounds import RaceRounds, RunPart
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import TrialOutcome, TrialSpec, forecast_values, part_steps, trial_figures
+from raysim.sweeps.trial import TrialOutcome, TrialSpec, forecast_values, part_steps, run_folder, trial_figures
 from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
@@ -144,6 +144,7 @@ class RaceSearch(LedgerSearch):
         self._configs: dict[int, RunConfig] = {}
         self._failed: dict[int, TrialOutcome] = {}
         self._queue: deque[RunPart] = deque()
+        self._parts: dict[str, RunPart] = {}  # by Tune's name of a trial
         self._rounds: RaceRounds | None = None
         self._began_s = time.monotonic()
 
@@ -180,13 +181,23 @@ class RaceSearch(LedgerSearch):
             self.ledger.rows.write()
         else:
             self.ledger.begin(row, runs)
-        self._rows[trial_id] = row
+        self._rows[trial_id], self._parts[trial_id] = row, task
         return {"trial": replace(spec, seeds=(task.seed,), objectives=(), watched=False, until=task.share)}
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         super().on_trial_complete(trial_id, result, error)
+        part = self._parts.pop(trial_id)
+        if part.share == 1.0 and "outcome" in (result or {}):
+            self._drop_checkpoints(part.trial, [part.seed])
         if not self._rows and not self._queue and not self.stopping:
             self._end_round()
+
+    def _drop_checkpoints(self, trial: int, seeds: Sequence[int]) -> None:
+        """Remove the checkpoints of runs that will not go on, unless the study asks for checkpoints."""
+        config = self._configs[trial]
+        if not config.checkpoint_every_steps and config.checkpoint_at_steps is None:
+            for seed in seeds:
+                self._store.drop_checkpoints(run_folder(trial, seed))
 
     def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         if outcome.status in ("failed", "diverged", "pruned"):
@@ -232,7 +243,7 @@ class RaceSearch(LedgerSearch):
         )
 
     def _run_of(self, trial: int, seed: int) -> Run:
-        return Run(self._store.place() / f"trials/{trial}-s{seed}")
+        return Run(self._store.place() / run_folder(trial, seed))
 
     def _cost_of(self, trials: Sequence[int]) -> Mapping[int, float]:
         """Return each trial's cost per step by the study's first objective that is not a quality; 0 without one."""
@@ -293,6 +304,7 @@ class RaceSearch(LedgerSearch):
         rounds = self.rounds
         for trial, outcome in sorted(self._failed.items()):
             row = self.ledger.rows[trial]
+            self._drop_checkpoints(trial, row.seeds)
             if outcome.status == "pruned":
                 row.seeds, row.runs = [], []  # none was trained
             self.ledger.end(row, outcome)
@@ -304,6 +316,7 @@ class RaceSearch(LedgerSearch):
             if not over and self.ledger.study.budget is not None and rounds.may_return(row.trial):
                 continue
             if row.trial in rounds.left:
+                self._drop_checkpoints(row.trial, row.seeds)  # if it returns, then on other seeds
                 why = self._why(row.trial, rounds.left[row.trial])
                 self.ledger.end(row, TrialOutcome("pruned", self._seconds(row), why, {}), self._forecast(row))
             else:

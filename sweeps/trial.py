@@ -72,7 +72,12 @@ class TrialSpec:
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
-        return [f"trials/{self.number}-s{seed}" for seed in self.seeds]
+        return [run_folder(self.number, seed) for seed in self.seeds]
+
+
+def run_folder(trial: int, seed: int) -> str:
+    """Return the folder of a trial's run, relative to the study's."""
+    return f"trials/{trial}-s{seed}"
 
 
 class TrialOutcome(NamedTuple):
@@ -119,7 +124,7 @@ class SweepTrial(tune.Trainable):
         """Yield the reports to Tune, the outcome last."""
         spec, runs, seconds = self._spec, list[Run](), 0.0
         began = time.monotonic()
-        status, error, trial_figures = "finished", None, dict[str, Figure]()
+        status, error, reached = "finished", None, dict[str, Figure]()
         for i, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, i)
@@ -150,10 +155,10 @@ class SweepTrial(tune.Trainable):
                 break
         if status == "finished" and spec.objectives:
             try:
-                trial_figures = trial_figures(spec.objectives, runs, spec.compute, modules_in(repr(spec.config.flat())))
+                reached = trial_figures(spec.objectives, runs, spec.compute, modules_in(repr(spec.config.flat())))
             except ValueError as failure:  # ReplayError among them
                 status, error = "failed", str(failure)
-        yield {"done": True, "outcome": TrialOutcome(status, seconds, error, trial_figures)}
+        yield {"done": True, "outcome": TrialOutcome(status, seconds, error, reached)}
 
     def _train(self, seed: int, name: str, i: int) -> Generator[dict[str, Any], None, Path]:
         """Train the `i`-th seed, or continue its run; return its folder."""
