@@ -1,4 +1,4 @@
-"""What a screen leaves: its records, the study of the settings worth training, and a picture."""
+"""Outputs of a screen: its records, the study of the settings worth training, and a picture."""
 
 from __future__ import annotations
 
