@@ -162,7 +162,7 @@ def _overflow(plan: Plan, what: str) -> ConfigError:
     return ConfigError(f"The model cannot be screened: without compression, {what} holds NaN or infinity.{remedy}")
 
 
-def check_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
+def check_screen_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
     """Return the peak bytes of a screen; raises ConfigError if this machine has fewer."""
     memories, replicas = plan.memories, plan.num_replicas
     microbatches = num_batches * replicas * plan.config.num_microbatches
