@@ -32,7 +32,6 @@ from raysim.workloads.partition import cut_lines
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.link_costs import LinkCost
-    from raysim.forecast.place import Placed
     from raysim.forecast.timings import TimedStep
     from raysim.network.profile import Profile
     from raysim.network.sharding import Sharded
@@ -141,29 +140,6 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         rows.append(row)
     out.print(table_of(rows, "A step by network"))
     show_shares(out, _shares(timelines))
-
-
-def show_placed(network: Network, placed: Placed) -> None:
-    """Print the fastest placement found, what it gains, and how far from the fastest it may be."""
-    out = console()
-    gain = placed.listed_s / placed.step_s
-    than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
-    write_line(
-        out,
-        f"{network!r}: a step takes {format_seconds(placed.step_s)}, {than} on the hosts in order "
-        f"({format_seconds(placed.listed_s)}).",
-    )
-    tried = f"{plural(placed.tried, 'placement')} priced"
-    if placed.exact:
-        write_line(out, f"None is faster: {tried}, which are all.")
-    else:
-        gap = placed.step_s / placed.bound_s - 1
-        write_line(
-            out,
-            f"{tried}, of more. None is faster than {format_seconds(placed.bound_s)}, the step if every link were the best: the gap is "
-            f"at most {gap:.0%}.",
-        )
-    write_line(out, f"For `raysim simulate`: --placement {','.join(map(str, placed.hosts))}")
 
 
 def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timeline]) -> str:

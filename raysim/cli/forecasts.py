@@ -28,12 +28,13 @@ from raysim.cli.options import (
     write_trace_file,
 )
 from raysim.cli.terminal import echo
-from raysim.units import format_bytes, format_seconds
+from raysim.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
+    from raysim.forecast.place import Placed
     from raysim.forecast.timings import TimedStep
-    from raysim.network.topology import Placement
+    from raysim.network.topology import Network, Placement
 
 Priced = Annotated[
     str,
@@ -185,7 +186,6 @@ def place(
     For example: raysim place timings.toml --network office.csv
     """
     networks = parse_networks(network)
-    from raysim.cli.forecast_tables import show_placed
     from raysim.forecast.place import place as search
     from raysim.forecast.timings import TimedStep
 
@@ -198,6 +198,26 @@ def place(
     if json_file is not None:
         rows = [{"network": repr(each), **vars(found)} for each, found in zip(networks, placed, strict=True)]
         write_json({"networks": rows}, json_file)
+
+
+def show_placed(network: Network, placed: Placed) -> None:
+    """Print the fastest placement found, what it gains, and how far from the fastest it may be."""
+    gain = placed.listed_s / placed.step_s
+    than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
+    echo(
+        f"{network!r}: a step takes {format_seconds(placed.step_s)}, {than} on the hosts in order "
+        f"({format_seconds(placed.listed_s)}).",
+    )
+    tried = f"{plural(placed.tried, 'placement')} priced"
+    if placed.exact:
+        echo(f"None is faster: {tried}, which are all.")
+    else:
+        gap = placed.step_s / placed.bound_s - 1
+        echo(
+            f"{tried}, of more. None is faster than {format_seconds(placed.bound_s)}, the step if every link were the best: the gap is "
+            f"at most {gap:.0%}.",
+        )
+    echo(f"For `raysim simulate`: --placement {','.join(map(str, placed.hosts))}")
 
 
 def profile(
