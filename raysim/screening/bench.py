@@ -23,8 +23,7 @@ from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, merge_measured
 from raysim.probing.stopwatch import Seconds
 from raysim.replication.method import Gradients, ReplicaContext
-from raysim.screening.passes import Outcome, Passes
-from raysim.screening.tensors import TensorFacts, TensorWatch
+from raysim.screening.passes import Outcome, Passes, TensorFacts, TensorWatch
 from raysim.screening.verdicts import Difference, changed, differences
 from raysim.units import format_bytes
 

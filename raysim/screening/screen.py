@@ -20,9 +20,8 @@ from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.state import under, unpack_tensors
 from raysim.screening import candidates
 from raysim.screening.bench import Bench, Measurements, check_screen_memory
-from raysim.screening.passes import Passes
+from raysim.screening.passes import Passes, TensorFacts
 from raysim.screening.prices import Prices, check_split, measured_profile
-from raysim.screening.tensors import TensorFacts
 from raysim.screening.verdicts import WORTH, verdict
 from raysim.training.branch import find_parent
 from raysim.units import format_bytes, format_seconds
