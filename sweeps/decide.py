@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from raysim.config import ConfigError, RunConfig, make_config
-from raysim.forecast.advise import PAYS
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import Way, coded, limit, other_ways, parts_of, priced
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare

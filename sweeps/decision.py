@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.words import against_dense, answer_for, speedup
-from raysim.forecast.advise import PAYS
+from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Way
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.search import RaceSearch
 
-GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
 CAUSES = {
     "latency": "Latency takes the time, not bytes",
     "compute": "Compute takes the time, not the network",

@@ -12,7 +12,7 @@ from raysim.forecast.fleet import SAME, Layout, Setting, Way
 from raysim.forecast.job import STATE_BYTES, Job
 from raysim.network.costs import Expected, FleetCosts
 from raysim.network.presets import DEVICES
-from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
+from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, PAYS
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -39,8 +39,6 @@ SCATTERS = ("Quantize(8, per='block')", "Quantize(4, per='block')")
 LOCAL_STEPS = (10, 100, 500)
 AHEAD = (2, 4)
 """Microbatches in flight at each stage, in units of those of 1F1B."""
-PAYS = 1.05
-"""Least speed-up over dense that makes a setting worth a study."""
 
 
 @dataclass(frozen=True, eq=False)

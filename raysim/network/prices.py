@@ -22,6 +22,8 @@ Seconds = TypeVar("Seconds", float, Floats)
 BOUNDS = (0.05, 0.95)  # quantiles of a 90 % interval
 NINE_TENTHS = 1.645  # standard deviations on either side of the mean that contain 90 % of a normal distribution
 DRAWS = 400
+PAYS = 1.05
+"""Least speed-up over dense that is worth a study or a recommendation."""
 MODEL_ERROR = 0.12
 """Standard deviation of the network model's error, as a share of the seconds that a network adds to a step.
 
