@@ -27,16 +27,15 @@ from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare
 from raysim.screening.candidates import check_parts, every
-from raysim.screening.records import write_records
+from raysim.screening.outputs import study_of, write_records
 from raysim.screening.screen import Screen, dense_of, screen, words
-from raysim.screening.study import study_of
 from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
 from raysim.sweeps.budget import Budget, duration
 from raysim.sweeps.contenders import Candidate, choose
 from raysim.sweeps.decision_file import read_decision
 from raysim.sweeps.store import Store
-from raysim.sweeps.study import Study, check_same, plain
+from raysim.sweeps.study import Study, as_toml, check_same
 from raysim.sweeps.study_file import read_study
 
 if TYPE_CHECKING:
@@ -73,13 +72,13 @@ class Question:
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the question in the types of TOML and JSON."""
-        own = {"base": plain(self.base), "network": repr(self.network), "transport": self.transport}
+        own = {"base": as_toml(self.base), "network": repr(self.network), "transport": self.transport}
         own |= {"device": self.device, "profile": self.profile, "tried": [[*each] for each in self.tried]}
         return {key: value for key, value in own.items() if value not in (None, [])}
 
 
 @dataclass
-class Decision:
+class DecisionState:
     """The state of a decision in its folder."""
 
     question: Question
@@ -107,7 +106,7 @@ class Decision:
     """Before the race."""
 
     @classmethod
-    def begin(cls, question: Question, out: str, *, resume: bool) -> Decision:
+    def begin(cls, question: Question, out: str, *, resume: bool) -> DecisionState:
         """Return the decision of a new folder or bucket, or with `resume` the begun one; raises ConfigError."""
         config = question.config
         if config.stages == config.num_replicas == 1:
@@ -329,7 +328,7 @@ class Decision:
             "spent_s": self.spent_s,
         }
 
-    def _read(self) -> Decision:
+    def _read(self) -> DecisionState:
         """Return the decision with what the folder holds; raises ConfigError if it is of another question."""
         question, kept = read_decision(self.store.local / FILE)
         asked = self.question.as_mapping()
