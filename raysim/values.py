@@ -58,7 +58,7 @@ def value_of(output: ModuleValue) -> Value:
 
 def argument_of(value: Value) -> ModuleValue:
     """Return a value as the argument of a module: the inverse of `value_of`."""
-    return value[UNNAMED] if UNNAMED in value else value
+    return value.get(UNNAMED, value)
 
 
 def floats(value: Value) -> Value:

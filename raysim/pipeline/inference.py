@@ -74,10 +74,11 @@ class Inference:
         `x`: the previous stage's message, or the data at the first stage. `key`: of the link's random draws.
         """
         stage, boundaries = self._stages[index], self._local.boundaries
-        if isinstance(x, Tensor):
-            received = {UNNAMED: x.to(self._local.device)}
-        else:
-            received = boundaries[index - 1, index].receive_evaluation(x)
+        received = (
+            {UNNAMED: x.to(self._local.device)}
+            if isinstance(x, Tensor)
+            else boundaries[index - 1, index].receive_evaluation(x)
+        )
         y = stage.infer(received, self._statistics[index].estimated)
         if stage.last:
             return y[UNNAMED]

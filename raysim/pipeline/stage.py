@@ -117,7 +117,8 @@ class Stage:
     def backward(self, microbatch: int, gradient: Value | None = None, *, keep: bool = False) -> Value | None:
         """Accumulate a microbatch's gradients in the parameters; return its input's gradient, None on the first stage.
 
-        `gradient`: of the sent floating-point tensors; None on the last stage, which starts from its loss. `keep`: keep the forward for further backwards, on the first stage only.
+        `gradient`: of the sent floating-point tensors; None on the last stage, which starts from its loss. `keep`:
+        keep the forward for further backwards, on the first stage only.
         """
         saved = self._saved[microbatch]
         inputs, outputs, gradients = self._output(microbatch, gradient)
