@@ -13,7 +13,7 @@ from raysim.config import ConfigError
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study import Baseline, Study
 from raysim.sweeps.study_file import read_study
-from raysim.sweeps.trial_rows import Rows, TrialRow, frontier
+from raysim.sweeps.trial_rows import Rows, TrialRow, best_trials
 
 MOST = 5  # settings to confirm: each more costs power, and as many runs as there are held-out seeds
 
@@ -57,7 +57,7 @@ def chosen(study: Study, rows: Rows) -> list[TrialRow]:
     reference = dense.value(quality.name)
     assert reference is not None
     near = []
-    for row in frontier(rows, study.objectives):
+    for row in best_trials(rows, study.objectives):
         value = row.value(quality.name)
         if row.name is None and value is not None and measure.harm(value, reference) <= measure.margin:
             near.append(row)

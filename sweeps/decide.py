@@ -36,7 +36,7 @@ from raysim.sweeps.budget import Budget, duration
 from raysim.sweeps.contenders import Candidate, choose
 from raysim.sweeps.decision_file import read_decision
 from raysim.sweeps.store import Store
-from raysim.sweeps.study import Study, check_same, plain
+from raysim.sweeps.study import Study, as_toml, check_same
 from raysim.sweeps.study_file import read_study
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ class Question:
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the question in the types of TOML and JSON."""
-        own = {"base": plain(self.base), "network": repr(self.network), "transport": self.transport}
+        own = {"base": as_toml(self.base), "network": repr(self.network), "transport": self.transport}
         own |= {"device": self.device, "profile": self.profile, "tried": [[*each] for each in self.tried]}
         return {key: value for key, value in own.items() if value not in (None, [])}
 
 
 @dataclass
-class Decision:
+class DecisionState:
     """The state of a decision in its folder."""
 
     question: Question
@@ -107,7 +107,7 @@ class Decision:
     """Before the race."""
 
     @classmethod
-    def begin(cls, question: Question, out: str, *, resume: bool) -> Decision:
+    def begin(cls, question: Question, out: str, *, resume: bool) -> DecisionState:
         """Return the decision of a new folder or bucket, or with `resume` the begun one; raises ConfigError."""
         config = question.config
         if config.stages == config.num_replicas == 1:
@@ -329,7 +329,7 @@ class Decision:
             "spent_s": self.spent_s,
         }
 
-    def _read(self) -> Decision:
+    def _read(self) -> DecisionState:
         """Return the decision with what the folder holds; raises ConfigError if it is of another question."""
         question, kept = read_decision(self.store.local / FILE)
         asked = self.question.as_mapping()

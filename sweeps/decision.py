@@ -16,7 +16,7 @@ from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
-from raysim.sweeps.decide import RACED, Decision
+from raysim.sweeps.decide import RACED, DecisionState
 from raysim.units import format_bytes, format_seconds, three_digits
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ SEEN = 0.005
 """Share of a step from which a cause is named."""
 
 
-def step_words(parts: Parts, step_s: float, network: Network) -> str:
+def step_causes(parts: Parts, step_s: float, network: Network) -> str:
     """Return dense's step on a network and its causes, largest first."""
     shares = sorted(
         ((seconds / step_s, NAMES.get(name, name)) for name, seconds in parts._asdict().items()), reverse=True
@@ -63,7 +63,7 @@ def way_words(way: Way) -> str:
     )
 
 
-def stay_priced(decision: Decision) -> list[str]:
+def stay_priced(decision: DecisionState) -> list[str]:
     """Return the decision if no setting can gain enough by its price."""
     assert decision.parts is not None
     causes = decision.parts._asdict()
@@ -90,7 +90,7 @@ def stay_priced(decision: Decision) -> list[str]:
     ]
 
 
-def stay_screened(decision: Decision) -> list[str]:
+def stay_screened(decision: DecisionState) -> list[str]:
     """Return the decision if the screen leaves nothing that is worth training."""
     ruled = [each for each in decision.candidates if each.reason]
     reasons = ", ".join(f"{count} {name}" for name, count in _counts(ruled).items())
@@ -107,7 +107,7 @@ def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
     return counts
 
 
-def conclude(decision: Decision, sweep: Sweep) -> None:
+def conclude(decision: DecisionState, sweep: Sweep) -> None:
     """Take over what the race has shown, and write the decision: setting, bounds, code, and what more certainty costs."""
     question, network = decision.question, repr(decision.question.network)
     reasons = {
@@ -137,7 +137,7 @@ def conclude(decision: Decision, sweep: Sweep) -> None:
     decision.write()
 
 
-def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
+def _verdict(decision: DecisionState, job: Job, sweep: Sweep) -> str:
     """Return the decision in a line: setting, speed-up and harm with their bounds, or what more would decide."""
     network = repr(decision.question.network)
     if len(job.settings) == 1:
@@ -155,7 +155,7 @@ def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
     return f"{sentence} {evidence}{untried}"
 
 
-def _cost(decision: Decision, sweep: Sweep) -> str:
+def _cost(decision: DecisionState, sweep: Sweep) -> str:
     """Return the budget that would train the next setting to its end, as a sentence; nothing if it is unknown."""
     rounds = cast("RaceSearch", sweep.search).rounds
     if rounds.budget is None or not rounds.running:

@@ -21,9 +21,9 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from raysim.config import ConfigError, RunConfig
 from raysim.records import RecordsError, Run
-from raysim.sweeps.objectives import figures, priced
+from raysim.sweeps.objectives import any_priced, figures
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import Outcome
+from raysim.sweeps.trial import TrialOutcome
 from raysim.sweeps.trial_rows import Rows, TrialRow
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Ledger:
                 config = self.study.config(self.study.overrides(trial, baseline))
             except ConfigError as error:
                 row.params = dict(trial.params)
-                self.end(row, Outcome("failed", 0.0, str(error), {}))
+                self.end(row, TrialOutcome("failed", 0.0, str(error), {}))
                 continue
             row.params = dict(trial.params)
             row.notation, row.status = self.study.notation(config), "running"
@@ -212,7 +212,7 @@ class Ledger:
         """Copy the results of the trial with the same configuration, now or when that trial ends."""
         row.same_as, row.runs, row.engine = same.trial, same.runs, same.engine
         if same.ended:
-            self.end(row, Outcome(same.status, 0.0, same.error, same.figures))
+            self.end(row, TrialOutcome(same.status, 0.0, same.error, same.figures))
         else:
             row.status = "waiting"
             self._put(row)
@@ -221,13 +221,13 @@ class Ledger:
         row.status, row.runs = "running", runs
         self._put(row)
 
-    def end(self, row: TrialRow, outcome: Outcome, forecast: Sequence[float] = ()) -> None:
+    def end(self, row: TrialRow, outcome: TrialOutcome, forecast: Sequence[float] = ()) -> None:
         """Record the outcome of a trial and of its repeats, and report it to Optuna.
 
         `forecast`: the objectives of a trial that ended early, for Optuna's dashboard alone.
         """
         row.status, row.error, row.figures = outcome.status, outcome.error, dict(outcome.figures)
-        row.settled = False if priced(self.study.objectives) and row.figures else None
+        row.settled = False if any_priced(self.study.objectives) and row.figures else None
         row.seconds = outcome.seconds
         row.constraints = self._constraints(row)
         self._put(row)
@@ -247,7 +247,7 @@ class Ledger:
         """
         from raysim.analysis import AnalysisError, dense_partners
 
-        if not priced(self.study.objectives):
+        if not any_priced(self.study.objectives):
             return
         partners = dense_partners(results)
         for row in self.rows:

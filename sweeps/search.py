@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from raysim.analysis.comparison.race import RUNGS, Exit, Race
+from raysim.analysis.comparison.race import RUNGS, Race, RaceExit
 from raysim.analysis.comparison.race_plan import usual_spread
 from raysim.analysis.data import ReplayError
 from raysim.analysis.runs.prices import in_company
@@ -27,10 +27,10 @@ from raysim.records import Run
 from raysim.sweeps.budget import Spending
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.race_budget import RaceBudget
-from raysim.sweeps.race_rounds import RaceRounds, Task
+from raysim.sweeps.race_rounds import RaceRounds, RunPart
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import Outcome, TrialSpec, forecast_values, part_steps, run_figures
+from raysim.sweeps.trial import TrialOutcome, TrialSpec, forecast_values, part_steps, run_folder, trial_figures
 from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
@@ -94,14 +94,14 @@ class LedgerSearch(Searcher):
         elif error:
             self.lost = row
             text = f"gave up after losing its processes {LOST_PROCESSES + 1} times"
-            self._end(row, Outcome("failed", self._elapsed_s(row), text, {}))
+            self._end(row, TrialOutcome("failed", self._elapsed_s(row), text, {}))
         else:
             self._stop(row, result)
 
     def _elapsed_s(self, row: TrialRow) -> float:
         return (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
 
-    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+    def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         """Record the outcome of a Tune trial."""
         self.ledger.end(row, outcome)
 
@@ -109,7 +109,7 @@ class LedgerSearch(Searcher):
         """Record that a Tune trial was stopped."""
         if "evaluated_step" in result:
             self.ledger.report(row, result["evaluated_step"], result)
-        self.ledger.end(row, Outcome("pruned", self._elapsed_s(row), None, {}))
+        self.ledger.end(row, TrialOutcome("pruned", self._elapsed_s(row), None, {}))
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: a study is resumed from its rows, and nothing is unpickled."""
@@ -142,8 +142,9 @@ class RaceSearch(LedgerSearch):
         self._store = store
         self._gpus, self._on_plan, self._say = gpus, on_plan, say
         self._configs: dict[int, RunConfig] = {}
-        self._failed: dict[int, Outcome] = {}
-        self._queue: deque[Task] = deque()
+        self._failed: dict[int, TrialOutcome] = {}
+        self._queue: deque[RunPart] = deque()
+        self._parts: dict[str, RunPart] = {}  # by Tune's name of a trial
         self._rounds: RaceRounds | None = None
         self._began_s = time.monotonic()
 
@@ -180,15 +181,25 @@ class RaceSearch(LedgerSearch):
             self.ledger.rows.write()
         else:
             self.ledger.begin(row, runs)
-        self._rows[trial_id] = row
+        self._rows[trial_id], self._parts[trial_id] = row, task
         return {"trial": replace(spec, seeds=(task.seed,), objectives=(), watched=False, until=task.share)}
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         super().on_trial_complete(trial_id, result, error)
+        part = self._parts.pop(trial_id)
+        if part.share == 1.0 and "outcome" in (result or {}):
+            self._drop_checkpoints(part.trial, [part.seed])
         if not self._rows and not self._queue and not self.stopping:
             self._end_round()
 
-    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+    def _drop_checkpoints(self, trial: int, seeds: Sequence[int]) -> None:
+        """Remove the checkpoints of runs that will not go on, unless the study asks for checkpoints."""
+        config = self._configs[trial]
+        if not config.checkpoint_every_steps and config.checkpoint_at_steps is None:
+            for seed in seeds:
+                self._store.drop_checkpoints(run_folder(trial, seed))
+
+    def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         if outcome.status in ("failed", "diverged", "pruned"):
             self._failed[row.trial] = outcome
         if outcome.status == "pruned":
@@ -232,7 +243,7 @@ class RaceSearch(LedgerSearch):
         )
 
     def _run_of(self, trial: int, seed: int) -> Run:
-        return Run(self._store.place() / f"trials/{trial}-s{seed}")
+        return Run(self._store.place() / run_folder(trial, seed))
 
     def _cost_of(self, trials: Sequence[int]) -> Mapping[int, float]:
         """Return each trial's cost per step by the study's first objective that is not a quality; 0 without one."""
@@ -248,7 +259,7 @@ class RaceSearch(LedgerSearch):
                 return dict(zip(trials, steps_s, strict=True))
         return {trial: float(run.steps["wire_bytes"].mean()) for trial, run in zip(trials, runs, strict=True)}
 
-    def _next_tasks(self) -> list[Task]:
+    def _next_tasks(self) -> list[RunPart]:
         """Return the parts of the next round, planning first if there is a budget."""
         rounds = self.rounds
         if self.ledger.study.budget is not None and rounds.budget is None:
@@ -293,6 +304,7 @@ class RaceSearch(LedgerSearch):
         rounds = self.rounds
         for trial, outcome in sorted(self._failed.items()):
             row = self.ledger.rows[trial]
+            self._drop_checkpoints(trial, row.seeds)
             if outcome.status == "pruned":
                 row.seeds, row.runs = [], []  # none was trained
             self.ledger.end(row, outcome)
@@ -304,12 +316,13 @@ class RaceSearch(LedgerSearch):
             if not over and self.ledger.study.budget is not None and rounds.may_return(row.trial):
                 continue
             if row.trial in rounds.left:
+                self._drop_checkpoints(row.trial, row.seeds)  # if it returns, then on other seeds
                 why = self._why(row.trial, rounds.left[row.trial])
-                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}), self._forecast(row))
+                self.ledger.end(row, TrialOutcome("pruned", self._seconds(row), why, {}), self._forecast(row))
             else:
                 self._finish(row)
 
-    def _why(self, trial: int, reason: Exit) -> str:
+    def _why(self, trial: int, reason: RaceExit) -> str:
         rounds, measure = self.rounds, self.rounds.measure
         num_steps = len(self._run_of(rounds.dense, rounds.trained_seeds(rounds.dense)[0]).steps)
         where = f"after {part_steps(RUNGS[reason.rung], num_steps):,} of {num_steps:,} steps on {reason.seeds} seeds"
@@ -337,11 +350,11 @@ class RaceSearch(LedgerSearch):
         study, seconds = self.ledger.study, self._seconds(row)
         runs = [self._run_of(row.trial, seed) for seed in row.seeds]
         try:
-            outcome = Outcome(
-                "finished", seconds, None, run_figures(study.objectives, runs, study.compute, study.modules)
+            outcome = TrialOutcome(
+                "finished", seconds, None, trial_figures(study.objectives, runs, study.compute, study.modules)
             )
         except ValueError as error:  # ReplayError among them
-            outcome = Outcome("failed", seconds, str(error), {})
+            outcome = TrialOutcome("failed", seconds, str(error), {})
         if row.ended:
             row.figures, row.seconds = outcome.figures, outcome.seconds
             self.ledger.rows.write()

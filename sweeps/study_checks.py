@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, keys_of
-from raysim.sweeps.objectives import priced
+from raysim.sweeps.objectives import any_priced
 from raysim.sweeps.space import NEVER
 from raysim.sweeps.study import Baseline, RaceTerms, Study
 from raysim.training.trackers import check_trackers
@@ -38,7 +38,7 @@ def check_fields(study: Study) -> None:
             "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1 in the base, but got 0."
         )
     check_trackers(config.report_to or ())
-    if priced(study.objectives) and not config.profile_every_steps:
+    if any_priced(study.objectives) and not config.profile_every_steps:
         raise ConfigError("`profile_every_steps` of the base must be at least 1, for steps to be priced, but got 0.")
     for constraint in study.constraints:
         if constraint.objective not in objectives:

@@ -20,7 +20,7 @@ from raysim.storage.texts import parse_toml
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction
-from raysim.sweeps.study import MOST_SEEDS, PARENT, Baseline, Branches, RaceTerms, Study, override, plain
+from raysim.sweeps.study import MOST_SEEDS, PARENT, Baseline, Branches, RaceTerms, Study, as_toml, override
 from raysim.sweeps.study_checks import check_branches, check_fields, check_trials
 
 MOST_PLANNED = 21  # by a budget: the last interim analysis of `analysis.comparison.rule`
@@ -272,7 +272,7 @@ def _at_points(study: Study) -> Iterator[Baseline]:
 def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the values of the base as in a run's file, without a name."""
     if isinstance(base, dict):
-        values: dict[str, Any] = plain(base)
+        values: dict[str, Any] = as_toml(base)
         find_data(values, folder)
         return values
     values = read_source(folder / base if base.endswith(".toml") else base)[1]

@@ -30,7 +30,7 @@ from raysim.records import RecordsError, Run
 from raysim.screening.at_once import why_hopeless
 from raysim.screening.verdicts import HOPELESS
 from raysim.storage.files import is_locked
-from raysim.sweeps.objectives import Figure, Objective, figures, priced
+from raysim.sweeps.objectives import Figure, Objective, any_priced, figures
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
@@ -73,10 +73,15 @@ class TrialSpec:
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
-        return [f"trials/{self.number}-s{seed}" for seed in self.seeds]
+        return [run_folder(self.number, seed) for seed in self.seeds]
 
 
-class Outcome(NamedTuple):
+def run_folder(trial: int, seed: int) -> str:
+    """Return the folder of a trial's run, relative to the study's."""
+    return f"trials/{trial}-s{seed}"
+
+
+class TrialOutcome(NamedTuple):
     """The result of a finished trial, or of a part of one."""
 
     status: str
@@ -120,12 +125,12 @@ class SweepTrial(tune.Trainable):
         """Yield the reports to Tune, the outcome last."""
         spec, runs, seconds = self._spec, list[Run](), 0.0
         began = time.monotonic()
-        status, error, trial_figures = "finished", None, dict[str, Figure]()
+        status, error, reached = "finished", None, dict[str, Figure]()
         for i, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, i)
             except HopelessError as why:
-                yield {"done": True, "outcome": Outcome("pruned", time.monotonic() - began, str(why), {})}
+                yield {"done": True, "outcome": TrialOutcome("pruned", time.monotonic() - began, str(why), {})}
                 return
             except ResourcesLostError:
                 raise  # to Tune, which reserves resources for the trial again
@@ -151,10 +156,10 @@ class SweepTrial(tune.Trainable):
                 break
         if status == "finished" and spec.objectives:
             try:
-                trial_figures = run_figures(spec.objectives, runs, spec.compute, modules_in(repr(spec.config.flat())))
+                reached = trial_figures(spec.objectives, runs, spec.compute, modules_in(repr(spec.config.flat())))
             except ValueError as failure:  # ReplayError among them
                 status, error = "failed", str(failure)
-        yield {"done": True, "outcome": Outcome(status, seconds, error, trial_figures)}
+        yield {"done": True, "outcome": TrialOutcome(status, seconds, error, reached)}
 
     def _train(self, seed: int, name: str, i: int) -> Generator[dict[str, Any], None, Path]:
         """Train the `i`-th seed, or continue its run; return its folder."""
@@ -219,7 +224,7 @@ class SweepTrial(tune.Trainable):
         return self._data[key]
 
 
-def run_figures(
+def trial_figures(
     objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
 ) -> dict[str, Figure]:
     """Return every objective of a trial. Prices are preliminary, pooled with the runs finished on this machine, until the study ends.
@@ -229,7 +234,7 @@ def run_figures(
     from raysim.analysis import Replay, beside
 
     pooled = list[Replay]()
-    if priced(objectives):
+    if any_priced(objectives):
         with trusting(*modules):
             pooled = beside(runs, most=POOLED_RUNS, compute=compute)
 
@@ -254,7 +259,7 @@ def forecast_values(
     """
     priced_ones = tuple(each for each in objectives if each.network is not None)
     try:
-        known = run_figures(priced_ones, runs, compute, modules) if priced_ones else {}
+        known = trial_figures(priced_ones, runs, compute, modules) if priced_ones else {}
     except ValueError:  # ReplayError among them: no step is profiled yet
         return []
     values: list[float | None] = []

@@ -28,7 +28,7 @@ from raysim.quality import Measure, measures_of
 from raysim.records import Run
 from raysim.sweeps.objectives import Figure, Objective
 from raysim.sweeps.progress import format_figure
-from raysim.sweeps.trial_rows import TrialRow, frontier
+from raysim.sweeps.trial_rows import TrialRow, best_trials
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
@@ -45,7 +45,7 @@ def show_result(sweep: Sweep) -> None:
         return
     objectives, rows = sweep.study.objectives, sweep.rows
     failed = [row for row in rows if row.same_as is None and row.status == "finished" and _near_chance(row, sweep)]
-    best = frontier(rows, objectives, {row.trial for row in failed})
+    best = best_trials(rows, objectives, {row.trial for row in failed})
     best = best if len(objectives) > 1 else best[:1]
     shown = best + [row for row in rows if row.name and row not in best and row.status == "finished"]
     console.print(_table(shown, best, failed, objectives))
@@ -83,7 +83,7 @@ def sweep_figures(sweep: Sweep) -> dict[str, Any]:
         | {"figures": {name: figure._asdict() for name, figure in row.figures.items()}}
         for row in sweep.rows
     ]
-    best = {row.trial for row in frontier(sweep.rows, objectives)}
+    best = {row.trial for row in best_trials(sweep.rows, objectives)}
     results = analysis.load(sweep.store.out)
     verdicts = []
     if len(results) and sweep.study.branches is None:

@@ -86,7 +86,7 @@ def carry_to(results: Results, asked: Asked, *, within: float | None = None, qua
     for family in families:
         for name, rows in family.rows.items():
             first = rows[family.sizes[0]]
-            key = (method_of(name), family.quantities, first["unit"], family.trained)
+            key = (without_strength(name), family.quantities, first["unit"], family.trained)
             pools.setdefault(key, []).append(_Setting(family, name, rows))
     groups = [_Pool(pool) for pool in pools.values()]
     carried = [group.row(i, asked) for group in groups for i in range(len(group.settings))]
@@ -94,7 +94,7 @@ def carry_to(results: Results, asked: Asked, *, within: float | None = None, qua
     return frame.sort_values(["family", "setting"], ignore_index=True)
 
 
-def sentence(row: Mapping[Any, Any]) -> str:
+def law_sentence(row: Mapping[Any, Any]) -> str:
     """Return a row of `carry` in words.
 
     >>> row = {"smallest": 3e5, "largest": 5e6, "harm": 0.9, "harm_low": 0.3, "harm_high": 2.4, "parameters": 1.3e9}
@@ -117,7 +117,7 @@ def sentence(row: Mapping[Any, Any]) -> str:
     return f"{text}; as a power of the size {power}, without size {constant}"
 
 
-def method_of(setting: str) -> str:
+def without_strength(setting: str) -> str:
     """Return a setting without the first number of each of its methods: settings with equal ones share a law.
 
     >>> method_of("forward=Quantize(4, per='block', block=64) replica_gradient=DiLoCo(30, codec=Quantize(4))")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import pandas as pd
 
-from raysim.analysis.comparison.rule import Sample, at_chance, sample
+from raysim.analysis.comparison.rule import PairedSample, at_chance, sample
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import USUAL_TRANSPORT, is_confirmation, over
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, differing, model_of
@@ -29,7 +29,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class ComparedRuns:
     """Comparable runs: equal in all but compression and seed.
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
@@ -59,17 +59,17 @@ class Context:
         }
 
     @cached_property
-    def confirmations(self) -> Context | None:
+    def confirmations(self) -> ComparedRuns | None:
         """The confirming runs only; None if there are none."""
         rows = self.rows[self.rows["confirms"].astype(bool)]
         return replace(self, rows=rows, begun=frozenset()) if len(rows) else None
 
     @cached_property
-    def choices(self) -> Context:
+    def choices(self) -> ComparedRuns:
         """The runs among which a choice was made, without the confirming runs."""
         return replace(self, rows=self.rows[~self.rows["confirms"].astype(bool)])
 
-    def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> Sample:
+    def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> PairedSample:
         """Return the differences by seed on which a verdict is based: all planned seeds, or those of the last interim analysis.
 
         With runs of several studies the longest plan counts as already judged, as does that of a race that trained more seeds
@@ -86,8 +86,8 @@ class Context:
         return sample(effects, plan=plan, grown=grown, step=self.step if step is None else step)
 
     def harm_sample(
-        self, setting: Setting, harms: Mapping[int, float], alpha: float, end: Context | None = None
-    ) -> Sample:
+        self, setting: Setting, harms: Mapping[int, float], alpha: float, end: ComparedRuns | None = None
+    ) -> PairedSample:
         """Return the harms by seed behind a verdict; there is none if the dense runs may have learned nothing.
 
         `end`: the context of the dense runs in question, if it is another.
@@ -159,7 +159,7 @@ def contexts(
     margin: float | None = None,
     network: str | None = None,
     transport: str | None = None,
-) -> list[Context]:
+) -> list[ComparedRuns]:
     """Return the finished runs, in groups equal in all but compression and seed.
 
     A diverged run counts as untrained: it gets the loss of its first step, and chance for other measures, 0 for an
@@ -198,7 +198,7 @@ def contexts(
             studies = group["study"].dropna()
             chosen = results.network_of(studies) if network is None else network
             comparable.append(
-                Context(
+                ComparedRuns(
                     _label(group.iloc[0], runs, keys),
                     rows,
                     measure,

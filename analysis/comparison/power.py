@@ -18,7 +18,7 @@ from raysim.config.identity import Setting
 DECIDES = 0.8  # chance of a verdict at which seeds are enough
 
 
-class Spread(NamedTuple):
+class PairedSpread(NamedTuple):
     """The spread over seeds of the difference between settings and dense, and the terms of its judgement."""
 
     deviation: float
@@ -31,7 +31,7 @@ class Spread(NamedTuple):
     """Degrees of freedom that a setting borrows from the spread of similar ones."""
 
 
-def paired_spread(results: Results, runs: Collection[str]) -> Spread:
+def paired_spread(results: Results, runs: Collection[str]) -> PairedSpread:
     """Return the spread of the settings of `runs`, pooled over them; all `runs` are of one job."""
     for context in contexts(results):
         settings = dict.fromkeys(Setting(*row) for row in context.rows.loc[context.rows["run"].isin(runs), "setting"])
@@ -41,17 +41,17 @@ def paired_spread(results: Results, runs: Collection[str]) -> Spread:
         harms = {setting: list(context.harms(setting).values()) for setting in context.settings if setting != Setting()}
         known = [values for setting in settings if len(values := harms.get(setting, [])) > 1]
         if not known:
-            return Spread(math.nan, context.step, context.margin, context.unit)
+            return PairedSpread(math.nan, context.step, context.margin, context.unit)
         weights = [len(values) - 1 for values in known]
         pooled = math.sqrt(np.average([np.var(values, ddof=1) for values in known], weights=weights))
         step = 0.0 if math.isnan(context.step) else context.step
         borrowed = dict(zip(harms, priors([*harms.values()], [step] * len(harms), context.margin), strict=True))
         freedom = float(np.mean([borrowed[setting].freedom for setting in settings if setting in harms]))
-        return Spread(pooled, context.step, context.margin, context.unit, freedom)
-    return Spread(math.nan, math.nan, math.nan, "")
+        return PairedSpread(pooled, context.step, context.margin, context.unit, freedom)
+    return PairedSpread(math.nan, math.nan, math.nan, "")
 
 
-def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0.0) -> float:
+def chance_of_safe(spread: PairedSpread, seeds: int, *, settings: int, harm: float = 0.0) -> float:
     """Return the chance that a setting with the true `harm` is called safe on planned seeds, as one of `settings`.
 
     It is the power of the rule's one-sided test, from the non-central t distribution, at the level of Holm's method for the
@@ -68,7 +68,7 @@ def chance_of_safe(spread: Spread, seeds: int, *, settings: int, harm: float = 0
     return float(stats.nct.sf(critical, freedom, (spread.margin - harm) / error))
 
 
-def seeds_needed(spread: Spread, *, settings: int, harm: float) -> int | None:
+def seeds_needed(spread: PairedSpread, *, settings: int, harm: float) -> int | None:
     """Return the fewest planned seeds that decide about a setting with the true `harm` in four of five cases.
 
     It is called safe or harmful by its side of the margin, as one of `settings`. None if the spread is unknown, or if it needs

@@ -72,7 +72,7 @@ RULE = (
 Where = Literal["below", "above", "undecided"]
 
 
-class Sample(NamedTuple):
+class PairedSample(NamedTuple):
     """The differences behind a verdict, and its share of the error."""
 
     values: tuple[float, ...]
@@ -98,7 +98,9 @@ class Judged(NamedTuple):
     where: Where
 
 
-def sample(effects: Mapping[int, float], *, plan: Sequence[int] = (), grown: bool = False, step: float = 0.0) -> Sample:
+def sample(
+    effects: Mapping[int, float], *, plan: Sequence[int] = (), grown: bool = False, step: float = 0.0
+) -> PairedSample:
     """Select the differences that count from those of all seeds.
 
     `plan`: the seeds fixed by a study before it began; only they count, and none may be missing. `grown`: runs were added to an
@@ -121,11 +123,11 @@ def sample(effects: Mapping[int, float], *, plan: Sequence[int] = (), grown: boo
         lacking = f"{len(chosen)} of {planned} planned seeds"
     elif len(chosen) < MIN_SEEDS:
         lacking = f"{len(chosen)} of at least {MIN_SEEDS} seeds"
-    return Sample(tuple(known[seed] for seed in chosen), tuple(chosen), share, step, lacking, planned)
+    return PairedSample(tuple(known[seed] for seed in chosen), tuple(chosen), share, step, lacking, planned)
 
 
 def judge(
-    samples: Sequence[Sample],
+    samples: Sequence[PairedSample],
     thresholds: Sequence[float],
     alpha: float = 1 - CONFIDENCE,
     *,
@@ -162,7 +164,7 @@ def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:
 _SIDES: tuple[Side, Side] = ("below", "above")
 
 
-def _confidences(tests: Sequence[tuple[Sample, float, Prior]], side: Side, alpha: float) -> list[float]:
+def _confidences(tests: Sequence[tuple[PairedSample, float, Prior]], side: Side, alpha: float) -> list[float]:
     """Return the confidence of the bound that puts each sample on a side of its threshold."""
     spread = [
         min(1.0, p_value(each.values, threshold, side, each.known_step, prior) / each.share)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
 from raysim.records.bounds import check_values, printable_rows
-from raysim.records.tables import check_size, read_as, read_whole
+from raysim.records.tables import check_table_size, read_as, read_whole
 from raysim.storage.places import ListedPath, Place, origin_of, read_place
 
 READERS = 32  # files of a bucket read at once
@@ -136,7 +136,7 @@ def scan(
             table = ds.dataset(read_as(file, schema)).to_table(columns=list(columns), filter=where)
         else:
             fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(read_place(file)))
-            check_size(fragment.metadata, files[file])
+            check_table_size(fragment.metadata, files[file])
             table = fragment.to_table(schema=schema, columns=list(columns), filter=where)
         check_values(table)
         return printable_rows(table)

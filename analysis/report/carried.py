@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from raysim.analysis.comparison.carry import Asked, carry_to, sentence
+from raysim.analysis.comparison.carry import Asked, carry_to, law_sentence
 from raysim.analysis.report.page import Section, Table, Text
 from raysim.analysis.runs.results import Results
 from raysim.units import format_parameters
@@ -23,7 +23,7 @@ def carried(results: Results, asked: Asked) -> tuple[list[Section], list[str]]:
     for row in frame.to_dict("records"):
         name = f"{row['setting']} ({row['family']})" if families > 1 else row["setting"]
         verdict = f": {row['verdict']}" if isinstance(row["verdict"], str) else ""
-        sentences.append(f"{name}: {sentence(row)}{verdict}")
+        sentences.append(f"{name}: {law_sentence(row)}{verdict}")
     table = Table(
         "carried",
         "Harm by a power of the size, shared by the settings of one method, averaged with a law without size; bounds hold 90 % of true "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.data import AnalysisError, ReplayError
-from raysim.analysis.data.folders import find
+from raysim.analysis.data.folders import find_runs
 from raysim.analysis.data.recording import Recording
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, price_key
 from raysim.analysis.runs.estimates import Estimate
@@ -325,7 +325,7 @@ def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
     """Return the runs at any depth of a folder, or by default those beside a run, the newest first if they are local."""
     if folder is not None:
         try:
-            return list(find([open_folder(folder)]).runs.values())
+            return list(find_runs([open_folder(folder)]).runs.values())
         except PlaceError as error:
             raise AnalysisError(str(error)) from None
     if isinstance(run, ListedPath):

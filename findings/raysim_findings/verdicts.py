@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from raysim.analysis.comparison.contexts import Context, contexts
+from raysim.analysis.comparison.contexts import ComparedRuns, contexts
 from raysim.analysis.comparison.power import seeds_to_decide
-from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, Sample, judge, looks_after
+from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, PairedSample, judge, looks_after
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
@@ -63,7 +63,7 @@ def findings(
     return tested
 
 
-def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -> Finding:
+def verdict_on(claim: Claim, context: ComparedRuns, confidence: float = CONFIDENCE) -> Finding:
     """Return the finding on a claim by the runs of one context, without commands."""
     contrasts = list(claim.contrasts(context, context.settings))
     with_examples = claim.contrasts(context, [*context.settings, *claim.examples])
@@ -91,7 +91,7 @@ def verdict_on(claim: Claim, context: Context, confidence: float = CONFIDENCE) -
     return Finding(claim, label, verdict, reason, tried, shown, confidence, ())
 
 
-def _compare(contrast: Contrast, context: Context, confidence: float) -> Comparison:
+def _compare(contrast: Contrast, context: ComparedRuns, confidence: float) -> Comparison:
     no_runs = pd.DataFrame({"run": []})
     first, second = (context.settings.get(setting, no_runs) for setting in (contrast.one, contrast.other))
     effects: dict[int, float] = {}
@@ -154,7 +154,7 @@ def _as_family(comparisons: Sequence[Comparison], confidence: float) -> list[Com
     return judged
 
 
-def _moved(sample: Sample, by: float) -> Sample:
+def _moved(sample: PairedSample, by: float) -> PairedSample:
     return sample._replace(values=tuple(value + by for value in sample.values)) if by else sample
 
 
@@ -170,7 +170,7 @@ def _counted(comparisons: Sequence[Comparison], part: str) -> list[Comparison]:
     return [comparison for comparison in of_part if not comparison.lacking] or of_part
 
 
-def _pool(comparisons: Sequence[Comparison], context: Context, confidence: float) -> Comparison:
+def _pool(comparisons: Sequence[Comparison], context: ComparedRuns, confidence: float) -> Comparison:
     """Return the mean over comparisons, seed by seed, at the seeds that all of them have."""
     if len(comparisons) == 1:
         return comparisons[0]
@@ -219,7 +219,7 @@ def _why_open(comparison: Comparison, count: int, of: int) -> str:
     return f"{_sentence(comparison)}: {edge}{others}."
 
 
-def _with_commands(finding: Finding, context: Context, results: Results) -> Finding:
+def _with_commands(finding: Finding, context: ComparedRuns, results: Results) -> Finding:
     """Return an undecided finding with the commands for its open comparisons, or why they would not help."""
     if finding.verdict != "undecided":
         return finding
@@ -244,7 +244,7 @@ def _with_commands(finding: Finding, context: Context, results: Results) -> Find
     return replace(finding, reason=reason, commands=tuple(commands), cost=cost_of(results, context, wanted))
 
 
-def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[Setting, set[int]]:
+def _lacking(settings: Iterable[Setting], count: int, context: ComparedRuns) -> dict[Setting, set[int]]:
     """Return the seeds that each setting lacks for `count` pairs: first seeds that other settings have, then new ones."""
     have = {s: {int(seed) for seed in context.settings[s].index} if s in context.settings else set() for s in settings}
     used = sorted(set().union(*have.values()), key=lambda seed: (-sum(seed in seeds for seeds in have.values()), seed))
@@ -253,9 +253,9 @@ def _lacking(settings: Iterable[Setting], count: int, context: Context) -> dict[
     return {setting: chosen - seeds for setting, seeds in have.items() if chosen - seeds}
 
 
-def _empty(claim: Claim, quality: str, margin: float | None) -> Context:
+def _empty(claim: Claim, quality: str, margin: float | None) -> ComparedRuns:
     """Return a context without runs, of the kind of a claim."""
     name = quality if quality != "auto" else "loss" if claim.language else "accuracy"
     measure = MEASURES.get(name, MEASURES["accuracy"])
     rows = pd.DataFrame({"run": [], "setting": [], "seed": [], "confirms": [], "predictions": []})
-    return Context("", rows, measure, measure.margin if margin is None else margin, claim.language)
+    return ComparedRuns("", rows, measure, measure.margin if margin is None else margin, claim.language)

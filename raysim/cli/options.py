@@ -212,7 +212,7 @@ def is_screen(folder: str) -> bool:
 
 def check_runs(folder: str, lacking: str) -> None:
     """Fail like analysis if a local folder holds no run, but before pandas is imported."""
-    from raysim.analysis.data.folders import find
+    from raysim.analysis.data.folders import find_runs
     from raysim.records.packs import open_folder
     from raysim.storage.places import in_bucket, local_path
 
@@ -223,7 +223,7 @@ def check_runs(folder: str, lacking: str) -> None:
         fail(
             f"{folder} is a file, not a folder." if local_path(folder).exists() else f"There is no folder {folder}.", 2
         )
-    contents = find([root])
+    contents = find_runs([root])
     if not contents.runs:
         fail(" ".join([*contents.problems, f"There is no run in {folder}: {lacking}."]), 2)
 

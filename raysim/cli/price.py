@@ -155,7 +155,7 @@ def _parse_range(text: str, window: str | None) -> list[Network]:
 
 def _candidates(folder: str) -> list[Place]:
     """Return the candidates of a probe in a folder, dense first; none if it is a run. Fails if it holds other runs."""
-    from raysim.analysis.data.folders import find
+    from raysim.analysis.data.folders import find_runs
     from raysim.analysis.data.settings import is_probe
     from raysim.cli.terminal import counted
     from raysim.records import RecordsError, Run
@@ -164,7 +164,7 @@ def _candidates(folder: str) -> list[Place]:
     root = open_folder(folder)
     if not root.is_dir() or (root / "run.parquet").is_file():
         return []
-    contents = find([root])
+    contents = find_runs([root])
     paths = list(contents.runs.values())
     try:
         if paths and all(is_probe(Run(path).row) for path in paths):

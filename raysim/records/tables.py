@@ -104,11 +104,11 @@ def read_whole(file: Place, most_rows: int | None = None) -> pa.Table:
         return rows
     content = pa.BufferReader(read_place(file))  # one request to a bucket
     with pq.ParquetFile(content, page_checksum_verification=True) as opened:
-        check_size(opened.metadata, most_rows)
+        check_table_size(opened.metadata, most_rows)
         return opened.read(use_threads=False)
 
 
-def check_size(metadata: pq.FileMetaData, most_rows: int | None = None) -> None:
+def check_table_size(metadata: pq.FileMetaData, most_rows: int | None = None) -> None:
     """Raise ArrowInvalid if a file has more rows than `most_rows`, or than half the memory of this process can hold."""
     rows, size = metadata.num_rows, metadata.num_rows * metadata.num_columns * VALUE_BYTES
     if most_rows is not None and rows > most_rows:

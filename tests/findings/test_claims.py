@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, in_company, load
-from raysim.analysis.comparison.contexts import Context, Quantities, contexts
+from raysim.analysis.comparison.contexts import ComparedRuns, Quantities, contexts
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.cli import app
 from raysim.config import make_config, read_config
@@ -56,7 +56,9 @@ def context_of(
             origin = {"study": None, "confirms": False}
             rows.append({"run": f"{place}-s{seed}", "setting": setting, "seed": seed, **values, **origin})
     margin = {"accuracy": 0.5, "loss": 1.0}[metric]
-    return Context("made", pd.DataFrame(rows), MEASURES[metric], margin, language, quantities=measures or Quantities())
+    return ComparedRuns(
+        "made", pd.DataFrame(rows), MEASURES[metric], margin, language, quantities=measures or Quantities()
+    )
 
 
 def both(text):
@@ -634,7 +636,7 @@ def test_notations_are_read_without_their_classes(text):
 
 def test_missing_runs_folder_has_valid_name(tmp_path):
     settings = [Setting(forward="Entropy(" * depth + "Quantize(4)" + ")" * depth) for depth in (40, 41)]
-    context = Context("digits-cnn, steps=" + "7" * 300, pd.DataFrame())
+    context = ComparedRuns("digits-cnn, steps=" + "7" * 300, pd.DataFrame())
     folders = [f"{_folder(tmp_path, setting, context, [0])}-s0" for setting in settings]
     assert folders[0] != folders[1]
     for folder in folders:

@@ -18,7 +18,7 @@ from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
 from raysim.sweeps.contenders import MOST, Candidate, choose
-from raysim.sweeps.decide import Decision, Question
+from raysim.sweeps.decide import DecisionState, Question
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
 RUN = ["digits-cnn", "model=mlp", "num_stages=3", "num_microbatches=2", "steps=4", "evaluate_every_steps=4"]
@@ -187,14 +187,14 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
 )
 def test_a_damaged_decision_is_not_resumed(tmp_path, key, value, sentence):
     question = Question(KEYS | {"steps": 4}, parse_network(SLOW))
-    begun = Decision.begin(question, str(tmp_path / "out"), resume=False)
+    begun = DecisionState.begin(question, str(tmp_path / "out"), resume=False)
     with begun.locked():
         pass
-    assert Decision.begin(question, str(tmp_path / "out"), resume=True).ended == ""
+    assert DecisionState.begin(question, str(tmp_path / "out"), resume=True).ended == ""
     file = tmp_path / "out" / "decision.json"
     file.write_text(value if key is None else json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(ConfigError) as error:
-        Decision.begin(question, str(tmp_path / "out"), resume=True)
+        DecisionState.begin(question, str(tmp_path / "out"), resume=True)
     assert sentence in str(error.value)
     assert str(error.value).startswith(f"Nothing to resume: {file} cannot be read: ")
 
