@@ -27,8 +27,7 @@ from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
 from raysim.quality import Measure
 from raysim.records import RecordsError, Run
-from raysim.screening.at_once import why_hopeless
-from raysim.screening.verdicts import HOPELESS
+from raysim.screening.verdicts import HOPELESS, why_hopeless
 from raysim.storage.files import is_locked
 from raysim.sweeps.objectives import Figure, Objective, any_priced, figures
 from raysim.sweeps.store import Store, find_disk_error

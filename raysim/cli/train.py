@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, JsonFile, Overrides, Recipe, Trust, plain_rows, write_json
+from raysim.cli.options import Dashboard, JsonFile, Overrides, Recipe, Trust, write_json
 from raysim.cli.terminal import echo
 from raysim.storage.files import os_sentence
 from raysim.units import format_bytes
@@ -249,8 +249,8 @@ def run_figures(run: Run) -> dict[str, Any]:
         **{name: run.row.get(name) for name in names},
         "steps": len(run.steps),
         "measures": list(run.measures),
-        "links": plain_rows(_summed_links(run.links)) if len(run.links) else [],
-        "evals": plain_rows(evals[evals["step"] == evals["step"].max()]),
+        "links": _summed_links(run.links).to_dict("records") if len(run.links) else [],
+        "evals": evals[evals["step"] == evals["step"].max()].to_dict("records"),
     }
 
 
