@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from raysim.config import RunConfig
     from raysim.records import Run
-    from raysim.training.events import Ending
+    from raysim.training.events import Interruption
     from raysim.training.run import Training
 
 
@@ -80,7 +80,7 @@ def train(
         _train(training, again, ending, json_file)
 
 
-def _train(training: Training, again: str, ending: Ending, json_file: Path | None) -> None:
+def _train(training: Training, again: str, ending: Interruption, json_file: Path | None) -> None:
     """Train to the end and print the tables; `again` says how to resume."""
     from raysim.pipeline.errors import StageError, WorkerLostError
     from raysim.pipeline.state import CheckpointError
@@ -178,7 +178,7 @@ def _show_bar(training: Training, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
-    from raysim.training.progress import Pace, header, sentence
+    from raysim.training.progress import Pace, event_sentence, header
 
     events = training.events()  # raises before anything is shown
     for line in header(training):
@@ -212,7 +212,7 @@ def _show_bar(training: Training, console: Console) -> None:
                 progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
             else:
                 progress.update(evaluation, visible=False)
-                progress.console.print(sentence(event))
+                progress.console.print(event_sentence(event))
 
 
 def tables(run: Run) -> None:
