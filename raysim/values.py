@@ -54,7 +54,7 @@ def split(value: Value) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     if not floats or not all(x.is_floating_point() for x in floats.values()):
         held = ", ".join(f"`{name}` ({kind(x)})" for name, x in value.items()) or "none"
         raise ValueError(
-            f"Of the tensors that cross a boundary, one or more must hold floating-point numbers, and the others integers or "
+            f"At least one tensor that crosses a boundary must hold floating-point numbers, and the others integers or "
             f"booleans, but got {held}."
         )
     if UNNAMED in value:

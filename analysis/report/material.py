@@ -103,7 +103,7 @@ class SettingRuns:
         return self.price.step_s
 
     def wire_shares(self, network: str) -> tuple[float, float]:
-        """Return what bytes and latency add to a step on `network`, each as a share of the step."""
+        """Return the shares of bytes and of latency in a step on `network`."""
         wire, step_s = self.price.wire[network], self.step_s[network].value
         return wire.bytes_s / step_s, wire.latency_s / step_s
 

@@ -145,7 +145,7 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
 
 
 def show_placed(network: Network, placed: Placed) -> None:
-    """Print the fastest placement found, what it gains, and how far from the fastest it may be."""
+    """Print the best placement, its gain, and the largest possible gap to the optimum."""
     out = console()
     gain = placed.listed_s / placed.step_s
     than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
@@ -276,7 +276,7 @@ def _memory_table(plan: Forecast) -> Table:
 
 
 def verdict(needed: int, capacity: int | None) -> str:
-    """Return whether a stage fits into its device's memory, in words.
+    """Describe whether a stage fits into its device's memory.
 
     >>> verdict(75 * 10**9, 80 * 10**9), verdict(96 * 10**9, 80 * 10**9), verdict(1, None)
     ('fits 80 GB', 'too much for 80 GB', 'no device named')
