@@ -27,9 +27,8 @@ from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare
 from raysim.screening.candidates import check_parts, every
-from raysim.screening.records import write_records
+from raysim.screening.outputs import study_of, write_records
 from raysim.screening.screen import Screen, dense_of, screen, words
-from raysim.screening.study import study_of
 from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
 from raysim.sweeps.budget import Budget, duration

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, ValidationError, model_validator
 
 from raysim.config import ConfigError
-from raysim.config.reading import sentence
+from raysim.config.reading import first_error
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.gains import Way
 from raysim.storage.files import read_text
@@ -51,7 +51,7 @@ def read_decision(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ValueError("it holds no object")
         kept = _Decision.model_validate(values)
     except (OSError, ValueError) as error:
-        reason = sentence(error) if isinstance(error, ValidationError) else f"{error}."
+        reason = first_error(error) if isinstance(error, ValidationError) else f"{error}."
         raise ConfigError(f"Nothing to resume: {file} cannot be read: {reason}") from None
     state = {_NAMES.get(name, name): getattr(kept, name) for name in _Decision.model_fields}
     return state.pop("question"), state

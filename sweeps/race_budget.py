@@ -18,9 +18,9 @@ from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.race import RUNGS
 from raysim.analysis.comparison.race_plan import SEEDS, FreshStanding, Standing, best, simulate_races
 from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after
-from raysim.analysis.report.words import plural
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
+from raysim.units import plural
 
 GAIN = 0.1  # least gain in the chance of an answer that changes a plan: above the error of a simulation
 WORDS = {"harmful": "harmful", "hopeless": "given up", "slower": "slower than a safe one"}  # for exits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from raysim.analysis.comparison.rule import Where
 from raysim.analysis.comparison.sizes import ALIKE, CUTS, PROPORTION, Size, SizeFamily, size_families
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results
-from raysim.config.boundaries import read_setting
+from raysim.config.boundaries import entries, read_setting
 from raysim.scaling import Carried, HeldOut, Laws, Series, held_out, reach
 from raysim.units import format_parameters, three_digits
 
@@ -281,18 +281,9 @@ def _whole_range(row: Mapping[str, Any]) -> bool:
     """Return whether links have one range for a whole tensor; false for codecs that are not installed."""
     for direction in ("forward", "backward"):
         try:
-            compressors = [*_each(read_setting(direction, row[direction]))]
+            compressors = [compressor for *_, compressor in entries(read_setting(direction, row[direction]))]
         except ValueError:
             continue
         if any(entry.codec.whole_range for compressor in compressors for entry in compressor.entries()):
             return True
     return False
-
-
-def _each(setting: Any) -> Iterator[Any]:
-    """Yield the compressors of a setting: of all boundaries, tensors and replicas."""
-    if isinstance(setting, (dict, tuple)):
-        for inner in setting.values() if isinstance(setting, dict) else setting:
-            yield from _each(inner)
-    else:
-        yield setting

@@ -22,6 +22,7 @@ from raysim.cli.options import (
     write_json,
 )
 from raysim.cli.terminal import echo
+from raysim.units import plural
 
 ReportOut = Annotated[
     Path | None,
@@ -140,13 +141,12 @@ def pack(
     """
     check_runs(folder, "no folder there has a run.parquet")
     from raysim.analysis import pack as write_pack
-    from raysim.cli.terminal import counted
 
     packed = write_pack(folder, target)
     for problem in packed.problems:
         echo(f"- {problem}")
     studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
     left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
-    echo(f"{target} holds {counted(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
+    echo(f"{target} holds {plural(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
     if json_file is not None:
         write_json({"pack": target} | packed._asdict(), json_file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,11 +65,3 @@ def cost_cells(costs: FleetCosts, expected: Expected) -> dict[str, str]:
         cells["by departures"] = f"{expected.departures - 1:+.1%}" if finite else "all"
         cells["checkpoint every"] = "joins again" if every is None else format_seconds(every)
     return cells
-
-
-def cost_figures(expected: Expected) -> dict[str, Any]:
-    """Return an expected step for JSON: null if no step is ever completed."""
-    figures = {
-        name: value if value is None or math.isfinite(value) else None for name, value in expected._asdict().items()
-    }
-    return {"expected": figures}

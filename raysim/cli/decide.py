@@ -19,7 +19,7 @@ from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 if TYPE_CHECKING:
     from raysim.network.topology import Network
     from raysim.sweeps.decide import DecisionState
-    from raysim.training.events import Ending
+    from raysim.training.events import Interruption
 
 TOKENIZER = "tokenizer.json"
 
@@ -121,7 +121,7 @@ def _prepare(decision: DecisionState, network: Network) -> None:
             decision.end(stay_screened(decision))
 
 
-def _race(decision: DecisionState, budget: Any, again: str, ending: Ending, *, address: str | None) -> None:
+def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption, *, address: str | None) -> None:
     """Race the candidates left, and conclude."""
     from raysim.engine.connection import listen_on_loopback
     from raysim.plugins import trusting

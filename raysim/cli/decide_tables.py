@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from raysim.cli.terminal import console, counted, table_of, write_line
+from raysim.cli.terminal import console, table_of, write_line
 from raysim.screening.screen import words
 from raysim.sweeps.contenders import Candidate
 from raysim.sweeps.decide import DecisionState
 from raysim.sweeps.decision import step_causes, way_words
+from raysim.units import plural
 
 
 def show_step(decision: DecisionState) -> None:
@@ -28,7 +29,7 @@ def show_candidates(decision: DecisionState) -> None:
     for line in decision.findings:
         write_line(out, line)
     rows = sorted(decision.candidates, key=lambda each: (not each.open, -(each.speedup or 0.0)))
-    left = counted(len(decision.left), "setting")
+    left = plural(len(decision.left), "setting")
     title = f"{left} of {len(rows)} left before training, on {decision.question.network!r}"
     out.print(table_of([_row(each) for each in rows], title, text=["setting", "outcome"], fold=["setting", "outcome"]))
 

@@ -13,8 +13,7 @@ from rich.table import Table
 from raysim.cli.terminal import (
     Shares,
     console,
-    counted,
-    shortened,
+    first_and_last,
     show_notes,
     show_shares,
     table_of,
@@ -27,7 +26,7 @@ from raysim.network.timeline_views import busiest_share, summary
 from raysim.network.topology import Network
 from raysim.pipeline.groups import ring_bytes
 from raysim.pipeline.link import DIRECTIONS
-from raysim.units import format_bytes, format_seconds, three_digits
+from raysim.units import format_bytes, format_seconds, plural, three_digits
 from raysim.workloads.partition import cut_lines
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     replicas = f", {config.num_replicas} replicas" if config.num_replicas > 1 else ""
     write_line(
         out,
-        f"{config.name}: {plan.schedule!r}, {counted(plan.num_stages, 'stage')} on {counted(plan.num_workers, 'worker')}{replicas}, "
+        f"{config.name}: {plan.schedule!r}, {plural(plan.num_stages, 'stage')} on {plural(plan.num_workers, 'worker')}{replicas}, "
         f"{config.num_microbatches} microbatches of {config.microbatch_size} samples; "
         f"{sum(plan.flops_forward) * config.num_microbatches:.3g} operations forward a step",
     )
@@ -123,7 +122,7 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         )
     write_line(
         out,
-        f"{timed.schedule!r}, {counted(timed.profile.num_stages, 'stage')}, {timed.num_microbatches} microbatches{replicas}; "
+        f"{timed.schedule!r}, {plural(timed.profile.num_stages, 'stage')}, {timed.num_microbatches} microbatches{replicas}; "
         f"{timed.profile.source or 'timings by hand'}.",
     )
     if timed.sharded is not None:
@@ -154,7 +153,7 @@ def show_placed(network: Network, placed: Placed) -> None:
         f"{network!r}: a step takes {format_seconds(placed.step_s)}, {than} on the hosts in order "
         f"({format_seconds(placed.listed_s)}).",
     )
-    tried = f"{counted(placed.tried, 'placement')} priced"
+    tried = f"{plural(placed.tried, 'placement')} priced"
     if placed.exact:
         write_line(out, f"None is faster: {tried}, which are all.")
     else:
@@ -228,7 +227,7 @@ def show_profile(profile: Profile) -> None:
             write = format_bytes if name == "wire" else format_seconds
             row[name] = " + ".join(write(float(costs[0, stage, op].mean())) for op in (0, 1))
         rows.append(row)
-    table = table_of(shortened(rows), "An action, mean over microbatches", text=["stage"])
+    table = table_of(first_and_last(rows), "An action, mean over microbatches", text=["stage"])
     table.caption = "encode, decode and wire: forward + backward"
     out.print(table)
     show_notes(out, [f"{profile.source[0].upper()}{profile.source[1:]}."])
@@ -269,16 +268,16 @@ def _memory_table(plan: Forecast) -> Table:
             del parts["versions"]
         row = {"worker": str(worker), "stages": ", ".join(map(str, stages))}
         row |= {name: format_bytes(size) for name, size in parts.items()}
-        rows.append(row | {"verdict": verdict(total, plan.capacity_bytes)})
+        rows.append(row | {"verdict": fits_words(total, plan.capacity_bytes)})
     return table_of(
-        shortened(rows), "Peak memory of a worker, without framework and allocator", text=["worker", "stages"]
+        first_and_last(rows), "Peak memory of a worker, without framework and allocator", text=["worker", "stages"]
     )
 
 
-def verdict(needed: int, capacity: int | None) -> str:
+def fits_words(needed: int, capacity: int | None) -> str:
     """Describe whether a stage fits into its device's memory.
 
-    >>> verdict(75 * 10**9, 80 * 10**9), verdict(96 * 10**9, 80 * 10**9), verdict(1, None)
+    >>> fits_words(75 * 10**9, 80 * 10**9), fits_words(96 * 10**9, 80 * 10**9), fits_words(1, None)
     ('fits 80 GB', 'too much for 80 GB', 'no device named')
     """
     if capacity is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, cost_figures, parse_costs, replayed, show_costs
+from raysim.cli.costs import CostsFile, parse_costs, replayed, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -35,6 +35,7 @@ from raysim.cli.options import (
     write_trace_file,
 )
 from raysim.cli.terminal import echo
+from raysim.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
@@ -138,7 +139,7 @@ def _with_costs(
     """Return figures for JSON with the expected step on each network, if costs are given."""
     if fleet is not None:
         for row, network in zip(figures["networks"], networks, strict=True):
-            row |= cost_figures(expected(fleet, network))
+            row["expected"] = expected(fleet, network)._asdict()
     return figures
 
 
@@ -157,7 +158,6 @@ def _candidates(folder: str) -> list[Place]:
     """Return the candidates of a probe in a folder, dense first; none if it is a run. Fails if it holds other runs."""
     from raysim.analysis.data.folders import find_runs
     from raysim.analysis.data.settings import is_probe
-    from raysim.cli.terminal import counted
     from raysim.records import RecordsError, Run
     from raysim.records.packs import open_folder
 
@@ -173,7 +173,7 @@ def _candidates(folder: str) -> list[Place]:
         pass  # an unreadable run is no candidate
     if paths:
         studies = f"{'the study' if len(contents.studies) == 1 else 'the studies'} {', '.join(contents.studies)}"
-        runs = f"{counted(len(paths), 'run')}{f' of {studies}' if contents.studies else ''}"
+        runs = f"{plural(len(paths), 'run')}{f' of {studies}' if contents.studies else ''}"
         some = ", ".join([*map(str, paths[:3]), *(["..."] if len(paths) > 3 else [])])
         fail(f"`RUN_DIR` must be one run, but {folder} holds {runs}: {some}. Give one of them.", 2)
     return []
@@ -381,7 +381,6 @@ def calibrate(json_file: JsonFile = None) -> None:
     from raysim.engine.calibrate import calibrate_ray
     from raysim.network.transport import save_calibration
     from raysim.pipeline.errors import WorkerLostError
-    from raysim.units import format_bytes, format_seconds
 
     load = os.getloadavg()[0]
     try:

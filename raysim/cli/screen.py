@@ -77,7 +77,7 @@ def screen(
         config = make_config(base)
         from raysim.forecast.inputs import parse_setting
         from raysim.screening import screen as measure
-        from raysim.screening.records import check_folder
+        from raysim.screening.outputs import check_folder
 
         if out is not None:
             check_folder(out)
@@ -109,21 +109,17 @@ def _write_files(
     plot: Path | None,
     json_file: Path | None,
 ) -> None:
-    if out is not None:
-        from raysim.screening.records import write_records
+    from raysim.screening.outputs import draw_screen, write_records, write_screen_study
 
+    if out is not None:
         write_records(done, out)
         typer.echo(f"Records: {out}")
     if plot is not None:
-        from raysim.screening.picture import draw
-
-        draw(done, plot)
+        draw_screen(done, plot)
         typer.echo(f"Plot: {plot}")
     if json_file is not None:
         from raysim.cli.screen_tables import screen_figures
 
         write_json(screen_figures(done), json_file)
     if study is not None:
-        from raysim.screening.study import write_study
-
-        typer.echo(write_study(done, base, study, transport))
+        typer.echo(write_screen_study(done, base, study, transport))

@@ -31,7 +31,7 @@ class ConfigError(InputError):
     """A configuration is wrong; one sentence with field, value and rule."""
 
 
-def sentence(error: ValidationError, keys: Iterable[str] = RunConfig.model_fields, of: str = "") -> str:
+def first_error(error: ValidationError, keys: Iterable[str] = RunConfig.model_fields, of: str = "") -> str:
     """Return pydantic's first error as one sentence in raysim's style. `keys`: the known keys; `of`: what they belong to."""
     errors = error.errors(include_url=False)
     # If a field may be a scalar or a list, show the rule of the given kind.
@@ -64,7 +64,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(sentence(error)) from None
+        raise ConfigError(first_error(error)) from None
 
 
 def read_config(source: str | Path, overrides: Iterable[str] = ()) -> RunConfig:

@@ -23,7 +23,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from raysim.config import ConfigError, apply_override
 from raysim.config.fields import Natural, Positive, Strict
-from raysim.config.reading import sentence
+from raysim.config.reading import first_error
 from raysim.limits import process_memory
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import after_pipelines, overlapped, without_exchange
@@ -363,7 +363,7 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     try:
         timings = Timings.model_validate(values)
     except ValidationError as error:
-        raise InputError(sentence(error, Timings.model_fields, f" in {path}")) from None
+        raise InputError(first_error(error, Timings.model_fields, f" in {path}")) from None
     return timings.step()
 
 

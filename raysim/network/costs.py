@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from raysim.network.stragglers import STEP_TIMES, StepTimes
 from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import egress_bytes
-from raysim.notation import InputError, check_real, known_words, parse, shown
+from raysim.notation import InputError, check_real, known_words, parse_notation, shown
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
 from raysim.units import format_seconds, three_digits
@@ -228,6 +228,6 @@ def load_costs(path: Path) -> FleetCosts:
 
 def _step_times(text: Any) -> StepTimes:
     try:
-        return parse(text, STEP_TIMES, kind="distribution of step times")
+        return parse_notation(text, STEP_TIMES, kind="distribution of step times")
     except ValueError as error:
         raise ValueError(f"`step_times` must look like Lognormal(0.1) or Exponential(0.1): {error}") from None

@@ -25,8 +25,8 @@ from raysim.probing.candidates import (
     LinkCandidate,
     Sample,
     check_gradients,
-    in_parts,
-    together,
+    merge_samples,
+    with_whole_backwards,
     write_candidate,
 )
 from raysim.probing.station import GradientStation, Sampling, Station
@@ -81,7 +81,7 @@ class Probe:
         parts = [part for rank in self._gathered([station.samples for station in self._stations]) for part in rank]
         if not parts:
             return  # only the first rank writes
-        samples = together(parts)
+        samples = merge_samples(parts)
         if not samples:
             warnings.warn(
                 f"The probe sampled no whole step of {self._sampling.num_microbatches} microbatches, so {self.folder} has nothing "
@@ -104,7 +104,7 @@ class Probe:
                 "seconds are counted in the backward before them.",
                 stacklevel=3,
             )
-        return [in_parts(sample, halves) for sample in samples]
+        return [with_whole_backwards(sample, halves) for sample in samples]
 
     @property
     def overhead(self) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from raysim.notation import Notation, check_choice, parse
+from raysim.notation import Notation, check_choice, parse_notation
 from raysim.schedules.arrays import PostValidatedSteps, Unflushed
 from raysim.schedules.families import Schedule
 
@@ -164,4 +164,4 @@ def parse_weights(text: str) -> WeightPolicy:
     >>> parse_weights("Stashed"), parse_weights("Stashed(update='step')")
     (Stashed, Stashed(update='step'))
     """
-    return parse(text, POLICIES, kind="weight policy")
+    return parse_notation(text, POLICIES, kind="weight policy")

@@ -101,7 +101,7 @@ def distinct(settings: Iterable[Setting]) -> list[Setting]:
     return [each for each in dict.fromkeys(settings) if each != Setting()]
 
 
-def checked(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
+def tried_setting(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
     """Return a setting of `--try` in canonical notation; raises InputError if it cannot be screened in this run."""
     if not gradients and (setting.backward, setting.replica_gradient) != (SAME, SAME):
         raise InputError(f"`--try`: {setting.backward} needs gradients: leave out `backward`, or `--no-gradients`.")

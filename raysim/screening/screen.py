@@ -129,7 +129,7 @@ def screen(
     workload = _workload(config)
     plan = workload.plan
     _check(plan, num_batches)
-    own = [candidates.checked(setting, plan, gradients=gradients) for setting in tried]
+    own = [candidates.tried_setting(setting, plan, gradients=gradients) for setting in tried]
     averages = (
         gradients and plan.num_replicas > 1 and (not only_tried or any(each.replica_gradient != SAME for each in own))
     )

@@ -81,13 +81,13 @@ class Event(NamedTuple):
     """The measures in the row of an evaluation."""
 
 
-class Ending:
+class Interruption:
     """Turns signals into an orderly shutdown: after the first signal, the run ends after its next step, with a checkpoint.
 
     KeyboardInterrupt, which ends the run at once, is raised if the run has not begun, at a second signal (more than `ECHO_S`
     after the first), and after the grace period given to `begin`.
 
-    >>> ending = Ending()
+    >>> ending = Interruption()
     >>> with ending.on_signals():
     ...     ending.begin(grace_s=60.0)
     ...     signal.raise_signal(signal.SIGTERM)

@@ -30,12 +30,19 @@ from raysim.probing import probe
 from raysim.probing.candidates import LinkCandidate
 from raysim.records import Run
 from raysim.screening import screen
-from raysim.screening.at_once import why_hopeless
 from raysim.screening.bench import Bench
-from raysim.screening.differences import Difference, changed, differences
 from raysim.screening.findings import findings
 from raysim.screening.passes import Passes
-from raysim.screening.verdicts import HOPELESS, NO_GAIN, WORTH, verdict
+from raysim.screening.verdicts import (
+    HOPELESS,
+    NO_GAIN,
+    WORTH,
+    Difference,
+    changed,
+    differences,
+    verdict,
+    why_hopeless,
+)
 from raysim.sweeps.study_file import read_study
 from raysim.training.events import HopelessError
 from raysim.training.rows import breaks
