@@ -254,7 +254,7 @@ def _memory_table(plan: Forecast) -> Table:
 
 
 def fits_words(needed: int, capacity: int | None) -> str:
-    """Return whether a stage fits into its device's memory, in words.
+    """Describe whether a stage fits into its device's memory.
 
     >>> fits_words(75 * 10**9, 80 * 10**9), fits_words(96 * 10**9, 80 * 10**9), fits_words(1, None)
     ('fits 80 GB', 'too much for 80 GB', 'no device named')

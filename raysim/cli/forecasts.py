@@ -201,7 +201,7 @@ def place(
 
 
 def show_placed(network: Network, placed: Placed) -> None:
-    """Print the fastest placement found, what it gains, and how far from the fastest it may be."""
+    """Print the best placement, its gain, and the largest possible gap to the optimum."""
     gain = placed.listed_s / placed.step_s
     than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
     echo(

@@ -20,7 +20,7 @@ SEEN = 0.01
 
 
 def findings(done: Screen) -> list[str]:
-    """Return what the tensors are like, where fidelity misleads, and what the model knows."""
+    """Return sentences on the tensors, on misleading fidelity, and on the model's distance from chance."""
     lines = _tensor_words(done.facts)
     loss, base = done.dense.result.measures["loss"].value, done.chance["loss"]
     if math.isnan(knowledge(loss, base)):
@@ -101,7 +101,7 @@ def _misleads(done: Screen, each: Screened) -> bool:
 
 
 def _tensor_words(facts: Sequence[TensorFacts]) -> list[str]:
-    """Return what the tensors are like and what follows, a sentence for each direction."""
+    """Return a sentence for each direction: the tensors' statistics and the conclusion."""
     lines = []
     for direction, noun in (("forward", "activation"), ("backward", "gradient")):
         own = [each for each in facts if each.direction == direction]
@@ -117,7 +117,7 @@ def _tensor_words(facts: Sequence[TensorFacts]) -> list[str]:
             channels, rows = (f"{100 * share:.2g} %" for share in (worst.channels, worst.rows))
             lines.append(
                 f"{words}, half of these in {channels} of the channels and {rows} of the rows: one range for a tensor wastes its "
-                "levels; group by `row` or `block`, or send the largest values apart."
+                "levels; group by `row` or `block`, or send the largest values separately."
             )
         else:
             lines.append(f"{words}: one range for a tensor may do.")

@@ -123,7 +123,7 @@ class Passes:
 
     @property
     def counted(self) -> NDArray[np.bool_]:
-        """True for the targets that count, by sample."""
+        """True for targets counted by the loss, by sample."""
         return torch.cat([each.targets != IGNORED for each in self.microbatches]).cpu().numpy()
 
     def _forward(
