@@ -40,6 +40,9 @@ CRITICAL = {
     "collective_latency": "latency of collectives",
 }
 
+KINDS = {"first_step_s": "first visits", "quiet_step_s": "without exchange", "exchange_step_s": "with one"}
+"""Seconds of some kinds of step, by the column of each."""
+
 R = TypeVar("R")
 
 
@@ -134,6 +137,34 @@ def wire_cells(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
         {"latency": "step_latency_s"} if any(row["step_latency_s"] for row in rows) else {}
     )
     return [{name: format_seconds(row[key], of=row["step_s"]) for name, key in shown.items()} for row in rows]
+
+
+def step_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the cells of steps on networks: seconds by cause and the load of the busiest link.
+
+    An interval, first visits and exchanges of replicas have columns if rows have them, and collectives if they take time.
+    """
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    collects = any(row["collective_s"] for row in rows)
+    table = []
+    for row, wire in zip(rows, wire_cells(rows), strict=True):
+        step_s = row["step_s"]
+        cells = {"network": str(row["network"]), "step": format_seconds(step_s)}
+        if "step_low_s" in known:
+            cells["90 % interval"] = interval_words(row)
+        cells |= wire
+        cells |= {head: format_seconds(row[name]) for name, head in KINDS.items() if name in known}
+        if collects:
+            cells["collectives"] = format_seconds(row["collective_s"], of=step_s)
+        cells["update, driver"] = format_seconds(row["outside_s"], of=step_s)
+        cells["busiest link"] = f"{row['busiest_link']:.0%} busy"
+        table.append(cells)
+    return table
+
+
+def interval_words(row: Mapping[str, Any]) -> str:
+    """Return the ends of the interval of a step."""
+    return f"{format_seconds(row['step_low_s'])} to {format_seconds(row['step_high_s'])}"
 
 
 def show_notes(out: Console, notes: Iterable[str]) -> None:
