@@ -115,7 +115,8 @@ def replay(
     priced, *others = beside([run, *([against] if against is not None else [])], company, **options)
     dense = others[0] if others else None
     frame = price(priced, networks, against=dense, target=wanted)
-    show_replay(priced, networks, frame, dense, wanted)
+    figures = replay_figures(priced, networks, frame, wanted)
+    show_replay(priced, networks, figures, dense, wanted)
     if fleet is not None:
         show_costs(fleet, partial(replayed, priced), networks)
     if curve:
@@ -124,7 +125,6 @@ def replay(
         step, events = priced.trace(networks[0])
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
     if json_file is not None:
-        figures = replay_figures(priced, networks, frame, wanted)
         write_json(with_costs(figures, fleet, partial(replayed, priced), networks), json_file)
 
 

@@ -37,11 +37,11 @@ FIDELITIES = {"forward": "fidelity forward", "backward": "fidelity backward", "r
 
 
 def show_replay(
-    replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, dense: Replay | None, target: Target | None
+    replay: Replay, networks: Sequence[Network], figures: Mapping[str, Any], dense: Replay | None, target: Target | None
 ) -> None:
-    """Print the prices of a recorded run: by network, to the target, and by stage."""
+    """Print the `replay_figures` of a recorded run: by network, to the target, and by stage."""
     out = console()
-    row, rows = replay.row, _records(frame)
+    row, rows = replay.row, figures["networks"]
     folder = printable(str(replay.run.folder))
     write_line(
         out,
@@ -57,7 +57,7 @@ def show_replay(
         if dense:
             cells["dense step"] = format_seconds(priced["dense_step_s"])
             cells["speed-up"] = speedup_words(priced)
-            cells["pays below"] = _break_even(priced["break_even_bps"])
+            cells["pays below"] = priced["pays_below"]
         table.append(cells)
     out.print(table_of(table, f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})"))
     if target is not None:
@@ -65,8 +65,7 @@ def show_replay(
     for network in networks:
         if network.host_names is not None:
             write_line(out, placement_words(replay, network, network.host_names))
-    by_network = [(repr(network), replay.shares(network)) for network in networks]
-    show_shares(out, [Shares(name, _records(shares.workers), shares.critical_s) for name, shares in by_network])
+    show_shares(out, [Shares(priced["network"], priced["workers"], priced["critical_path_s"]) for priced in rows])
     show_notes(out, replay.notes)
 
 
@@ -172,7 +171,7 @@ def _break_even(bps: object) -> str:
 def replay_figures(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
 ) -> dict[str, Any]:
-    """Return the content of `show_replay`, for JSON."""
+    """Return the prices of a recorded run, for JSON and `show_replay`."""
     rows = []
     for row, network in zip(_records(frame), networks, strict=True):
         shares = replay.shares(network)
