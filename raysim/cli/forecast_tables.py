@@ -16,6 +16,7 @@ from raysim.cli.terminal import (
     first_and_last,
     show_notes,
     show_shares,
+    size_cells,
     step_cells,
     table_of,
     wire_cells,
@@ -244,7 +245,7 @@ def _links_table(plan: Forecast) -> Table:
         span = f"{link.boundary} to {others[-1].boundary}" if others else f"{link.boundary}"
         replica = "" if link.replica is None else f"replica {link.replica}"
         where = ", ".join(filter(None, (f"{span} {link.direction}", link.tensor, replica)))
-        rows.append(_sizes(where, link.codec, link.dense_bytes, link.wire_bytes))
+        rows.append({"boundaries": where, "codec": link.codec, **size_cells(link.dense_bytes, link.wire_bytes)})
         seconds = {"encode": format_seconds(link.encode_s), "decode": format_seconds(link.decode_s)}
         rows[-1] |= {"first visit": format_bytes(link.first_bytes)} | seconds
     sums = plan.endings[0].costs["transfers"]
@@ -253,21 +254,10 @@ def _links_table(plan: Forecast) -> Table:
         own = sums[sums["stage"] == stages[0]]
         sent = max((int(own["wire_bytes"][own["source_stage"] == stage].sum()) for stage in stages), default=0)
         where = f"tied sum of stages {', '.join(map(str, stages))}"
-        dense = ring_bytes(math.prod(shape), len(stages))
-        rows.append(_sizes(where, repr(plan.config.tied_gradient), dense, sent))
+        sizes = size_cells(ring_bytes(math.prod(shape), len(stages)), sent)
+        rows.append({"boundaries": where, "codec": repr(plan.config.tied_gradient), **sizes})
         rows[-1] |= dict.fromkeys(("first visit", "encode", "decode"), "-")
     return table_of(rows, "A message", text=["boundaries"], fold=["codec"])
-
-
-def _sizes(where: str, codec: str, dense_bytes: int, wire_bytes: int) -> dict[str, str]:
-    factor = f"{dense_bytes / wire_bytes:.2f}x" if wire_bytes else "-"
-    return {
-        "boundaries": where,
-        "codec": codec,
-        "dense": format_bytes(dense_bytes),
-        "wire": format_bytes(wire_bytes),
-        "factor": factor,
-    }
 
 
 def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:

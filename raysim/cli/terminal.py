@@ -11,7 +11,7 @@ from rich.table import Table
 
 from raysim.console import PlainConsole
 from raysim.notation import printable
-from raysim.units import format_seconds
+from raysim.units import format_bytes, format_seconds
 
 MOST_ROWS = 16  # workers shown for one network: if there are more, the first and the last
 
@@ -165,6 +165,12 @@ def step_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 def interval_words(row: Mapping[str, Any]) -> str:
     """Return the ends of the interval of a step."""
     return f"{format_seconds(row['step_low_s'])} to {format_seconds(row['step_high_s'])}"
+
+
+def size_cells(dense_bytes: float, wire_bytes: float) -> dict[str, str]:
+    """Return the cells of bytes before and after compression."""
+    factor = f"{dense_bytes / wire_bytes:.2f}x" if wire_bytes else "-"
+    return {"dense": format_bytes(dense_bytes), "wire": format_bytes(wire_bytes), "factor": factor}
 
 
 def show_notes(out: Console, notes: Iterable[str]) -> None:
