@@ -44,7 +44,7 @@ def gather(
     runs = material.finished.runs
     if not len(runs):
         return material
-    judged = _judged(material.finished)
+    judged = judged_by_run(material.finished)
     jobs = []
     for i, (name, title) in enumerate(titles(runs.to_dict("records")).items(), start=1):
         job = _job(f"job{i}", title, runs[runs["job"] == name], material, judged)
@@ -53,11 +53,11 @@ def gather(
     return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
 
 
-def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for."""
+def judged_by_run(results: Results, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for; `options` are its arguments."""
     return {
         run: {str(key): value for key, value in row.items()}
-        for row in judge_settings(results).to_dict("records")
+        for row in judge_settings(results, **options).to_dict("records")
         for run in row["runs"]
     }
 
