@@ -40,7 +40,8 @@ def gather(
     by_name = {repr(network): network for network in networks}
     chosen = first if first is not None and first in by_name else next(iter(by_name))
     transport = transport or results.transport_of(results.runs["study"].dropna())
-    material = Material(results, by_name, chosen, compute, profile, transport)
+    options = {"compute": compute, "profile": profile, "transport": transport}
+    material = Material(results, by_name, chosen, options)
     runs = material.finished.runs
     if not len(runs):
         return material
@@ -80,7 +81,7 @@ def _job(
     settings.sort(key=lambda setting: (not setting.dense, setting.wire_bytes))
     costs = next((material.replay(setting.priced).costs for setting in settings if setting.priced), None)
     words = ("", "") if costs is None else (costs.method, costs.source)
-    return JobRuns(key, title, measure, settings, runs, list(material.networks), *words, material.transport)
+    return JobRuns(key, title, measure, settings, runs, list(material.networks), *words, material.options["transport"])
 
 
 def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -211,21 +210,12 @@ class Material:
     """By name, in the order of the page's control."""
     network: str
     """The network chosen at first."""
-    compute: str = "auto"
-    """The pooled seconds of compute, as for `Recording`."""
-    profile: Path | str | None = None
-    """A file of `raysim profile` with the compute to use instead."""
-    transport: str = USUAL_TRANSPORT
-    """The transport of packets in prices."""
+    options: Mapping[str, Any]
+    """The keyword arguments of `Results.replay`."""
     jobs: Sequence[JobRuns] = ()
     """The jobs of trained runs."""
     probes: Sequence[JobRuns] = ()
     """The jobs of candidates of a probe, which have no quality and a section of their own."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of `Results.replay`."""
-        return {"compute": self.compute, "profile": self.profile, "transport": self.transport}
 
     @cached_property
     def finished(self) -> Results:
@@ -239,7 +229,7 @@ class Material:
 
     def replay(self, run: str, **options: Any) -> Replay:
         """Return a run ready to be priced; `options`: arguments of `Results.replay` in place of the report's."""
-        return self.results.replay(run, **(self.options | options))
+        return self.results.replay(run, **{**self.options, **options})
 
     def steps_s(self, runs: Iterable[str], networks: Sequence[Network]) -> list[float]:
         """Return the mean seconds of a step of priced runs on each network, without intervals."""

@@ -6,6 +6,7 @@ import os
 import shlex
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from raysim.cli.exits import ending_on_signals, fail
 from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
 from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
-from raysim.cli.terminal import console, table_of, write_line
+from raysim.cli.terminal import console, echo, table_of, write_line
 from raysim.units import plural
 
 if TYPE_CHECKING:
@@ -104,9 +105,7 @@ def _prepare(decision: DecisionState, network: Network) -> None:
     """Price and screen what an earlier session has not; show what is left."""
     from raysim.sweeps.decision import stay_priced, stay_screened
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
+    say = partial(echo, err=True)
     if not decision.ended:
         decision.price(say)
     show_step(decision)
@@ -129,7 +128,7 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
     from raysim.training.start import check_least_memory
 
     study = decision.study(budget)
-    typer.echo(
+    echo(
         f"3 of 3: {len(decision.left)} settings race beside dense within {study.budget.text if study.budget else budget.text}.",
         err=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from raysim.cli.options import (
     parse_networks,
     write_json,
 )
-from raysim.cli.terminal import console, show_notes, table_of, write_line
+from raysim.cli.terminal import console, echo, show_notes, table_of, write_line
 from raysim.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def screen(
             profile=str(profile) if profile is not None else None,
             transport=transport,
             gradients=gradients,
-            say=lambda line: typer.echo(line, err=True),
+            say=partial(echo, err=True),
         )
     show_screen(done)
     _write_files(done, base, transport, out=out, study=study, plot=plot, json_file=json_file)
@@ -112,14 +113,14 @@ def _write_files(
 
     if out is not None:
         write_records(done, out)
-        typer.echo(f"Records: {out}")
+        echo(f"Records: {out}")
     if plot is not None:
         draw_screen(done, plot)
-        typer.echo(f"Plot: {plot}")
+        echo(f"Plot: {plot}")
     if json_file is not None:
         write_json(screen_figures(done), json_file)
     if study is not None:
-        typer.echo(write_screen_study(done, base, study, transport))
+        echo(write_screen_study(done, base, study, transport))
 
 
 # --- its table, and its figures for JSON --------------------------------------------------------------------------------------
