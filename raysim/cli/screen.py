@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,19 +96,15 @@ def screen(
             gradients=gradients,
             say=partial(echo, err=True),
         )
-    show_screen(done)
-    _write_files(done, base, transport, out=out, study=study, plot=plot, json_file=json_file)
+    figures = screen_figures(done)
+    show_screen(done, figures)
+    _write_files(done, base, transport, out, plot, study)
+    if json_file is not None:
+        write_json(figures, json_file)
 
 
 def _write_files(
-    done: Screen,
-    base: dict[str, Any],
-    transport: str,
-    *,
-    out: Path | None,
-    study: Path | None,
-    plot: Path | None,
-    json_file: Path | None,
+    done: Screen, base: dict[str, Any], transport: str, out: Path | None, plot: Path | None, study: Path | None
 ) -> None:
     from raysim.screening.outputs import draw_screen, write_records, write_screen_study
 
@@ -117,8 +114,6 @@ def _write_files(
     if plot is not None:
         draw_screen(done, plot)
         echo(f"Plot: {plot}")
-    if json_file is not None:
-        write_json(screen_figures(done), json_file)
     if study is not None:
         echo(write_screen_study(done, base, study, transport))
 
@@ -126,12 +121,10 @@ def _write_files(
 # --- its table, and its figures for JSON --------------------------------------------------------------------------------------
 
 
-def show_screen(done: Screen) -> None:
+def show_screen(done: Screen, figures: Mapping[str, Any]) -> None:
     """Print the statistics of the tensors, a row for each setting, and the conclusions."""
-    from raysim.screening.findings import findings
-
     out = console(width=160)
-    for line in findings(done):
+    for line in figures["findings"]:
         write_line(out, line)
     write_line(out, "")
     title = f"{done.config.name}: at once, on {plural(done.num_samples, 'test sample')}, without training"
