@@ -10,8 +10,7 @@ import pandas as pd
 
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.gather import judged_by_run
-from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns
+from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns, judged_by_run
 from raysim.analysis.report.page import (
     BLACK,
     COLOURS,

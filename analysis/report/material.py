@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import is_promising
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.comparison.objectives import frontier
 from raysim.analysis.comparison.power import PairedSpread, seeds_needed
 from raysim.analysis.comparison.rule import SKILL
@@ -223,6 +224,11 @@ class Material:
         return self.results.select(self.results.runs["status"].isin(FINISHED))
 
     @cached_property
+    def judged(self) -> dict[str, dict[str, Any]]:
+        """The row of `raysim.analysis.settings` that each finished run is evidence for."""
+        return judged_by_run(self.finished)
+
+    @cached_property
     def partners(self) -> dict[str, str]:
         """The dense run to compare each finished run with."""
         return dense_partners(self.finished)
@@ -279,3 +285,12 @@ class Material:
         """Return the means over runs by network."""
         means = np.mean(by_run, axis=0).tolist()
         return {name: kind(*values) for name, values in zip(self.networks, means, strict=True)}
+
+
+def judged_by_run(results: Results, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for; `options` are its arguments."""
+    return {
+        run: {str(key): value for key, value in row.items()}
+        for row in judge_settings(results, **options).to_dict("records")
+        for run in row["runs"]
+    }
