@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from raysim.analysis.comparison.carry import Asked, carry_to, law_sentence
+from raysim.analysis.comparison.carry import Asked, carry, law_sentence
 from raysim.analysis.report.page import Section, Table, Text
 from raysim.analysis.runs.results import Results
 from raysim.units import format_parameters
@@ -17,7 +17,7 @@ def carried(results: Results, asked: Asked) -> tuple[list[Section], list[str]]:
 
     Raises AnalysisError as `raysim.analysis.carry`.
     """
-    frame = carry_to(results, asked)
+    frame = carry(results, asked.parameters, tokens=asked.tokens, stages=asked.stages, trained=asked.trained)
     families = frame["family"].nunique()
     sentences = []
     for row in frame.to_dict("records"):
