@@ -176,7 +176,8 @@ class Ledger:
             self._put(row)
 
     def begin(self, row: TrialRow, runs: list[str]) -> None:
-        row.status, row.runs = "running", runs
+        """Record the runs of a trial; an ended one goes on with more seeds than its verdict has."""
+        row.status, row.runs = row.status if row.ended else "running", runs
         self._put(row)
 
     def end(self, row: TrialRow, outcome: TrialOutcome, forecast: Sequence[float] = ()) -> None:

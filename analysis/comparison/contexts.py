@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.rule import PairedSample, at_chance, sample
+from raysim.analysis.comparison.rule import PairedSample, PairedSpread, at_chance, sample
+from raysim.analysis.comparison.statistics import priors
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import is_confirmation
 from raysim.analysis.data.settings import COMPRESSION, compared_keys, differing, model_of
@@ -244,3 +246,23 @@ def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
     parts = [f"{key}={row[key]}" for key in telling if not is_missing(row[key])]
     values = {str(key): value for key, value in row.items()}
     return ", ".join([" on ".join(model_of(values) if name == "model" else str(row[name]) for name in names), *parts])
+
+
+def paired_spread(results: Results, runs: Collection[str]) -> PairedSpread:
+    """Return the spread of the settings of `runs`, pooled over them; all `runs` are of one job."""
+    for context in contexts(results):
+        settings = dict.fromkeys(Setting(*row) for row in context.rows.loc[context.rows["run"].isin(runs), "setting"])
+        dense = context.settings.get(Setting())
+        if not settings or dense is None:
+            continue
+        harms = {setting: list(context.harms(setting).values()) for setting in context.settings if setting != Setting()}
+        known = [values for setting in settings if len(values := harms.get(setting, [])) > 1]
+        if not known:
+            return PairedSpread(math.nan, context.step, context.margin, context.unit)
+        weights = [len(values) - 1 for values in known]
+        pooled = math.sqrt(np.average([np.var(values, ddof=1) for values in known], weights=weights))
+        step = 0.0 if math.isnan(context.step) else context.step
+        borrowed = dict(zip(harms, priors([*harms.values()], [step] * len(harms), context.margin), strict=True))
+        freedom = float(np.mean([borrowed[setting].freedom for setting in settings if setting in harms]))
+        return PairedSpread(pooled, context.step, context.margin, context.unit, freedom)
+    return PairedSpread(math.nan, math.nan, math.nan, "")

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from raysim.analysis.comparison.power import seeds_to_decide
-from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, PairedSample, judge, looks_after
+from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, PairedSample, judge, looks_after, seeds_to_decide
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
