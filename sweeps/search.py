@@ -32,8 +32,8 @@ from raysim.sweeps.trial import (
     finished_outcome,
     forecast_values,
     part_steps,
-    run_folder,
     step_costs,
+    trial_folder,
 )
 from raysim.sweeps.trial_rows import TrialRow
 
@@ -196,7 +196,7 @@ class RaceSearch(LedgerSearch):
         config = self._configs[trial]
         if not config.checkpoint_every_steps and config.checkpoint_at_steps is None:
             for seed in seeds:
-                self._store.drop_checkpoints(run_folder(trial, seed))
+                self._store.drop_checkpoints(trial_folder(trial, seed))
 
     def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         if outcome.status in ("failed", "diverged", "pruned"):
@@ -241,7 +241,7 @@ class RaceSearch(LedgerSearch):
         )
 
     def _run_of(self, trial: int, seed: int) -> Run:
-        return Run(self._store.place() / run_folder(trial, seed))
+        return Run(self._store.place() / trial_folder(trial, seed))
 
     def _cost_of(self, trials: Sequence[int]) -> Mapping[int, float]:
         """Return each trial's cost of a step, by its first seed."""

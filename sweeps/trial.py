@@ -73,10 +73,10 @@ class TrialSpec:
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
-        return [run_folder(self.number, seed) for seed in self.seeds]
+        return [trial_folder(self.number, seed) for seed in self.seeds]
 
 
-def run_folder(trial: int, seed: int) -> str:
+def trial_folder(trial: int, seed: int) -> str:
     """Return the folder of a trial's run, relative to the study's."""
     return f"trials/{trial}-s{seed}"
 
