@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import tomli_w
 from pydantic import (
@@ -52,8 +52,8 @@ from raysim.sweeps.study_file import read_study
 
 FILE, SCREEN, STUDY, RACE, COMPUTE = "decision.json", "screen", "study.toml", "race", "compute.json"
 RECORDED_STEPS = 1
-PRICED, SCREENED, RACED = "priced", "screened", "raced"
-"""What has ended, in order."""
+Ended: TypeAlias = Literal["", "priced", "screened", "raced"]
+"""The last part that ended."""
 MOST_WAYS = 6
 SENT = ("links", "averaging")
 """Causes of a step's time that compression shortens."""
@@ -93,8 +93,7 @@ class DecisionState(BaseModel):
 
     question: InstanceOf[Question] = Field(exclude=True)
     store: InstanceOf[Store] = Field(exclude=True)
-    ended: Literal["", "priced", "screened", "raced"] = ""
-    """The last part that ended."""
+    ended: Ended = ""
     sentences: list[str] = Field(default=[], alias="decision")
     """The decision; empty before it."""
     code: str = ""
@@ -172,7 +171,7 @@ class DecisionState(BaseModel):
         return [each for each in self.candidates if each.open]
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: Ended) -> Iterator[None]:
         """Keep what a part finds, and the seconds that it takes."""
         began_s = time.monotonic()
         yield
@@ -182,7 +181,7 @@ class DecisionState(BaseModel):
     def price(self, say: Callable[[str], None]) -> None:
         """Price dense, all candidates, and other ways to run the training, without training; raises ConfigError."""
         question, config = self.question, self.question.config
-        with self.part(PRICED):
+        with self.part("priced"):
             say(f"{config.name}: dense and its settings are priced on {question.network!r}, without training.")
             dense = self._dense(config)
             if not dense.tied and any(each.tied_gradient != SAME for each in question.tried):
@@ -252,7 +251,7 @@ class DecisionState(BaseModel):
     def screen(self, say: Callable[[str], None]) -> None:
         """Measure the candidates left on the model's own weights, and drop those that are hopeless; writes the study."""
         question = self.question
-        with self.part(SCREENED):
+        with self.part("screened"):
             tried = [each for each in dict.fromkeys(each.screened for each in self.left) if each != Setting()]
             config, plan = question.config, None
             if tried:

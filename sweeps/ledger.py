@@ -82,11 +82,11 @@ class Ledger:
                 row.status = "waiting"
         self.rows.write()
         for number in range(max((row.trial for row in self.rows), default=-1) + 1):
-            row = self.rows.get(number)
-            if row is None or not row.ended:  # no row: suggested but never begun
-                self._enqueue(number, {} if row is None else row.params)
+            known = self.rows.get(number)
+            if known is None or not known.ended:  # no row: suggested but never begun
+                self._enqueue(number, {} if known is None else known.params)
             else:
-                self.optuna.add_trial(self._ended_trial(row))
+                self.optuna.add_trial(self._ended_trial(known))
 
     def _ended_trial(self, row: TrialRow) -> FrozenTrial:
         """Return the trial of a row as Optuna was told of it, or would have been."""
