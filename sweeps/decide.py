@@ -27,20 +27,23 @@ from pydantic import (
 )
 
 from raysim.config import ConfigError, RunConfig, make_config
+<<<<<<< HEAD
 from raysim.config.reading import sentence
 from raysim.forecast.advise import PAYS
+=======
+>>>>>>> main
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import Way, coded, limit, other_ways, parts_of, priced
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare
 from raysim.screening.candidates import check_parts, every
-from raysim.screening.records import write_records
+from raysim.screening.outputs import study_of, write_records
 from raysim.screening.screen import Screen, dense_of, screen, words
-from raysim.screening.study import study_of
 from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import parse_json
@@ -171,8 +174,13 @@ class DecisionState(BaseModel):
         return [each for each in self.candidates if each.open]
 
     @contextmanager
+<<<<<<< HEAD
     def part(self, name: Ended) -> Iterator[None]:
         """Keep what a part finds, and the seconds that it takes."""
+=======
+    def part(self, name: str) -> Iterator[None]:
+        """Store the results of a part, and its seconds."""
+>>>>>>> main
         began_s = time.monotonic()
         yield
         self.ended, self.spent_s = name, self.spent_s + time.monotonic() - began_s
@@ -249,7 +257,7 @@ class DecisionState(BaseModel):
         return candidates
 
     def screen(self, say: Callable[[str], None]) -> None:
-        """Measure the candidates left on the model's own weights, and drop those that are hopeless; writes the study."""
+        """Measure the remaining candidates on the model's weights, drop hopeless ones, and write the study."""
         question = self.question
         with self.part("screened"):
             tried = [each for each in dict.fromkeys(each.screened for each in self.left) if each != Setting()]
@@ -298,7 +306,7 @@ class DecisionState(BaseModel):
         choose(self.candidates, by_loss=knows, kept=self.question.tried)
 
     def study(self, budget: Budget) -> Study:
-        """Return the study of the candidates left, with what is left of the budget; raises ConfigError."""
+        """Return the study of the remaining candidates and budget; raises ConfigError."""
         left_s = budget.seconds - (0.0 if budget.of_gpus else self.spent_s)
         if left_s <= 0:
             raise ConfigError(

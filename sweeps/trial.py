@@ -27,14 +27,13 @@ from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
 from raysim.quality import Measure
 from raysim.records import RecordsError, Run
-from raysim.screening.at_once import why_hopeless
-from raysim.screening.verdicts import HOPELESS
+from raysim.screening.verdicts import HOPELESS, why_hopeless
 from raysim.storage.files import is_locked
 from raysim.sweeps.objectives import Figure, Objective, any_priced, figures
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
-from raysim.training.events import Ending, HopelessError
+from raysim.training.events import HopelessError, Interruption
 from raysim.training.run import Training
 from raysim.training.trackers import Trackers
 from raysim.workloads.data import Data, load_data
@@ -169,7 +168,7 @@ class SweepTrial(tune.Trainable):
         before = _status(folder)
         if before in ("finished", "diverged"):
             return folder
-        ending = Ending()
+        ending = Interruption()
         config = spec.config.model_copy(update={"seed": seed})
         curves_name = f"tensorboard/{Path(name).name}"
         tools = dict.fromkeys(("tensorboard", *(config.report_to or ())))

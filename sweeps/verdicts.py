@@ -21,7 +21,7 @@ from raysim.analysis.data.folders import over
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.tables import branch_frame, safe_from
-from raysim.analysis.report.words import listed, plural, verdict
+from raysim.analysis.report.words import answer_for, listed
 from raysim.console import PlainConsole
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of
@@ -30,6 +30,7 @@ from raysim.sweeps.confirm import chosen_trials
 from raysim.sweeps.objectives import Figure, Objective
 from raysim.sweeps.progress import format_figure
 from raysim.sweeps.trial_rows import TrialRow, best_trials
+from raysim.units import plural
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
@@ -98,7 +99,7 @@ def sweep_figures(sweep: Sweep) -> dict[str, Any]:
                 {
                     "job": job.title,
                     "network": repr(network),
-                    "answer": verdict(job, repr(network)),
+                    "answer": answer_for(job, repr(network)).text,
                     "settings": settings,
                 }
             )
@@ -194,7 +195,7 @@ def _show_verdicts(console: Console, results: analysis.Results, compute: str, *,
     jobs = gather(results, [network], compute).jobs
     for job in jobs:
         title = f"{job.title}: " if len(jobs) > 1 else ""
-        say(f"{title}{verdict(job, name)}".replace("`", ""))
+        say(f"{title}{answer_for(job, name).text}".replace("`", ""))
         home = adoption(job, name) if code else None
         if home is not None and home.code:
             say(home.text.replace("`", ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from raysim.analysis.comparison.rule import Where
 from raysim.analysis.comparison.sizes import ALIKE, CUTS, PROPORTION, Size, SizeFamily, size_families
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results
-from raysim.config.boundaries import read_setting
+from raysim.config.boundaries import entries, read_setting
 from raysim.scaling import Carried, HeldOut, Laws, Series, held_out, reach
 from raysim.units import format_parameters, three_digits
 
@@ -91,7 +91,7 @@ def carry(
 
 
 def law_sentence(row: Mapping[Any, Any]) -> str:
-    """Return a row of `carry` in words.
+    """Return a sentence on a row of `carry`.
 
     >>> row = {"smallest": 3e5, "largest": 5e6, "harm": 0.9, "harm_low": 0.3, "harm_high": 2.4, "parameters": 1.3e9}
     >>> law_sentence(row | {"unit": "% of loss", "disagree": False, "refusal": None})
@@ -154,7 +154,7 @@ class _Setting:
         return None
 
     def bend(self) -> str | None:
-        """Return the sizes between which harm surely rises and surely falls; None if it goes one way."""
+        """Return the harms by size if they significantly rise and fall with size; None if not."""
         points, harms, errors = self.series
         if points.shape[1] > 1:  # one way, at equal tokens and stages
             base = (points[:, 1:] == points[0, 1:]).all(axis=1)
@@ -277,18 +277,9 @@ def _whole_range(row: Mapping[str, Any]) -> bool:
     """Return whether links have one range for a whole tensor; false for codecs that are not installed."""
     for direction in ("forward", "backward"):
         try:
-            compressors = [*_each(read_setting(direction, row[direction]))]
+            compressors = [compressor for *_, compressor in entries(read_setting(direction, row[direction]))]
         except ValueError:
             continue
         if any(entry.codec.whole_range for compressor in compressors for entry in compressor.entries()):
             return True
     return False
-
-
-def _each(setting: Any) -> Iterator[Any]:
-    """Yield the compressors of a setting: of all boundaries, tensors and replicas."""
-    if isinstance(setting, (dict, tuple)):
-        for inner in setting.values() if isinstance(setting, dict) else setting:
-            yield from _each(inner)
-    else:
-        yield setting

@@ -168,13 +168,16 @@ def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
 
 
 def _verdicts(findings: Sequence[Finding]) -> str:
-    lines = ["| claim | verdict | decisive difference | required |", "|---|---|---|---|"]
+    """Return a table with a row for each claim and verdict; differences of several jobs share a row."""
     many = len({finding.context for finding in findings}) > 1
+    rows: dict[str, list[str]] = {}
     for finding in findings:
         interval = "" if finding.low is None else f" ({finding.low:+.3g} to {finding.high:+.3g})"
         job = f", {finding.context.partition(', ')[2]}" if many and ", " in finding.context else ""
         chance = ", a model near chance" if "clearly above chance" in finding.reason else ""
         required = f"{finding.side} {finding.threshold:g}"
         effect = "not run" if finding.effect is None else f"{finding.effect:+.3g} {finding.unit}{interval}{job}{chance}"
-        lines.append(f"| {finding.claim.text} | **{finding.verdict}** | {effect} | {required} |")
-    return "\n".join(lines)
+        row = f"| {finding.claim.text} | **{finding.verdict}** | {required} |"
+        rows.setdefault(row, []).append(effect)
+    lines = [f"{row} {'; '.join(effects)} |" for row, effects in rows.items()]
+    return "\n".join(["| claim | verdict | required | decisive difference |", "|---|---|---|---|", *lines])

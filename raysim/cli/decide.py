@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, Recipe, parse_networks, write_json
-from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets, Tried
+from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
+from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
     from raysim.sweeps.decide import DecisionState
-    from raysim.training.events import Ending
+    from raysim.training.events import Interruption
 
 TOKENIZER = "tokenizer.json"
 
@@ -121,7 +121,7 @@ def _prepare(decision: DecisionState, network: Network) -> None:
             decision.end(stay_screened(decision))
 
 
-def _race(decision: DecisionState, budget: Any, again: str, ending: Ending, *, address: str | None) -> None:
+def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption, *, address: str | None) -> None:
     """Race the candidates left, and conclude."""
     from raysim.engine.connection import listen_on_loopback
     from raysim.plugins import trusting

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from raysim.cli.terminal import console, counted, table_of, write_line
+from raysim.cli.terminal import console, table_of, write_line
 from raysim.screening.screen import words
 from raysim.sweeps.contenders import Candidate
 from raysim.sweeps.decide import DecisionState
 from raysim.sweeps.decision import step_causes, way_words
+from raysim.units import plural
 
 
 def show_step(decision: DecisionState) -> None:
@@ -23,18 +24,18 @@ def show_step(decision: DecisionState) -> None:
 
 
 def show_candidates(decision: DecisionState) -> None:
-    """Print what the screen found, and a row for each setting with what ruled it out."""
+    """Print the screen's findings, and a row for each setting with the reason why it was dropped."""
     out = console(width=160)
     for line in decision.findings:
         write_line(out, line)
     rows = sorted(decision.candidates, key=lambda each: (not each.open, -(each.speedup or 0.0)))
-    left = counted(len(decision.left), "setting")
+    left = plural(len(decision.left), "setting")
     title = f"{left} of {len(rows)} left before training, on {decision.question.network!r}"
     out.print(table_of([_row(each) for each in rows], title, text=["setting", "outcome"], fold=["setting", "outcome"]))
 
 
 def show_decision(decision: DecisionState) -> None:
-    """Print the decision, the lines for the user's own training, and where everything lies."""
+    """Print the decision, the lines for the user's training, and the paths of all files."""
     out = console(width=160)
     if decision.ended == "raced":
         rows = sorted(decision.candidates, key=lambda each: (not each.harm, -(each.speedup or 0.0)))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from raysim.network.stragglers import STEP_TIMES, StepTimes
 from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import egress_bytes
-from raysim.notation import InputError, check_real, known_words, parse, shown
+from raysim.notation import InputError, check_real, known_words, parse_notation, shown
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
 from raysim.units import format_seconds, three_digits
@@ -93,7 +93,9 @@ class FleetCosts:
             object.__setattr__(self, "checkpoint_every_s", every)
         for name in ("restart_s", "checkpoint_s", "checkpoint_every_s"):
             if getattr(self, name) and hours == math.inf:
-                raise ValueError(f"`{name}` is a cost of departures: give `departure_hours`, the mean hours until one.")
+                raise ValueError(
+                    f"`{name}` has an effect only with `departure_hours`, the mean hours until a host departs."
+                )
 
     @property
     def churns(self) -> bool:
@@ -226,6 +228,6 @@ def load_costs(path: Path) -> FleetCosts:
 
 def _step_times(text: Any) -> StepTimes:
     try:
-        return parse(text, STEP_TIMES, kind="distribution of step times")
+        return parse_notation(text, STEP_TIMES, kind="distribution of step times")
     except ValueError as error:
-        raise ValueError(f"`step_times` must be as Lognormal(0.1) or Exponential(0.1): {error}") from None
+        raise ValueError(f"`step_times` must look like Lognormal(0.1) or Exponential(0.1): {error}") from None
