@@ -27,11 +27,7 @@ from pydantic import (
 )
 
 from raysim.config import ConfigError, RunConfig, make_config
-<<<<<<< HEAD
 from raysim.config.reading import sentence
-from raysim.forecast.advise import PAYS
-=======
->>>>>>> main
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
@@ -174,13 +170,8 @@ class DecisionState(BaseModel):
         return [each for each in self.candidates if each.open]
 
     @contextmanager
-<<<<<<< HEAD
     def part(self, name: Ended) -> Iterator[None]:
-        """Keep what a part finds, and the seconds that it takes."""
-=======
-    def part(self, name: str) -> Iterator[None]:
         """Store the results of a part, and its seconds."""
->>>>>>> main
         began_s = time.monotonic()
         yield
         self.ended, self.spent_s = name, self.spent_s + time.monotonic() - began_s
