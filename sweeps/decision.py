@@ -16,7 +16,7 @@ from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
-from raysim.sweeps.decide import RACED, DecisionState
+from raysim.sweeps.decide import DecisionState
 from raysim.units import format_bytes, format_seconds, plural, three_digits
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
     rounds = cast("RaceSearch", sweep.search).rounds
     decision.settled = not rounds.running and not rounds.undecided
-    decision.ended = RACED
+    decision.ended = "raced"
     decision.write()
 
 

@@ -15,8 +15,7 @@ import pandas as pd
 from raysim.analysis.comparison.choice import is_promising
 from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.comparison.objectives import frontier
-from raysim.analysis.comparison.power import PairedSpread, seeds_needed
-from raysim.analysis.comparison.rule import SKILL
+from raysim.analysis.comparison.rule import SKILL, PairedSpread, seeds_needed
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.folders import USUAL_TRANSPORT
 from raysim.analysis.runs.estimates import Estimate
