@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs, show_costs, with_costs
+from raysim.cli.costs import CostsFile, parse_costs, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -106,11 +106,11 @@ def simulate(
         figures = forecast_figures(step, networks)
         show_forecast(step, figures)
     if fleet is not None:
-        show_costs(fleet, step.expected, networks)
+        show_costs(fleet, step.expected, networks, figures)
     if trace is not None:
         write_trace_file(trace_events(step.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
-        write_json(with_costs(figures, fleet, step.expected, networks), json_file)
+        write_json(figures, json_file)
 
 
 def _predicted(
