@@ -11,7 +11,6 @@ import numpy as np
 from rich.table import Table
 
 from raysim.cli.terminal import (
-    Shares,
     console,
     first_and_last,
     show_notes,
@@ -65,7 +64,7 @@ def show_forecast(plan: Forecast, figures: Mapping[str, Any]) -> None:
         for row, step in zip(rows, step_cells(rows), strict=True)
     ]
     out.print(table_of(cells, f"A step by network (compute: {plan.steady.source})"))
-    show_shares(out, _shares(rows, plan.num_workers))
+    show_shares(out, rows, plan.num_workers)
     show_notes(out, plan.notes)
 
 
@@ -76,11 +75,6 @@ def wire_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[d
         {"step_s": plan.step_s(network)} | {f"step_{name}": value for name, value in wire._asdict().items()}
         for network, wire in zip(networks, wires, strict=True)
     ]
-
-
-def _shares(rows: Sequence[Mapping[str, Any]], num_workers: int) -> list[Shares]:
-    """Return the parts of each step for the workers of the first replica."""
-    return [Shares(row["network"], row["workers"][:num_workers], row["critical_path_s"]) for row in rows]
 
 
 def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[Network]) -> None:
@@ -114,7 +108,7 @@ def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[
             cells["busiest link"] = f"{row['busiest_link']:.0%} busy"
         table.append(cells)
     out.print(table_of(table, "A step by network"))
-    show_shares(out, _shares(rows, timed.num_workers // timed.num_replicas))
+    show_shares(out, rows, timed.num_workers // timed.num_replicas)
 
 
 def sharding_words(timed: TimedStep, sharded: Sharded, steps_s: Mapping[Network, float]) -> str:

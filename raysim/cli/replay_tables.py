@@ -12,7 +12,6 @@ from raysim.analysis.data.folders import over
 from raysim.analysis.report.words import speedup
 from raysim.analysis.runs.estimates import Estimate
 from raysim.cli.terminal import (
-    Shares,
     console,
     interval_words,
     show_notes,
@@ -65,7 +64,7 @@ def show_replay(
     for network in networks:
         if network.host_names is not None:
             write_line(out, placement_words(replay, network, network.host_names))
-    show_shares(out, [Shares(priced["network"], priced["workers"], priced["critical_path_s"]) for priced in rows])
+    show_shares(out, rows)
     show_notes(out, replay.notes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -86,32 +86,27 @@ def table_of(
     return table
 
 
-class Shares(NamedTuple):
-    """The parts of a step on a network, for every worker and for the critical path."""
+def show_shares(out: Console, steps: Sequence[Mapping[str, Any]], num_workers: int | None = None) -> None:
+    """Print the parts that add up to every worker's step, and the critical path, network by network.
 
-    network: str
-    workers: Sequence[Mapping[str, Any]]
-    critical_s: Mapping[str, float]
-
-
-def show_shares(out: Console, shares: Sequence[Shares]) -> None:
-    """Print the parts that add up to every worker's step, and the critical path, network by network."""
-    rows = [row for each in shares for row in each.workers]
-    used = [name for name in PARTS if name in ALWAYS or any(row[name] for row in rows)]
+    A step has `network`, `workers` and `critical_path_s`. `num_workers`: show the first ones, those of a replica.
+    """
+    workers = [step["workers"][:num_workers] for step in steps]
+    used = [name for name in PARTS if name in ALWAYS or any(row[name] for rows in workers for row in rows)]
     table = Table("network", "worker", title="Where a worker's time goes")
     for name in used:
         table.add_column(PARTS[name], justify="right")
-    for each in shares:
-        for i, row in enumerate(first_and_last(each.workers)):
+    for step, rows in zip(steps, workers, strict=True):
+        for i, row in enumerate(first_and_last(rows)):
             cells = ["..."] * (1 + len(used))
             if row is not None:
                 step_s = sum(row[name] for name in PARTS)
                 cells = [str(row["worker"]), *(format_seconds(row[name], of=step_s) for name in used)]
-            table.add_row("" if i else each.network, *cells)
+            table.add_row("" if i else step["network"], *cells)
         table.add_section()
     out.print(table)
-    for each in shares:
-        write_line(out, critical_words(each.network, each.critical_s))
+    for step in steps:
+        write_line(out, critical_words(step["network"], step["critical_path_s"]))
 
 
 def critical_words(network: str, seconds: Mapping[str, float]) -> str:
