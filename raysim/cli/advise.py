@@ -173,7 +173,7 @@ def show_advice(advice: Advice, figures: Mapping[str, Any]) -> None:
         rows = []
         for row, names in _named(advice):
             on = row.networks[i]
-            figures = {
+            cells = {
                 "step": format_seconds(on.step_s),
                 "samples/s": three_digits(on.samples_per_s),
                 "utilisation": f"{percent(on.utilisation)} ({percent(on.low)} to {percent(on.high)})",
@@ -181,7 +181,7 @@ def show_advice(advice: Advice, figures: Mapping[str, Any]) -> None:
                 "latency": percent(on.parts.latency / on.step_s),
                 "mostly": f"{on.limit} {getattr(on.parts, on.limit) / on.step_s:.0%}",
             }
-            rows.append(names | figures)
+            rows.append(names | cells)
         out.print(table_of(rows, f"A step on {network!r}", fold=ways, no_wrap=True))
         if advice.costs is not None:
             rows = [
