@@ -48,7 +48,7 @@ def value_of(output: ModuleValue) -> Value:
     if not sent or not all(x.is_floating_point() for x in sent.values()):
         held = ", ".join(f"`{name}` ({kind(x)})" for name, x in output.items()) or "none"
         raise ValueError(
-            f"Of the tensors that cross a boundary, one or more must hold floating-point numbers, and the others integers or "
+            f"At least one tensor that crosses a boundary must hold floating-point numbers, and the others integers or "
             f"booleans, but got {held}."
         )
     if UNNAMED in output:

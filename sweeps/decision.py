@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.words import against_dense, answer_for, speedup
-from raysim.forecast.advise import PAYS
+from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Way
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
-from raysim.sweeps.decide import RACED, DecisionState
+from raysim.sweeps.decide import DecisionState
 from raysim.units import format_bytes, format_seconds, plural, three_digits
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.search import RaceSearch
 
-GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
 CAUSES = {
     "latency": "Latency takes the time, not bytes",
     "compute": "Compute takes the time, not the network",
@@ -108,7 +107,7 @@ def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
 
 
 def conclude(decision: DecisionState, sweep: Sweep) -> None:
-    """Take over what the race has shown, and write the decision: setting, bounds, code, and what more certainty costs."""
+    """Store the race's results, and write the decision: setting, bounds, code, and the cost of more certainty."""
     question, network = decision.question, repr(decision.question.network)
     reasons = {
         _setting(sweep.study.config(sweep.study.overrides_at(row.params, row.name)).flat()): row.error
@@ -133,7 +132,7 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
     rounds = cast("RaceSearch", sweep.search).rounds
     decision.settled = not rounds.running and not rounds.undecided
-    decision.ended = RACED
+    decision.ended = "raced"
     decision.write()
 
 

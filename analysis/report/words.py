@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import MODES, WORTH, JobRuns, SettingRuns
+from raysim.analysis.report.material import MODES, JobRuns, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
+from raysim.network.prices import PAYS
 from raysim.quality import Measure
 from raysim.units import RATES, TIMES, format_bytes, plural, unit_of
 
-GAIN = f"{100 * (WORTH - 1):.0f} %"
+GAIN = f"{100 * (PAYS - 1):.0f} %"
 
 
 def seconds(value: float) -> str:
@@ -257,7 +258,7 @@ def seeds_of(judged: Mapping[str, Any]) -> str:
 
 
 def wire_words(bytes_share: float, latency_share: float) -> str:
-    """Return a sentence on what bytes and latency add to a dense step, as shares of it.
+    """Return a sentence on the shares of bytes and latency in a dense step.
 
     >>> wire_words(0.0132, 0.61)
     'Of a dense step, bytes take 1.3 % and latency 61 %: compression can save the bytes alone.'

@@ -149,7 +149,7 @@ class Stage:
         return {name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}
 
     def unreached(self) -> Unreached:
-        """Return what the backwards so far have not reached; called before gradients are averaged."""
+        """Return the parameters, and whether the input, had no gradient so far; called before gradients are averaged."""
         self._unreached -= self.gradients().keys()
         return Unreached(tuple(sorted(self._unreached)), self._input_unreached)
 
@@ -195,7 +195,7 @@ class Stage:
         self.divisor = None
 
     def extra_gradients(self) -> dict[str, Tensor] | None:
-        """Return what a subclass computes besides gradients, see `ReplicaContext.extra`."""
+        """Return a subclass's additional results, see `ReplicaContext.extra`."""
         return None
 
     def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:

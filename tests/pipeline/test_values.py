@@ -208,7 +208,7 @@ def test_engines_agree(ray, small, tmp_path, settings):
     [
         (
             {"model": "own_modules:complex_beside", "num_stages": 1},
-            "Layer `2`: Of the tensors that cross a boundary, one or more must hold floating-point numbers",
+            "Layer `2`: At least one tensor that crosses a boundary must hold floating-point numbers",
         ),
         (
             {**MARKED, "forward": "ACGC(0.1)"},
