@@ -22,7 +22,7 @@ from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
-from raysim.forecast.gains import Way, coded, limit, other_ways, parts_of, priced
+from raysim.forecast.gains import Alternative, coded, forecast_parts, limit, other_ways, priced
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare
@@ -93,7 +93,7 @@ class Decision:
     """The speed-up if messages of links weighed nothing."""
     parts: Parts | None = None
     """Dense's step by cause."""
-    ways: list[Way] = field(default_factory=list)
+    ways: list[Alternative] = field(default_factory=list)
     """Other ways to run the training, best first."""
     findings: list[str] = field(default_factory=list)
     """Of the screen, in sentences."""
@@ -176,7 +176,7 @@ class Decision:
                 )
             settings = every(config.stages, config.num_replicas, config.steps, question.tried, tied=bool(dense.tied))
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
-            self.parts = parts_of(dense, question.network)
+            self.parts = forecast_parts(dense, question.network)
             self.candidates = self._priced(settings, dense)
             if not self.left or max(self.parts._asdict().items(), key=lambda each: each[1])[0] not in SENT:
                 self.ways = other_ways(dense, question.network, device=question.device)[:MOST_WAYS]

@@ -11,7 +11,7 @@ from raysim.analysis.report.words import against_dense, answer, plural, speedup
 from raysim.forecast.advise import PAYS
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
-from raysim.forecast.gains import Way
+from raysim.forecast.gains import Alternative
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
@@ -54,7 +54,7 @@ def step_words(parts: Parts, step_s: float, network: Network) -> str:
     return f"On {network!r} a dense step takes {format_seconds(step_s)}: {causes}."
 
 
-def way_words(way: Way) -> str:
+def way_words(way: Alternative) -> str:
     """Return another way to run the training in a line, with its keys."""
     keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
     return (

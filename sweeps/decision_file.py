@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, ValidationE
 from raysim.config import ConfigError
 from raysim.config.reading import sentence
 from raysim.forecast.bandwidth import Parts
-from raysim.forecast.gains import Way
+from raysim.forecast.gains import Alternative
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_json
 from raysim.sweeps.contenders import Candidate, nested
@@ -26,7 +26,7 @@ class _Decision(BaseModel):
     dense_step_s: Annotated[FiniteFloat, Field(ge=0)]
     most_speedup: Annotated[FiniteFloat, Field(gt=0)]
     parts: Parts | None
-    ways: list[Way]
+    ways: list[Alternative]
     findings: list[str]
     candidates: list[Annotated[Candidate, BeforeValidator(nested)]]
     settled: bool

@@ -353,7 +353,7 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     """
     if Path(path).suffix not in (".toml", ".json") or not is_file(path):
         return None
-    values = read_values(path)
+    values = read_toml_or_json(path)
     if not isinstance(values, dict):
         return None
     if values.get("format") == FORMAT:
@@ -369,7 +369,7 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     return timings.step()
 
 
-def read_values(path: str | Path) -> Any:
+def read_toml_or_json(path: str | Path) -> Any:
     """Return the content of a TOML or JSON file; raises InputError."""
     kind = Path(path).suffix
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from raysim.network.event_loop import F64, I64, uniform
+from raysim.network.event_loop import F64, I64, jitter_draw
 from raysim.network.profile import Floats, Profile
 from raysim.network.topology import Network, Placement, links
 from raysim.network.wiring import REPLICA_SEEDS, Ends, Moments, check_complete, equal_replicas
@@ -201,7 +201,7 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                         begin = max(wire_free[w, k], arrive_s[source, k])  # so far: when it was ready
                         latency = trips[from_stage, op, m if wide_wire else 0] * latency_s[from_stage, op, k]
                         if jittered:
-                            latency += jitter_s[k] * uniform(seed, source)
+                            latency += jitter_s[k] * jitter_draw(seed, source)
                         arrive = begin + latency + size * byte_wire_s[from_stage, op, k]
                         arrive_s[source, k] = arrive
                         wire_free[w, k] = arrive
@@ -237,7 +237,7 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                 wire_free[w, k] = owed
                 latency = trips[stage, op, m if wide_wire else 0] * latency_s[stage, op, k]
                 if jittered:
-                    latency += jitter_s[k] * uniform(seed, slot)
+                    latency += jitter_s[k] * jitter_draw(seed, slot)
                 forgiven = burst_s[stage, op, k]
                 begin = max(queued - forgiven, ready)
                 arrive = max(max(owed - forgiven, ready) + latency, last_arrival[w, k])

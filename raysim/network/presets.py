@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raysim.network.notation import read_window
-from raysim.network.regions import CLOUDS, region_links, regions_of
-from raysim.network.sites import matrix_network, network_of_sites
+from raysim.network.sites import CLOUDS, check_region, matrix_network, network_of_sites, region_links, regions_of
 from raysim.network.topology import Network, read_notation
 from raysim.notation import shown
 from raysim.storage.files import read_text
@@ -87,7 +86,7 @@ def _world(a: int, b: int) -> tuple[float, float]:
 def presets() -> dict[str, Network]:
     """Return the named networks: the levels, `free`, DT-FM's cases 1 to 5 of 64 hosts each, `one-slow-replica`, and clouds.
 
-    `aws`, `azure` and `gcp` have a host in each measured region of the cloud, `clouds` in all, see `raysim.network.regions`.
+    `aws`, `azure` and `gcp` have a host in each measured region of the cloud, `clouds` in all, see `raysim.network.sites`.
 
     >>> presets()["worldwide"].notation()
     '<64 hosts, 335mbps to 2gbps, 10ms to 238ms>'
@@ -125,7 +124,11 @@ def parse_network(text: str) -> Network:
     if network is not None:
         return network
     regions = [part.strip() for part in name.split(",")]
-    if len(regions) > 1 and set(regions) <= set(regions_of("clouds")) and len(set(regions)) == len(regions):
+    if any(region.startswith(tuple(f"{cloud}:" for cloud in CLOUDS)) for region in regions):
+        for region in regions:
+            check_region(region, "A network of cloud regions must name measured regions")
+        if len(set(regions)) < max(len(regions), 2):
+            raise ValueError(f"A network of cloud regions must name two or more different ones, but got {shown(text)}.")
         return _of_regions(regions, name)
     if Path(name).suffix in (".toml", ".csv"):
         return load_network(Path(name))

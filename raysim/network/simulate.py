@@ -27,7 +27,7 @@ from raysim.network.exchanges import all_reduce_rounds, sites_of
 from raysim.network.profile import Floats, Profile
 from raysim.network.rounds import Ints, equal_hosts, round_seconds
 from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end
-from raysim.network.timeline import Exchange, Timeline
+from raysim.network.timeline import TimedCollective, Timeline
 from raysim.network.topology import Network, Placement, replica_hosts
 from raysim.network.wiring import Ends, Moments, SharedWiring, are_ordered
 from raysim.notation import check_integer
@@ -71,7 +71,7 @@ def simulate(
         window=table.windows(),
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
-            Exchange(collective, float(start), float(over), *_rounds_s(collective, network))
+            TimedCollective(collective, float(start), float(over), *_rounds_s(collective, network))
             for collective, start, over in zip(
                 end.collectives, end.starts.start_s[:, 0], end.starts.end_s[:, 0], strict=True
             )

@@ -60,7 +60,7 @@ class Segment(NamedTuple):
     """The running action, or the sender of the packet; None at the step's end."""
 
 
-class Exchange(NamedTuple):
+class TimedCollective(NamedTuple):
     """Start and end of a collective."""
 
     collective: Collective
@@ -120,7 +120,7 @@ class Timeline:
     """End of the last action of any replica; without a flush, the seconds between the ends of two steps."""
     step_s: float
     """The whole step: pipeline, collectives, update, and the driver's time around them."""
-    collectives: tuple[Exchange, ...]
+    collectives: tuple[TimedCollective, ...]
     """Averages over replicas, then sums of tied parameters."""
     collectives_end_s: float
     """End of the last collective; `pipeline_s` if there are none."""
@@ -329,7 +329,7 @@ class Timeline:
         updated = max(told - self._driver_latency_s, self.collectives_end_s)
         spans = [("driver", told, self.step_s), ("latency", updated, told), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
-        while exchange := next((x for x in reversed(self.collectives) if x.start_s < x.end_s == moment), None):
+        while exchange := next((x for x in reversed(self.collectives) if x.critical_s < x.end_s == moment), None):
             spans += reversed(exchange.transfers())
             if exchange.critical_s == exchange.start_s:
                 spans.append(("codec", exchange.start_s, exchange.start_s + exchange.collective.codec_s))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.schedules.actions import Row, topological_order
-from raysim.schedules.families import Placed, Schedule
+from raysim.schedules.families import Schedule, WorkerSchedule
 
 OPS = "FBW"
 """Ops by number: forward, backward, and the weight-gradient part of a split backward."""
@@ -151,7 +151,7 @@ def _row(letters: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 
 
 @dataclass(frozen=True, repr=False)
-class StepsOnEnd(Placed):
+class StepsOnEnd(WorkerSchedule):
     """Base of schedules whose steps follow each other without a flush; `rows` are those of one step."""
 
     schedule: Schedule

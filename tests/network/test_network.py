@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raysim.network.exchanges import all_reduce_s
 from raysim.network.presets import CLOUDS, LEVELS, WORLD, load_network, parse_bandwidths, parse_network, presets
-from raysim.network.regions import region_links, regions_of
+from raysim.network.sites import region_links, regions_of
 from raysim.network.topology import Network, Placement
 
 DTFM = ("data-centre", "spot", "two-universities", "four-regions", "worldwide")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from raysim.network.presets import parse_network
-from raysim.network.regions import region_links
+from raysim.network.sites import region_links
 
 HOME_AND_LAB = """
 [sites.home]
