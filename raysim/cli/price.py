@@ -263,7 +263,7 @@ def simulate(
             transport=transport or "ray",
             averaging=averaging,
         )
-        plan = replace(plan, placement=_placement(placement, plan.timed(plan.steady)))
+        plan = replace(plan, placement=_placement(placement, plan.timed()))
         show_forecast(plan, networks)
     else:
         for option, value in {"--device": device, "--profile": profile, "--codec-speed": codec_speed}.items():
@@ -285,10 +285,10 @@ def simulate(
 
 def _placement(text: str | None, step: TimedStep) -> Placement | None:
     """Return the placement of `--placement`."""
-    from raysim.network.topology import parse_placement
+    from raysim.network.topology import Placement
 
     try:
-        return None if text is None else parse_placement(text, step.num_workers)
+        return None if text is None else Placement.parse(text, step.num_workers)
     except ValueError as error:
         fail(str(error).replace("`placement`", "`--placement`"), 2)
 
@@ -318,7 +318,7 @@ def place(
     step = read_timings(recipe, overrides or [])
     if step is None:
         plan = _forecast(recipe, overrides or [], device, transport=transport or "ray", averaging=averaging)
-        step = plan.timed(plan.steady)
+        step = plan.timed()
     elif device is not None:
         fail(f"`--device` belongs to a recipe, but {recipe} already contains measured seconds.", 2)
     elif transport is not None or averaging is not None:

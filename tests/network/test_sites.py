@@ -118,3 +118,22 @@ def test_wrong_file_error_names_the_fault(written, change, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         written(HOME_AND_LAB.replace(*change))
     assert str(caught.value).endswith("mine.toml').")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("aws:mars", r"^A network of cloud regions must name measured regions, such as aws:.*, but got 'aws:mars'\.$"),
+        (
+            "gcp:us-west1,aws:us-east1",
+            r"must name measured regions, such as .*aws:us-east-1.*, but got 'aws:us-east1'\.$",
+        ),
+        (
+            "aws:us-east-1",
+            r"^A network of cloud regions must name two or more different ones, but got 'aws:us-east-1'\.$",
+        ),
+    ],
+)
+def test_misspelled_region_is_answered_with_regions(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_network(text)
