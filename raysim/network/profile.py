@@ -152,13 +152,13 @@ class Profile:
         compute_s = np.stack([np.broadcast_to(part, num_stages) for part in parts], axis=1)
         takes, sends = np.zeros((2, *compute_s.shape))
         takes[1:, 0] = takes[:-1, 1] = sends[:-1, 0] = sends[1:, 1] = 1.0
-        costs = {
+        costs: dict[str, Any] = {
             "compute_s": compute_s,
             "wire_bytes": wire_bytes * sends,
             "encode_s": encode_s * sends,
             "decode_s": decode_s * takes,
         }
-        return cls(**{name: np.asarray(cost, np.float64)[None, :, :, None] for name, cost in costs.items()}, **rest)
+        return cls(**{name: cost[None, :, :, None] for name, cost in costs.items()}, **rest)
 
     @cached_property
     def moved_bytes(self) -> Floats:

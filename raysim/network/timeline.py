@@ -306,7 +306,7 @@ class Timeline:
             ends[of_stage] = np.where(started[of_stage] <= moment, ended[of_stage], -np.inf)
             nearest, until = np.argmax(ends), moment
         row, *key = np.unravel_index(nearest, ended.shape)
-        return backwards, int(self._first[row]), int(self._index[tuple(key)]), until
+        return backwards, int(self._first[row]), int(self.table.places()[tuple(key)]), until
 
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
         """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.
@@ -338,12 +338,8 @@ class Timeline:
         return self.profile.alone_s(self.placement)
 
     @cached_property
-    def _index(self) -> NDArray[np.int64]:
-        return self.table.index(self.times.shape[3])
-
-    @cached_property
     def _sources(self) -> NDArray[np.int64]:
-        return self.table.sources(self._index)
+        return self.table.sources()
 
     def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
         """Return costs of one replica with a full microbatch axis."""

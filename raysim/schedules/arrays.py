@@ -77,18 +77,18 @@ class ActionTable(NamedTuple):
         sends: NDArray[np.bool_] = (forward & (self.stage < self.num_stages - 1)) | (backward & (self.stage > 0))
         return sends
 
-    def index(self, num_ops: int) -> NDArray[np.int64]:
-        """Return the index of each (stage, op, microbatch), or -1."""
-        index = np.full((self.num_stages, num_ops, self.num_microbatches), -1)
-        index[self.stage, self.op, self.microbatch] = np.arange(len(self.stage))
-        return index
+    def places(self) -> NDArray[np.int64]:
+        """Return the index of each action (stage, op, microbatch), or -1."""
+        places = np.full((self.num_stages, len(OPS), self.num_microbatches), -1)
+        places[self.stage, self.op, self.microbatch] = np.arange(len(self.stage))
+        return places
 
-    def sources(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of the action whose packet each action consumes, or -1; `index`: that of `index`."""
+    def sources(self) -> NDArray[np.int64]:
+        """Return the index of the action whose packet each action consumes, or -1."""
         forward, backward = self.op == OPS.index("F"), self.op == OPS.index("B")
         takes = (forward & (self.stage > 0)) | (backward & (self.stage < self.num_stages - 1))
         neighbour = np.where(takes, self.stage + np.where(forward, -1, 1), 0)
-        return np.where(takes, index[neighbour, self.op, self.microbatch], -1)
+        return np.where(takes, self.places()[neighbour, self.op, self.microbatch], -1)
 
     def repeated(self, num_steps: int) -> ActionTable:
         """Return the rows of several consecutive steps, with microbatches numbered consecutively.
