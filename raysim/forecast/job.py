@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -165,18 +164,15 @@ class Job:
         """Bytes of a gathered parameter."""
         return 4 if self.dtype == "float32" else 2
 
-    def on_networks(self, way: Proposal, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
-        """Return the costs of a step of `count` microbatches on each network, including shards' gathers and scatters."""
-        return self._timed(way, profile, count).profiles(networks)
-
-    def _timed(self, way: Proposal, profile: Profile, count: int) -> TimedStep:
+    def timed(self, way: Proposal, profile: Profile, count: int) -> TimedStep:
+        """Return a step of `count` microbatches at these costs, ready to be simulated on any network."""
         sharded = None if way.layout.sharding is None else self.sharded(way)
         return TimedStep(profile, self.schedule, count, way.layout.replicas, sharded)
 
     def expected(self, way: Proposal, costs: FleetCosts, network: Network, step_s: float) -> Expected:
         """Return a step of `step_s` seconds with the churn and money of `costs`."""
         count, kinds = self.num_microbatches(way.layout), self.mixture(way)
-        steps = [(share, self._timed(way, profile, count)) for share, profile in kinds]
+        steps = [(share, self.timed(way, profile, count)) for share, profile in kinds]
         exchanging = sum(share for share, _ in self.exchanges(way))
         return expected_step(
             costs,

@@ -43,13 +43,13 @@ CLOUDS = ("aws", "azure", "gcp", "clouds")
 
 
 @functools.cache
-def region_links() -> dict[tuple[str, str], Road]:
-    """Return the link from each region to every other.
+def read_links(name: str = "regions.csv") -> dict[tuple[str, str], Road]:
+    """Return the link from each region to every other, by a file of megabits a second and milliseconds of round trips.
 
-    >>> region_links()["aws:us-east-1", "aws:eu-west-1"]
+    >>> read_links()["aws:us-east-1", "aws:eu-west-1"]
     (4318000000.0, 0.04245)
     """
-    text = resources.files("raysim.network").joinpath("regions.csv").read_text(encoding="utf-8")
+    text = resources.files("raysim.network").joinpath(name).read_text(encoding="utf-8")
     links = {}
     for row in csv.DictReader(text.splitlines()):
         source = row.pop("region")
@@ -62,7 +62,7 @@ def region_links() -> dict[tuple[str, str], Road]:
 
 def regions_of(cloud: str) -> tuple[str, ...]:
     """Return the measured regions of a cloud, or of all for "clouds"."""
-    regions = dict.fromkeys(source for source, _ in region_links())
+    regions = dict.fromkeys(source for source, _ in read_links())
     return tuple(region for region in regions if cloud in ("clouds", region.partition(":")[0]))
 
 
@@ -150,7 +150,7 @@ def _measured(sites: Mapping[str, Any]) -> dict[tuple[str, str], Road]:
     for site, region in placed.items():
         check_region(region, f"`sites.{site}.region` must be a measured region")
     return {
-        (site, other): region_links()[placed[site], placed[other]]
+        (site, other): read_links()[placed[site], placed[other]]
         for site, other in permutations(placed, 2)
         if placed[site] != placed[other]
     }

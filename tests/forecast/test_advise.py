@@ -136,7 +136,7 @@ def test_a_step_is_that_of_all_replicas_simulated_together(way: Proposal, schedu
     def whole_s(profile: Profile) -> NDArray[np.float64]:
         if way.layout.sharding is None:
             return step_seconds(own.schedule, profile, networks, **counts)[:, 0]
-        costs = own.on_networks(way, profile, networks, count)
+        costs = own.timed(way, profile, count).profiles(networks)
         pairs = zip(costs, networks, strict=True)
         return np.array([step_seconds(own.schedule, each, [network], **counts)[0, 0] for each, network in pairs])
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from raysim.network.presets import parse_network
-from raysim.network.sites import region_links
+from raysim.network.sites import read_links
 
 HOME_AND_LAB = """
 [sites.home]
@@ -71,7 +71,7 @@ bandwidth = "10mbps"
 def test_regions_have_measured_links_and_homes_slow_uploads(written):
     network = written(REGIONS)
     east_west, west_east = (
-        region_links()[f"aws:us-{a}", f"aws:us-{b}"] for a, b in (("east-1", "west-2"), ("west-2", "east-1"))
+        read_links()[f"aws:us-{a}", f"aws:us-{b}"] for a, b in (("east-1", "west-2"), ("west-2", "east-1"))
     )
     assert network.bandwidths_bps([0, 1], [1, 0]).tolist() == [east_west[0], west_east[0]]
     assert network.latencies_s([0, 1], [1, 0]).tolist() == [east_west[1], west_east[1]]
