@@ -20,7 +20,7 @@ demo: $(VENV)/installed
 
 # Types are checked by the newest versions' stubs alone.
 test: lint $(if $(filter constraints.txt,$(CONSTRAINTS)),types)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow

@@ -111,8 +111,10 @@ def signature(cls: type[Notation]) -> str:
 
 
 def prose(cls: type[Notation]) -> str:
-    """Return a class's docstring, without its doctest, as Markdown."""
+    """Return a class's docstring, without its doctest, as Markdown; of the plug-in's classes, the first paragraph."""
     first, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n")
+    if is_plug_in(cls):
+        first, rest = re.sub(r":+$", ".", f"{first}\n{rest}".partition("\n\n")[0]), ""
     text = USE.split(re.split(r"^>>> ", f"{first}\n{textwrap.dedent(rest)}", maxsplit=1, flags=re.MULTILINE)[0])[0]
     text = re.sub(r'\n("\w+") {2,}', r"\n\n- \1: ", text)  # a list of choices
     text = re.sub(r"^Args:\n", "Arguments:\n\n", text, flags=re.MULTILINE)
@@ -167,7 +169,8 @@ def text_of(page: str) -> str:
     lines = [f"# {title}\n", f"{introduction}\n\nKeys: {keys}.\n", *table(page), ""]
     for name in names_of(page):
         cls = CLASSES[kind][name]
-        lines += [f"## {heading(kind, name)}\n", f"`{signature(cls)}`\n", f"{prose(cls)}\n"]
+        module = f" in `{cls.__module__}`" if is_plug_in(cls) else ""
+        lines += [f"## {heading(kind, name)}\n", f"`{signature(cls)}`{module}\n", f"{prose(cls)}\n"]
     return "\n".join(lines)
 
 

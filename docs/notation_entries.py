@@ -129,6 +129,11 @@ tensor of shape (8, 16, 16, 16) after a ReLU, *gradients* the same without the R
 float32.
 """
 
+PLUG_IN = (
+    "Install the plug-in `raysim-contrib` for these: in a clone, `pip install ./contrib`. `python -m pydoc MODULE`, with the module "
+    "named below, prints equations, packet layout and arguments."
+)
+
 PAGES = {
     "codecs": Page(
         "codec",
@@ -141,8 +146,7 @@ PAGES = {
         "codec",
         "Rarely used codecs",
         "`forward`, `backward`, `replica_gradient`",
-        "These codecs are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
-        "[the others](codecs.md).",
+        f"{PLUG_IN} They are written like [the other codecs](codecs.md).",
     ),
     "compressors": Page(
         "compressor",
@@ -154,8 +158,7 @@ PAGES = {
         "compressor",
         "Rarely used compressors",
         "`forward`, `backward`",
-        "These compressors are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
-        "[the others](compressors.md).",
+        f"{PLUG_IN} They are written like [the other compressors](compressors.md).",
     ),
     "replica-methods": Page(
         "replica method",
@@ -169,10 +172,8 @@ PAGES = {
         "replica method",
         "Rarely used replica methods",
         "`replica_gradient`",
-        "These methods are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
-        "[the others](replica-methods.md). What was read of each paper, and what was guessed, is in "
-        "[replica methods of 2025 and 2026](../methods/replicas-2026.md), [local steps](../methods/local-steps.md) and "
-        "[replica gradients](../methods/replica-gradients.md).",
+        f"{PLUG_IN} They are written like [the other methods](replica-methods.md). "
+        "[Replica methods of 2025 and 2026](../methods/replicas-2026.md) names the sources that were read.",
     ),
     "schedules": Page(
         "schedule",
@@ -192,7 +193,6 @@ PAGES = {
         "weight policy",
         "Rarely used weight policies",
         "`weights`",
-        "These policies are in the plug-in `raysim-contrib`: in a clone, `pip install ./contrib`. They are written like "
-        "[the others](weights.md), need the schedule 1F1B and run it without a flush.",
+        f"{PLUG_IN} They need the schedule 1F1B and run it without a flush.",
     ),
 }

@@ -48,30 +48,30 @@ class Share(NamedTuple):
 
 
 class Need(NamedTuple):
-    """The engine of trials, and the memory in bytes of a trial whose stages share a process."""
+    """The engine of trials, and the memory of a trial in bytes; 0 if it is not known, or that of GPUs."""
 
     engine: str
     memory_bytes: int = 0
 
 
 def choose_engine(config: RunConfig, nodes: Sequence[Node], given: str = "auto") -> Need:
-    """Return the `given` engine, or for "auto" the one that suits the study's base.
+    """Return the `given` engine, or for "auto" the one that suits the study's base, with the memory of its trials.
 
     Both engines give bit-identical results. One process per trial avoids calls and copies between processes, so it is chosen
     unless stages use GPUs, or no node has enough memory for all stages together.
     """
-    if given != "auto":
-        return Need(given)
+    other = Need("ray" if given == "auto" else given)
     gpus = config.gpus_per_stage or (config.device != "cpu" and any(node.get("GPU") for node in nodes))
     if config.device == "cuda" or gpus:
-        return Need("ray")
+        return other
     try:
         plan = prepare(config).plan
     except ConfigError:  # for instance only the nodes have the data: the trials will report it
-        return Need("ray")
+        return other
     stages_bytes = sum(plan.memories[stage].total_bytes for _, stage in plan.places)
-    need = Need("inline", stages_bytes + PROCESS_BYTES)
-    return need if any(node.get("memory", 0.0) >= need.memory_bytes for node in nodes) else Need("ray")
+    inline = Need("inline", stages_bytes + PROCESS_BYTES)
+    fits = any(node.get("memory", 0.0) >= inline.memory_bytes for node in nodes)
+    return inline if given == "inline" or (given == "auto" and fits) else Need("ray", stages_bytes)
 
 
 def fit(
@@ -89,8 +89,8 @@ def fit(
 
     Resources configured for a stage are kept. By default a stage gets one CPU, or an equal share if there are
     fewer. `growing`: the cluster may grow for more `jobs`. `elastic`: an autoscaler adds nodes, so a stage gets a whole CPU.
-    `memory_bytes`: the memory of a trial in one process, which bounds the number of trials at once. Raises ConfigError if fewer
-    than `jobs` trials fit, or none.
+    `memory_bytes`: the memory of a trial, which bounds the number of trials at once unless `jobs` is given. Raises ConfigError if
+    fewer than `jobs` trials fit, or none.
     """
     processes = 1 if engine == "inline" else stages
     cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
@@ -100,7 +100,7 @@ def fit(
         if config.gpus_per_stage:
             limits.append(int(gpus_free / (processes * config.gpus_per_stage)))
         if memory_bytes:
-            limits.append(_by_memory(nodes, memory_bytes))
+            limits.append(_by_memory(engine, nodes, memory_bytes))
         jobs = max(1, min(limits))
     gpus = _gpu_share(config, gpus_free, processes * jobs)
     for size in _cpu_shares(cpus_given, nodes, processes * jobs):
@@ -139,8 +139,10 @@ def _cpu_shares(given: float | None, nodes: Sequence[Node], count: int) -> list[
     return [first, *sorted((part for part in parts if part < first), reverse=True)]
 
 
-def _by_memory(nodes: Iterable[Node], memory_bytes: int) -> int:
-    return sum(int(node.get("memory", 0.0) // memory_bytes) for node in nodes)
+def _by_memory(engine: str, nodes: Iterable[Node], memory_bytes: int) -> int:
+    """Return how many trials fit into the memory of nodes; the stages of one may lie on several, unless they share a process."""
+    free = [node.get("memory", 0.0) for node in nodes]
+    return int(sum(free) // memory_bytes) if engine == "ray" else sum(int(each // memory_bytes) for each in free)
 
 
 def _grains(amount: float) -> int:
@@ -168,7 +170,7 @@ class Allocation:
     """The engine of a sweep's trials, their share of the machines, and how many may run at once.
 
     `processes`: per trial. `shared`: the cluster has other drivers and may grow or shrink, so the number of trials at once changes;
-    `jobs` limits it, if given. `memory_bytes`: the memory of a trial in one process. `elastic`: an autoscaler starts nodes for waiting
+    `jobs` limits it, if given. `memory_bytes`: the memory of a trial, or 0. `elastic`: an autoscaler starts nodes for waiting
     trials, so all `jobs` begin unless another driver waits.
     """
 
@@ -207,11 +209,11 @@ class Allocation:
         """Return the number of trials that fit into the resources of nodes."""
         nodes = by_node.values()
         by_cpu = sum(stages_that_fit(node, self.share.cpus, self.share.gpus) for node in nodes) // self.processes
-        return min(by_cpu, _by_memory(nodes, self.memory_bytes)) if self.memory_bytes else by_cpu
+        return min(by_cpu, _by_memory(self.engine, nodes, self.memory_bytes)) if self.memory_bytes else by_cpu
 
     @property
     def needs(self) -> str:
-        """The resources of a trial, in words."""
+        """Description of a trial's resources."""
         processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
         return f"a trial needs {processes} with {self.share.cpus:g} CPU{' each' if self.processes > 1 else ''}"
 

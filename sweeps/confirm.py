@@ -13,8 +13,9 @@ from raysim.config import ConfigError
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.study import Baseline, Study
 from raysim.sweeps.study_file import read_study
-from raysim.sweeps.trial_rows import Rows, TrialRow, frontier
+from raysim.sweeps.trial_rows import Rows, TrialRow, best_trials
 
+CHOSEN = "trial-"  # before a chosen trial's number, in the name of its baseline
 MOST = 5  # settings to confirm: each more costs power, and as many runs as there are held-out seeds
 
 
@@ -57,7 +58,7 @@ def chosen(study: Study, rows: Rows) -> list[TrialRow]:
     reference = dense.value(quality.name)
     assert reference is not None
     near = []
-    for row in frontier(rows, study.objectives):
+    for row in best_trials(rows, study.objectives):
         value = row.value(quality.name)
         if row.name is None and value is not None and measure.harm(value, reference) <= measure.margin:
             near.append(row)
@@ -73,7 +74,7 @@ def confirmation(study: Study, picked: list[TrialRow]) -> Study:
     dense = study.dense
     assert dense is not None
     baselines = [Baseline(dense.name, set=study.overrides_at(dense.params, dense.name))]
-    baselines += [Baseline(f"trial-{row.trial}", set=study.overrides_at(row.params)) for row in picked]
+    baselines += [Baseline(f"{CHOSEN}{row.trial}", set=study.overrides_at(row.params)) for row in picked]
     return replace(
         study,
         name=f"{study.name}-{CONFIRMATION}",
@@ -86,3 +87,9 @@ def confirmation(study: Study, picked: list[TrialRow]) -> Study:
         confirm=0,
         screen=False,
     )
+
+
+def chosen_trials(study: Study) -> list[int]:
+    """Return the numbers of the trials that a confirmation's study names."""
+    names = [baseline.name for baseline in study.baselines]
+    return [int(name.removeprefix(CHOSEN)) for name in names if name.startswith(CHOSEN)]

@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.words import against_dense, answer, plural, speedup
-from raysim.forecast.advise import PAYS
+from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Alternative
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
-from raysim.sweeps.decide import RACED, Decision
-from raysim.units import format_bytes, format_seconds, three_digits
+from raysim.sweeps.decide import DecisionState
+from raysim.units import format_bytes, format_seconds, plural, three_digits
 
 if TYPE_CHECKING:
-    from raysim.analysis.report.material import Job
+    from raysim.analysis.report.material import JobRuns
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.search import RaceSearch
 
-GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
 CAUSES = {
     "latency": "Latency takes the time, not bytes",
     "compute": "Compute takes the time, not the network",
@@ -45,7 +44,7 @@ SEEN = 0.005
 """Share of a step from which a cause is named."""
 
 
-def step_words(parts: Parts, step_s: float, network: Network) -> str:
+def step_causes(parts: Parts, step_s: float, network: Network) -> str:
     """Return dense's step on a network and its causes, largest first."""
     shares = sorted(
         ((seconds / step_s, NAMES.get(name, name)) for name, seconds in parts._asdict().items()), reverse=True
@@ -63,7 +62,7 @@ def way_words(way: Alternative) -> str:
     )
 
 
-def stay_priced(decision: Decision) -> list[str]:
+def stay_priced(decision: DecisionState) -> list[str]:
     """Return the decision if no setting can gain enough by its price."""
     assert decision.parts is not None
     causes = decision.parts._asdict()
@@ -90,7 +89,7 @@ def stay_priced(decision: Decision) -> list[str]:
     ]
 
 
-def stay_screened(decision: Decision) -> list[str]:
+def stay_screened(decision: DecisionState) -> list[str]:
     """Return the decision if the screen leaves nothing that is worth training."""
     ruled = [each for each in decision.candidates if each.reason]
     reasons = ", ".join(f"{count} {name}" for name, count in _counts(ruled).items())
@@ -107,8 +106,8 @@ def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
     return counts
 
 
-def conclude(decision: Decision, sweep: Sweep) -> None:
-    """Take over what the race has shown, and write the decision: setting, bounds, code, and what more certainty costs."""
+def conclude(decision: DecisionState, sweep: Sweep) -> None:
+    """Store the race's results, and write the decision: setting, bounds, code, and the cost of more certainty."""
     question, network = decision.question, repr(decision.question.network)
     reasons = {
         _setting(sweep.study.config(sweep.study.overrides_at(row.params, row.name)).flat()): row.error
@@ -133,11 +132,11 @@ def conclude(decision: Decision, sweep: Sweep) -> None:
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
     rounds = cast("RaceSearch", sweep.search).rounds
     decision.settled = not rounds.running and not rounds.undecided
-    decision.ended = RACED
+    decision.ended = "raced"
     decision.write()
 
 
-def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
+def _verdict(decision: DecisionState, job: JobRuns, sweep: Sweep) -> str:
     """Return the decision in a line: setting, speed-up and harm with their bounds, or what more would decide."""
     network = repr(decision.question.network)
     if len(job.settings) == 1:
@@ -146,7 +145,7 @@ def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
             f"On {network}, stay dense for now: the budget ended before one of {settings} was trained to its end."
             f"{_cost(decision, sweep)}"
         )
-    chosen, verdict = job.recommended(network), answer(job, network)
+    chosen, verdict = job.recommended(network), answer_for(job, network)
     sentence, evidence = verdict.sentence.replace("`", ""), verdict.evidence.replace("`", "")
     if chosen is not None and not chosen.dense:
         return f"{sentence} Beside dense: {against_dense(chosen, job.measure)}. {evidence}"
@@ -155,7 +154,7 @@ def _verdict(decision: Decision, job: Job, sweep: Sweep) -> str:
     return f"{sentence} {evidence}{untried}"
 
 
-def _cost(decision: Decision, sweep: Sweep) -> str:
+def _cost(decision: DecisionState, sweep: Sweep) -> str:
     """Return the budget that would train the next setting to its end, as a sentence; nothing if it is unknown."""
     rounds = cast("RaceSearch", sweep.search).rounds
     if rounds.budget is None or not rounds.running:

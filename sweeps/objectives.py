@@ -163,7 +163,7 @@ def figures(
     }
 
 
-def priced(objectives: Sequence[Objective]) -> bool:
+def any_priced(objectives: Sequence[Objective]) -> bool:
     """Return whether any objective is a price."""
     return any(objective.transport is not None for objective in objectives)
 

@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from raysim.analysis.comparison.rule import MIN_SEEDS
-from raysim.analysis.report.words import plural
 from raysim.console import PlainConsole
 from raysim.engine.connection import dashboard_sentence
 from raysim.notation import printable
 from raysim.sweeps.budget import duration
-from raysim.sweeps.trial_rows import TrialRow, frontier
-from raysim.units import format_bytes, format_seconds
+from raysim.sweeps.trial_rows import TrialRow, best_trials
+from raysim.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
@@ -110,7 +109,7 @@ class _View:
         table = Table(box=None)
         for column in ("trial", "status", "configuration", *(objective.name for objective in objectives)):
             table.add_column(column, overflow="fold")
-        best = {row.trial for row in frontier(sweep.rows, objectives)}
+        best = {row.trial for row in best_trials(sweep.rows, objectives)}
         for row in [*ended, *running][-SHOWN:]:
             status = f"{sweep.search.progress.get(row.trial, 0.0):.0%}" if row.status == "running" else row.status
             figures = [format_figure(each.name, row.value(each.name)) for each in objectives]

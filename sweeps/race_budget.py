@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.race import RUNGS
-from raysim.analysis.comparison.race_plan import SEEDS, Standing, Start, best, simulate
-from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after
-from raysim.analysis.report.words import plural
+from raysim.analysis.comparison.race_plan import SEEDS, FreshStanding, Standing, best, simulate_races
+from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after, seeds_to_decide
 from raysim.sweeps.budget import Spending, duration
-from raysim.sweeps.race_rounds import Entry, RaceRounds
+from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
+from raysim.units import plural
 
 GAIN = 0.1  # least gain in the chance of an answer that changes a plan: above the error of a simulation
 WORDS = {"harmful": "harmful", "hopeless": "given up", "slower": "slower than a safe one"}  # for exits
@@ -55,7 +54,7 @@ class RaceBudget:
 
     @property
     def spent(self) -> str:
-        """The time spent by the sweep, or by its GPUs, in words."""
+        """Description of the time spent by the sweep, or by its GPUs."""
         of_gpus = self.spending.budget.of_gpus
         return duration(self.trained_s * self.spending.gpus if of_gpus else self.spending.elapsed_s)
 
@@ -69,7 +68,7 @@ class RaceBudget:
                 f"`budget` = {budget!r} is below one pair of runs: dense and one setting on one seed take about "
                 f"{duration(pair_s)}. Give at least {duration(3 * len(RUNGS) * pair_s / 2)}, or train fewer steps."
             )
-        races = simulate(rounds.race, Start(count), spread=self.spread, seeds=self._options())
+        races = simulate_races(rounds.race, FreshStanding(count), spread=self.spread, seeds=self._options())
         half, plan, twice = (best(races.within(share * self.spending.total_s, run_s)) for share in (0.5, 1.0, 2.0))
         self._say(
             f"Budget {budget}: a run takes {duration(run_s)}. {plural(count, 'setting')} and dense race on {plan.seeds} "
@@ -83,7 +82,7 @@ class RaceBudget:
         self._take(plan.seeds)
         return None
 
-    def next_entries(self) -> list[Entry]:
+    def next_entries(self) -> list[RoundEntry]:
         """Return the parts of the next round within the budget, after revising the plan if that is still allowed."""
         self._plan_again()
         while True:
@@ -111,7 +110,7 @@ class RaceBudget:
         costs = {trial: self.run_s(trial) / dense_s for trial in running}
         standing = Standing(evidence, running, costs, len(rounds.trained_seeds(rounds.dense, least=1.0)))
         options = {*self._options(), rounds.race.seeds}
-        races = simulate(rounds.race, standing, spread=self.spread, seeds=sorted(options))
+        races = simulate_races(rounds.race, standing, spread=self.spread, seeds=sorted(options))
         plans = races.within(self.left_s, dense_s)
         before, after = plans[rounds.race.seeds], best(plans)
         if after.chance >= before.chance + GAIN:
@@ -121,7 +120,7 @@ class RaceBudget:
             )
             self._take(after.seeds)
 
-    def _within(self, entries: Sequence[Entry]) -> list[Entry]:
+    def _within(self, entries: Sequence[RoundEntry]) -> list[RoundEntry]:
         """Return the entries within the budget, and set the trials of the others aside.
 
         The first entry has priority: the others must leave enough to train it on all seeds. If these do not fit, the plan is
@@ -137,7 +136,7 @@ class RaceBudget:
             )
             self._take(count)
             return []
-        kept: list[Entry] = []
+        kept: list[RoundEntry] = []
         for entry in entries:
             needed_s = sum(map(self._part_s, rounds.with_dense([*kept, entry])))
             if needed_s + (reserve_s if kept else 0.0) <= left_s:
@@ -205,7 +204,7 @@ class RaceBudget:
         dense = set(seeds) - set(rounds.trained_seeds(rounds.dense, least=1.0))
         return starts * start_s + sum(1.0 - share for share in shares) * steps_s + len(dense) * self.run_s(rounds.dense)
 
-    def _part_s(self, entry: Entry) -> float:
+    def _part_s(self, entry: RoundEntry) -> float:
         """Return the seconds of an entry's runs, without those of earlier parts."""
         start_s, steps_s = self._start_and_steps_s(entry.trial)
         shares = (entry.share - self._share(entry.trial, seed, before=entry) for seed in entry.seeds)
@@ -226,7 +225,7 @@ class RaceBudget:
             self._seconds[key] = start_s / len(shares), (float(row["seconds"]) - start_s) / max(shares)
         return self._seconds[key]
 
-    def _share(self, trial: int, seed: int, before: Entry | None = None) -> float:
+    def _share(self, trial: int, seed: int, before: RoundEntry | None = None) -> float:
         """Return the share of its steps that a run has been trained for, so far or `before` an entry."""
         shares = [0.0]
         for entry in self.rounds.trained(trial):
@@ -237,7 +236,7 @@ class RaceBudget:
         return max(shares)
 
     def summary(self) -> list[str]:
-        """Return lines on an ended race: each setting left without a verdict, then what is decided, what is open and its cost."""
+        """Return lines on an ended race: settings without a verdict, the decision, and the cost of what is open."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
         counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
-from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Kind, Race
+from raysim.analysis.comparison.race import RUNGS, Evidence, Kind, Race, RaceExit
 from raysim.config import ConfigError
 from raysim.quality import Measure
 from raysim.records import UNREADABLE, Run, read_as, write_table
@@ -48,7 +48,7 @@ COLUMNS = pa.schema(
 
 
 @dataclass
-class Entry:
+class RoundEntry:
     """A row of `race.parquet`."""
 
     round: int
@@ -75,14 +75,14 @@ class Entry:
         return self.decision not in ("train", *OUT, "plan", "further")
 
     @property
-    def exit(self) -> Exit:
+    def exit(self) -> RaceExit:
         assert self.harm is not None
         kind: Kind = self.decision  # type: ignore[assignment]
         bound = math.nan if self.bound is None else self.bound
-        return Exit(kind, RUNGS.index(self.share), len(self.seeds), self.harm, bound)
+        return RaceExit(kind, RUNGS.index(self.share), len(self.seeds), self.harm, bound)
 
 
-class Task(NamedTuple):
+class RunPart(NamedTuple):
     """A part of one run: a trial's seed, trained up to a share of its steps."""
 
     trial: int
@@ -116,7 +116,7 @@ class RaceRounds:
         self.measure = measure
         self.run_of, self._cost_of = run_of, cost_of
         self.budget: RaceBudget | None = None
-        self.left: dict[int, Exit] = {}
+        self.left: dict[int, RaceExit] = {}
         self.further: dict[int, int] = {}
         """Numbers of seeds of trials that went on after the planned ones."""
         self.evidence: dict[int, Evidence] = {}
@@ -130,41 +130,41 @@ class RaceRounds:
         for number in sorted({entry.round for entry in self._entries if entry.ended}):
             self._take_in([entry for entry in self._entries if entry.round == number])
 
-    def next_round(self) -> list[Task]:
+    def next_round(self) -> list[RunPart]:
         """Return the parts of the next round, or of a killed race's unfinished one; none if the race is over."""
         begun = [entry for entry in self._entries if not entry.ended and entry.decision == "train"]
         if not begun:
             begun = self.with_dense(self.next_entries() if self.budget is None else self.budget.next_entries())
             self._entries += begun
             self._write()
-        return [Task(entry.trial, seed, entry.share) for entry in begun for seed in entry.seeds]
+        return [RunPart(entry.trial, seed, entry.share) for entry in begun for seed in entry.seeds]
 
-    def begin_pilot(self) -> list[Task]:
+    def begin_pilot(self) -> list[RunPart]:
         """Return the first part of dense alone, to learn the cost of a run; none if it has ended."""
         if not self._entries:
-            self._entries.append(Entry(0, self.dense, "train", self.seeds[:1], RUNGS[0], 0.0))
+            self._entries.append(RoundEntry(0, self.dense, "train", self.seeds[:1], RUNGS[0], 0.0))
             self._write()
         (first, *others) = self._entries
-        return [] if first.ended or others else [Task(first.trial, first.seeds[0], first.share)]
+        return [] if first.ended or others else [RunPart(first.trial, first.seeds[0], first.share)]
 
-    def next_entries(self, aside: Container[int] = ()) -> list[Entry]:
+    def next_entries(self, aside: Container[int] = ()) -> list[RoundEntry]:
         """Return the parts of the next round, without dense and the trials set `aside`."""
         evidence = {trial: self.evidence.get(trial, Evidence(0.0)) for trial in self._entrants}
         running = [trial for trial in self.running if trial not in aside]
         number = self._entries[-1].round + 1 if self._entries else 0
         return [
-            Entry(number, trial, "train", [self.seeds[i] for i in seeds], RUNGS[rung], evidence[trial].step_s)
+            RoundEntry(number, trial, "train", [self.seeds[i] for i in seeds], RUNGS[rung], evidence[trial].step_s)
             for trial, seeds, rung in self.race.next_parts(evidence, running)
         ]
 
-    def with_dense(self, planned: list[Entry]) -> list[Entry]:
+    def with_dense(self, planned: list[RoundEntry]) -> list[RoundEntry]:
         """Return entries, preceded by the dense entries they need."""
         known = self.trained_seeds(self.dense, least=1.0)
         needed = {seed for entry in planned for seed in entry.seeds} - set(known)
         if not needed:
             return planned
         seeds = [seed for seed in self.all_seeds if seed in needed]
-        return [Entry(planned[0].round, self.dense, "train", seeds, 1.0, 0.0), *planned]
+        return [RoundEntry(planned[0].round, self.dense, "train", seeds, 1.0, 0.0), *planned]
 
     def plan_seeds(self, count: int) -> None:
         """Race on the first `count` seeds from now on; trials that already have as many leave by the decisions on these."""
@@ -176,7 +176,7 @@ class RaceRounds:
         """Train a trial left undecided by the planned seeds on the first `count` seeds."""
         self._note("further", trial, count)
 
-    def end_round(self, failed: Collection[int], at_once: Collection[int] = ()) -> dict[int, Exit]:
+    def end_round(self, failed: Collection[int], at_once: Collection[int] = ()) -> dict[int, RaceExit]:
         """Evaluate an ended round; return the trials that leave, and keep them in `left`.
 
         `failed` are the trials with a part that failed or diverged, and `at_once` those hopeless before their first step.
@@ -185,7 +185,7 @@ class RaceRounds:
         self.failed.update(failed, at_once)
         for trial in sorted({*failed, *at_once}):
             decision = AT_ONCE if trial in at_once else "failed"
-            self._entries.append(Entry(number, trial, decision, [], 0.0, 0.0, ended=True))
+            self._entries.append(RoundEntry(number, trial, decision, [], 0.0, 0.0, ended=True))
             self._follow(self._entries[-1])
         of_round = [entry for entry in self._entries if entry.round == number]
         self._take_in(of_round)
@@ -248,11 +248,11 @@ class RaceRounds:
         return evidence is not None and len(evidence.final) >= self.further.get(trial, self.race.plan)
 
     @property
-    def parts(self) -> list[Entry]:
+    def parts(self) -> list[RoundEntry]:
         """The parts of all trials, in order."""
         return [entry for entry in self._entries if entry.decision == "train"]
 
-    def trained(self, trial: int) -> list[Entry]:
+    def trained(self, trial: int) -> list[RoundEntry]:
         return [entry for entry in self.parts if entry.trial == trial]
 
     def trained_seeds(self, trial: int, *, least: float = 0.0) -> list[int]:
@@ -261,11 +261,11 @@ class RaceRounds:
         return [seed for seed in self.all_seeds if seed in seeds]
 
     def _note(self, decision: str, trial: int, count: int) -> None:
-        entry = Entry(self._entries[-1].round, trial, decision, self.all_seeds[:count], 0.0, 0.0, ended=True)
+        entry = RoundEntry(self._entries[-1].round, trial, decision, self.all_seeds[:count], 0.0, 0.0, ended=True)
         self._entries.append(entry)
         self._follow(entry)
 
-    def _follow(self, entry: Entry) -> None:
+    def _follow(self, entry: RoundEntry) -> None:
         """Apply the decision of an entry."""
         count = len(entry.seeds)
         if entry.decision == "plan":
@@ -279,17 +279,17 @@ class RaceRounds:
         elif entry.is_exit:
             self.left[entry.trial] = entry.exit
 
-    def _leave(self, number: int) -> dict[int, Exit]:
+    def _leave(self, number: int) -> dict[int, RaceExit]:
         """Remove trials by the evidence so far, and return their exits."""
         exits = self.race.exits(self.evidence, [trial for trial in self.running if trial in self.evidence])
         self.left |= exits
         for trial, (kind, rung, seeds, harm, bound) in sorted(exits.items()):
             cost = self.evidence[trial].step_s
             behind = (kind, self.seeds[:seeds], RUNGS[rung], cost, harm, None if math.isnan(bound) else bound)
-            self._entries.append(Entry(number, trial, *behind, ended=True))
+            self._entries.append(RoundEntry(number, trial, *behind, ended=True))
         return exits
 
-    def _take_in(self, entries: Sequence[Entry]) -> None:
+    def _take_in(self, entries: Sequence[RoundEntry]) -> None:
         """Add the evidence of the parts of a round."""
         out = {self.dense, *self.failed}
         parts = [entry for entry in entries if entry.decision == "train" and entry.trial not in out]
@@ -303,7 +303,7 @@ class RaceRounds:
                 self.evidence[entry.trial] = Evidence(entry.cost)
             self.evidence[entry.trial] = self._observed(entry, self.evidence[entry.trial])
 
-    def _observed(self, entry: Entry, before: Evidence) -> Evidence:
+    def _observed(self, entry: RoundEntry, before: Evidence) -> Evidence:
         """Return a trial's evidence extended by one part."""
         if entry.share == 1.0:
             name = f"final_{self.measure.name}_on"
@@ -323,18 +323,18 @@ class RaceRounds:
         write_entries(self.file, self._entries)
 
 
-def write_entries(file: Path, entries: Sequence[Entry]) -> None:
+def write_entries(file: Path, entries: Sequence[RoundEntry]) -> None:
     """Write entries atomically."""
     columns = {name: [getattr(entry, name) for entry in entries] for name in COLUMNS.names}
     write_table(pa.table(columns, schema=COLUMNS), file)
 
 
-def read_entries(file: Path) -> list[Entry]:
+def read_entries(file: Path) -> list[RoundEntry]:
     """Return the entries of a file, none if it is missing; raises ConfigError if it is damaged."""
     if not file.is_file():
         return []
     try:
-        entries = [Entry(**row) for row in read_as(file, COLUMNS).to_pylist()]
+        entries = [RoundEntry(**row) for row in read_as(file, COLUMNS).to_pylist()]
         if wrong := next((entry for entry in entries if not entry.is_whole), None):
             raise ValueError(f"trial {wrong.trial} has an impossible row in round {wrong.round}")
         return entries

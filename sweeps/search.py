@@ -10,27 +10,31 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ray.tune.search import Searcher
 
-from raysim.analysis.comparison.race import RUNGS, Exit, Race
+from raysim.analysis.comparison.race import RUNGS, Race, RaceExit
 from raysim.analysis.comparison.race_plan import usual_spread
-from raysim.analysis.data import ReplayError
-from raysim.analysis.runs.prices import in_company
 from raysim.config import RunConfig
-from raysim.plugins import trusting
 from raysim.records import Run
 from raysim.sweeps.budget import Spending
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.race_budget import RaceBudget
-from raysim.sweeps.race_rounds import RaceRounds, Task
+from raysim.sweeps.race_rounds import RaceRounds, RunPart
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import Outcome, TrialSpec, forecast_values, part_steps, run_figures
+from raysim.sweeps.trial import (
+    TrialOutcome,
+    TrialSpec,
+    finished_outcome,
+    forecast_values,
+    part_steps,
+    step_costs,
+    trial_folder,
+)
 from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
@@ -75,7 +79,7 @@ class LedgerSearch(Searcher):
         return self._rows.get(trial_id)
 
     def summary(self) -> list[str]:
-        """Return lines on what a race has decided within its budget and, last, what is open; none without a budget."""
+        """Return lines on the decisions of a race within its budget and on what is open; none without a budget."""
         return []
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -94,14 +98,14 @@ class LedgerSearch(Searcher):
         elif error:
             self.lost = row
             text = f"gave up after losing its processes {LOST_PROCESSES + 1} times"
-            self._end(row, Outcome("failed", self._elapsed_s(row), text, {}))
+            self._end(row, TrialOutcome("failed", self._elapsed_s(row), text, {}))
         else:
             self._stop(row, result)
 
     def _elapsed_s(self, row: TrialRow) -> float:
         return (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
 
-    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+    def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         """Record the outcome of a Tune trial."""
         self.ledger.end(row, outcome)
 
@@ -109,7 +113,7 @@ class LedgerSearch(Searcher):
         """Record that a Tune trial was stopped."""
         if "evaluated_step" in result:
             self.ledger.report(row, result["evaluated_step"], result)
-        self.ledger.end(row, Outcome("pruned", self._elapsed_s(row), None, {}))
+        self.ledger.end(row, TrialOutcome("pruned", self._elapsed_s(row), None, {}))
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: a study is resumed from its rows, and nothing is unpickled."""
@@ -142,8 +146,9 @@ class RaceSearch(LedgerSearch):
         self._store = store
         self._gpus, self._on_plan, self._say = gpus, on_plan, say
         self._configs: dict[int, RunConfig] = {}
-        self._failed: dict[int, Outcome] = {}
-        self._queue: deque[Task] = deque()
+        self._failed: dict[int, TrialOutcome] = {}
+        self._queue: deque[RunPart] = deque()
+        self._parts: dict[str, RunPart] = {}  # by Tune's name of a trial
         self._rounds: RaceRounds | None = None
         self._began_s = time.monotonic()
 
@@ -174,21 +179,26 @@ class RaceSearch(LedgerSearch):
         row = self.ledger.rows[task.trial]
         spec = self._spec(row, self._configs[task.trial])
         row.seeds = rounds.trained_seeds(task.trial)
-        runs = replace(spec, seeds=tuple(row.seeds)).runs()
-        if row.ended:  # for more seeds than its verdict, or than in an earlier session
-            row.runs = runs
-            self.ledger.rows.write()
-        else:
-            self.ledger.begin(row, runs)
-        self._rows[trial_id] = row
+        self.ledger.begin(row, replace(spec, seeds=tuple(row.seeds)).runs())
+        self._rows[trial_id], self._parts[trial_id] = row, task
         return {"trial": replace(spec, seeds=(task.seed,), objectives=(), watched=False, until=task.share)}
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         super().on_trial_complete(trial_id, result, error)
+        part = self._parts.pop(trial_id)
+        if part.share == 1.0 and "outcome" in (result or {}):
+            self._drop_checkpoints(part.trial, [part.seed])
         if not self._rows and not self._queue and not self.stopping:
             self._end_round()
 
-    def _end(self, row: TrialRow, outcome: Outcome) -> None:
+    def _drop_checkpoints(self, trial: int, seeds: Sequence[int]) -> None:
+        """Remove the checkpoints of runs that will not go on, unless the study asks for checkpoints."""
+        config = self._configs[trial]
+        if not config.checkpoint_every_steps and config.checkpoint_at_steps is None:
+            for seed in seeds:
+                self._store.drop_checkpoints(trial_folder(trial, seed))
+
+    def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         if outcome.status in ("failed", "diverged", "pruned"):
             self._failed[row.trial] = outcome
         if outcome.status == "pruned":
@@ -211,10 +221,9 @@ class RaceSearch(LedgerSearch):
             row = suggestion[0]
             row.seeds = row.seeds if row.runs else []
             self.ledger.begin(row, row.runs)
-        for row in self.ledger.rows:
-            if row.notation:
-                self._configs[row.trial] = study.config(study.overrides_at(row.params, row.name))
-        rows = [row for row in self.ledger.rows if row.same_as is None and row.notation]
+        drawn = [row for row in self.ledger.rows if row.notation]
+        self._configs = {row.trial: study.config(study.overrides_at(row.params, row.name)) for row in drawn}
+        rows = [row for row in drawn if row.same_as is None]
         assert study.race is not None
         assert study.dense is not None
         dense = next(row.trial for row in rows if row.name == study.dense.name)
@@ -232,23 +241,15 @@ class RaceSearch(LedgerSearch):
         )
 
     def _run_of(self, trial: int, seed: int) -> Run:
-        return Run(self._store.place() / f"trials/{trial}-s{seed}")
+        return Run(self._store.place() / trial_folder(trial, seed))
 
     def _cost_of(self, trials: Sequence[int]) -> Mapping[int, float]:
-        """Return each trial's cost per step by the study's first objective that is not a quality; 0 without one."""
+        """Return each trial's cost of a step, by its first seed."""
         study = self.ledger.study
-        cost = next((each for each in study.objectives if not each.evaluates), None)
-        if cost is None:
-            return dict.fromkeys(trials, 0.0)
         runs = [self._run_of(trial, self.ledger.rows[trial].seeds[0]) for trial in trials]
-        if cost.network is not None:
-            with suppress(ReplayError), trusting(*study.modules):  # no profiled step yet: bytes are known at once
-                replays = in_company(runs, compute=study.compute, transport=cost.transport)
-                steps_s = [replay.step_s([cost.network])[0].value for replay in replays]
-                return dict(zip(trials, steps_s, strict=True))
-        return {trial: float(run.steps["wire_bytes"].mean()) for trial, run in zip(trials, runs, strict=True)}
+        return dict(zip(trials, step_costs(study.objectives, runs, study.compute, study.modules), strict=True))
 
-    def _next_tasks(self) -> list[Task]:
+    def _next_tasks(self) -> list[RunPart]:
         """Return the parts of the next round, planning first if there is a budget."""
         rounds = self.rounds
         if self.ledger.study.budget is not None and rounds.budget is None:
@@ -293,6 +294,7 @@ class RaceSearch(LedgerSearch):
         rounds = self.rounds
         for trial, outcome in sorted(self._failed.items()):
             row = self.ledger.rows[trial]
+            self._drop_checkpoints(trial, row.seeds)
             if outcome.status == "pruned":
                 row.seeds, row.runs = [], []  # none was trained
             self.ledger.end(row, outcome)
@@ -304,12 +306,13 @@ class RaceSearch(LedgerSearch):
             if not over and self.ledger.study.budget is not None and rounds.may_return(row.trial):
                 continue
             if row.trial in rounds.left:
+                self._drop_checkpoints(row.trial, row.seeds)  # if it returns, then on other seeds
                 why = self._why(row.trial, rounds.left[row.trial])
-                self.ledger.end(row, Outcome("pruned", self._seconds(row), why, {}), self._forecast(row))
+                self.ledger.end(row, TrialOutcome("pruned", self._seconds(row), why, {}), self._forecast(row))
             else:
                 self._finish(row)
 
-    def _why(self, trial: int, reason: Exit) -> str:
+    def _why(self, trial: int, reason: RaceExit) -> str:
         rounds, measure = self.rounds, self.rounds.measure
         num_steps = len(self._run_of(rounds.dense, rounds.trained_seeds(rounds.dense)[0]).steps)
         where = f"after {part_steps(RUNGS[reason.rung], num_steps):,} of {num_steps:,} steps on {reason.seeds} seeds"
@@ -336,12 +339,7 @@ class RaceSearch(LedgerSearch):
         """End the row of a trial trained on all of its seeds."""
         study, seconds = self.ledger.study, self._seconds(row)
         runs = [self._run_of(row.trial, seed) for seed in row.seeds]
-        try:
-            outcome = Outcome(
-                "finished", seconds, None, run_figures(study.objectives, runs, study.compute, study.modules)
-            )
-        except ValueError as error:  # ReplayError among them
-            outcome = Outcome("failed", seconds, str(error), {})
+        outcome = finished_outcome(study.objectives, runs, study.compute, study.modules, seconds)
         if row.ended:
             row.figures, row.seconds = outcome.figures, outcome.seconds
             self.ledger.rows.write()

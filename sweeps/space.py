@@ -187,12 +187,12 @@ class _Walk(FixedTrial):
         return float(self._take(name, [low + i * step for i in range(int((high - low) / step + 1e-9) + 1)]))
 
 
-def points(space: SpaceFunction) -> list[dict[str, Choice]]:
+def grid_points(space: SpaceFunction) -> list[dict[str, Choice]]:
     """Return the parameters of every point of a grid, in the order of the space.
 
     Raises ConfigError if a range has no step, or if there are too many points.
 
-    >>> points(Space({"forward": ["Identity", "TopK({density})"]}, {"density": [0.5, 0.1]}))[1:]
+    >>> grid_points(Space({"forward": ["Identity", "TopK({density})"]}, {"density": [0.5, 0.1]}))[1:]
     [{'forward': 'TopK({density})', 'forward.density': 0.5}, {'forward': 'TopK({density})', 'forward.density': 0.1}]
     """
     grid = list(islice(_walks(space), MOST_POINTS + 1))
@@ -217,7 +217,7 @@ def _walks(space: SpaceFunction) -> Iterator[dict[str, Choice]]:
         )
 
 
-def draws(space: SpaceFunction, count: int) -> Iterator[tuple[dict[str, Choice], Mapping[str, Any]]]:
+def random_points(space: SpaceFunction, count: int) -> Iterator[tuple[dict[str, Choice], Mapping[str, Any]]]:
     """Yield the parameters and the overrides of `count` random points, the same every time.
 
     Some points are repeated, `NEVER` times each, with a number set to either end of its range.

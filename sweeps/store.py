@@ -91,6 +91,12 @@ class Store:
                 self.send(name)
                 self._sent[name] = newest
 
+    def drop_checkpoints(self, name: str) -> None:
+        """Remove all checkpoints of a run, here and in the bucket."""
+        shutil.rmtree(self.inside(name) / "checkpoints", ignore_errors=True)
+        if self.remote and self._files(f"{name}/checkpoints"):
+            self._system.delete_dir(f"{self._root}/{name}/checkpoints")
+
     def fetch_file(self, name: str) -> bool:
         """Download a file from the bucket, replacing the local one; return whether the bucket has it."""
         file = self.local / name

@@ -24,8 +24,8 @@ from raysim.plugins import modules_in
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import LARGEST_TOML, parse_toml
 from raysim.sweeps.budget import Budget
-from raysim.sweeps.objectives import Constraint, Objective, as_mapping, priced
-from raysim.sweeps.space import Choice, Space, SpaceFunction, draws, points
+from raysim.sweeps.objectives import Constraint, Objective, any_priced, as_mapping
+from raysim.sweeps.space import Choice, Space, SpaceFunction, grid_points, random_points
 
 DRAWS = 200  # points of the space drawn to find values that are never valid
 CHANGEABLE = {
@@ -111,7 +111,7 @@ class Study:
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, with the base's seed; raises ConfigError."""
-        values = plain(self.base)
+        values = as_toml(self.base)
         for key, value in overrides.items():
             override(values, key, value)
         if self.branches is not None and "start" in overrides:
@@ -181,7 +181,7 @@ class Study:
     @cached_property
     def grid(self) -> list[dict[str, Choice]]:
         """The points of a grid, shuffled by the sampler's seed: the first of them are a sample of the whole."""
-        grid = points(self._draw) if self.sampler == "grid" else []
+        grid = grid_points(self._draw) if self.sampler == "grid" else []
         Random(self.sampler_seed).shuffle(grid)
         return grid
 
@@ -189,7 +189,7 @@ class Study:
         """Return points of the space, each with its changes to the base: all points of a grid, or the same random ones."""
         if self.sampler == "grid":
             return [(point, self._draw(FixedTrial(point))) for point in self.grid]
-        return list(draws(self._draw, DRAWS))
+        return list(random_points(self._draw, DRAWS))
 
     @cached_property
     def configs(self) -> list[RunConfig]:
@@ -221,7 +221,7 @@ class Study:
 
     def over(self, transport: str) -> Study:
         """Return the study with this transport for all prices that name none; raises ConfigError if it has no price."""
-        if not priced(self.objectives):
+        if not any_priced(self.objectives):
             raise ConfigError("`transport` is for prices such as step_s@1gbps, but `objectives` have none.")
         objectives = tuple(objective.over(transport) for objective in self.objectives)
         names = {old.name: new.name for old, new in zip(self.objectives, objectives, strict=True)}
@@ -265,7 +265,7 @@ class Study:
             values[parts] = [as_mapping(part) for part in values[parts]]
         if isinstance(self.space, Space):
             values |= {"space": self.space.keys, "symbols": self.space.symbols}
-        return {key: value for key, value in plain(values).items() if value not in (None, [], {})}
+        return {key: value for key, value in as_toml(values).items() if value not in (None, [], {})}
 
     def write(self, folder: Path) -> None:
         """Write `study.toml` atomically into its folder, and the Python source beside it."""
@@ -315,14 +315,14 @@ def override(values: dict[str, Any], key: str, value: Any) -> None:
         for inner, inner_value in value.items():
             override(values, f"{key}.{inner}", inner_value)
     else:
-        merge(values, key, plain(value))
+        merge(values, key, as_toml(value))
 
 
-def plain(value: Any) -> Any:
+def as_toml(value: Any) -> Any:
     """Return a value with the types of TOML, tables and lists copied."""
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: as_toml(inner) for key, inner in value.items()}
+    return [as_toml(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def check_same(key: str, old: Any, new: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from optuna.trial import FixedTrial
 
 from raysim.config import ConfigError, keys_of
-from raysim.sweeps.objectives import priced
+from raysim.sweeps.objectives import any_priced
 from raysim.sweeps.space import NEVER
 from raysim.sweeps.study import Baseline, RaceTerms, Study
 from raysim.training.trackers import check_trackers
@@ -38,7 +38,7 @@ def check_fields(study: Study) -> None:
             "`early_stopping` = 'asha' needs `evaluate_every_steps` of at least 1 in the base, but got 0."
         )
     check_trackers(config.report_to or ())
-    if priced(study.objectives) and not config.profile_every_steps:
+    if any_priced(study.objectives) and not config.profile_every_steps:
         raise ConfigError("`profile_every_steps` of the base must be at least 1, for steps to be priced, but got 0.")
     for constraint in study.constraints:
         if constraint.objective not in objectives:
@@ -54,7 +54,7 @@ def check_fields(study: Study) -> None:
 def _check_baseline(study: Study, baseline: Baseline) -> None:
     """Raise ConfigError if a baseline is not a point of the space, or not a valid configuration."""
     if (baseline.params is None) == (baseline.set is None):
-        raise ConfigError(f"The baseline {baseline.name} must have just one of `params` and `set`.")
+        raise ConfigError(f"The baseline {baseline.name} must have exactly one of `params` and `set`.")
     if baseline.params is None and study.sampler == "nsga2":
         raise ConfigError(
             f"The baseline {baseline.name} must have `params` with `sampler` = 'nsga2', which recombines the parameters of trials."
@@ -64,7 +64,7 @@ def _check_baseline(study: Study, baseline: Baseline) -> None:
         overrides = study.overrides(trial, baseline.name)
         unused = sorted(set(baseline.params or {}) - set(trial.distributions))
         if unused:
-            raise ValueError(f"`{unused[0]}` is not asked for")
+            raise ValueError(f"the space does not use `{unused[0]}`")
         study.config(overrides)
     except ConfigError as error:
         raise ConfigError(f"The baseline {baseline.name}: {error}") from None

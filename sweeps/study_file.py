@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, ValidationInfo, field_validator
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
-from raysim.config.reading import find_data, sentence
+from raysim.config.reading import find_data, first_error
 from raysim.notation import known_words
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.space import Space, SpaceFunction
-from raysim.sweeps.study import MOST_SEEDS, PARENT, Baseline, Branches, RaceTerms, Study, override, plain
+from raysim.sweeps.study import MOST_SEEDS, PARENT, Baseline, Branches, RaceTerms, Study, as_toml, override
 from raysim.sweeps.study_checks import check_branches, check_fields, check_trials
 
 MOST_PLANNED = 21  # by a budget: the last interim analysis of `analysis.comparison.rule`
@@ -219,7 +219,7 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
     try:
         keys = StudyKeys.model_validate(file.values)
     except ValidationError as error:
-        raise ConfigError(sentence(error, StudyKeys.model_fields, " of a study")) from None
+        raise ConfigError(first_error(error, StudyKeys.model_fields, " of a study")) from None
     name = keys.name or file.name
     if name is None:
         raise ConfigError("`name` must be given in a study's file called study.toml, as each sweep calls its own.")
@@ -272,7 +272,7 @@ def _at_points(study: Study) -> Iterator[Baseline]:
 def _base(base: str | dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the values of the base as in a run's file, without a name."""
     if isinstance(base, dict):
-        values: dict[str, Any] = plain(base)
+        values: dict[str, Any] = as_toml(base)
         find_data(values, folder)
         return values
     values = read_source(folder / base if base.endswith(".toml") else base)[1]

@@ -44,14 +44,14 @@ TUNNEL = ("-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15")  # i
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
-class Head(NamedTuple):
+class ClusterHead(NamedTuple):
     """The head's user and address, and ssh's options."""
 
     target: str
     options: tuple[str, ...]
 
     @classmethod
-    def of(cls, file: Path) -> Head | None:
+    def of(cls, file: Path) -> ClusterHead | None:
         """Return the head named in a cluster's file; None if only Ray can find it, as in a cloud.
 
         Raises ConfigError if the file cannot be read, or if this machine has no ssh.
@@ -88,7 +88,7 @@ class Cluster(NamedTuple):
 
     file: Path | None = None
     url: str | None = None
-    head: Head | None = None
+    head: ClusterHead | None = None
     """The head in the file; None if only Ray can find it."""
 
     @classmethod
@@ -104,7 +104,7 @@ class Cluster(NamedTuple):
             raise ConfigError(
                 f"`--address` must be the URL of the cluster's dashboard, as http://127.0.0.1:{PORT}, but got {url!r}."
             )
-        return cls(Path(file), None, Head.of(Path(file))) if file else cls(None, url)
+        return cls(Path(file), None, ClusterHead.of(Path(file))) if file else cls(None, url)
 
     @contextmanager
     def reached(self) -> Iterator[str]:

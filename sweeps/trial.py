@@ -27,14 +27,13 @@ from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
 from raysim.quality import Measure
 from raysim.records import RecordsError, Run
-from raysim.screening.at_once import why_hopeless
-from raysim.screening.verdicts import HOPELESS
+from raysim.screening.verdicts import HOPELESS, why_hopeless
 from raysim.storage.files import is_locked
-from raysim.sweeps.objectives import Figure, Objective, figures, priced
+from raysim.sweeps.objectives import Figure, Objective, any_priced, figures
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
-from raysim.training.events import Ending, HopelessError
+from raysim.training.events import HopelessError, Interruption
 from raysim.training.run import Training
 from raysim.training.trackers import Trackers
 from raysim.workloads.data import Data, load_data
@@ -73,10 +72,15 @@ class TrialSpec:
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
-        return [f"trials/{self.number}-s{seed}" for seed in self.seeds]
+        return [trial_folder(self.number, seed) for seed in self.seeds]
 
 
-class Outcome(NamedTuple):
+def trial_folder(trial: int, seed: int) -> str:
+    """Return the folder of a trial's run, relative to the study's."""
+    return f"trials/{trial}-s{seed}"
+
+
+class TrialOutcome(NamedTuple):
     """The result of a finished trial, or of a part of one."""
 
     status: str
@@ -120,12 +124,12 @@ class SweepTrial(tune.Trainable):
         """Yield the reports to Tune, the outcome last."""
         spec, runs, seconds = self._spec, list[Run](), 0.0
         began = time.monotonic()
-        status, error, trial_figures = "finished", None, dict[str, Figure]()
+        status, error = "finished", None
         for i, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, i)
             except HopelessError as why:
-                yield {"done": True, "outcome": Outcome("pruned", time.monotonic() - began, str(why), {})}
+                yield {"done": True, "outcome": TrialOutcome("pruned", time.monotonic() - began, str(why), {})}
                 return
             except ResourcesLostError:
                 raise  # to Tune, which reserves resources for the trial again
@@ -150,11 +154,11 @@ class SweepTrial(tune.Trainable):
                 status, error = "diverged", _of_seed(seed, spec.seeds, str(run.row["error"]))
                 break
         if status == "finished" and spec.objectives:
-            try:
-                trial_figures = run_figures(spec.objectives, runs, spec.compute, modules_in(repr(spec.config.flat())))
-            except ValueError as failure:  # ReplayError among them
-                status, error = "failed", str(failure)
-        yield {"done": True, "outcome": Outcome(status, seconds, error, trial_figures)}
+            modules = modules_in(repr(spec.config.flat()))
+            outcome = finished_outcome(spec.objectives, runs, spec.compute, modules, seconds)
+        else:
+            outcome = TrialOutcome(status, seconds, error, {})
+        yield {"done": True, "outcome": outcome}
 
     def _train(self, seed: int, name: str, i: int) -> Generator[dict[str, Any], None, Path]:
         """Train the `i`-th seed, or continue its run; return its folder."""
@@ -164,7 +168,7 @@ class SweepTrial(tune.Trainable):
         before = _status(folder)
         if before in ("finished", "diverged"):
             return folder
-        ending = Ending()
+        ending = Interruption()
         config = spec.config.model_copy(update={"seed": seed})
         curves_name = f"tensorboard/{Path(name).name}"
         tools = dict.fromkeys(("tensorboard", *(config.report_to or ())))
@@ -219,7 +223,7 @@ class SweepTrial(tune.Trainable):
         return self._data[key]
 
 
-def run_figures(
+def trial_figures(
     objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
 ) -> dict[str, Figure]:
     """Return every objective of a trial. Prices are preliminary, pooled with the runs finished on this machine, until the study ends.
@@ -229,7 +233,7 @@ def run_figures(
     from raysim.analysis import Replay, beside
 
     pooled = list[Replay]()
-    if priced(objectives):
+    if any_priced(objectives):
         with trusting(*modules):
             pooled = beside(runs, most=POOLED_RUNS, compute=compute)
 
@@ -237,6 +241,32 @@ def run_figures(
         return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
 
     return figures(objectives, runs, replays)
+
+
+def finished_outcome(
+    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str], seconds: float
+) -> TrialOutcome:
+    """Return the outcome of a trial trained to its end: failed if its steps cannot be priced."""
+    try:
+        return TrialOutcome("finished", seconds, None, trial_figures(objectives, runs, compute, modules))
+    except ValueError as error:  # ReplayError among them
+        return TrialOutcome("failed", seconds, str(error), {})
+
+
+def step_costs(
+    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
+) -> list[float]:
+    """Return the cost of each run's step by the first objective that is not a quality; 0 without one."""
+    from raysim.analysis import ReplayError, in_company
+
+    cost = next((each for each in objectives if not each.evaluates), None)
+    if cost is None:
+        return [0.0] * len(runs)
+    if cost.network is not None:
+        with suppress(ReplayError), trusting(*modules):  # no profiled step yet: bytes are known at once
+            replays = in_company(runs, compute=compute, transport=cost.transport)
+            return [replay.step_s([cost.network])[0].value for replay in replays]
+    return [float(run.steps["wire_bytes"].mean()) for run in runs]
 
 
 def forecast_values(
@@ -254,7 +284,7 @@ def forecast_values(
     """
     priced_ones = tuple(each for each in objectives if each.network is not None)
     try:
-        known = run_figures(priced_ones, runs, compute, modules) if priced_ones else {}
+        known = trial_figures(priced_ones, runs, compute, modules) if priced_ones else {}
     except ValueError:  # ReplayError among them: no step is profiled yet
         return []
     values: list[float | None] = []

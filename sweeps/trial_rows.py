@@ -175,7 +175,7 @@ class Rows:
         self._rows |= {row.trial: row for row in rows}
 
 
-def frontier(rows: Rows, objectives: Sequence[Objective], without: Container[int] = ()) -> list[TrialRow]:
+def best_trials(rows: Rows, objectives: Sequence[Objective], without: Container[int] = ()) -> list[TrialRow]:
     """Return the finished, feasible trials on the Pareto front of all objectives, sorted by the first objective.
 
     Trials whose numbers are in `without` are left out.

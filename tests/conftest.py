@@ -1,7 +1,10 @@
 """One Ray for the whole suite, on CPUs that are only counted."""
 
+import functools
 import logging
 import os
+import re
+from pathlib import Path
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = (
@@ -16,17 +19,37 @@ import pytest
 from configurations import SMALL
 
 collect_ignore = ["support"]  # programs and lists that tests use
-STARTS_RAY = {"engine", "sweeps"}  # folders of tests that start a Ray of their own
+STARTS_RAY = ("tests/engine/", "tests/sweeps/")  # folders of tests that start a Ray of their own
 
 hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("raysim")
 
 
+@functools.cache
+def starts_ray(file: str) -> bool:
+    text = (Path(__file__).parents[1] / file).read_text()
+    return file.startswith(STARTS_RAY) or bool(re.search(r"^def \w+\([^)]*\bray\b", text, re.M))
+
+
 def pytest_collection_modifyitems(items):
-    """Give one process all tests that use a Ray, and another the rest, by files: Rays that start at once may take the same port."""
-    for item in items:
-        starts_ray = item.path.parent.name in STARTS_RAY or "ray" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("ray" if starts_ray else item.path.as_posix()))
+    """Begin with the tests that start a Ray, which one process runs while the other runs the rest."""
+    items.sort(key=lambda item: not starts_ray(item.nodeid.partition("::")[0]))
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Give each process whole files, and one of them all that start a Ray: two that start at once may take the same port.
+
+    The marks of `--dist loadgroup` would do, but pytest-xdist 3.8 writes them where pytest 9.2 does not read.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return "ray" if starts_ray(file) else file
+
+    config.option.loadscopereorder = False  # the longest, those of Ray, come first
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

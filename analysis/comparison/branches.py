@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.comparison.choice import VERDICTS, outcome_columns
-from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
+from raysim.analysis.comparison.contexts import ComparedRuns, contexts
+from raysim.analysis.comparison.rule import CONFIDENCE, PairedSample, judge
+from raysim.analysis.data.settings import compared_keys
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import Setting, plain
 
@@ -29,12 +29,12 @@ _HARM = ("seeds", "harm", "harm_low", "harm_high", "verdict", "lacking")
 _REST = tuple(f"rest_{name}" for name in _HARM)
 
 
-class Part(NamedTuple):
+class BranchPart(NamedTuple):
     """The runs that compress one part of training, or train it densely: steps `first` to `end`."""
 
     first: int
     end: int
-    context: Context
+    context: ComparedRuns
 
     def value(self, setting: Setting, seed: int) -> float:
         """Return the quality of a run after the part, with compression on."""
@@ -42,7 +42,7 @@ class Part(NamedTuple):
         return float(column[seed])
 
     def difference(self, setting: Setting, seed: int) -> float:
-        """Return how much worse a setting is than dense after the part, in the measure's own numbers."""
+        """Return a setting's harm after the part, in units of the measure."""
         worse = self.value(setting, seed) - self.value(Setting(), seed)
         return -worse if self.context.quality.higher else worse
 
@@ -52,11 +52,11 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class BranchFamily:
     """Branches of one dense run, equal in all but compression, seed and the part of training."""
 
     label: str
-    parts: Sequence[Part]
+    parts: Sequence[BranchPart]
     """In the order of their first steps; of several lengths from one step, the shortest."""
     planned: int
     """Steps of the whole training."""
@@ -88,11 +88,11 @@ class Family:
         return harms
 
 
-def families(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[Family]:
+def families(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[BranchFamily]:
     """Return the branches of each dense run of `results`."""
     rows = {str(row["run"]): row for row in results.runs.to_dict("records")}
-    alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, *_LENGTH, "seed"}]
-    groups: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
+    alike = compared_keys(results.keys, besides=_LENGTH)
+    groups: dict[tuple[str, ...], list[tuple[int, BranchPart]]] = {}
     for context in contexts(results, quality=quality, margin=margin):
         row = rows[str(context.rows["run"].iloc[0])]
         if (parent := plain(row.get("parent"))) is None:
@@ -100,13 +100,13 @@ def families(results: Results, *, quality: str = "auto", margin: float | None = 
         first = int(plain(row.get("first_step")) or 0)
         done, planned = int(row["steps_done"]), int(plain(row.get("rate_steps")) or row["steps_done"])
         key = (parent, *(repr(plain(row.get(name))) for name in alike))
-        groups.setdefault(key, []).append((planned, Part(first, first + done, context)))
+        groups.setdefault(key, []).append((planned, BranchPart(first, first + done, context)))
     branched = []
     for entries in groups.values():
         ours = sorted((part for _, part in entries), key=lambda part: part[:2])
         parts = list({part.first: part for part in reversed(ours)}.values())[::-1]
         label = parts[0].context.label.partition(", start=")[0]
-        branched.append(Family(label, parts, max(steps for steps, _ in entries)))
+        branched.append(BranchFamily(label, parts, max(steps for steps, _ in entries)))
     return branched
 
 
@@ -162,7 +162,9 @@ def _bounded(columns: dict[str, Any], alone: bool) -> dict[str, Any]:
     return columns | {"verdict": VERDICTS["undecided"], "lacking": "harm of early parts may pass"}
 
 
-def _judged(samples: Sequence[Sample], pairs: Sequence[tuple[Setting, Part]], alpha: float) -> list[dict[str, Any]]:
+def _judged(
+    samples: Sequence[PairedSample], pairs: Sequence[tuple[Setting, BranchPart]], alpha: float
+) -> list[dict[str, Any]]:
     """Return the bounds and the verdict of each sample, all one family."""
     family = [i for i, sample in enumerate(samples) if sample.values]
     margins = [pairs[i][1].context.margin for i in family]

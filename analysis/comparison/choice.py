@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.contexts import Context, contexts
-from raysim.analysis.comparison.rule import CONFIDENCE, Judged, Sample, Where, judge
+from raysim.analysis.comparison.contexts import ComparedRuns, contexts
+from raysim.analysis.comparison.rule import CONFIDENCE, Judged, PairedSample, Where, judge
 from raysim.analysis.comparison.statistics import ALONE, Prior, highest_rate, priors, studentise
 from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.runs.estimates import Estimate
@@ -109,7 +109,7 @@ def divergence(judged: Mapping[Any, Any]) -> str:
     return f"{judged['diverged']} of {judged['seeds']} diverged: rate below {100 * judged['diverged_high']:.0f} %"
 
 
-def _verdicts(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
+def _verdicts(context: ComparedRuns, alpha: float) -> dict[Setting, dict[str, Any]]:
     """Return the verdict on each compressed setting: by the runs that confirm a choice, if there are any."""
     if context.confirmations is None:
         return _judged(context, alpha)
@@ -122,7 +122,7 @@ def _verdicts(context: Context, alpha: float) -> dict[Setting, dict[str, Any]]:
 
 
 def _judged(
-    context: Context, alpha: float, *, alpha_above: float | None = None, lender: Context | None = None
+    context: ComparedRuns, alpha: float, *, alpha_above: float | None = None, lender: ComparedRuns | None = None
 ) -> dict[Setting, dict[str, Any]]:
     """Return the bounds and the verdict of each compressed setting of a context, which is one family.
 
@@ -137,7 +137,7 @@ def _judged(
         context.margin,
         [(sample.values, sample.known_step) for sample in lenders],
     )
-    left = [Sample((math.nan,), (), 1.0, 0.0, "no finished run")] * len(context.begun - samples.keys())
+    left = [PairedSample((math.nan,), (), 1.0, 0.0, "no finished run")] * len(context.begun - samples.keys())
     size = len(family) + len(left)
     outcomes = judge(
         [*family.values(), *left],
@@ -161,12 +161,12 @@ def _judged(
     return rows
 
 
-def _samples(context: Context, alpha: float) -> dict[Setting, Sample]:
+def _samples(context: ComparedRuns, alpha: float) -> dict[Setting, PairedSample]:
     compressed = [setting for setting in context.settings if setting != DENSE_SETTING]
     return {setting: context.harm_sample(setting, context.harms(setting), alpha) for setting in compressed}
 
 
-def outcome_columns(sample: Sample, judged: Judged | None) -> dict[str, Any]:
+def outcome_columns(sample: PairedSample, judged: Judged | None) -> dict[str, Any]:
     """Return a sample's bounds and verdict; None if it was not judged."""
     mean, low, high = judged.bounds if judged is not None else (math.nan, -math.inf, math.inf)
     return {
@@ -179,7 +179,7 @@ def outcome_columns(sample: Sample, judged: Judged | None) -> dict[str, Any]:
     }
 
 
-def _spread(sample: Sample, prior: Prior, margin: float) -> dict[str, float]:
+def _spread(sample: PairedSample, prior: Prior, margin: float) -> dict[str, float]:
     """Return the spread of a sample, and the chance that its mean lies below the margin; NaN for fewer than two seeds."""
     if len(sample.values) < 2:
         return {"deviation": math.nan, "borrowed": math.nan, "chance": math.nan}

@@ -21,11 +21,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from scipy import special
 
 from raysim.analysis.comparison.harm_forecast import Observation
-from raysim.analysis.comparison.rule import CONFIDENCE, Sample, judge, looks_after, planned_share, sample
+from raysim.analysis.comparison.rule import CONFIDENCE, PairedSample, judge, looks_after, planned_share, sample
 from raysim.analysis.comparison.statistics import priors
 
 
-class Deviation(NamedTuple):
+class ForecastError(NamedTuple):
     """The logarithm of a setting's final harm over its forecast."""
 
     mean: float
@@ -37,7 +37,7 @@ class Deviation(NamedTuple):
 
 RUNGS = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the steps of a run after which a race decides."""
-DEVIATION = Deviation(mean=0.3, between=0.68, within=0.68)
+DEVIATION = ForecastError(mean=0.3, between=0.68, within=0.68)
 """Before a setting of the job has finished: by docs/findings/data/finetune-links, gravac-text, pictures-causes and
 equal-bandwidth-pictures, on forecasts beyond the margin and twice their error (2026-11-25). Other studies had no part in it."""
 PRIOR_FREEDOM = 3.0  # degrees of freedom of the variance of a job's settings, as a prior for each
@@ -72,7 +72,7 @@ class Evidence(NamedTuple):
         return self.final or self.observed[-1].harms
 
 
-class Exit(NamedTuple):
+class RaceExit(NamedTuple):
     """A setting's exit from a race: why, at which rung and on how many seeds, and the figures behind it."""
 
     kind: Kind
@@ -84,7 +84,7 @@ class Exit(NamedTuple):
     """Lower bound of the final harm if harmful; the chance of a verdict of safe if hopeless."""
 
 
-class Part(NamedTuple, Generic[Name]):
+class RacePart(NamedTuple, Generic[Name]):
     """The training to do next: a setting's seeds, by position, up to a rung."""
 
     setting: Name
@@ -127,21 +127,21 @@ class Race:
         complete = [name for name, each in samples.items() if not each.lacking]
         if not complete:
             return []
-        unknown = Sample((math.nan,), (0,), self.share, self.step, "")
+        unknown = PairedSample((math.nan,), (0,), self.share, self.step, "")
         family = [samples[name] for name in complete] + [unknown] * (self.family - len(complete))
         borrowed = priors([each.values for each in family], [self.step] * len(family), self.margin)
         judged = judge(family, [self.margin] * len(family), priors=borrowed)
         return [name for name, each in zip(complete, judged, strict=False) if each.where == "below"]
 
-    def _sample(self, values: tuple[float, ...]) -> Sample:
+    def _sample(self, values: tuple[float, ...]) -> PairedSample:
         grown = len(values) > self.plan
         return sample(dict(enumerate(values)), plan=range(self.plan), grown=grown, step=self.step)
 
-    def exits(self, evidence: Mapping[Name, Evidence], running: Iterable[Name] | None = None) -> dict[Name, Exit]:
+    def exits(self, evidence: Mapping[Name, Evidence], running: Iterable[Name] | None = None) -> dict[Name, RaceExit]:
         """Return the exits due now among all settings, or those `running`; settings that have not begun stay."""
         safe = self.safe(evidence)
         fastest = min((evidence[name].step_s for name in safe), default=math.inf)
-        exits: dict[Name, Exit] = {}
+        exits: dict[Name, RaceExit] = {}
         for name in evidence if running is None else running:
             each = evidence[name]
             if name in safe or not each.observed:
@@ -151,7 +151,7 @@ class Race:
             )
             if reason is not None:
                 kind, bound = reason
-                exits[name] = Exit(kind, each.rung, len(each.harms), fmean(each.harms), bound)
+                exits[name] = RaceExit(kind, each.rung, len(each.harms), fmean(each.harms), bound)
         return exits
 
     def _reason(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> tuple[Kind, float] | None:
@@ -166,21 +166,21 @@ class Race:
 
     def next_parts(
         self, evidence: Mapping[Name, Evidence], running: Sequence[Name], width: int = 2
-    ) -> list[Part[Name]]:
+    ) -> list[RacePart[Name]]:
         """Return the next parts: the first rung of all settings, then those of the `width` fastest ones that are likely safe.
 
         Only the fastest get more than the first seeds. `running`: the settings still in the race.
         """
         fresh = [name for name in running if not evidence[name].observed]
         if fresh:
-            return [Part(name, tuple(range(self.first)), 0) for name in fresh]
+            return [RacePart(name, tuple(range(self.first)), 0) for name in fresh]
         unfinished = [name for name in running if len(evidence[name].final) < self.seeds]
         first = sorted(unfinished, key=lambda name: self._turn(name, evidence))[:width]
         return [self._part(name, evidence[name]) for name in first if name == first[0] or not evidence[name].final]
 
     def rounds(
-        self, evidence: dict[Name, Evidence], left: dict[Name, Exit], running: Sequence[Name] | None = None
-    ) -> Iterator[list[Part[Name]]]:
+        self, evidence: dict[Name, Evidence], left: dict[Name, RaceExit], running: Sequence[Name] | None = None
+    ) -> Iterator[list[RacePart[Name]]]:
         """Yield the parts of one round after another until the race is over.
 
         The caller adds what the parts show to `evidence` before it asks for the next round. `left` collects the exits. `running`:
@@ -192,11 +192,11 @@ class Race:
             left |= self.exits(evidence, running)
             running = [name for name in running if name not in left and len(evidence[name].final) < self.seeds]
 
-    def _part(self, name: Name, each: Evidence) -> Part[Name]:
+    def _part(self, name: Name, each: Evidence) -> RacePart[Name]:
         if each.final:
             count = len(each.final)
-            return Part(name, tuple(range(count, min(self.seeds, math.ceil(GROWTH * count)))), each.rung)
-        return Part(name, tuple(range(self.first)), each.rung + 1)
+            return RacePart(name, tuple(range(count, min(self.seeds, math.ceil(GROWTH * count)))), each.rung)
+        return RacePart(name, tuple(range(self.first)), each.rung + 1)
 
     def _turn(self, name: Name, evidence: Mapping[Name, Evidence]) -> tuple[bool, float, float, Name]:
         """Return the sort key of promotion: settings more likely safe than not by speed, then the others by chance."""
@@ -264,7 +264,7 @@ class Race:
         return math.sqrt(variance + (self.step / 2) ** 2)
 
 
-def deviation_of(rung: int, evidence: Mapping[Any, Evidence]) -> Deviation:
+def deviation_of(rung: int, evidence: Mapping[Any, Evidence]) -> ForecastError:
     """Return the error of forecasts at a rung, learned from the job's finished settings.
 
     `within` is the standard deviation of a prediction for another setting of the job, and `between` that of the mean.
@@ -280,7 +280,7 @@ def deviation_of(rung: int, evidence: Mapping[Any, Evidence]) -> Deviation:
     mean, between, within = DEVIATION
     precision = between**-2 + len(seen) * within**-2
     mean = (mean * between**-2 + sum(seen) * within**-2) / precision
-    return Deviation(mean, precision**-0.5, math.sqrt(within**2 + 1 / precision))
+    return ForecastError(mean, precision**-0.5, math.sqrt(within**2 + 1 / precision))
 
 
 @lru_cache(maxsize=1024)

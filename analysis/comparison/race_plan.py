@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.harm_forecast import Observation
-from raysim.analysis.comparison.race import DEVIATION, FLOOR, RUNGS, Evidence, Exit, Race, deviation_of
+from raysim.analysis.comparison.race import DEVIATION, FLOOR, RUNGS, Evidence, Race, RaceExit, deviation_of
 from raysim.analysis.comparison.rule import LOOKS
 from raysim.quality import Measure
 
@@ -33,7 +33,7 @@ def usual_spread(measure: Measure, *, branched: bool) -> float:
     return 0.22 if branched else 0.39
 
 
-class Plan(NamedTuple):
+class RacePlan(NamedTuple):
     """A race within a budget: seeds of each setting, the cost, and the chance that it calls a harmless setting safe."""
 
     seeds: int
@@ -72,7 +72,7 @@ class Standing:
         return harms, forecasts
 
 
-class Start(Standing):
+class FreshStanding(Standing):
     """A race that has not begun: a third of its settings are harmless, and their speeds are in random order."""
 
     def __init__(self, settings: int) -> None:
@@ -94,15 +94,15 @@ class Start(Standing):
 def race_plan(
     settings: int, *, run_s: float, budget_s: float, spread: float, margin: float = 1.0, seeds: Sequence[int] = SEEDS
 ) -> pd.DataFrame:
-    """Return what a race of `settings` settings decides within half a budget, the budget, and twice as much, a row each.
+    """Return the expected outcome of a race within half a budget, the budget, and twice as much, a row for each.
 
     `run_s`: seconds of a whole run. `budget_s`: seconds for all runs together. `spread` is the standard
     deviation over seeds of a harmless setting's harm, in the unit of `margin`. The number of seeds is the best of `seeds`. A third of
     the settings are assumed harmless, as in the kept studies; `chance` is that of calling one of them safe.
     """
-    races = simulate(Race(max(seeds), margin, settings), Start(settings), spread=spread, seeds=seeds)
+    races = simulate_races(Race(max(seeds), margin, settings), FreshStanding(settings), spread=spread, seeds=seeds)
     budgets_s = [share * budget_s for share in (0.5, 1, 2)]
-    return pd.DataFrame([best(races.within(each, run_s)) for each in budgets_s], columns=list(Plan._fields))
+    return pd.DataFrame([best(races.within(each, run_s)) for each in budgets_s], columns=list(RacePlan._fields))
 
 
 class Simulated(NamedTuple):
@@ -112,24 +112,24 @@ class Simulated(NamedTuple):
     """Until a harmless setting was called safe: infinite if none was."""
     total: dict[int, list[float]]
 
-    def within(self, budget_s: float, run_s: float) -> dict[int, Plan]:
+    def within(self, budget_s: float, run_s: float) -> dict[int, RacePlan]:
         """Return the plan of each number of seeds within a budget, of which a dense run takes `run_s` seconds."""
         limit = budget_s / run_s
         plans = {}
         for seeds, answered in self.answered.items():
             chance = float(np.mean([runs <= limit for runs in answered]))
             runs = float(np.mean([min(runs, limit) for runs in self.total[seeds]]))
-            plans[seeds] = Plan(seeds, budget_s, runs, runs * run_s, chance)
+            plans[seeds] = RacePlan(seeds, budget_s, runs, runs * run_s, chance)
         return plans
 
 
-def best(plans: Mapping[int, Plan]) -> Plan:
+def best(plans: Mapping[int, RacePlan]) -> RacePlan:
     """Return the plan with the fewest seeds among those with (nearly) the best chance of an answer."""
     least = (1 - TIE) * max(plan.chance for plan in plans.values())
     return min((plan for plan in plans.values() if plan.chance >= least), key=lambda plan: plan.seeds)
 
 
-def simulate(race: Race, standing: Standing, *, spread: float, seeds: Sequence[int]) -> Simulated:
+def simulate_races(race: Race, standing: Standing, *, spread: float, seeds: Sequence[int]) -> Simulated:
     """Play a race from its standing to the end on each number of seeds, `COUNT` times, on the same draws of harm."""
     played = {
         count: [
@@ -147,7 +147,7 @@ def _play(race: Race, standing: Standing, spread: float, rng: np.random.Generato
     harms, forecasts = standing.draw(race, rng)
     evidence = dict(standing.evidence)
     good = {name for name, harm in harms.items() if harm <= race.margin}
-    left: dict[Any, Exit] = {}
+    left: dict[Any, RaceExit] = {}
     runs, dense, answered = 0.0, max(0, race.first - standing.dense), math.inf
     for parts in race.rounds(evidence, left, standing.running):
         for part in parts:

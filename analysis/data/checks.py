@@ -166,7 +166,7 @@ def check_tables(row: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> 
                 raise ValueError(f"its table of {name} has {column} {table[column].max()}, but the run has {count}")
 
 
-def check_finite(samples: Mapping[Any, Any]) -> None:
+def check_seconds(samples: Mapping[Any, Any]) -> None:
     """Raise ValueError if a recorded time is negative or not finite: it would spoil the prices of all runs of its job."""
     for kind, sample in samples.items():
         if not (np.isfinite(sample.seconds) & (sample.seconds >= 0)).all():

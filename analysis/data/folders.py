@@ -32,7 +32,7 @@ class Contents(NamedTuple):
     """A sentence for each unreadable file that may be of a pack."""
 
 
-def find(folders: Iterable[Place]) -> Contents:
+def find_runs(folders: Iterable[Place]) -> Contents:
     """Return the runs and studies in folders, each once, in the order of their names.
 
     A folder with a `run.parquet` is a run, one with a `study.toml` is a study: its runs lie in its folder `trials`, and the
@@ -119,7 +119,7 @@ TITLES = {"ray": "Ray", "nccl": "NCCL", "gloo": "Gloo", "bare": "bare wires"}
 
 
 def over(transport: str) -> str:
-    """Return the transport of a price in words.
+    """Describe the transport of a price.
 
     >>> over("nccl")
     'over NCCL'

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
 from raysim.records.bounds import check_values, printable_rows
-from raysim.records.tables import check_size, read_as, read_whole
+from raysim.records.tables import check_table_size, read_as, read_whole
 from raysim.storage.places import ListedPath, Place, origin_of, read_place
 
 READERS = 32  # files of a bucket read at once
@@ -44,7 +44,7 @@ def unreadable(file: Place, error: Exception) -> str:
 
 
 def read_each(files: Iterable[Place], read: Callable[[Place], pa.Table]) -> list[pa.Table | str]:
-    """Return what `read` returns of each file, or a sentence on why it cannot be read, for instance because it was deleted meanwhile.
+    """Read each file by `read`; of an unreadable file, such as one deleted meanwhile, return a sentence with the cause.
 
     Local files are read one after another: they are so small that threads would only wait for each other.
     """
@@ -136,7 +136,7 @@ def scan(
             table = ds.dataset(read_as(file, schema)).to_table(columns=list(columns), filter=where)
         else:
             fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(read_place(file)))
-            check_size(fragment.metadata, files[file])
+            check_table_size(fragment.metadata, files[file])
             table = fragment.to_table(schema=schema, columns=list(columns), filter=where)
         check_values(table)
         return printable_rows(table)

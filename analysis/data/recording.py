@@ -12,16 +12,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysim.analysis.data import ReplayError
-from raysim.analysis.data.checks import check_actions, check_finite, check_tables
+from raysim.analysis.data.checks import check_actions, check_seconds, check_tables
 from raysim.analysis.data.work import (
     NO_KIND,
     UPDATE,
     Floats,
     Kind,
     WorkCodes,
-    compressors_of,
     extra_work_of,
     octaves_of,
+    recorded_compressors,
     work_codes,
 )
 from raysim.config.identity import DENSE, SYNCHRONOUS, device_kind
@@ -46,7 +46,7 @@ from raysim.storage.places import Place
 CLOCKS = ("auto", "cpu", "wall")
 
 
-class Samples(NamedTuple):
+class CostSamples(NamedTuple):
     """Recorded seconds of one kind of work, and the step of each."""
 
     seconds: Floats
@@ -117,7 +117,7 @@ class Recording:
             )
         self.job = str(self.row["job"])
         self.clock = ("cpu" if device_kind(self.row) == "cpu" else "wall") if clock == "auto" else clock
-        check_finite(self.samples)
+        check_seconds(self.samples)
 
     def _schedule(self) -> Schedule:
         """Return the recorded schedule; its name and that of the weights come from the record."""
@@ -145,7 +145,7 @@ class Recording:
 
     @cached_property
     def priced_steps(self) -> dict[int, int]:
-        """The steps whose mean is priced, each with the index of the profiled step that provides its actions.
+        """The steps whose mean is priced, each with the index of the profiled step with its actions.
 
         These are the profiled steps. If replicas exchange only in some steps, they are all steps of the last complete
         period.
@@ -171,12 +171,12 @@ class Recording:
                 (action.stage, action.microbatch) for row in self.rows for action in row if action.op == "W"
             },
             extra_work=extra_work_of(self._columns),
-            compressors=compressors_of(self.links),
+            compressors=recorded_compressors(self.links),
             shared_indices=bool(self.row.get("shared_indices")),
         )
 
     @cached_property
-    def samples(self) -> dict[Kind, Samples]:
+    def samples(self) -> dict[Kind, CostSamples]:
         """The recorded samples of each kind of work."""
         wall, cpu = self.stacked("compute_s"), self.stacked("cpu_s") / self.threads
         decode, encode = self.stacked("decode_s"), self.stacked("encode_s")
@@ -187,12 +187,12 @@ class Recording:
         for codes, seconds in ((self.work.compute, compute), (self.work.encode, encode), (self.work.decode, decode)):
             for code in np.unique(codes[codes != NO_KIND]):
                 same = codes == code
-                samples[self.work.kinds[code]] = Samples(seconds[same], steps[same])
+                samples[self.work.kinds[code]] = CostSamples(seconds[same], steps[same])
         averages = self._averages
         for kind, rows in averages.groupby("kind") if len(averages) else ():
             known = self.step_numbers
             nearest = np.searchsorted(known, rows["step"].to_numpy(np.int64)).clip(max=len(known) - 1)
-            samples[kind] = Samples(rows["encode_s"].to_numpy(np.float64), known[nearest])
+            samples[kind] = CostSamples(rows["encode_s"].to_numpy(np.float64), known[nearest])
         return samples | self._updates
 
     def average_kinds(self, step: int) -> dict[int, Kind]:
@@ -218,7 +218,7 @@ class Recording:
         return rows.assign(kind=pd.Series(kinds, rows.index, dtype=object))
 
     @cached_property
-    def _updates(self) -> dict[Kind, Samples]:
+    def _updates(self) -> dict[Kind, CostSamples]:
         """The seconds of the optimiser's update of the slowest worker.
 
         If an inline run did not record them, they are its time outside of actions, in which its workers update in turn; a run on
@@ -227,7 +227,7 @@ class Recording:
         steps = self.steps[self.steps["step"].isin(self.step_numbers)]
         recorded = steps["update_s"].to_numpy(np.float64)
         if len(steps) and not np.isnan(recorded).any():
-            return {UPDATE: Samples(recorded, steps["step"].to_numpy(np.int64))}
+            return {UPDATE: CostSamples(recorded, steps["step"].to_numpy(np.int64))}
         if self.row.get("engine") != "inline":
             return {}
         numbers, index = np.unique(self._columns["step"].astype(np.int64), return_inverse=True)
@@ -236,7 +236,7 @@ class Recording:
         np.maximum.at(end, index, self._columns["end_s"])
         seconds = self._step_seconds()
         outside = np.array([seconds[step] for step in numbers.tolist()]) - (end - begin)
-        return {UPDATE: Samples(np.maximum(outside, 0.0) / (self.num_replicas * len(self.rows)), numbers)}
+        return {UPDATE: CostSamples(np.maximum(outside, 0.0) / (self.num_replicas * len(self.rows)), numbers)}
 
     def _step_seconds(self) -> dict[int, float]:
         """Return the seconds of each step without the averaging of replicas, which has a price of its own.

@@ -97,7 +97,7 @@ def extra_work_of(actions: Mapping[str, NDArray[Any]]) -> dict[tuple[int, int], 
     return {(int(step), int(stage)): work for step, stage, work in zip(*columns, strict=True) if isinstance(work, str)}
 
 
-def compressors_of(links: pd.DataFrame) -> dict[tuple[int, str, int], str]:
+def recorded_compressors(links: pd.DataFrame) -> dict[tuple[int, str, int], str]:
     """Return the compressors of each replica, direction and boundary, of all its tensors."""
     columns = (links[name].tolist() for name in ("replica", "direction", "boundary", "tensor", "codec"))
     by_link: dict[tuple[int, str, int], dict[str, str]] = {}

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.checks import file_problems
-from raysim.analysis.data.folders import Contents, find
+from raysim.analysis.data.folders import Contents, find_runs
 from raysim.analysis.data.reading import read_files, stack, unreadable
 from raysim.analysis.runs.results import Results, RunPool
 from raysim.notation import printable
@@ -39,7 +39,7 @@ def load(*folders: str | Path) -> Results:
         roots = tuple(open_folder(folder) for folder in folders)
     except PlaceError as error:
         raise AnalysisError(str(error)) from None
-    contents = find(roots)
+    contents = find_runs(roots)
     problems = list(contents.problems)
     runs, rows, keys = _read_runs(contents, problems)
     kept = {name: contents.runs[name] for name in runs["run"]}

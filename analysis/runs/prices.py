@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.data import AnalysisError, ReplayError
-from raysim.analysis.data.folders import find
+from raysim.analysis.data.folders import find_runs
 from raysim.analysis.data.recording import Recording
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, price_key
+from raysim.analysis.data.settings import compared_keys, price_key
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.job_costs import Costs
 from raysim.analysis.runs.results import Results
@@ -167,7 +167,7 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
     `without`: runs to leave out, such as those without a price.
     """
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
-    keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
+    keys = compared_keys(results.keys)
     values = [[as_text(row.get(key)) for key in keys] for row in rows]
     kinds = [(row["job"], price_key(row)) for row in rows]
     dense: dict[tuple[Any, ...], list[int]] = {}
@@ -325,7 +325,7 @@ def _runs_in(folder: Place | str | None, run: Place) -> list[Place]:
     """Return the runs at any depth of a folder, or by default those beside a run, the newest first if they are local."""
     if folder is not None:
         try:
-            return list(find([open_folder(folder)]).runs.values())
+            return list(find_runs([open_folder(folder)]).runs.values())
         except PlaceError as error:
             raise AnalysisError(str(error)) from None
     if isinstance(run, ListedPath):

@@ -10,7 +10,7 @@ import pandas as pd
 from raysim_findings.finding import Finding
 
 from raysim.analysis import Results, replay, settings
-from raysim.analysis.comparison.contexts import MODES, Context, Mode, contexts
+from raysim.analysis.comparison.contexts import MODES, ComparedRuns, Mode, contexts
 from raysim.analysis.comparison.statistics import bounds
 from raysim.config.identity import Setting
 from raysim.quality import measures_of
@@ -68,7 +68,7 @@ def _settings(results: Results) -> str:
     return "\n\n".join(tables if len(tables) > 2 else tables[1:])
 
 
-def _distinct(context: Context) -> list[Mode]:
+def _distinct(context: ComparedRuns) -> list[Mode]:
     """Return the modes of evaluation without those that agree in every run with one of fewer differences."""
     values = {mode: context.rows[f"{context.quality.name}_{mode}"] for mode in MODES}
     simpler: dict[Mode, Mode] = {"off": "on", "on_estimated": "on", "off_estimated": "off"}
@@ -78,7 +78,7 @@ def _distinct(context: Context) -> list[Mode]:
     ]
 
 
-def with_reference(results: Results) -> list[Context]:
+def with_reference(results: Results) -> list[ComparedRuns]:
     """Return the jobs that have runs without compression, with which others are compared."""
     return [context for context in contexts(results) if Setting() in context.settings]
 
@@ -168,13 +168,16 @@ def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
 
 
 def _verdicts(findings: Sequence[Finding]) -> str:
-    lines = ["| claim | verdict | decisive difference | required |", "|---|---|---|---|"]
+    """Return a table with a row for each claim and verdict; differences of several jobs share a row."""
     many = len({finding.context for finding in findings}) > 1
+    rows: dict[str, list[str]] = {}
     for finding in findings:
         interval = "" if finding.low is None else f" ({finding.low:+.3g} to {finding.high:+.3g})"
         job = f", {finding.context.partition(', ')[2]}" if many and ", " in finding.context else ""
         chance = ", a model near chance" if "clearly above chance" in finding.reason else ""
         required = f"{finding.side} {finding.threshold:g}"
         effect = "not run" if finding.effect is None else f"{finding.effect:+.3g} {finding.unit}{interval}{job}{chance}"
-        lines.append(f"| {finding.claim.text} | **{finding.verdict}** | {effect} | {required} |")
-    return "\n".join(lines)
+        row = f"| {finding.claim.text} | **{finding.verdict}** | {required} |"
+        rows.setdefault(row, []).append(effect)
+    lines = [f"{row} {'; '.join(effects)} |" for row, effects in rows.items()]
+    return "\n".join(["| claim | verdict | required | decisive difference |", "|---|---|---|---|", *lines])

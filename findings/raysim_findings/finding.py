@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from raysim.analysis.comparison.rule import LOOKS, Sample
+from raysim.analysis.comparison.rule import LOOKS, PairedSample
 from raysim.analysis.comparison.statistics import Side
 from raysim.config.identity import Setting
 from raysim_findings.claim import Claim
@@ -40,7 +40,7 @@ class Comparison:
     verdict: Verdict
     effects: dict[int, float]
     """By seed."""
-    sample: Sample
+    sample: PairedSample
     """The effects that count."""
     runs: tuple[str, ...]
     settings: tuple[Setting, ...]

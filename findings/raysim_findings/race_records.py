@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import settings
-from raysim.analysis.comparison.contexts import Context, contexts
+from raysim.analysis.comparison.contexts import ComparedRuns, contexts
 from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
-from raysim.analysis.comparison.race import RUNGS, Evidence, Exit, Part, Race
+from raysim.analysis.comparison.race import RUNGS, Evidence, Race, RaceExit, RacePart
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import DENSE_SETTING
 from raysim.network.presets import parse_network
@@ -48,7 +48,7 @@ class _Replay:
     """A race over the recorded settings of one job."""
 
     results: Results
-    context: Context
+    context: ComparedRuns
     first: int
 
     @cached_property
@@ -80,7 +80,7 @@ class _Replay:
         evidence = {name: Evidence(self._step_s(runs)) for name, runs in self.settings.items()}
         costs = {name: np.zeros(race.seeds) for name in ("", *evidence)}  # in runs, by seed; "" is dense
         costs[""][: race.first] = 1.0
-        left: dict[str, Exit] = {}
+        left: dict[str, RaceExit] = {}
         for parts in race.rounds(evidence, left):
             for part in parts:
                 evidence[part.setting] = self._train(part, evidence[part.setting])
@@ -97,7 +97,7 @@ class _Replay:
         return [dense, *rows]
 
     def _row(
-        self, name: str, cost: np.ndarray[Any, Any], full: Mapping[Any, Any], left: Exit | None, safe: bool
+        self, name: str, cost: np.ndarray[Any, Any], full: Mapping[Any, Any], left: RaceExit | None, safe: bool
     ) -> dict[str, Any]:
         verdicts = {"harmful": "harmful", "hopeless": "undecided", "slower": "slower"}
         share = RUNGS[left.rung] if left is not None else 1.0
@@ -119,7 +119,7 @@ class _Replay:
         runs = self.settings[name] if name else self.context.settings[DENSE_SETTING]
         return [str(runs.loc[self.seeds[i], "run"]) for i in seeds]
 
-    def _train(self, part: Part[str], before: Evidence) -> Evidence:
+    def _train(self, part: RacePart[str], before: Evidence) -> Evidence:
         if part.rung == len(RUNGS) - 1:
             runs, dense = self.settings[part.setting], self.context.settings[DENSE_SETTING]
             at: list[Any] = [self.seeds[i] for i in part.seeds]

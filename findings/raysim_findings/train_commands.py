@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raysim.analysis.comparison.contexts import Context
+from raysim.analysis.comparison.contexts import ComparedRuns
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import Setting, plain
@@ -43,7 +43,7 @@ class Cost(NamedTuple):
         return f"{count}, about {about} one after another"
 
 
-def cost_of(results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]]) -> Cost | None:
+def cost_of(results: Results, context: ComparedRuns, wanted: Mapping[Setting, Iterable[int]]) -> Cost | None:
     """Return the cost of training settings at seeds, by the recorded seconds of the runs of `context`; None for no runs."""
     count = sum(len(list(seeds)) for seeds in wanted.values())
     if not count:
@@ -54,7 +54,7 @@ def cost_of(results: Results, context: Context, wanted: Mapping[Setting, Iterabl
 
 
 def train_commands(
-    results: Results, context: Context, wanted: Mapping[Setting, Iterable[int]], recipe: tuple[str, ...]
+    results: Results, context: ComparedRuns, wanted: Mapping[Setting, Iterable[int]], recipe: tuple[str, ...]
 ) -> list[str]:
     """Return one command for each setting that trains the wanted seeds, in new folders beside the loaded ones.
 
@@ -120,7 +120,7 @@ def _toml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _folder(root: Path, setting: Setting, context: Context, seeds: Iterable[int]) -> str:
+def _folder(root: Path, setting: Setting, context: ComparedRuns, seeds: Iterable[int]) -> str:
     """Return a new folder for runs of a setting, to which -sSEED is added."""
     text = str(setting)
     for key in ("forward", "backward", "replica_gradient"):

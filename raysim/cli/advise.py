@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, cost_cells, cost_figures, parse_costs
+from raysim.cli.costs import CostsFile, cost_cells, parse_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Efficiency,
     JsonFile,
     Networks,
+    Tried,
     Window,
     check_file,
     check_picture,
@@ -39,10 +40,6 @@ ModelSource = Annotated[
 ]
 Sharding = Annotated[
     str | None, typer.Option(help="Parameters divided among replicas, as FSDP does: FSDP(8), HSDP by FSDP(4).")
-]
-Tried = Annotated[
-    list[str] | None,
-    typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
 ]
 StudyFile = Annotated[
     Path | None,
@@ -218,7 +215,7 @@ def _memory(row: Row) -> str:
 
 
 def advice_figures(advice: Advice, source: str | None) -> dict[str, Any]:
-    """Return the content of `show_advice`, for JSON; a bandwidth is null if none is enough."""
+    """Return the content of `show_advice`, for JSON."""
     from raysim.forecast.answer import answer, assumptions
     from raysim.forecast.bandwidth import LEVELS
     from raysim.forecast.study import screen_command
@@ -241,14 +238,12 @@ def advice_figures(advice: Advice, source: str | None) -> dict[str, Any]:
                 "known": row.known.verdict,
                 "known_of": row.known.scope and row.known.scope._asdict(),
                 "bandwidths": [
-                    {"utilisation": level}
-                    | {name: None if math.isinf(bps) else bps for name, bps in needed._asdict().items()}
-                    for level, needed in zip(LEVELS, row.needed, strict=False)
+                    {"utilisation": level} | needed._asdict() for level, needed in zip(LEVELS, row.needed, strict=False)
                 ],
                 "networks": [
                     {name: value for name, value in vars(on).items() if name != "expected"}
                     | {"network": repr(on.network), "busy": on.busy, "parts": on.parts._asdict()}
-                    | (cost_figures(on.expected) if on.expected is not None else {})
+                    | ({} if on.expected is None else {"expected": on.expected._asdict()})
                     for on in row.networks
                 ],
             }

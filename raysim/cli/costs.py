@@ -67,9 +67,14 @@ def cost_cells(costs: FleetCosts, expected: Expected) -> dict[str, str]:
     return cells
 
 
-def cost_figures(expected: Expected) -> dict[str, Any]:
-    """Return an expected step for JSON: null if no step is ever completed."""
-    figures = {
-        name: value if value is None or math.isfinite(value) else None for name, value in expected._asdict().items()
-    }
-    return {"expected": figures}
+def with_costs(
+    figures: dict[str, Any],
+    fleet: FleetCosts | None,
+    expected: Callable[[FleetCosts, Network], Expected],
+    networks: list[Network],
+) -> dict[str, Any]:
+    """Return figures for JSON with the expected step on each network, if costs are given."""
+    if fleet is not None:
+        for row, network in zip(figures["networks"], networks, strict=True):
+            row["expected"] = expected(fleet, network)._asdict()
+    return figures

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, Recipe, parse_networks, write_json
-from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets, Tried
+from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
+from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
-    from raysim.sweeps.decide import Decision
-    from raysim.training.events import Ending
+    from raysim.sweeps.decide import DecisionState
+    from raysim.training.events import Interruption
 
 TOKENIZER = "tokenizer.json"
 
@@ -80,11 +80,11 @@ def decide(
     again = shlex.join(["raysim", *words])
     with ending_on_signals() as ending, ExitStack() as stack:
         from raysim.forecast.inputs import parse_setting
-        from raysim.sweeps.decide import Decision, Question
+        from raysim.sweeps.decide import DecisionState, Question
 
         settings = tuple(parse_setting(text, trained=True) for text in tried or [])
         question = Question(base, wire, transport, device, str(profile.absolute()) if profile else None, settings)
-        decision = Decision.begin(question, out, resume=resume)
+        decision = DecisionState.begin(question, out, resume=resume)
         stack.enter_context(decision.locked())
         try:
             _prepare(decision, wire)
@@ -99,7 +99,7 @@ def decide(
         write_json(decision.as_mapping(), json_file)
 
 
-def _prepare(decision: Decision, network: Network) -> None:
+def _prepare(decision: DecisionState, network: Network) -> None:
     """Price and screen what an earlier session has not; show what is left."""
     from raysim.cli.decide_tables import show_candidates, show_step
     from raysim.sweeps.decision import stay_priced, stay_screened
@@ -121,7 +121,7 @@ def _prepare(decision: Decision, network: Network) -> None:
             decision.end(stay_screened(decision))
 
 
-def _race(decision: Decision, budget: Any, again: str, ending: Ending, *, address: str | None) -> None:
+def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption, *, address: str | None) -> None:
     """Race the candidates left, and conclude."""
     from raysim.engine.connection import listen_on_loopback
     from raysim.plugins import trusting

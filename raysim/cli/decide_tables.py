@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from raysim.cli.terminal import console, counted, table_of, write_line
+from raysim.cli.terminal import console, table_of, write_line
 from raysim.screening.screen import words
 from raysim.sweeps.contenders import Candidate
-from raysim.sweeps.decide import Decision
-from raysim.sweeps.decision import step_words, way_words
+from raysim.sweeps.decide import DecisionState
+from raysim.sweeps.decision import step_causes, way_words
+from raysim.units import plural
 
 
-def show_step(decision: Decision) -> None:
+def show_step(decision: DecisionState) -> None:
     """Print dense's step by cause; if nothing can gain enough, the other ways to run the training."""
     out = console()
     assert decision.parts is not None
-    write_line(out, step_words(decision.parts, decision.dense_s, decision.question.network))
+    write_line(out, step_causes(decision.parts, decision.dense_s, decision.question.network))
     if decision.ways:
         write_line(
             out, "Other ways to run it, without compression; larger batches and local steps change the training:"
@@ -22,19 +23,19 @@ def show_step(decision: Decision) -> None:
         write_line(out, f"- {way_words(way)}")
 
 
-def show_candidates(decision: Decision) -> None:
-    """Print what the screen found, and a row for each setting with what ruled it out."""
+def show_candidates(decision: DecisionState) -> None:
+    """Print the screen's findings, and a row for each setting with the reason why it was dropped."""
     out = console(width=160)
     for line in decision.findings:
         write_line(out, line)
     rows = sorted(decision.candidates, key=lambda each: (not each.open, -(each.speedup or 0.0)))
-    left = counted(len(decision.left), "setting")
+    left = plural(len(decision.left), "setting")
     title = f"{left} of {len(rows)} left before training, on {decision.question.network!r}"
     out.print(table_of([_row(each) for each in rows], title, text=["setting", "outcome"], fold=["setting", "outcome"]))
 
 
-def show_decision(decision: Decision) -> None:
-    """Print the decision, the lines for the user's own training, and where everything lies."""
+def show_decision(decision: DecisionState) -> None:
+    """Print the decision, the lines for the user's training, and the paths of all files."""
     out = console(width=160)
     if decision.ended == "raced":
         rows = sorted(decision.candidates, key=lambda each: (not each.harm, -(each.speedup or 0.0)))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from raysim.analysis.data.folders import over
+from raysim.analysis.report.words import speedup
+from raysim.analysis.runs.estimates import Estimate
 from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, wire_cells, write_line
 from raysim.config.identity import is_missing
 from raysim.network.topology import Network
@@ -160,16 +162,12 @@ def _target_table(replay: Replay, rows: Sequence[Mapping[str, Any]], dense: Repl
 
 def speedup_words(row: Mapping[str, Any]) -> str:
     """Return the speed-up of a priced row with its interval, and whether it is distinguishable."""
-    interval = f"{row['speedup']:.2f}x ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
-    return f"{interval}, not distinguishable" if row["verdict"] == "not distinguishable" else interval
+    return speedup(Estimate(row["speedup"], row["speedup_low"], row["speedup_high"]))
 
 
-def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a priced row for JSON: null for a missing or infinite figure, such as the bandwidth of `free`."""
-    priced = {name: None if is_missing(value) else value for name, value in row.items()}
-    if "break_even_bps" in priced:
-        priced["pays_below"] = _break_even(priced["break_even_bps"])
-    return {name: None if isinstance(value, float) and math.isinf(value) else value for name, value in priced.items()}
+def _paying(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field of a priced row that says in words where it pays, if it has a break-even."""
+    return {"pays_below": _break_even(row["break_even_bps"])} if "break_even_bps" in row else {}
 
 
 def _break_even(bps: object) -> str:
@@ -182,11 +180,11 @@ def _break_even(bps: object) -> str:
 def replay_figures(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
 ) -> dict[str, Any]:
-    """Return the content of `show_replay`, for JSON: null if a target was not reached or no bandwidth breaks even."""
+    """Return the content of `show_replay`, for JSON."""
     rows = []
     for row, network in zip(_records(frame), networks, strict=True):
         shares = replay.shares(network)
-        rows.append(plain_row(row) | {"workers": _records(shares.workers), "critical_path_s": shares.critical_s})
+        rows.append(row | _paying(row) | {"workers": _records(shares.workers), "critical_path_s": shares.critical_s})
     return {
         "run": str(replay.run.folder),
         "schedule": replay.row["schedule"],
@@ -247,6 +245,6 @@ def probe_figures(
         sent, dense_sent = (each["wire_bytes"] + each["replica_bytes"] for each in (row, dense))
         means = candidate.recording.links.groupby("direction", observed=True)["fidelity"].mean()
         facts = {"candidate": name, "bytes": sent, "factor": dense_sent / sent}
-        errors = {f"{kind}_fidelity": None if is_missing(means.get(kind)) else means[kind] for kind in FIDELITIES}
-        candidate_rows.append(facts | errors | plain_row(row))
+        errors = {f"{kind}_fidelity": means.get(kind) for kind in FIDELITIES}
+        candidate_rows.append(facts | errors | row | _paying(row))
     return {"candidates": candidate_rows, "cost": cost, "limit": limit, "commands": list(commands)}

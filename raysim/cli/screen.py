@@ -13,6 +13,7 @@ from raysim.cli.options import (
     Networks,
     Overrides,
     Recipe,
+    Tried,
     check_file,
     check_picture,
     check_transport,
@@ -28,10 +29,6 @@ ComputeDevice = Annotated[
 ]
 ComputeProfile = Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")]
 Packets = Annotated[str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")]
-Tried = Annotated[
-    list[str] | None,
-    typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
-]
 StudyFile = Annotated[
     Path | None, typer.Option(callback=check_file, help="Write a study of the settings worth training.")
 ]
@@ -77,7 +74,7 @@ def screen(
         config = make_config(base)
         from raysim.forecast.inputs import parse_setting
         from raysim.screening import screen as measure
-        from raysim.screening.records import check_folder
+        from raysim.screening.outputs import check_folder
 
         if out is not None:
             check_folder(out)
@@ -109,21 +106,17 @@ def _write_files(
     plot: Path | None,
     json_file: Path | None,
 ) -> None:
-    if out is not None:
-        from raysim.screening.records import write_records
+    from raysim.screening.outputs import draw_screen, write_records, write_screen_study
 
+    if out is not None:
         write_records(done, out)
         typer.echo(f"Records: {out}")
     if plot is not None:
-        from raysim.screening.picture import draw
-
-        draw(done, plot)
+        draw_screen(done, plot)
         typer.echo(f"Plot: {plot}")
     if json_file is not None:
         from raysim.cli.screen_tables import screen_figures
 
         write_json(screen_figures(done), json_file)
     if study is not None:
-        from raysim.screening.study import write_study
-
-        typer.echo(write_study(done, base, study, transport))
+        typer.echo(write_screen_study(done, base, study, transport))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from raysim.cli.terminal import console, counted, show_notes, table_of, write_line
+from raysim.cli.terminal import console, show_notes, table_of, write_line
 from raysim.screening.bench import CHANGED
 from raysim.screening.findings import findings
 from raysim.screening.screen import Screen, Screened, words
-from raysim.units import format_seconds
+from raysim.units import format_seconds, plural
 
 
 def show_screen(done: Screen) -> None:
-    """Print what the tensors are like, a row for each setting, and what follows."""
+    """Print the statistics of the tensors, a row for each setting, and the conclusions."""
     out = console(width=160)
     for line in findings(done):
         write_line(out, line)
     write_line(out, "")
-    title = f"{done.config.name}: at once, on {counted(done.num_samples, 'test sample')}, without training"
+    title = f"{done.config.name}: at once, on {plural(done.num_samples, 'test sample')}, without training"
     table = table_of([_row(done, each) for each in done.settings], title, text=["setting", "verdict"])
     table.columns[0].no_wrap = True
     table.caption = (
@@ -28,7 +28,7 @@ def show_screen(done: Screen) -> None:
     )
     out.print(table)
     kept = len(done.worth())
-    tried = counted(len(done.settings) - 1, "setting")
+    tried = plural(len(done.settings) - 1, "setting")
     write_line(out, f"{kept} of {tried} worth training; screened in {format_seconds(done.seconds)}.")
     show_notes(out, done.notes)
 
@@ -109,7 +109,7 @@ def screen_figures(done: Screen) -> dict[str, Any]:
         "messages": done.num_messages,
         "seconds": done.seconds,
         "pass_s": done.pass_s,
-        "chance": {name: _known(value) for name, value in done.chance.items()},
+        "chance": dict(done.chance),
         "tensors": [{**each._asdict(), "peak": each.peak, "massive": each.massive} for each in done.facts],
         "findings": findings(done),
         "shares": {network: dict(shares) for network, shares in done.shares.items()},
@@ -121,14 +121,9 @@ def screen_figures(done: Screen) -> dict[str, Any]:
 def _figures(each: Screened) -> dict[str, Any]:
     return {
         **each.setting._asdict(),
-        "measures": {
-            name: {key: _known(value) for key, value in difference._asdict().items()}
-            for name, difference in each.result.measures.items()
-        },
-        "links": [{key: _known(value) for key, value in row.items()} for row in each.result.measured.links],
-        "gradients": [
-            {key: _known(value) for key, value in direction._asdict().items()} for direction in each.result.directions
-        ],
+        "measures": {name: difference._asdict() for name, difference in each.result.measures.items()},
+        "links": each.result.measured.links,
+        "gradients": [direction._asdict() for direction in each.result.directions],
         "wire_bytes": each.wire_bytes,
         "dense_bytes": each.dense_bytes,
         "codec_s": each.codec_s,
@@ -136,8 +131,3 @@ def _figures(each: Screened) -> dict[str, Any]:
         "verdict": each.verdict,
         "reason": each.reason,
     }
-
-
-def _known(value: Any) -> Any:
-    """Return a value for JSON; None for NaN and infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

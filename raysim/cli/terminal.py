@@ -58,11 +58,6 @@ def write_line(out: Console, text: str) -> None:
     out.print(text, soft_wrap=True)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count and its noun, as in "1 stage" or "2 stages"."""
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def table_of(
     rows: Sequence[Mapping[str, str] | None],
     title: str,
@@ -104,7 +99,7 @@ def show_shares(out: Console, shares: Sequence[Shares]) -> None:
     for name in used:
         table.add_column(PARTS[name], justify="right")
     for each in shares:
-        for i, row in enumerate(shortened(each.workers)):
+        for i, row in enumerate(first_and_last(each.workers)):
             cells = ["..."] * (1 + len(used))
             if row is not None:
                 step_s = sum(row[name] for name in PARTS)
@@ -124,7 +119,7 @@ def critical_words(network: str, seconds: Mapping[str, float]) -> str:
     return f"{network}: the critical path is {parts or 'empty'}."
 
 
-def shortened(rows: Sequence[R]) -> list[R | None]:
+def first_and_last(rows: Sequence[R]) -> list[R | None]:
     """Return all rows, or the first and the last ones with None between."""
     half = MOST_ROWS // 2
     return list(rows) if len(rows) <= MOST_ROWS else [*rows[:half], None, *rows[-half:]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, JsonFile, Overrides, Recipe, Trust, plain_rows, write_json
+from raysim.cli.options import Dashboard, JsonFile, Overrides, Recipe, Trust, write_json
 from raysim.cli.terminal import echo
 from raysim.storage.files import os_sentence
 from raysim.units import format_bytes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from raysim.config import RunConfig
     from raysim.records import Run
-    from raysim.training.events import Ending
+    from raysim.training.events import Interruption
     from raysim.training.run import Training
 
 
@@ -80,7 +80,7 @@ def train(
         _train(training, again, ending, json_file)
 
 
-def _train(training: Training, again: str, ending: Ending, json_file: Path | None) -> None:
+def _train(training: Training, again: str, ending: Interruption, json_file: Path | None) -> None:
     """Train to the end and print the tables; `again` says how to resume."""
     from raysim.pipeline.errors import StageError, WorkerLostError
     from raysim.pipeline.state import CheckpointError
@@ -178,7 +178,7 @@ def _show_bar(training: Training, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
-    from raysim.training.progress import Pace, header, sentence
+    from raysim.training.progress import Pace, event_sentence, header
 
     events = training.events()  # raises before anything is shown
     for line in header(training):
@@ -212,7 +212,7 @@ def _show_bar(training: Training, console: Console) -> None:
                 progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
             else:
                 progress.update(evaluation, visible=False)
-                progress.console.print(sentence(event))
+                progress.console.print(event_sentence(event))
 
 
 def tables(run: Run) -> None:
@@ -249,8 +249,8 @@ def run_figures(run: Run) -> dict[str, Any]:
         **{name: run.row.get(name) for name in names},
         "steps": len(run.steps),
         "measures": list(run.measures),
-        "links": plain_rows(_summed_links(run.links)) if len(run.links) else [],
-        "evals": plain_rows(evals[evals["step"] == evals["step"].max()]),
+        "links": _summed_links(run.links).to_dict("records") if len(run.links) else [],
+        "evals": evals[evals["step"] == evals["step"].max()].to_dict("records"),
     }
 
 

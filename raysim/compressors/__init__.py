@@ -14,8 +14,7 @@ from raysim.compressors.compressor import (
 from raysim.compressors.gravac import LinkGraVAC
 from raysim.compressors.memory import AQSGD, ErrorFeedback, LinkEF21, MixedErrorFeedback, NoiseFeedback
 from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation, WarmStart
-from raysim.notation import Notation
-from raysim.notation import parse as parse_notation
+from raysim.notation import Notation, parse_notation
 
 COMPRESSORS: dict[str, type[Compressor]] = {
     cls.name(): cls

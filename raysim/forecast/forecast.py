@@ -29,7 +29,7 @@ from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.groups import exchange_delay, exchange_interval
-from raysim.pipeline.plan import TiedShapes, averaged_shapes, compressors_of, tied_owners, tied_shapes
+from raysim.pipeline.plan import TiedShapes, averaged_shapes, tied_owners, tied_shapes
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
@@ -182,7 +182,7 @@ def forecast(
             check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
         if (device is None) == (profile is None):
             raise ConfigError(
-                f"Just one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
+                f"Exactly one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
             )
         if device is not None:
             check_choice("device", device, DEVICES)
@@ -290,7 +290,7 @@ def _averaged(config: RunConfig, parts: Partition) -> tuple[Mapping[str, tuple[i
 
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:
     """Return the epochs until all links compress; add a note on each method that forgets samples."""
-    replicas = compressors_of(config, parts.boundaries)
+    replicas = config.compressors([boundary.shapes for boundary in parts.boundaries])
     methods = {method for links in replicas for pairs in links for pair in pairs.values() for method in pair}
     notes += [
         f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."

@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from raysim.config import ConfigError, apply_override
 from raysim.config.fields import Natural, Positive, Strict
-from raysim.config.reading import sentence
+from raysim.config.reading import first_error
 from raysim.limits import process_memory
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import after_pipelines, overlapped_steps
@@ -237,13 +237,11 @@ class Timings(Strict):
         if self.sharding is None:
             if bytes_given or self.units > 1:
                 raise ValueError(
-                    "`parameter_bytes` and `units` are of sharded replicas: add `sharding`, such as FSDP(8)."
+                    "`parameter_bytes` and `units` apply only to sharded replicas: add `sharding`, such as FSDP(8)."
                 )
             return
         if self.averaging_delay:
-            raise ValueError(
-                "`averaging_delay` is of replicas that average whole gradients: leave it out with `sharding`."
-            )
+            raise ValueError("`averaging_delay` applies only without `sharding`. Leave it out.")
         parse_sharding(self.sharding).groups(self.num_replicas)
         if not bytes_given or not np.any(self.gradient_bytes):
             raise ValueError("`sharding` needs `parameter_bytes` to gather and `gradient_bytes` to scatter.")
@@ -346,7 +344,7 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     try:
         timings = Timings.model_validate(values)
     except ValidationError as error:
-        raise InputError(sentence(error, Timings.model_fields, f" in {path}")) from None
+        raise InputError(first_error(error, Timings.model_fields, f" in {path}")) from None
     return timings.step()
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import egress_bytes
-from raysim.notation import InputError, Notation, check_real, known_words, parse, shown
+from raysim.notation import InputError, Notation, check_real, known_words, parse_notation, shown
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
 from raysim.units import format_seconds, three_digits
@@ -50,7 +50,7 @@ class StepTimes(Notation):
 
     @property
     def least(self) -> float:
-        """The least time."""
+        """The shortest possible time, as a share of the mean."""
         return 0.0
 
     def matched(self, mean: float, variance: float) -> Any:
@@ -160,7 +160,9 @@ class FleetCosts:
             object.__setattr__(self, "checkpoint_every_s", every)
         for name in ("restart_s", "checkpoint_s", "checkpoint_every_s"):
             if getattr(self, name) and hours == math.inf:
-                raise ValueError(f"`{name}` is a cost of departures: give `departure_hours`, the mean hours until one.")
+                raise ValueError(
+                    f"`{name}` has an effect only with `departure_hours`, the mean hours until a host departs."
+                )
 
     @property
     def churns(self) -> bool:
@@ -314,6 +316,6 @@ def load_costs(path: Path) -> FleetCosts:
 
 def _step_times(text: Any) -> StepTimes:
     try:
-        return parse(text, STEP_TIMES, kind="distribution of step times")
+        return parse_notation(text, STEP_TIMES, kind="distribution of step times")
     except ValueError as error:
-        raise ValueError(f"`step_times` must be as Lognormal(0.1) or Exponential(0.1): {error}") from None
+        raise ValueError(f"`step_times` must look like Lognormal(0.1) or Exponential(0.1): {error}") from None

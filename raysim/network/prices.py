@@ -22,6 +22,8 @@ Seconds = TypeVar("Seconds", float, Floats)
 BOUNDS = (0.05, 0.95)  # quantiles of a 90 % interval
 NINE_TENTHS = 1.645  # standard deviations on either side of the mean that contain 90 % of a normal distribution
 DRAWS = 400
+PAYS = 1.05
+"""Least speed-up over dense that is worth a study or a recommendation."""
 MODEL_ERROR = 0.12
 """Standard deviation of the network model's error, as a share of the seconds that a network adds to a step.
 
@@ -40,7 +42,7 @@ class WireSeconds(NamedTuple):
 
 
 def wire_seconds(step_s: Callable[[list[Network]], Floats], networks: Sequence[Network]) -> list[WireSeconds]:
-    """Return what each network adds to a step; `step_s` prices the step on networks.
+    """Return the seconds that each network adds to a step; `step_s` prices the step on networks.
 
     >>> from raysim.network.presets import parse_network
     >>> pipeline = lambda networks: np.array([1 + 4 * network.p2p_s(0, 1, 1_000_000) for network in networks])

@@ -18,7 +18,7 @@ from raysim.codecs import NonFiniteError, warm
 from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, ReplicaError
 from raysim.nn.boundary import UNKNOWN, Samples, current_samples
-from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, Sample, fidelity_of, joined
+from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, Sample, fidelity_of, merge_measured
 from raysim.probing.stopwatch import Seconds, Stopwatch
 from raysim.random import derive_key
 from raysim.replication.method import ReplicaContext
@@ -243,7 +243,7 @@ class GradientStation(Station):
                 for stage in stages
             }
             measured.append(method.measured(average, fidelities))
-        return [joined([link, each]) for link in links for each in measured]
+        return [merge_measured([link, each]) for link in links for each in measured]
 
     def _keeper(self, name: str) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:

@@ -104,11 +104,11 @@ def read_whole(file: Place, most_rows: int | None = None) -> pa.Table:
         return rows
     content = pa.BufferReader(read_place(file))  # one request to a bucket
     with pq.ParquetFile(content, page_checksum_verification=True) as opened:
-        check_size(opened.metadata, most_rows)
+        check_table_size(opened.metadata, most_rows)
         return opened.read(use_threads=False)
 
 
-def check_size(metadata: pq.FileMetaData, most_rows: int | None = None) -> None:
+def check_table_size(metadata: pq.FileMetaData, most_rows: int | None = None) -> None:
     """Raise ArrowInvalid if a file has more rows than `most_rows`, or than half the memory of this process can hold."""
     rows, size = metadata.num_rows, metadata.num_rows * metadata.num_columns * VALUE_BYTES
     if most_rows is not None and rows > most_rows:
@@ -225,7 +225,7 @@ class Recorder:
             except OSError as error:
                 raise RecordsError(f"{path} cannot be read ({error.strerror})") from None
             if hashlib.sha256(content).hexdigest() != digest:
-                raise RecordsError(f"{path} is not what was written")
+                raise RecordsError(f"{path} has changed since it was written")
             self._hashes[name] = digest
 
     def forget(self, step: int) -> None:

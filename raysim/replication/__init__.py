@@ -5,8 +5,7 @@ To add a method, write a class and add it to `METHODS`; the property tests then 
 
 from raysim.codecs import CODECS
 from raysim.compressors.memory import ErrorFeedback, MixedErrorFeedback
-from raysim.notation import Notation
-from raysim.notation import parse as parse_notation
+from raysim.notation import Notation, parse_notation
 from raysim.replication.accordion import Accordion
 from raysim.replication.blocks import SparseLoCo
 from raysim.replication.differences import ReplicaEF21

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
 
-from raysim.notation import Notation, check_integer, parse
+from raysim.notation import Notation, check_integer, parse_notation
 from raysim.schedules.actions import Action, Row, read_csv
 
 
@@ -319,7 +319,7 @@ def parse_schedule(text: str) -> Schedule:
     >>> parse_schedule("1F1B(extra_warmup=2)"), parse_schedule("Interleaved1F1B(2)")
     (1F1B(extra_warmup=2), Interleaved1F1B(2))
     """
-    return parse(text, SCHEDULES, kind="schedule")
+    return parse_notation(text, SCHEDULES, kind="schedule")
 
 
 def _split_1f1b(warmup: int, delay: int, num_microbatches: int) -> str:

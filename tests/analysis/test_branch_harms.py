@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysim import analysis
-from raysim.analysis.comparison.branches import Family, Part
-from raysim.analysis.comparison.contexts import Context
+from raysim.analysis.comparison.branches import BranchFamily, BranchPart
+from raysim.analysis.comparison.contexts import ComparedRuns
 from raysim.analysis.report import compose
 from raysim.analysis.report.tables import safe_from
 from raysim.config import make_config
@@ -42,7 +42,7 @@ def part(first, end, harms, dense=2.0, measure="loss"):
         for name, setting, values in (("dense", Setting(), [0.0] * len(harms)), ("topk", TOPK, harms))
         for seed, worse in enumerate(values)
     ]
-    return Part(first, end, Context("small", pd.DataFrame(rows), quality))
+    return BranchPart(first, end, ComparedRuns("small", pd.DataFrame(rows), quality))
 
 
 @given(st.lists(st.lists(LEVELS, min_size=3, max_size=3), min_size=1, max_size=5))
@@ -51,7 +51,7 @@ def test_the_sum_is_that_of_the_parts(levels):
     """Parts that cover all steps are added as they are, from every point on."""
     edges = [10 * i for i in range(len(levels) + 1)]
     parts = [part(first, end, harms) for first, end, harms in zip(edges[:-1], edges[1:], levels, strict=True)]
-    family = Family("small", parts, edges[-1])
+    family = BranchFamily("small", parts, edges[-1])
     for i in range(len(parts)):
         sums = family.sums(TOPK, edges[i], edges[-1])
         expected = 100 * np.sum(levels[i:], axis=0) / 2.0
@@ -65,9 +65,9 @@ def test_a_short_part_stands_for_the_steps_until_the_next():
             part(0, 5, [0.01, 0.02], measure=measure, dense=2.0),
             part(20, 30, [0.1, 0.1], measure=measure, dense=2.0),
         ]
-        sums = Family("small", parts, 40).sums(TOPK, 0, 40)
+        sums = BranchFamily("small", parts, 40).sums(TOPK, 0, 40)
         np.testing.assert_allclose(list(sums.values()), [factor * (0.04 + 0.2), factor * (0.08 + 0.2)])
-    assert Family("small", parts, 40).sums(TOPK, 5, 40) == {}
+    assert BranchFamily("small", parts, 40).sums(TOPK, 5, 40) == {}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from records_made import write_run
 from typer.testing import CliRunner
 
 from raysim.analysis import AnalysisError, carry, load
-from raysim.analysis.comparison.carry import sentence
+from raysim.analysis.comparison.carry import law_sentence
 from raysim.cli import app
 
 SIZES = (100_000, 300_000, 1_000_000, 3_000_000)
@@ -74,7 +74,7 @@ def test_harm_is_carried_by_a_power_of_the_size(family):
     assert row["verdict"] == "harmful"
     assert (row["factor"], row["sizes"], row["seeds"]) == (3, 4, 3)
     assert row["disagree"]  # without size the harm of all sizes would be the mean
-    assert "as a power of the size" in sentence(row)
+    assert "as a power of the size" in law_sentence(row)
 
 
 def test_harm_between_sizes_is_carried_for_all_settings(family):

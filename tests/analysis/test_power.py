@@ -13,20 +13,28 @@ from hypothesis import strategies as st
 from records_made import write_run
 
 from raysim.analysis import load
-from raysim.analysis.comparison.power import Spread, chance_of_safe, paired_spread, seeds_needed
-from raysim.analysis.comparison.rule import CONFIDENCE, judge, planned_share, sample
+from raysim.analysis.comparison.contexts import paired_spread
+from raysim.analysis.comparison.rule import (
+    CONFIDENCE,
+    PairedSpread,
+    chance_of_safe,
+    judge,
+    planned_share,
+    sample,
+    seeds_needed,
+)
 from raysim.analysis.comparison.statistics import priors
 from raysim.sweeps.verdicts import show_power
 
 MARGIN = 0.5
 TRIES = 400
 
-spreads = st.builds(Spread, st.floats(0.05, 2), st.floats(0, 0.3), st.just(MARGIN), st.just(""), st.floats(0, 8))
+spreads = st.builds(PairedSpread, st.floats(0.05, 2), st.floats(0, 0.3), st.just(MARGIN), st.just(""), st.floats(0, 8))
 
 
 @pytest.mark.parametrize(("harm", "seeds", "count"), [(0.0, 12, 1), (0.1, 30, 3), (0.3, 8, 1)])
 def test_the_chance_is_the_share_of_simulated_confirmations_that_are_safe(harm, seeds, count):
-    spread = Spread(0.6, 0.0, MARGIN, "")
+    spread = PairedSpread(0.6, 0.0, MARGIN, "")
     rng = np.random.default_rng(seeds)
     safe = 0
     for _ in range(TRIES):
@@ -45,7 +53,7 @@ def test_the_chance_with_borrowed_spread_is_no_more_than_the_share_that_is_safe(
         borrowed = priors([each.values for each in drawn], [0.0] * count, MARGIN)
         freedoms.append(borrowed[0].freedom)
         safe += judge(drawn, [MARGIN] * count, priors=borrowed)[0].where == "below"
-    spread = Spread(deviation, 0.0, MARGIN, "", float(np.median(np.array(freedoms))))
+    spread = PairedSpread(deviation, 0.0, MARGIN, "", float(np.median(np.array(freedoms))))
     alone = chance_of_safe(spread._replace(freedom=0.0), seeds, settings=count)
     assert alone + 0.2 < chance_of_safe(spread, seeds, settings=count) < safe / TRIES + 0.05
 
@@ -67,7 +75,7 @@ def test_more_seeds_help_and_more_settings_or_harm_do_not(spread, seeds, count, 
 
 
 def test_seed_advice_for_decided_and_scarce_settings():
-    certain = Spread(0.0, 0.0, MARGIN, "")
+    certain = PairedSpread(0.0, 0.0, MARGIN, "")
     assert (chance_of_safe(certain, 3, settings=1), chance_of_safe(certain, 3, settings=1, harm=1.0)) == (1.0, 0.0)
     assert chance_of_safe(certain, 2, settings=1) == 0.0
 
@@ -77,7 +85,7 @@ def test_the_demo_has_the_seeds_for_a_decision():
     (seeds,) = re.findall(
         r"sweep quickstart .*--seeds (\d+) --race", (Path(__file__).parents[2] / "Makefile").read_text()
     )
-    assert chance_of_safe(Spread(0.35, 100 / 360, MARGIN, ""), int(seeds), settings=2) > 0.9
+    assert chance_of_safe(PairedSpread(0.35, 100 / 360, MARGIN, ""), int(seeds), settings=2) > 0.9
 
 
 def test_spread_is_of_differences_from_dense_and_chance_is_reported(tmp_path, capsys):
@@ -112,7 +120,7 @@ def test_spread_is_of_differences_from_dense_and_chance_is_reported(tmp_path, ca
 
 def test_the_seeds_that_decide_grow_with_the_spread_and_near_the_margin():
     def needed(deviation, harm):
-        return seeds_needed(Spread(deviation, 0.0, 1.0, "% of loss"), settings=12, harm=harm)
+        return seeds_needed(PairedSpread(deviation, 0.0, 1.0, "% of loss"), settings=12, harm=harm)
 
     assert needed(0.1, 0.0) == 4
     assert 4 < needed(0.5, 0.0) < needed(0.9, 0.0)
@@ -120,5 +128,5 @@ def test_the_seeds_that_decide_grow_with_the_spread_and_near_the_margin():
     assert needed(9.0, 0.0) is None
     assert needed(math.nan, 0.0) is None
     count = needed(6.9, 15.0)
-    assert chance_of_safe(Spread(6.9, 0.0, 1.0, ""), count, settings=12, harm=-13.0) >= 0.8
-    assert chance_of_safe(Spread(6.9, 0.0, 1.0, ""), count - 1, settings=12, harm=-13.0) < 0.8
+    assert chance_of_safe(PairedSpread(6.9, 0.0, 1.0, ""), count, settings=12, harm=-13.0) >= 0.8
+    assert chance_of_safe(PairedSpread(6.9, 0.0, 1.0, ""), count - 1, settings=12, harm=-13.0) < 0.8

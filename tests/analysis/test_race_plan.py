@@ -9,7 +9,7 @@ import pytest
 from raysim.analysis.comparison import race_plan
 from raysim.analysis.comparison.harm_forecast import Observation
 from raysim.analysis.comparison.race import DEVIATION, Evidence, Race
-from raysim.analysis.comparison.race_plan import Plan, Simulated, Standing, Start, best, simulate
+from raysim.analysis.comparison.race_plan import FreshStanding, RacePlan, Simulated, Standing, best, simulate_races
 
 DRAWS = 3000
 
@@ -17,12 +17,12 @@ DRAWS = 3000
 def test_smaller_budget_reduces_runs_and_chances():
     answered = {3: [2.0, 4.0, 4.1, math.inf], 5: [3.0, 4.5, 5.0, math.inf]}
     plans = Simulated(answered, {3: [2.0, 6.0, 7.0, 4.0], 5: [9.0, 10.0, 11.0, 12.0]}).within(400.0, 100.0)
-    assert plans == {3: Plan(3, 400.0, 3.5, 350.0, 0.5), 5: Plan(5, 400.0, 4.0, 400.0, 0.25)}
+    assert plans == {3: RacePlan(3, 400.0, 3.5, 350.0, 0.5), 5: RacePlan(5, 400.0, 4.0, 400.0, 0.25)}
 
 
 def test_plan_takes_fewest_seeds_within_5_percent_of_best():
     chances = {3: 0.5, 5: 0.94, 8: 0.96, 13: 1.0}
-    assert best({seeds: Plan(seeds, 0.0, 0.0, 0.0, chance) for seeds, chance in chances.items()}).seeds == 8
+    assert best({seeds: RacePlan(seeds, 0.0, 0.0, 0.0, chance) for seeds, chance in chances.items()}).seeds == 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Known(Standing):
 def played(monkeypatch, known, *, spread=1e-6, seeds=5, margin=1.0):
     """Return until when a race of two first seeds is trained for an answer, and in all."""
     monkeypatch.setattr(race_plan, "COUNT", 1)
-    found = simulate(Race(9, margin, len(known.running)), known, spread=spread, seeds=[seeds])
+    found = simulate_races(Race(9, margin, len(known.running)), known, spread=spread, seeds=[seeds])
     return found.answered[seeds][0], found.total[seeds][0]
 
 
@@ -85,7 +85,7 @@ def test_simulated_harms_include_forecast_error():
 def test_race_prior_has_one_third_harmless_settings():
     race, rng, ratios = Race(5, 2.0, 6), np.random.default_rng(0), []
     for _ in range(DRAWS // 3):
-        harms, forecasts = Start(6).draw(race, rng)
+        harms, forecasts = FreshStanding(6).draw(race, rng)
         assert sum(harm <= 1.0 for harm in harms.values()) == 2
         assert all(harm <= 1.0 or 3.0 <= harm <= 60.0 for harm in harms.values())
         ratios.append([math.log(harms[name] / forecasts[name]) for name in harms])

@@ -15,9 +15,9 @@ from raysim.sweeps.confirm import MOST, chosen, confirmation, confirming, fresh_
 from raysim.sweeps.objectives import Figure, Objective
 from raysim.sweeps.progress import beforehand
 from raysim.sweeps.runner import Sweep
-from raysim.sweeps.space import points
+from raysim.sweeps.space import grid_points
 from raysim.sweeps.study_file import read_study
-from raysim.sweeps.trial_rows import Rows, TrialRow, frontier
+from raysim.sweeps.trial_rows import Rows, TrialRow, best_trials
 from raysim.sweeps.verdicts import _near_chance, show_confirmation, show_result
 
 
@@ -149,8 +149,8 @@ def test_a_model_near_chance_is_on_no_frontier(tmp_path):
     sweep = SimpleNamespace(store=SimpleNamespace(place=lambda: tmp_path), study=SimpleNamespace(objectives=objectives))
     failed = {row.trial for row in rows if _near_chance(row, sweep)}  # type: ignore[arg-type]
     assert failed == {0}
-    assert [row.trial for row in frontier(rows, objectives)] == [1, 0]
-    assert [row.trial for row in frontier(rows, objectives, failed)] == [1]
+    assert [row.trial for row in best_trials(rows, objectives)] == [1, 0]
+    assert [row.trial for row in best_trials(rows, objectives, failed)] == [1]
 
 
 def ended_sweep(folder, reached, **changes):
@@ -206,7 +206,7 @@ def test_partial_grid_is_sampled_by_seed(tmp_path):
         for seed in (0, 0, 1)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
-    written = points(study_of(tmp_path, confirm=0, space=space, baselines=None, sampler="grid", trials=6).space)
+    written = grid_points(study_of(tmp_path, confirm=0, space=space, baselines=None, sampler="grid", trials=6).space)
     assert drawn[0] != written
     assert sorted(map(str, drawn[0])) == sorted(map(str, written))
     assert {point["backward"] for point in drawn[0][:6]} == {"Identity", "TopK(0.5)"}

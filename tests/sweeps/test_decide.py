@@ -18,7 +18,7 @@ from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
 from raysim.sweeps.contenders import MOST, Candidate, choose
-from raysim.sweeps.decide import Decision, Question
+from raysim.sweeps.decide import DecisionState, Question
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
 RUN = ["digits-cnn", "model=mlp", "num_stages=3", "num_microbatches=2", "steps=4", "evaluate_every_steps=4"]
@@ -168,7 +168,7 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
     [
         (None, "[", "Expecting value"),
         (None, "[]", "it holds no object."),
-        (None, "[" * 100_000, "it has more than 50 brackets in each other."),
+        (None, "[" * 100_000, "its brackets are nested more than 50 deep."),
         ("question", [1], "`question` must be a valid dictionary, but got [1]."),
         ("ended", "soon", "`ended` must be '', 'priced', 'screened' or 'raced', but got 'soon'."),
         ("ended", "priced", "`dense_step_s` and `parts` must be those of a step, since prices have ended."),
@@ -187,14 +187,14 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
 )
 def test_a_damaged_decision_is_not_resumed(tmp_path, key, value, sentence):
     question = Question(KEYS | {"steps": 4}, parse_network(SLOW))
-    begun = Decision.begin(question, str(tmp_path / "out"), resume=False)
+    begun = DecisionState.begin(question, str(tmp_path / "out"), resume=False)
     with begun.locked():
         pass
-    assert Decision.begin(question, str(tmp_path / "out"), resume=True).ended == ""
+    assert DecisionState.begin(question, str(tmp_path / "out"), resume=True).ended == ""
     file = tmp_path / "out" / "decision.json"
     file.write_text(value if key is None else json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(ConfigError) as error:
-        Decision.begin(question, str(tmp_path / "out"), resume=True)
+        DecisionState.begin(question, str(tmp_path / "out"), resume=True)
     assert sentence in str(error.value)
     assert str(error.value).startswith(f"Nothing to resume: {file} cannot be read: ")
 
@@ -214,7 +214,7 @@ def test_a_damaged_decision_is_not_resumed(tmp_path, key, value, sentence):
         (["digits-cnn", "--profile", "nowhere.json"], "nowhere.json"),
         (["digits-cnn", "--device", "T4", "--profile", "x.json"], "`--device` and `--profile` both say"),
         (["digits-cnn", "--transport", "tcp"], "`--transport`"),
-        (["digits-cnn", "--try", "TopK(0.1)"], "`--try` must be as 'forward=TopK(0.1)"),
+        (["digits-cnn", "--try", "TopK(0.1)"], "`--try` must look like 'forward=TopK(0.1)"),
         (["digits-cnn", "--try", "replica_gradient=PowerSGD(2)"], "needs replicas, but the run has one"),
         (["digits-cnn", "--try", "tied_gradient=PowerSGD(2)"], "needs parameters that are tied between stages"),
         (["digits-cnn", "--resume"], "`--resume` needs `--out`"),

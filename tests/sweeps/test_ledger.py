@@ -12,7 +12,7 @@ from trials import STATES, check_agree
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.objectives import Figure
 from raysim.sweeps.study_file import read_study
-from raysim.sweeps.trial import Outcome
+from raysim.sweeps.trial import TrialOutcome
 
 
 @pytest.fixture
@@ -25,7 +25,6 @@ def opened(tmp_path):
         folder = tmp_path / "out"
         folder.mkdir(exist_ok=True)
         ledger = Ledger(study, folder)
-        ledger.reconcile()
         ledgers.append(ledger)
         return ledger
 
@@ -36,8 +35,8 @@ def opened(tmp_path):
 
 def finished(accuracy=0.5, step_s=1.0, status="finished", error=None):
     if status != "finished":
-        return Outcome(status, 1.0, error, {})
-    return Outcome(status, 2.5, None, {"accuracy_on": Figure(accuracy), "step_s@100mbps": Figure(step_s)})
+        return TrialOutcome(status, 1.0, error, {})
+    return TrialOutcome(status, 2.5, None, {"accuracy_on": Figure(accuracy), "step_s@100mbps": Figure(step_s)})
 
 
 def begin(ledger):

@@ -143,7 +143,6 @@ def search_of(path, out, **changes):
         study = study.resumed(out)
     out.mkdir(exist_ok=True)
     ledger, lines = Ledger(study, out), []
-    ledger.reconcile()
 
     def planned(study):
         ledger.study = study
@@ -182,7 +181,7 @@ def train_all(search, most=1000):
 
 
 def race_study(folder, **changes):
-    base = BASE | {"steps": 20, "evaluate_every_steps": 0}
+    base = BASE | {"steps": 20, "evaluate_every_steps": 0, "checkpoint_every_steps": 0}
     space = {"forward": ["Quantize(8)", "TopK(0.01)"]}
     dense = {"name": "dense", "set": {"forward": "Identity", "backward": "Identity"}}
     options = {
@@ -216,6 +215,15 @@ def test_parts_of_a_race_in_tune_end_in_rows(whole):
     for row in rows.values():
         assert row.runs == [f"trials/{row.trial}-s{seed}" for seed in row.seeds]
         assert all((folder / "out" / run / "run.parquet").is_file() for run in row.runs)
+
+
+def test_a_race_keeps_no_checkpoint_from_which_nothing_starts(whole, tmp_path):
+    assert not [*whole[1].glob("out/trials/*/checkpoints")]
+    search, _ = search_of(race_study(tmp_path), tmp_path / "out")
+    train_all(search, most=2)  # killed: dense and settings are at their first rung
+    left = {path.parts[-3] for path in tmp_path.glob("out/trials/*/checkpoints/step-*")}
+    runs = {path.name: Run(path) for path in tmp_path.glob("out/trials/*")}
+    assert left == {name for name, run in runs.items() if run.status != "finished"}
 
 
 def test_optuna_shows_every_trial_of_a_race_with_its_setting_and_values(whole):

@@ -8,7 +8,7 @@ from optuna.trial import FixedTrial
 
 from raysim.compressors import parse
 from raysim.config import ConfigError
-from raysim.sweeps.space import Space, draws, points
+from raysim.sweeps.space import Space, grid_points, random_points
 
 KEYS = {
     "forward": {"none": "{codec}", "EF": "ErrorFeedback({codec}, key='{key}')"},
@@ -26,7 +26,7 @@ SYMBOLS = {
 
 
 def test_only_active_parameters_are_drawn():
-    for params, overrides in draws(Space(KEYS, SYMBOLS), 60):
+    for params, overrides in random_points(Space(KEYS, SYMBOLS), 60):
         assert ("forward.key" in params) == (params["forward"] == "EF")
         assert ("forward.density" in params) == (params["forward.codec"] == "TopK({density})")
         assert ("backward.codec" in params) == (params["backward"] == "{codec}")
@@ -56,7 +56,7 @@ def test_numbers_from_ranges_are_written_short_and_from_lists_as_they_are():
 
 def test_symbol_may_repeat_in_every_key():
     space = Space({"forward": "TopK({.density})", "backward": "EF21(TopK({.density}))"}, {"density": [0.5, 0.1]})
-    assert [space(FixedTrial(point)) for point in points(space)] == [
+    assert [space(FixedTrial(point)) for point in grid_points(space)] == [
         {"forward": "TopK(0.5)", "backward": "EF21(TopK(0.5))"},
         {"forward": "TopK(0.1)", "backward": "EF21(TopK(0.1))"},
     ]
@@ -64,7 +64,7 @@ def test_symbol_may_repeat_in_every_key():
 
 def test_boundaries_may_be_drawn_separately():
     space = Space({"forward": {"each": ["Identity", "Quantize({bits})"]}, "num_stages": [2, 3]}, {"bits": [2, 8]})
-    grid = points(space)
+    grid = grid_points(space)
     assert len(grid) == 3 + 9  # one boundary, or two
     assert {len(space(FixedTrial(point))["forward"]) for point in grid} == {1, 2}
     assert {"num_stages": 3, "forward.0": "Identity", "forward.1": "Quantize({bits})", "forward.1.bits": 8} in grid
@@ -80,7 +80,7 @@ def test_variants_choose_sets_of_keys():
             },
         }
     )
-    assert [(point, space(FixedTrial(point))) for point in points(space)] == [
+    assert [(point, space(FixedTrial(point))) for point in grid_points(space)] == [
         ({"variant": "apart", "backward": "Identity"}, {"schedule": "GPipe", "backward": "Identity"}),
         ({"variant": "apart", "backward": "Quantize(8)"}, {"schedule": "GPipe", "backward": "Quantize(8)"}),
         ({"variant": "shared"}, {"schedule": "GPipe", "forward": "TopK(0.1)", "shared_indices": True}),
@@ -90,7 +90,7 @@ def test_variants_choose_sets_of_keys():
 def test_grid_has_every_point_once():
     keys = {name: spec for name, spec in KEYS.items() if name != "optimizer.learning_rate"}
     space = Space(keys, {**SYMBOLS, "density": {"low": 0.1, "high": 0.5, "step": 0.2}, "bits": {"low": 2, "high": 3}})
-    grid = points(space)
+    grid = grid_points(space)
     codecs = 3 + 2
     assert len(grid) == (codecs + 2 * codecs) * (1 + codecs) * 2
     assert len({tuple(sorted(point.items())) for point in grid}) == len(grid)
@@ -146,10 +146,10 @@ def test_a_wrong_space_is_named(keys, symbols, sentence):
 
 def test_a_grid_of_a_range_without_a_step_is_refused():
     with pytest.raises(ConfigError) as caught:
-        points(Space({"forward": "TopK({density})"}, SYMBOLS))
+        grid_points(Space({"forward": "TopK({density})"}, SYMBOLS))
     assert str(caught.value) == "A grid needs a `step` or a list of choices for `forward.density`, but got a range."
 
 
 def test_a_grid_that_never_ends_is_refused():
     with pytest.raises(ConfigError, match="A grid must have at most 10,000 points"):
-        points(Space({f"key{index}": {"low": 1, "high": 9} for index in range(9)}))
+        grid_points(Space({f"key{index}": {"low": 1, "high": 9} for index in range(9)}))

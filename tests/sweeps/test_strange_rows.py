@@ -6,7 +6,7 @@ from record_mutations import GONE, OF_ONE_ROW, VALUES, mutate
 
 from raysim.config import ConfigError
 from raysim.sweeps.objectives import Figure
-from raysim.sweeps.race_rounds import COLUMNS, Entry, read_entries, write_entries
+from raysim.sweeps.race_rounds import COLUMNS, RoundEntry, read_entries, write_entries
 from raysim.sweeps.trial_rows import Rows, TrialRow
 
 CHANGES = [*VALUES, GONE, *(f"{change} in one row" for change in OF_ONE_ROW)]
@@ -43,7 +43,7 @@ def test_changed_rows_of_a_study_are_read_or_refused(tmp_path, column, change):
 @pytest.mark.parametrize("column", COLUMNS.names)
 def test_changed_rounds_of_a_race_are_read_or_refused(tmp_path, column, change):
     file = tmp_path / "race.parquet"
-    entries = [Entry(0, 1, "train", [0], 0.1, 1.0), Entry(0, 1, "slower", [0], 0.1, 1.0, 0.1, 0.2, True, 3.0)]
+    entries = [RoundEntry(0, 1, "train", [0], 0.1, 1.0), RoundEntry(0, 1, "slower", [0], 0.1, 1.0, 0.1, 0.2, True, 3.0)]
     write_entries(file, entries)
     assert read_entries(file) == entries
     mutate(tmp_path, "race", column, change)

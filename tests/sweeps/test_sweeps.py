@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -16,13 +17,14 @@ from trials import check_agree
 
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
+from raysim.sweeps import allocation
 from raysim.sweeps.allocation import choose_engine, fit
 from raysim.sweeps.objectives import Objective
 from raysim.sweeps.runner import Sweep, SweepError
 from raysim.sweeps.search import LedgerSearch
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
-from raysim.sweeps.trial_rows import frontier
+from raysim.sweeps.trial_rows import best_trials
 from raysim.sweeps.tuning import Watch
 from raysim.training.train import train
 
@@ -237,7 +239,7 @@ def test_asha_prunes_poor_trials(ray, tmp_path):
         assert len(Run(tmp_path / "out" / row.runs[0]).steps) < 20
         assert done.ledger.optuna.trials[row.trial].state == TrialState.PRUNED
         assert done.ledger.optuna.trials[row.trial].intermediate_values
-    best = frontier(done.rows, done.study.objectives)
+    best = best_trials(done.rows, done.study.objectives)
     assert len(best) == 1
     assert TrialState.RUNNING not in [trial.state for trial in done.ledger.optuna.trials]
 
@@ -410,6 +412,28 @@ def test_trials_share_a_process_if_capacity_allows(node, changes, engine, jobs):
     assert need.engine == engine
     share = fit(config, [node], 2, jobs=None, growing=False, **need._asdict())
     assert share.jobs == jobs
+
+
+@pytest.mark.parametrize(
+    ("given", "memory", "engine", "jobs"),
+    [
+        ("auto", 7.5e9, "inline", 1),
+        ("inline", 7.5e9, "inline", 1),
+        ("auto", 7e9, "ray", 1),
+        ("ray", 7e9, "ray", 1),
+        ("ray", 13e9, "ray", 2),
+        ("inline", 100e9, "inline", 4),
+    ],
+)
+def test_as_many_trials_run_at_once_as_have_memory(monkeypatch, given, memory, engine, jobs):
+    """Of 6.3 GB each, with two stages of half a CPU."""
+    plan = SimpleNamespace(memories=[SimpleNamespace(total_bytes=3.15e9)] * 2, places=[(0, 0), (0, 1)])
+    monkeypatch.setattr(allocation, "prepare", lambda config: SimpleNamespace(plan=plan))
+    config, nodes = make_config({**BASE, "cpus_per_stage": 0.5}), [{"CPU": 4.0, "memory": memory}]
+    need = choose_engine(config, nodes, given)
+    share = fit(config, nodes, 2, jobs=None, growing=False, **need._asdict())
+    assert (need.engine, min(share.jobs, 4)) == (engine, jobs)
+    assert fit(config, nodes, 2, jobs=4, growing=False, **need._asdict()).jobs == 4
 
 
 @pytest.mark.slow
