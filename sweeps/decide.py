@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from raysim.config import ConfigError, RunConfig, make_config
-from raysim.config.reading import sentence
+from raysim.config.reading import first_error
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
@@ -340,7 +340,7 @@ class DecisionState(BaseModel):
                 raise ValueError(f"`question` must be a valid dictionary, but got {old!r}")
             decision = cls.model_validate(values | {"question": question, "store": store})
         except (OSError, ValueError) as error:
-            reason = sentence(error) if isinstance(error, ValidationError) else f"{error}."
+            reason = first_error(error) if isinstance(error, ValidationError) else f"{error}."
             raise ConfigError(f"Nothing to resume: {file} cannot be read: {reason}") from None
         for key in sorted(old.keys() | asked.keys()):
             check_same(key, old.get(key), asked.get(key))

@@ -102,8 +102,7 @@ def _run(job: Job, way: Proposal, profile: Profile, networks: Sequence[Network],
     groups = [[network] for network in networks] if _differ(networks) else [networks]
     own = [costs for group in groups for costs in job.timed(way, profile, count).profiles(group)]
     if way.layout.workers == replicas == 1:  # only shards cross the network, and their seconds are in the actions
-        counts = {"num_microbatches": count, "num_replicas": 1}
-        alone: Floats = step_seconds(job.schedule, own, [FREE], **counts)[0]
+        alone: Floats = step_seconds(job.schedule, own, [FREE], num_microbatches=count, num_replicas=1)[0]
         return alone
     return np.concatenate([seconds(costs, [network]) for costs, network in zip(own, networks, strict=True)])
 
