@@ -379,7 +379,7 @@ def test_settings_are_read_as_they_are_written() -> None:
     assert parse_setting("tied_gradient=PowerSGD(rank=8)", trained=True) == Setting(tied_gradient="PowerSGD(8)")
     with pytest.raises(InputError, match="only training can judge `tied_gradient`"):
         parse_setting("tied_gradient=PowerSGD(8)")
-    with pytest.raises(InputError, match="`--try` must be as"):
+    with pytest.raises(InputError, match="`--try` must look like"):
         parse_setting("forward TopK")
     with pytest.raises(InputError, match="TopKk"):
         parse_setting("forward=TopKk(0.1)")
