@@ -156,7 +156,6 @@ def _message(context: ReplicaContext, key: int) -> Context:
         epoch=context.epoch,
         microbatch=0,
         sample_ids=(0,),
-        num_stages=context.num_stages,
         key=key,
     )
 

@@ -9,9 +9,9 @@ from raysim.codecs import Codec, Identity, RandomK
 from raysim.codecs.codec import check_codec
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Decision
-from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
+from raysim.replication.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.replication.layers import Layered, flatten, gather_mean, key_of, remembered, sum_values, unflatten
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, mean_dense
 from raysim.replication.sparsified import (

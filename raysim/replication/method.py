@@ -60,7 +60,6 @@ class ReplicaContext(NamedTuple):
     steps_per_epoch: int
     seed: int
     stage: int = 0
-    num_stages: int = 1
     batch_size: int = 1  # samples of the step, over all replicas
     learning_rate: float = 0.0
     momentum: float = 0.0  # of the optimiser
