@@ -11,11 +11,10 @@ import numpy as np
 
 from raysim.config import ConfigError
 from raysim.forecast.compute import datasheet_profile, recorded_profile
+from raysim.forecast.timings import TimedStep
 from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.presets import DEVICES, parse_network
-from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import Profile
-from raysim.network.simulate import simulate
 from raysim.network.transport import parse_transport
 from raysim.pipeline.groups import exchange_interval
 from raysim.pipeline.plan import Plan
@@ -54,22 +53,15 @@ class Clock:
         network = self.network
         if network is None:
             return seconds
-        profile = self.profile(reports)
-        if self.plan.exchange_delay:
-            profile = after_pipelines(profile)
-        quiet, instant, config = without_exchange(profile), network.without_latency, self.plan.config
-
-        def simulated_s(exchanging: bool, latent: bool) -> float:
-            return simulate(
-                config.executed_schedule,
-                profile if exchanging else quiet,
-                network if latent else instant,
-                num_microbatches=config.num_microbatches,
-                num_replicas=config.num_replicas,
-            ).step_s
-
-        method_s = float(profile.method_s.max())
-        return overlapped(simulated_s, method_s, self.plan.exchange_delay, exchange_interval(config))
+        config = self.plan.config
+        return TimedStep(
+            self.profile(reports),
+            config.executed_schedule,
+            config.num_microbatches,
+            config.num_replicas,
+            averaging_delay=self.plan.exchange_delay,
+            interval=exchange_interval(config),
+        ).step_s(network)
 
     def profile(self, reports: Sequence[StepReport]) -> Profile:
         """Return the costs of a step under a simulated clock: frozen compute, and the reported transfers and codec work."""
