@@ -237,8 +237,8 @@ def trial_figures(
         with trusting(*modules):
             pooled = beside(runs, most=POOLED_RUNS, compute=compute)
 
-    def replays(transport: str) -> list[Replay]:
-        return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
+    def replays(transport: str) -> list[tuple[Replay, None]]:
+        return [(Replay(each.recording, costs=each.costs, transport=transport), None) for each in pooled]
 
     return figures(objectives, runs, replays)
 
