@@ -10,7 +10,7 @@ from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
-from raysim.forecast.gains import Way
+from raysim.forecast.gains import Alternative
 from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.screening.screen import words
@@ -53,7 +53,7 @@ def step_causes(parts: Parts, step_s: float, network: Network) -> str:
     return f"On {network!r} a dense step takes {format_seconds(step_s)}: {causes}."
 
 
-def way_words(way: Way) -> str:
+def way_words(way: Alternative) -> str:
     """Return another way to run the training in a line, with its keys."""
     keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
     return (

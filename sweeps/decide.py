@@ -32,7 +32,7 @@ from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
-from raysim.forecast.gains import Way, coded, limit, other_ways, parts_of, priced
+from raysim.forecast.gains import Alternative, coded, forecast_parts, limit, other_ways, priced
 from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -103,7 +103,7 @@ class DecisionState(BaseModel):
     """The speed-up if messages of links weighed nothing."""
     parts: Parts | None = None
     """Dense's step by cause."""
-    ways: list[Way] = []
+    ways: list[Alternative] = []
     """Other ways to run the training, best first."""
     findings: list[str] = []
     """Of the screen, in sentences."""
@@ -189,7 +189,7 @@ class DecisionState(BaseModel):
                 )
             settings = every(config.stages, config.num_replicas, config.steps, question.tried, tied=bool(dense.tied))
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
-            self.parts = parts_of(dense, question.network)
+            self.parts = forecast_parts(dense, question.network)
             self.candidates = self._priced(settings, dense)
             if not self.left or max(self.parts._asdict().items(), key=lambda each: each[1])[0] not in SENT:
                 self.ways = other_ways(dense, question.network, device=question.device)[:MOST_WAYS]

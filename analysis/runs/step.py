@@ -26,12 +26,10 @@ from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_pro
 from raysim.network.collectives import EXCHANGES
 from raysim.network.prices import (
     WireSeconds,
-    after_pipelines,
     averaging_words,
-    overlapped,
+    overlapped_steps,
     wire_seconds,
     with_model_error,
-    without_exchange,
 )
 from raysim.network.profile import Profile
 from raysim.network.recorded import mean_profile
@@ -184,15 +182,8 @@ class Replay:
         key = tuple(networks)
         if key not in self._step_s:
             delay = int(self.row.get("exchange_delay") or 0)
-            profiles = [after_pipelines(each) if delay else each for each in self.profiles.values()]
-            quiet = [without_exchange(profile) for profile in profiles]
-            instant = [network.without_latency for network in networks]
-            self._step_s[key] = overlapped(
-                lambda whole, latent: self._seconds(profiles if whole else quiet, networks if latent else instant),
-                np.array([float(profile.method_s.max()) for profile in profiles]),
-                delay,
-                len(profiles) / max(1, int(self.exchanging.sum())),
-            )
+            interval = len(self.profiles) / max(1, int(self.exchanging.sum()))
+            self._step_s[key] = overlapped_steps(self._seconds, list(self.profiles.values()), networks, delay, interval)
         return self._step_s[key]
 
     def wire_seconds(self, networks: Sequence[Network]) -> list[WireSeconds]:

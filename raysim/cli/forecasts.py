@@ -161,10 +161,10 @@ def _predicted(
 
 def _placement(text: str, num_workers: int) -> Placement:
     """Return the placement of `--placement`."""
-    from raysim.network.topology import parse_placement
+    from raysim.network.topology import Placement
 
     try:
-        return parse_placement(text, num_workers)
+        return Placement.parse(text, num_workers)
     except ValueError as error:
         fail(str(error).replace("`placement`", "`--placement`"), 2)
 
@@ -191,7 +191,7 @@ def place(
 
     step = _predicted(recipe, overrides or [], transport, averaging, device=device)
     if not isinstance(step, TimedStep):
-        step = step.timed(step.steady)
+        step = step.timed()
     placed = [search(step, each, most=tries) for each in networks]
     for each, found in zip(networks, placed, strict=True):
         show_placed(each, found)

@@ -110,6 +110,27 @@ def overlapped(seconds: Callable[[bool, bool], Seconds], codec_s: Seconds, num_s
     return hidden(step_s, seconds(False, True), codec_s, num_steps, busy_s, interval)
 
 
+def overlapped_steps(
+    step_s: Callable[[Sequence[Profile], Sequence[Network]], Floats],
+    profiles: Sequence[Profile],
+    networks: Sequence[Network],
+    num_steps: int,
+    interval: float,
+) -> Floats:
+    """Return the seconds (networks, profiles) of steps whose exchange may overlap the next `num_steps` steps; see `hidden`.
+
+    `step_s` prices steps that wait for their exchange. `interval`: steps from one exchange to the next.
+    """
+    if num_steps:
+        profiles = [after_pipelines(profile) for profile in profiles]
+
+    def seconds(exchanging: bool, latent: bool) -> Floats:
+        costs = profiles if exchanging else [*map(without_exchange, profiles)]
+        return step_s(costs, networks if latent else [network.without_latency for network in networks])
+
+    return overlapped(seconds, np.array([profile.method_s.max() for profile in profiles]), num_steps, interval)
+
+
 def spread_as_of_many(shares: ArrayLike) -> Floats:
     """Return shares of the mean, moved away from 1 to correct for the small sample's underestimated spread.
 

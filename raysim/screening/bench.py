@@ -143,7 +143,6 @@ class Bench:
                 steps_per_epoch=1,
                 seed=config.seed,
                 stage=stage,
-                num_stages=len(self.passes.stages),
                 batch_size=config.batch_size,
             )
             own = [{name: count * x for name, x in each[stage].items()} for each in of_replica]

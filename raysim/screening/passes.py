@@ -184,7 +184,6 @@ class Passes:
                 epoch=0,
                 microbatch=i,
                 sample_ids=tuple(microbatch.ids.tolist()),
-                num_stages=len(self.stages),
                 key=derive_key(key, name) if name else key,
             )
             received[name] = candidate.send(x, boundary, context, name)
