@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, Recipe, parse_networks, write_json
-from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets, Tried
+from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
+from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def decide(
 def _prepare(decision: DecisionState, network: Network) -> None:
     """Price and screen what an earlier session has not; show what is left."""
     from raysim.cli.decide_tables import show_candidates, show_step
-    from raysim.sweeps.decision import stay_priced, stay_screened
+    from raysim.sweeps.conclusion import stay_priced, stay_screened
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
@@ -137,7 +137,7 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
     if not (address or os.environ.get("RAY_ADDRESS")):
         check_least_memory("ray")
     with trusting(*study.modules):
-        from raysim.sweeps.decision import conclude
+        from raysim.sweeps.conclusion import conclude
         from raysim.sweeps.runner import Sweep
 
         race = f"{decision.store.out.rstrip('/')}/{RACE}"

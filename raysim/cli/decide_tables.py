@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raysim.cli.terminal import console, table_of, write_line
 from raysim.screening.screen import words
+from raysim.sweeps.conclusion import step_causes, way_words
 from raysim.sweeps.contenders import Candidate
 from raysim.sweeps.decide import DecisionState
-from raysim.sweeps.decision import step_causes, way_words
 from raysim.units import plural
 
 
