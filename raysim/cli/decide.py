@@ -103,7 +103,7 @@ def decide(
 
 def _prepare(decision: DecisionState, network: Network) -> None:
     """Price and screen what an earlier session has not; show what is left."""
-    from raysim.sweeps.decision import stay_priced, stay_screened
+    from raysim.sweeps.conclusion import stay_priced, stay_screened
 
     say = partial(echo, err=True)
     if not decision.ended:
@@ -136,7 +136,7 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
     if not (address or os.environ.get("RAY_ADDRESS")):
         check_least_memory("ray")
     with trusting(*study.modules):
-        from raysim.sweeps.decision import conclude
+        from raysim.sweeps.conclusion import conclude
         from raysim.sweeps.runner import Sweep
 
         race = f"{decision.store.out.rstrip('/')}/{RACE}"
@@ -176,7 +176,7 @@ def _submit(
 
 def show_step(decision: DecisionState) -> None:
     """Print dense's step by cause; if nothing can gain enough, the other ways to run the training."""
-    from raysim.sweeps.decision import step_causes, way_words
+    from raysim.sweeps.conclusion import step_causes, way_words
 
     out = console()
     assert decision.parts is not None
