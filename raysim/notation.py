@@ -3,7 +3,7 @@
 A name may also be the user's own class, see `raysim.plugins`.
 
 >>> from raysim.codecs import CODECS
->>> parse("TopK(1)", CODECS)
+>>> parse_notation("TopK(1)", CODECS)
 TopK(1.0)
 """
 
@@ -102,13 +102,13 @@ def shown(value: object) -> str:
     >>> len(shown([7] * 1000))
     200
     """
-    return shortened(repr(value), SHOWN)
+    return cut_middle(repr(value), SHOWN)
 
 
-def shortened(text: str, most: int) -> str:
+def cut_middle(text: str, most: int) -> str:
     """Return a text with its middle cut out if it has more than `most` characters.
 
-    >>> shortened("abcdefghijklmnopqrstuvwxyz", 16)
+    >>> cut_middle("abcdefghijklmnopqrstuvwxyz", 16)
     'abcdefghi ... yz'
     """
     kept = most - 5
@@ -118,7 +118,7 @@ def shortened(text: str, most: int) -> str:
 def text_of(error: BaseException) -> str:
     """Return the text of an error, shortened; empty if it has none, or making it fails."""
     try:
-        return shortened(str(error).strip(), LONGEST_REASON)
+        return cut_middle(str(error).strip(), LONGEST_REASON)
     except Exception:
         return ""
 
@@ -150,7 +150,7 @@ def check_size(text: str, kind: str = "notation") -> None:
         depth += (sign in "([{") - (sign in ")]}")
         deepest = max(deepest, depth)
     if deepest > MAX_DEPTH:
-        raise ValueError(f"A {kind} has at most {MAX_DEPTH} brackets in each other, but got {deepest}.")
+        raise ValueError(f"A {kind} has at most {MAX_DEPTH} nested brackets, but got {deepest}.")
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -215,7 +215,7 @@ def read_method(text: str) -> Method | None:
     return method if isinstance(method, Method) else None
 
 
-def parse(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
+def parse_notation(text: str, names: Mapping[str, type[T]], kind: str = "codec") -> T:
     """Parse a notation into its object: the inverse of `repr`, by syntax tree and never by evaluation.
 
     `names`: the known classes; a user's own must derive from a base of these. Raises ValueError naming the wrong part.

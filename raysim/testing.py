@@ -20,7 +20,7 @@ from raysim.codecs import CODECS, Codec, NonFiniteError, Packet
 from raysim.codecs.message import CodecTable, Entry
 from raysim.compressors import Compressor, Context
 from raysim.compressors import parse as parse_compressor
-from raysim.notation import parse
+from raysim.notation import parse_notation
 from raysim.replication import parse_replica_method
 from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
 from raysim.schedules.actions import check_rows
@@ -67,7 +67,7 @@ def check_codec(codec: Codec, tensors: Mapping[str, Tensor] | None = None) -> No
 
     `tensors`: inputs that the codec can encode; by default `example_tensors()`.
     """
-    _is_written_and_pickled(codec, lambda text: parse(text, CODECS))
+    _is_written_and_pickled(codec, lambda text: parse_notation(text, CODECS))
     for name, x in (example_tensors() if tensors is None else tensors).items():
         for law in (_keeps_shape, _is_pure, _survives_the_way, _fits_a_message, _needs_its_arrays):
             with _subject(f"{codec!r} on the tensor {name!r}"):
@@ -92,7 +92,7 @@ def check_compressor(compressor: Compressor, direction: str = "forward", steps: 
             x = torch.randn(4, 6, 8, generator=draw)
             before, held = _bits(x), _content(sender)
             ids = tuple(range(4 * microbatch, 4 * microbatch + 4))
-            context = Context(direction, step, step, microbatch, ids, num_stages=2, key=_KEY + step)
+            context = Context(direction, step, step, microbatch, ids, key=_KEY + step)
             packet, changes = compressor.encode(x, sender, context)
             again, _ = compressor.encode(x, sender, context)
             _require(_bits(x) == before, f"{written} changes the tensor that it encodes")

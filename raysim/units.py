@@ -1,8 +1,35 @@
-"""Format bytes, seconds and bandwidths for people, with three digits."""
+"""Format counts, bytes, seconds and bandwidths for people, with three digits."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+Units = Sequence[tuple[float, str, float]]
+"""The least value that is too large for each unit, its name and its size."""
+TIMES: Units = (
+    (1e-3, "us", 1e-6),
+    (1.0, "ms", 1e-3),
+    (100.0, "s", 1.0),
+    (3600.0, "min", 60.0),
+    (86400.0, "h", 3600.0),
+    (math.inf, "d", 86400.0),
+)
+RATES: Units = ((1e3, "bit/s", 1.0), (1e6, "kbit/s", 1e3), (1e9, "Mbit/s", 1e6), (math.inf, "Gbit/s", 1e9))
+
+
+def unit_of(value: float, units: Units) -> tuple[str, float]:
+    """Return the unit for a value and its size; values that round up to a limit have the next unit."""
+    return next(((unit, size) for limit, unit, size in units if value < limit * 0.9995), units[-1][1:])
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count and its noun.
+
+    >>> plural(1, "seed"), plural(1200, "run")
+    ('1 seed', '1,200 runs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_bytes(size: float) -> str:
@@ -27,17 +54,8 @@ def format_seconds(seconds: float, of: float | None = None) -> str:
     >>> [format_seconds(s, of=0.110) for s in (0.0, 0.0000018, 0.0456)]
     ['0 ms', '0.0018 ms', '45.6 ms']
     """
-    whole = seconds if of is None else of
-    for limit, unit, size in (
-        (1e-3, "us", 1e-6),
-        (1.0, "ms", 1e-3),
-        (100.0, "s", 1.0),
-        (3600.0, "min", 60.0),
-        (86400.0, "h", 3600.0),
-    ):
-        if whole < limit * 0.9995:
-            return f"{three_digits(seconds / size)} {unit}"
-    return f"{three_digits(seconds / 86400)} d"
+    unit, size = unit_of(seconds if of is None else of, TIMES)
+    return f"{three_digits(seconds / size)} {unit}"
 
 
 def format_bandwidth(bps: float) -> str:
@@ -46,10 +64,8 @@ def format_bandwidth(bps: float) -> str:
     >>> format_bandwidth(1_128_678_908.6), format_bandwidth(8e4)
     ('1.13 Gbit/s', '80.0 kbit/s')
     """
-    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bps >= 0.9995 * size:
-            return f"{three_digits(bps / size)} {unit}"
-    return f"{three_digits(bps)} bit/s"
+    unit, size = unit_of(bps, RATES)
+    return f"{three_digits(bps / size)} {unit}"
 
 
 def format_parameters(count: float) -> str:

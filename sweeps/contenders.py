@@ -18,7 +18,7 @@ MOST = 6
 
 @dataclass
 class Candidate:
-    """A setting, and what each part of a decision has found of it."""
+    """A setting, and the results of each part of a decision."""
 
     setting: Setting
     speedup: float | None = None
@@ -50,7 +50,7 @@ class Candidate:
         return self.setting._replace(tied_gradient=SAME, **{"replica_gradient": SAME} if local else {})
 
     def take(self, found: Screened, network: str) -> None:
-        """Take over what a screen has found."""
+        """Store the results of a screen."""
         loss, price = found.result.measures.get("loss"), found.prices.get(network)
         if loss is not None:
             self.difference = loss.difference
@@ -95,6 +95,16 @@ def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Set
         for i, each in enumerate(front):
             if i not in places and each.setting not in kept:
                 each.outcome, each.reason = SET_ASIDE, "others race that are a little faster, and do a little less harm"
+
+
+def fastest_pair(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the fastest setting of links together with the fastest method of replicas, which may gain more than either."""
+    links = [each for each in candidates if each.setting.replica_gradient == SAME]
+    methods = [each for each in candidates if each.setting.replica_gradient != SAME]
+    if not links or not methods:
+        return []
+    best, method = (max(some, key=lambda each: each.speedup or 0.0) for some in (links, methods))
+    return [Candidate(best.setting._replace(replica_gradient=method.setting.replica_gradient))]
 
 
 def _harms(candidate: Candidate, by_loss: bool) -> tuple[float, ...]:

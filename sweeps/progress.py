@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from raysim.analysis.comparison.rule import MIN_SEEDS
-from raysim.analysis.report.words import plural
 from raysim.console import PlainConsole
 from raysim.engine.connection import dashboard_sentence
 from raysim.notation import printable
 from raysim.sweeps.budget import duration
 from raysim.sweeps.trial_rows import TrialRow, best_trials
-from raysim.units import format_bytes, format_seconds
+from raysim.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep

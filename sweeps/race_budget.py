@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.race import RUNGS
 from raysim.analysis.comparison.race_plan import SEEDS, FreshStanding, Standing, best, simulate_races
-from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after
-from raysim.analysis.report.words import plural
+from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after, seeds_to_decide
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
+from raysim.units import plural
 
 GAIN = 0.1  # least gain in the chance of an answer that changes a plan: above the error of a simulation
 WORDS = {"harmful": "harmful", "hopeless": "given up", "slower": "slower than a safe one"}  # for exits
@@ -55,7 +54,7 @@ class RaceBudget:
 
     @property
     def spent(self) -> str:
-        """The time spent by the sweep, or by its GPUs, in words."""
+        """Description of the time spent by the sweep, or by its GPUs."""
         of_gpus = self.spending.budget.of_gpus
         return duration(self.trained_s * self.spending.gpus if of_gpus else self.spending.elapsed_s)
 
@@ -237,7 +236,7 @@ class RaceBudget:
         return max(shares)
 
     def summary(self) -> list[str]:
-        """Return lines on an ended race: each setting left without a verdict, then what is decided, what is open and its cost."""
+        """Return lines on an ended race: settings without a verdict, the decision, and the cost of what is open."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
         counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}

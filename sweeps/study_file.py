@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, ValidationInfo, field_validator
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
-from raysim.config.reading import find_data, sentence
+from raysim.config.reading import find_data, first_error
 from raysim.notation import known_words
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
@@ -219,10 +219,12 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
     try:
         keys = StudyKeys.model_validate(file.values)
     except ValidationError as error:
-        raise ConfigError(sentence(error, StudyKeys.model_fields, " of a study")) from None
+        raise ConfigError(first_error(error, StudyKeys.model_fields, " of a study")) from None
     name = keys.name or file.name
     if name is None:
-        raise ConfigError("`name` must be given in a study's file called study.toml, as each sweep calls its own.")
+        raise ConfigError(
+            "`name` must be given in a study's file called study.toml, because each sweep writes a file of that name."
+        )
     base = _base(keys.base, file.folder)
     for key, value in keys.set.items():
         override(base, key, value)

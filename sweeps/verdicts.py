@@ -15,20 +15,22 @@ from rich.table import Table
 from raysim import analysis
 from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.comparison.choice import divergence
-from raysim.analysis.comparison.power import chance_of_safe, paired_spread
-from raysim.analysis.comparison.rule import RULE, SKILL
+from raysim.analysis.comparison.contexts import paired_spread
+from raysim.analysis.comparison.rule import RULE, SKILL, chance_of_safe
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.tables import branch_frame, safe_from
-from raysim.analysis.report.words import listed, plural, verdict
+from raysim.analysis.report.words import answer_for, listed
 from raysim.console import PlainConsole
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of
 from raysim.records import Run
+from raysim.sweeps.confirm import chosen_trials
 from raysim.sweeps.objectives import Figure, Objective
 from raysim.sweeps.progress import format_figure
 from raysim.sweeps.trial_rows import TrialRow, best_trials
+from raysim.units import plural
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
@@ -97,7 +99,7 @@ def sweep_figures(sweep: Sweep) -> dict[str, Any]:
                 {
                     "job": job.title,
                     "network": repr(network),
-                    "answer": verdict(job, repr(network)),
+                    "answer": answer_for(job, repr(network)).text,
                     "settings": settings,
                 }
             )
@@ -193,7 +195,7 @@ def _show_verdicts(console: Console, results: analysis.Results, compute: str, *,
     jobs = gather(results, [network], compute).jobs
     for job in jobs:
         title = f"{job.title}: " if len(jobs) > 1 else ""
-        say(f"{title}{verdict(job, name)}".replace("`", ""))
+        say(f"{title}{answer_for(job, name).text}".replace("`", ""))
         home = adoption(job, name) if code else None
         if home is not None and home.code:
             say(home.text.replace("`", ""))
@@ -202,13 +204,8 @@ def _show_verdicts(console: Console, results: analysis.Results, compute: str, *,
 
 def show_power(sweep: Sweep, confirmation: Sweep) -> None:
     """Print the chance that a confirmation calls a setting safe, from the spread over seeds in the sweep."""
-    prefix = "trial-"
-    chosen = {
-        int(baseline.name.removeprefix(prefix))
-        for baseline in confirmation.study.baselines
-        if baseline.name.startswith(prefix)
-    }
-    runs = [name for row in sweep.rows if row.trial in chosen for name in row.runs]
+    chosen = chosen_trials(confirmation.study)
+    runs = [name for number in chosen for name in sweep.rows[number].runs]
     spread = paired_spread(analysis.load(sweep.store.out), runs)
     seeds, count = confirmation.study.seeds, len(chosen)
     text = f"{plural(count, 'setting')} will be compared with dense on held-out seeds {listed(seeds)}."

@@ -16,7 +16,7 @@ from raysim.engine.actor import start_actor
 from raysim.engine.nodes import nodes_of_workers
 from raysim.engine.ray import RayEngine
 from raysim.engine.resources import check_memories
-from raysim.pipeline.averaging import warm
+from raysim.pipeline.averaging import warm_run
 from raysim.pipeline.prepare import Workload
 from raysim.workloads.data import Data
 
@@ -115,7 +115,7 @@ class WarmEngine(RayEngine):
         self._actors = [free[node].pop(0) for node in self._nodes]
         if not self._warm.gpus:
             check_memories(self.all_memories, dict(places), self.by_stage(self._nodes))
-        warm(self.plan)  # see RayEngine
+        warm_run(self.plan)  # see RayEngine
         self._enlist()
 
     def _store(self) -> tuple[Any, list[Any], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from raysim.analysis.comparison.rule import Where
 from raysim.analysis.comparison.sizes import ALIKE, CUTS, PROPORTION, Size, SizeFamily, size_families
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results
-from raysim.config.boundaries import read_setting
+from raysim.config.boundaries import entries, read_setting
 from raysim.scaling import Carried, HeldOut, Laws, Series, held_out, reach
 from raysim.units import format_parameters, three_digits
 
@@ -30,6 +30,27 @@ _COLUMNS = (
     *("harm", "harm_low", "harm_high", "power", "power_low", "power_high", "constant", "constant_low", "constant_high"),
     *("exponent", "weight", "disagree", "unit", "within", "verdict", "refusal"),
 )
+
+
+class Asked(NamedTuple):
+    """The model to which harm is carried."""
+
+    parameters: float
+    tokens: float | None = None
+    """By default those of the family's sizes, continued."""
+    stages: int | None = None
+    """By default as many as at the nearest size."""
+    trained: bool = False
+    """True if it starts from trained weights."""
+
+    def check(self) -> None:
+        """Raise AnalysisError if a number is not positive."""
+        for name, value, what in (("at", self.parameters, "parameters"), ("tokens", self.tokens, "tokens")):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and 1 <= value < math.inf):
+                raise AnalysisError(f"`{name}` must be a number of {what}, such as 1.3e9, but got {value!r}.")
+        if self.stages is not None and (isinstance(self.stages, bool) or not 1 <= int(self.stages) == self.stages):
+            raise AnalysisError(f"`stages` must be a whole number of stages, but got {self.stages!r}.")
 
 
 def carry(
@@ -54,32 +75,7 @@ def carry(
     predictions from smaller sizes hold.
     Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
     """
-    return carry_to(results, Asked(at, tokens, stages, trained), within=within, quality=quality)
-
-
-class Asked(NamedTuple):
-    """The model to which harm is carried."""
-
-    parameters: float
-    tokens: float | None = None
-    """By default those of the family's sizes, continued."""
-    stages: int | None = None
-    """By default as many as at the nearest size."""
-    trained: bool = False
-    """True if it starts from trained weights."""
-
-    def check(self) -> None:
-        """Raise AnalysisError if a number is not positive."""
-        for name, value, what in (("at", self.parameters, "parameters"), ("tokens", self.tokens, "tokens")):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (number and 1 <= value < math.inf):
-                raise AnalysisError(f"`{name}` must be a number of {what}, such as 1.3e9, but got {value!r}.")
-        if self.stages is not None and (isinstance(self.stages, bool) or not 1 <= int(self.stages) == self.stages):
-            raise AnalysisError(f"`stages` must be a whole number of stages, but got {self.stages!r}.")
-
-
-def carry_to(results: Results, asked: Asked, *, within: float | None = None, quality: str = "auto") -> pd.DataFrame:
-    """Return the frame of `carry` for a model."""
+    asked = Asked(at, tokens, stages, trained)
     asked.check()
     families = size_families(results, quality=quality, within=within)
     pools: dict[tuple[Any, ...], list[_Setting]] = {}
@@ -95,10 +91,10 @@ def carry_to(results: Results, asked: Asked, *, within: float | None = None, qua
 
 
 def law_sentence(row: Mapping[Any, Any]) -> str:
-    """Return a row of `carry` in words.
+    """Return a sentence on a row of `carry`.
 
     >>> row = {"smallest": 3e5, "largest": 5e6, "harm": 0.9, "harm_low": 0.3, "harm_high": 2.4, "parameters": 1.3e9}
-    >>> sentence(row | {"unit": "% of loss", "disagree": False, "refusal": None})
+    >>> law_sentence(row | {"unit": "% of loss", "disagree": False, "refusal": None})
     'by a law from 0.3 M to 5 M: +0.9 % (+0.3 to +2.4) at 1.3 B'
     """
     if isinstance(row["refusal"], str):
@@ -120,7 +116,7 @@ def law_sentence(row: Mapping[Any, Any]) -> str:
 def without_strength(setting: str) -> str:
     """Return a setting without the first number of each of its methods: settings with equal ones share a law.
 
-    >>> method_of("forward=Quantize(4, per='block', block=64) replica_gradient=DiLoCo(30, codec=Quantize(4))")
+    >>> without_strength("forward=Quantize(4, per='block', block=64) replica_gradient=DiLoCo(30, codec=Quantize(4))")
     "forward=Quantize(#, per='block', block=64) replica_gradient=DiLoCo(#, codec=Quantize(#))"
     """
     return _STRENGTH.sub("(#", setting)
@@ -148,7 +144,7 @@ class _Setting:
 
     @cached_property
     def untold(self) -> str | None:
-        """The reason why the runs themselves tell no law; None if they do."""
+        """The reason why no law can be fitted to the runs; None if one can."""
         for size, row in self.rows.items():
             where = format_parameters(size.parameters)
             if row["diverged"]:
@@ -158,7 +154,7 @@ class _Setting:
         return None
 
     def bend(self) -> str | None:
-        """Return the sizes between which harm surely rises and surely falls; None if it goes one way."""
+        """Return the harms by size if they significantly rise and fall with size; None if not."""
         points, harms, errors = self.series
         if points.shape[1] > 1:  # one way, at equal tokens and stages
             base = (points[:, 1:] == points[0, 1:]).all(axis=1)
@@ -281,18 +277,9 @@ def _whole_range(row: Mapping[str, Any]) -> bool:
     """Return whether links have one range for a whole tensor; false for codecs that are not installed."""
     for direction in ("forward", "backward"):
         try:
-            compressors = [*_each(read_setting(direction, row[direction]))]
+            compressors = [compressor for *_, compressor in entries(read_setting(direction, row[direction]))]
         except ValueError:
             continue
         if any(entry.codec.whole_range for compressor in compressors for entry in compressor.entries()):
             return True
     return False
-
-
-def _each(setting: Any) -> Iterator[Any]:
-    """Yield the compressors of a setting: of all boundaries, tensors and replicas."""
-    if isinstance(setting, (dict, tuple)):
-        for inner in setting.values() if isinstance(setting, dict) else setting:
-            yield from _each(inner)
-    else:
-        yield setting

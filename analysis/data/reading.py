@@ -44,7 +44,7 @@ def unreadable(file: Place, error: Exception) -> str:
 
 
 def read_each(files: Iterable[Place], read: Callable[[Place], pa.Table]) -> list[pa.Table | str]:
-    """Return what `read` returns of each file, or a sentence on why it cannot be read, for instance because it was deleted meanwhile.
+    """Read each file by `read`; of an unreadable file, such as one deleted meanwhile, return a sentence with the cause.
 
     Local files are read one after another: they are so small that threads would only wait for each other.
     """
@@ -145,7 +145,7 @@ def scan(
 
 
 def condition_of(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
-    """Return the condition on rows as an expression, tried on an empty table so that no file is blamed for its errors."""
+    """Return the condition on rows as an expression, checked on an empty table before any file is read."""
     try:
         condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
         ds.dataset(schema.empty_table()).to_table(filter=condition)

@@ -145,7 +145,7 @@ class Recording:
 
     @cached_property
     def priced_steps(self) -> dict[int, int]:
-        """The steps whose mean is priced, each with the index of the profiled step that provides its actions.
+        """The steps whose mean is priced, each with the index of the profiled step with its actions.
 
         These are the profiled steps. If replicas exchange only in some steps, they are all steps of the last complete
         period.
@@ -195,7 +195,7 @@ class Recording:
             samples[kind] = CostSamples(rows["encode_s"].to_numpy(np.float64), known[nearest])
         return samples | self._updates
 
-    def average_kinds(self, step: int) -> dict[int, Kind]:
+    def averaging_kind_by_stage(self, step: int) -> dict[int, Kind]:
         """Return for each stage the kind of work of averaging its gradients in a step."""
         rows = self._averages
         rows = rows[rows["step"] == step] if len(rows) else rows

@@ -11,43 +11,49 @@ from pathlib import Path
 from raysim.analysis.comparison.carry import Asked
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import SCREEN
-from raysim.analysis.report.carried import carried
-from raysim.analysis.report.frontier import frontier, links, quality_by_strength
+from raysim.analysis.report.frontier import frontier_blocks, link_blocks, quality_blocks
 from raysim.analysis.report.gather import gather
-from raysim.analysis.report.material import NETWORKS, Job, Material
-from raysim.analysis.report.over_time import curves, decisions, timeline
+from raysim.analysis.report.material import NETWORKS, JobRuns, Material
+from raysim.analysis.report.over_time import curve_blocks, decision_blocks, timeline_blocks
 from raysim.analysis.report.page import Block, Page, Section, Text
-from raysim.analysis.report.reuse import reproduce
+from raysim.analysis.report.reuse import reproduce_blocks
 from raysim.analysis.report.screens import screen_page
-from raysim.analysis.report.summary import summary
-from raysim.analysis.report.tables import branches, has_branches, importance_charts, probe, runs_tables
-from raysim.analysis.report.words import plural
+from raysim.analysis.report.summary import summary_blocks
+from raysim.analysis.report.tables import (
+    branch_blocks,
+    carried_section,
+    has_branches,
+    importance_charts,
+    probe_blocks,
+    runs_tables,
+)
 from raysim.analysis.report.write import write_report
 from raysim.analysis.runs.loading import load
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.plugins import from_record
 from raysim.records.packs import open_folder
+from raysim.units import plural
 
 __all__ = ["NETWORKS", "compose", "write_report"]
 
 TOPICS: Sequence[
-    tuple[str, str, Callable[[Job, Material], list[Block]], str]
+    tuple[str, str, Callable[[JobRuns, Material], list[Block]], str]
 ] = (  # of a job; and why there may be none
-    ("frontier", "Frontier", frontier, "It needs two settings or more of a job, with profiled actions."),
+    ("frontier", "Frontier", frontier_blocks, "It needs two settings or more of a job, with profiled actions."),
     (
         "quality",
         "Quality against density and bits",
-        quality_by_strength,
+        quality_blocks,
         "It needs settings that differ in the density or the bits of a codec.",
     ),
-    ("curves", "Learning curves", curves, "No run here has recorded its steps yet."),
-    ("links", "Bytes per link", links, "No link sent anything: pipelines of one stage have none."),
-    ("decisions", "Decisions over time", decisions, "No run here used an adaptive method, such as GraVAC."),
+    ("curves", "Learning curves", curve_blocks, "No run here has recorded its steps yet."),
+    ("links", "Bytes per link", link_blocks, "No link sent anything: pipelines of one stage have none."),
+    ("decisions", "Decisions over time", decision_blocks, "No run here used an adaptive method, such as GraVAC."),
     (
         "gantt",
         "A step of the pipeline",
-        timeline,
+        timeline_blocks,
         "It needs a run with profiled actions: train with `profile_every_steps` of at least 1.",
     ),
 )
@@ -82,7 +88,7 @@ def compose(
     results = load(folder)
     if not len(results):
         raise AnalysisError(" ".join(results.problems))
-    extra, sentences = ([], []) if asked is None else carried(results, asked)
+    extra, sentences = ([], []) if asked is None else carried_section(results, asked)
     own = results.network_of(results.runs["study"].dropna())
     if networks is None:
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
@@ -98,7 +104,7 @@ def compose(
         sections=[summarised, *extra, *others],
         networks=list(material.networks) if any(job.priced for job in jobs) else (),
         network=material.network,
-        transport=material.transport,
+        transport=material.options["transport"],
         carried=sentences,
     )
 
@@ -109,12 +115,12 @@ def _sections(material: Material) -> Iterator[Section]:
         without = "No run here is finished yet, so there is nothing to recommend."
     else:
         without = "The runs here are candidates of a probe, which train nothing."
-    yield _section("summary", "Summary", _of_jobs(material.jobs, summary, material), without)
+    yield _section("summary", "Summary", _of_jobs(material.jobs, summary_blocks, material), without)
     if material.probes:
-        yield Section("probes", "Probe", [block for job in material.probes for block in probe(job, material)])
+        yield Section("probes", "Probe", [block for job in material.probes for block in probe_blocks(job, material)])
     if has_branches(material.results):
         title = "Where in training compression harms"
-        yield _section("branches", title, branches(material), "No branch has a dense one beside it.")
+        yield _section("branches", title, branch_blocks(material), "No branch has a dense one beside it.")
     if len(material.jobs) > 1:
         for job in material.jobs:
             blocks = [
@@ -129,7 +135,7 @@ def _sections(material: Material) -> Iterator[Section]:
     without = "It needs a study of `raysim sweep` with more finished trials than there are here."
     yield _section("importance", "Importance of parameters", importance_charts(material), without)
     yield _section("runs", "Runs", runs_tables(material), "There is no run here, other than candidates of a probe.")
-    reproduced = _of_jobs(material.jobs, reproduce, material)
+    reproduced = _of_jobs(material.jobs, reproduce_blocks, material)
     yield _section("reproduce", "Settings and versions", reproduced, "No run here is finished.")
 
 
@@ -139,7 +145,7 @@ def _section(key: str, title: str, blocks: Iterable[Block], without: str) -> Sec
 
 
 def _of_jobs(
-    jobs: Sequence[Job], topic: Callable[[Job, Material], Iterable[Block]], material: Material
+    jobs: Sequence[JobRuns], topic: Callable[[JobRuns, Material], Iterable[Block]], material: Material
 ) -> Iterator[Block]:
     """Yield the blocks of all jobs, each under its title if there are several."""
     for job in jobs:

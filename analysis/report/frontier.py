@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import divergence
-from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import COMPRESSION
-from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
+from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns, judged_by_run
 from raysim.analysis.report.page import (
     BLACK,
     COLOURS,
@@ -26,16 +23,16 @@ from raysim.analysis.report.page import (
     Style,
     Table,
     axis,
-    bar,
+    bar_trace,
     quality_axis,
-    scatter,
+    scatter_trace,
     style,
 )
 from raysim.analysis.report.words import (
     against_dense,
     below,
-    described,
     measure_text,
+    point_label,
     quality,
     quality_formats,
 )
@@ -50,12 +47,12 @@ from raysim.records import with_replicas
 BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
 
 
-def frontier(job: Job, material: Material) -> list[Block]:
+def frontier_blocks(job: JobRuns, material: Material) -> list[Block]:
     """Return a chart of step time against quality, and a table of the settings named in charts."""
     return [_frontier_chart(job, material), _settings_table(job, material)] if len(job.priced) > 1 else []
 
 
-def _frontier_chart(job: Job, material: Material) -> Chart:
+def _frontier_chart(job: JobRuns, material: Material) -> Chart:
     untrained = ", ".join(
         f"`{setting.name}` ({quality(job.measure, setting.quality['on'].mean)})"
         for setting in job.priced
@@ -83,19 +80,19 @@ def _frontier_chart(job: Job, material: Material) -> Chart:
     )
 
 
-def _frontier(job: Job, mode: str, network: str) -> list[Any]:
+def _frontier(job: JobRuns, mode: str, network: str) -> list[Any]:
     """Return the points of each kind of settings on a network, and their front."""
     traces = []
     for name, (look, settings) in grouped(job.trained).items():
         numbers = [str(job.named.index(setting) + 1) if setting in job.named else "" for setting in settings]
         traces.append(
-            scatter(
+            scatter_trace(
                 name,
                 [setting.step_s[network].value for setting in settings],
                 [setting.quality[mode].mean for setting in settings],
                 look,
                 "markers+text",
-                [described(setting) for setting in settings],
+                [point_label(setting) for setting in settings],
                 [setting.quality[mode].sd for setting in settings],
                 network,
                 text=[f" {number} " for number in numbers],  # as in the table
@@ -106,21 +103,23 @@ def _frontier(job: Job, mode: str, network: str) -> list[Any]:
     front = job.fronts[network][mode]
     steps = [setting.step_s[network].value for setting in front]
     means = [setting.quality[mode].mean for setting in front]
-    return [*traces, scatter("front", steps, means, Style(BLACK, dash="dot", faint=True), "lines", network=network)]
+    return [
+        *traces,
+        scatter_trace("front", steps, means, Style(BLACK, dash="dot", faint=True), "lines", network=network),
+    ]
 
 
 SIDES = ("middle right", "top right", "middle left", "bottom right")  # of a point: neighbours' numbers take turns
 
 
-def _settings_table(job: Job, material: Material) -> Table:
+def _settings_table(job: JobRuns, material: Material) -> Table:
     """Return a table of the highlighted settings, with the bandwidth below which they pay off."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = judge_settings(runs, networks=BREAK_EVEN, **material.options)
+    even = judged_by_run(runs, networks=BREAK_EVEN, **material.options)
     rows = []
     for i, setting in enumerate(job.named, start=1):
         judged = setting.judged
-        same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
-        matches = even[np.logical_and.reduce(same)].to_dict("records")
+        priced = next((even[run] for run in setting.runs if run in even), None)
         evidence = against_dense(setting, job.measure) if judged else ""
         rows.append(
             {
@@ -131,7 +130,7 @@ def _settings_table(job: Job, material: Material) -> Table:
                 "factor": setting.factor,
                 "step": setting.step_s or "not priced",
                 "speed-up": faster(setting),
-                "pays below": "" if setting.dense else below(matches[0]) if matches else "unknown",
+                "pays below": "" if setting.dense else below(priced) if priced else "unknown",
                 **{mode: setting.quality[mode] for mode in MODES},
                 "verdict": setting.verdict or ("baseline" if setting.dense else "no dense run"),
                 "quality": f"{evidence}; {divergence(judged)}" if setting.verdict == "safe" else evidence,
@@ -206,7 +205,7 @@ def strength(notation: str, kind: str) -> float | None:
     return None if method is None else method.strength
 
 
-def quality_by_strength(job: Job, material: Material) -> list[Block]:
+def quality_blocks(job: JobRuns, material: Material) -> list[Block]:
     """Return a chart with panels for density and for bits in each direction that has at least two values."""
     panels = []
     for kind in STRENGTHS:
@@ -223,7 +222,7 @@ def quality_by_strength(job: Job, material: Material) -> list[Block]:
     return [Chart(f"{job.key}-quality", title, caption, panels)] if panels else []
 
 
-def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[SettingRuns, float]) -> Panel:
+def _quality_panel(job: JobRuns, kind: str, direction: str, strengths: Mapping[SettingRuns, float]) -> Panel:
     other = "backward" if direction == "forward" else "forward"
     alone = [setting for setting in strengths if getattr(setting, other) == "Identity"]
     mixed = [setting for setting in strengths if setting not in alone]
@@ -236,13 +235,13 @@ def _quality_panel(job: Job, kind: str, direction: str, strengths: Mapping[Setti
             ordered = sorted(chosen, key=lambda setting: strengths[setting])
             lines = chosen is alone and len({family(getattr(setting, direction)) for setting in chosen}) == 1
             traces.append(
-                scatter(
+                scatter_trace(
                     f"compression {mode}, {text}",
                     [strengths[setting] for setting in ordered],
                     [setting.quality[mode].mean for setting in ordered],
                     look._replace(faint=chosen is mixed and bool(alone)),
                     "lines+markers" if lines and len(chosen) > 1 else "markers",
-                    [described(setting) for setting in ordered],
+                    [point_label(setting) for setting in ordered],
                     [setting.quality[mode].sd for setting in ordered],
                 )
             )
@@ -263,13 +262,13 @@ ARROWS = {"forward": "→", "backward": "←"}
 AMOUNTS = {"dense": "dense_bytes", "wire": "wire_bytes", "encode": "encode_s", "decode": "decode_s"}
 
 
-def links(job: Job, material: Material) -> list[Block]:
+def link_blocks(job: JobRuns, material: Material) -> list[Block]:
     """Return a chart and a table of the bytes on each link, of the highlighted settings."""
     rows = _links(job, material)
     return [_links_chart(job, rows), _links_table(job, rows)] if len(rows) else []
 
 
-def _links(job: Job, material: Material) -> pd.DataFrame:
+def _links(job: JobRuns, material: Material) -> pd.DataFrame:
     owners = {run: setting.name for setting in job.named for run in setting.runs}
     rows = material.results.select(list(owners)).links
     if not len(rows):
@@ -294,18 +293,18 @@ def _links(job: Job, material: Material) -> pd.DataFrame:
 
 
 def name_of(boundary: Any, direction: str) -> str:
-    """Return a link in words: "0 → 1" forward, "0 ← 1" backward."""
+    """Return the label of a link: "0 → 1" forward, "0 ← 1" backward."""
     if direction not in ARROWS or is_missing(boundary):
         return direction
     return f"{int(boundary)} {ARROWS[direction]} {int(boundary) + 1}"
 
 
-def _links_chart(job: Job, rows: pd.DataFrame) -> Chart:
+def _links_chart(job: JobRuns, rows: pd.DataFrame) -> Chart:
     panels = []
     forward = rows["link"].str.contains(ARROWS["forward"])
     for title, part in (("Activations (forward)", rows[forward]), ("Gradients (backward)", rows[~forward])):
         traces = [
-            bar(name, of_setting["link"], of_setting["wire"], look)
+            bar_trace(name, of_setting["link"], of_setting["wire"], look)
             for name, look in looks(job).items()
             if len(of_setting := part[part["setting"] == name])
         ]
@@ -319,7 +318,7 @@ def _links_chart(job: Job, rows: pd.DataFrame) -> Chart:
     )
 
 
-def _links_table(job: Job, rows: pd.DataFrame) -> Table:
+def _links_table(job: JobRuns, rows: pd.DataFrame) -> Table:
     """Return the links of the settings recommended on some network, or else of the first compressed setting."""
     recommended = [setting for setting in job.on_some_network(job.recommended) if not setting.dense]
     compressed = [setting for setting in job.named if not setting.dense] or job.named
@@ -334,7 +333,7 @@ def _links_table(job: Job, rows: pd.DataFrame) -> Table:
     )
 
 
-def looks(job: Job) -> Mapping[str, Style]:
+def looks(job: JobRuns) -> Mapping[str, Style]:
     """Return the style of each highlighted setting."""
     others = [setting for setting in job.named if setting is not job.dense]
     dense = {job.dense.name: DENSE} if job.dense is not None else {}

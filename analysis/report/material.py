@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import is_promising
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.comparison.objectives import frontier
-from raysim.analysis.comparison.power import PairedSpread, seeds_needed
-from raysim.analysis.comparison.rule import SKILL
+from raysim.analysis.comparison.rule import SKILL, PairedSpread, seeds_needed
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.folders import USUAL_TRANSPORT
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
 from raysim.analysis.runs.step import Replay
-from raysim.network.prices import WireSeconds
+from raysim.network.prices import PAYS, WireSeconds
 from raysim.network.topology import Network
 from raysim.quality import Measure
 from raysim.records import FINISHED
@@ -31,45 +30,16 @@ from raysim.records import FINISHED
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Presets of a report; `free` shows compute and codecs alone."""
 MODES = ("on", "off")
-WORTH = 1.05  # least speed-up that is worth a recommendation
 MOST_NAMED = 6  # highlighted settings besides dense: more cannot be distinguished
 
+T = TypeVar("T")
 
-class Spread(NamedTuple):
+
+class MeanQuality(NamedTuple):
     """A mean over seeds, and the standard deviation over them: missing for one seed."""
 
     mean: float
     sd: float
-
-
-class Price(NamedTuple):
-    """The price of a step by network, of a run or the mean of a setting's runs; empty if none could be priced."""
-
-    step_s: Mapping[str, Estimate]
-    dense_step_s: Mapping[str, float]
-    """The step of the dense run or setting of the same job and schedule; empty without one."""
-    speedup: Mapping[str, Estimate]
-    """`dense_step_s` over `step_s`; empty without a dense setting."""
-    wire: Mapping[str, WireSeconds]
-    """What bytes and latency add to the step."""
-
-    @classmethod
-    def mean(cls, prices: Sequence[Price]) -> Price:
-        """Return the mean over the runs of a setting: these share all but their bytes, so the ends of intervals average too."""
-        against = [price for price in prices if price.speedup]
-        step_s = _mean_estimates([price.step_s for price in prices])
-        speedup = _mean_estimates([price.speedup for price in against])
-        dense_step_s = {name: float(np.mean([price.dense_step_s[name] for price in against])) for name in speedup}
-        for name, dense_s in dense_step_s.items():  # of the mean steps themselves, as the rows show them
-            speedup[name] = speedup[name].at(dense_s / step_s[name].value)
-        names = prices[0].wire if prices else ()
-        wire = {name: WireSeconds(*np.mean([price.wire[name] for price in prices], axis=0).tolist()) for name in names}
-        return cls(step_s, dense_step_s, speedup, wire)
-
-
-def _mean_estimates(values: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
-    networks = values[0] if values else ()
-    return {name: Estimate(*np.mean([each[name] for each in values], axis=0).tolist()) for name in networks}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,30 +57,22 @@ class SettingRuns:
     wire_bytes: float
     """Of a step."""
     dense_bytes: float
-    quality: Mapping[str, Spread]
+    quality: Mapping[str, MeanQuality]
     """By mode: with compression "on" and "off" in the last evaluation."""
-    priced: str
-    """The first run with a price; empty without one."""
-    price: Price
     judged: Mapping[str, Any]
     """Its row of `raysim.analysis.settings`; empty without one."""
     skill: float = math.nan
     """Per cent of the way from chance to perfection, with compression on, mean over seeds; NaN if chance is unknown."""
-
-    @property
-    def step_s(self) -> Mapping[str, Estimate]:
-        """The seconds of a step by network; empty if no run could be priced."""
-        return self.price.step_s
-
-    def wire_shares(self, network: str) -> tuple[float, float]:
-        """Return what bytes and latency add to a step on `network`, each as a share of the step."""
-        wire, step_s = self.price.wire[network], self.step_s[network].value
-        return wire.bytes_s / step_s, wire.latency_s / step_s
-
-    @property
-    def speedup(self) -> Mapping[str, Estimate]:
-        """The speed-up over dense by network; empty without a dense setting."""
-        return self.price.speedup
+    priced: str = ""
+    """The first run with a price; empty without one."""
+    step_s: Mapping[str, Estimate] = field(default_factory=dict)
+    """The seconds of a step by network, mean over its runs; empty if none could be priced."""
+    dense_step_s: Mapping[str, float] = field(default_factory=dict)
+    """The step of the dense run or setting of the same job and schedule; empty without one."""
+    speedup: Mapping[str, Estimate] = field(default_factory=dict)
+    """`dense_step_s` over `step_s`; empty without a dense setting."""
+    wire: Mapping[str, WireSeconds] = field(default_factory=dict)
+    """What bytes and latency add to the step."""
 
     @property
     def factor(self) -> float:
@@ -129,7 +91,7 @@ class SettingRuns:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class JobRuns:
     """Runs of the same computation, see `raysim.analysis.data.settings`. Runs of different jobs are never compared."""
 
     key: str
@@ -183,19 +145,17 @@ class Job:
         return fronts
 
     def recommended(self, network: str) -> SettingRuns | None:
-        """Return the fastest setting on `network` shown to be safe, or dense if none gains `WORTH`; None without dense."""
+        """Return the fastest setting on `network` shown to be safe, or dense if none gains `PAYS`; None without dense."""
         if self.dense is None or not self.dense.step_s:
             return None
         safe = [setting for setting in self.faster(network) if setting.verdict == "safe"]
         return max(safe, key=lambda setting: setting.speedup[network].value, default=self.dense)
 
     def faster(self, network: str) -> list[SettingRuns]:
-        """Return the compressed settings, safe or not, faster than dense beyond their interval and by `WORTH`."""
+        """Return the compressed settings, safe or not, faster than dense beyond their interval and by `PAYS`."""
         others = [setting for setting in self.priced if not setting.dense and setting.speedup]
         return [
-            setting
-            for setting in others
-            if setting.speedup[network].low > 1 and setting.speedup[network].value >= WORTH
+            setting for setting in others if setting.speedup[network].low > 1 and setting.speedup[network].value >= PAYS
         ]
 
     def promising(self, network: str) -> SettingRuns | None:
@@ -250,26 +210,22 @@ class Material:
     """By name, in the order of the page's control."""
     network: str
     """The network chosen at first."""
-    compute: str = "auto"
-    """The pooled seconds of compute, as for `Recording`."""
-    profile: Path | str | None = None
-    """A file of `raysim profile` with the compute to use instead."""
-    transport: str = USUAL_TRANSPORT
-    """The transport of packets in prices."""
-    jobs: Sequence[Job] = ()
+    options: Mapping[str, Any]
+    """The keyword arguments of `Results.replay`."""
+    jobs: Sequence[JobRuns] = ()
     """The jobs of trained runs."""
-    probes: Sequence[Job] = ()
+    probes: Sequence[JobRuns] = ()
     """The jobs of candidates of a probe, which have no quality and a section of their own."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of `Results.replay`."""
-        return {"compute": self.compute, "profile": self.profile, "transport": self.transport}
 
     @cached_property
     def finished(self) -> Results:
         """The finished runs."""
         return self.results.select(self.results.runs["status"].isin(FINISHED))
+
+    @cached_property
+    def judged(self) -> dict[str, dict[str, Any]]:
+        """The row of `raysim.analysis.settings` that each finished run is evidence for."""
+        return judged_by_run(self.finished)
 
     @cached_property
     def partners(self) -> dict[str, str]:
@@ -278,37 +234,62 @@ class Material:
 
     def replay(self, run: str, **options: Any) -> Replay:
         """Return a run ready to be priced; `options`: arguments of `Results.replay` in place of the report's."""
-        return self.results.replay(run, **(self.options | options))
+        return self.results.replay(run, **{**self.options, **options})
 
     def steps_s(self, runs: Iterable[str], networks: Sequence[Network]) -> list[float]:
         """Return the mean seconds of a step of priced runs on each network, without intervals."""
         seconds = []
         for run in runs:
-            with suppress(ReplayError):  # named in the problems, by `prices`
+            with suppress(ReplayError):  # named in the problems, by `price`
                 seconds.append(self.replay(run).step_seconds(networks).mean(axis=1))
         means: list[float] = np.mean(seconds, axis=0).tolist()
         return means
 
-    def prices(self, runs: Iterable[str], networks: Mapping[str, Network], **options: Any) -> dict[str, Price]:
-        """Return the price of each run's step on networks; `options`: as for `replay`.
+    def price(self, runs: Iterable[str], **options: Any) -> dict[str, Any]:
+        """Return the fields of `SettingRuns` from `priced` on, means over the runs of a setting; `options`: as for `replay`.
 
-        A run that cannot be priced is left out, and named in the problems.
+        The runs share all but their bytes, so the ends of intervals average too. A run that cannot be priced is left out, and
+        named in the problems.
         """
-        chosen, prices = list(networks.values()), dict[str, Price]()
+        networks = list(self.networks.values())
+        prices, comparisons = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
         for run in runs:
             try:
                 replay = self.replay(run, **options)
                 dense = self.replay(self.partners[run], **options) if run in self.partners else None
-                steps, wires = replay.step_s(chosen), replay.wire_seconds(chosen)
-                speedups = replay.speedup(dense, chosen) if dense is not None else []
-                dense_s = dense.step_seconds(chosen).mean(axis=1).tolist() if dense is not None else []
+                price = run, replay.step_s(networks), replay.wire_seconds(networks)
+                if dense is not None:
+                    comparisons.append((replay.speedup(dense, networks), dense.step_seconds(networks).mean(axis=1)))
             except ReplayError as error:
                 self.results.complain(str(error))
-                continue
-            prices[run] = Price(
-                dict(zip(networks, steps, strict=True)),
-                dict(zip(networks, dense_s, strict=False)),
-                dict(zip(networks, speedups, strict=False)),
-                dict(zip(networks, wires, strict=True)),
-            )
-        return prices
+            else:
+                prices.append(price)
+        if not prices:
+            return {}
+        priced, steps, wires = zip(*prices, strict=True)
+        step_s = self._means(Estimate, steps)
+        fields = {"priced": priced[0], "step_s": step_s, "wire": self._means(WireSeconds, wires)}
+        if not comparisons:
+            return fields
+        speedups, dense_steps = zip(*comparisons, strict=True)
+        dense_step_s = dict(zip(self.networks, np.mean(dense_steps, axis=0).tolist(), strict=True))
+        # of the mean steps themselves, as the rows show them
+        speedup = {
+            name: mean.at(dense_step_s[name] / step_s[name].value)
+            for name, mean in self._means(Estimate, speedups).items()
+        }
+        return fields | {"dense_step_s": dense_step_s, "speedup": speedup}
+
+    def _means(self, kind: Callable[..., T], by_run: Sequence[Any]) -> dict[str, T]:
+        """Return the means over runs by network."""
+        means = np.mean(by_run, axis=0).tolist()
+        return {name: kind(*values) for name, values in zip(self.networks, means, strict=True)}
+
+
+def judged_by_run(results: Results, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for; `options` are its arguments."""
+    return {
+        run: {str(key): value for key, value in row.items()}
+        for row in judge_settings(results, **options).to_dict("records")
+        for run in row["runs"]
+    }

@@ -10,7 +10,7 @@ import pandas as pd
 
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.frontier import looks
-from raysim.analysis.report.material import Job, Material, SettingRuns
+from raysim.analysis.report.material import JobRuns, Material, SettingRuns
 from raysim.analysis.report.page import (
     COLOURS,
     GREY,
@@ -22,12 +22,10 @@ from raysim.analysis.report.page import (
     Table,
     Text,
     axis,
-    bar,
-    joined,
+    bar_trace,
     quality_axis,
-    scatter,
+    scatter_trace,
     style,
-    thinned,
 )
 from raysim.analysis.report.words import seconds
 from raysim.analysis.runs.step import Replay
@@ -42,7 +40,7 @@ MOST_FAINT_POINTS = 30  # of a line for comparison
 # --- learning curves against steps, bytes and simulated seconds ---------------------------------------------------------------
 
 
-def curves(job: Job, material: Material) -> list[Block]:
+def curve_blocks(job: JobRuns, material: Material) -> list[Block]:
     """Return a chart of evaluations with compression on and off, and of the training loss."""
     runs = material.results.select(job.runs["run"])
     steps = runs.table("steps", ["step", "loss", "wire_bytes"]).sort_values(["run", "step"])
@@ -75,7 +73,7 @@ def curves(job: Job, material: Material) -> list[Block]:
     return [Chart(f"{job.key}-curves", f"{job.title}: learning curves", caption, panels, columns=3)] if panels else []
 
 
-def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[SettingRuns, pd.DataFrame]:
+def _curves(job: JobRuns, frame: pd.DataFrame, column: str) -> dict[SettingRuns, pd.DataFrame]:
     """Return the means of settings over seeds, by step; those drawn first, last."""
     owners = {run: setting.name for setting in job.settings for run in setting.runs}
     groups = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
@@ -86,7 +84,7 @@ def _curves(job: Job, frame: pd.DataFrame, column: str) -> dict[SettingRuns, pd.
 
 
 def _curve_traces(
-    job: Job, means: Mapping[SettingRuns, pd.DataFrame], quantity: str, material: Material
+    job: JobRuns, means: Mapping[SettingRuns, pd.DataFrame], quantity: str, material: Material
 ) -> Iterator[Any]:
     """Yield a line for each setting with its own style, the first on top, after one of all others."""
     chosen = looks(job)
@@ -102,13 +100,36 @@ def _curve_traces(
                 few = len(rows) <= 20
                 mode, spread = ("lines+markers", rows["sd"]) if few else ("lines", None)
                 look = chosen[setting.name]
-                named.append(scatter(setting.name, x, rows["value"], look, mode, "", spread, network))
+                named.append(scatter_trace(setting.name, x, rows["value"], look, mode, "", spread, network))
             else:
                 faint.append((x, rows["value"], setting.name))
         if faint:
-            xs, ys, labels = joined(faint)
-            yield scatter("other settings", xs, ys, Style(GREY, faint=True), "lines", labels, None, network)
+            xs, ys, labels = with_gaps(faint)
+            yield scatter_trace("other settings", xs, ys, Style(GREY, faint=True), "lines", labels, None, network)
         yield from named
+
+
+def with_gaps(curves: Iterable[tuple[Iterable[Any], Iterable[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
+    """Join lines (x, y, label) into one with gaps, so that hundreds draw as fast as one."""
+    x: list[Any] = []
+    y: list[Any] = []
+    labels: list[str] = []
+    for xs, ys, label in curves:
+        x += [*xs, None]
+        y += [*ys, None]
+        labels += [label] * (len(x) - len(labels))
+    return x, y, labels
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """Return at most `most` of `count` positions, evenly spread, with the first and the last.
+
+    >>> thinned(9, 5), thinned(3, 5)
+    ([0, 2, 4, 6, 8], [0, 1, 2])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 # --- decisions of adaptive methods, step by step ------------------------------------------------------------------------------
@@ -119,7 +140,7 @@ MOST_LINES = 6  # places with lines of their own; the other layers share one
 MOST_DECISIONS = 400  # points of a line
 
 
-def decisions(job: Job, material: Material) -> list[Block]:
+def decision_blocks(job: JobRuns, material: Material) -> list[Block]:
     """Return a chart for the first runs with decisions, and a table of all."""
     rows = material.results.select(job.runs["run"]).decisions
     if not len(rows):
@@ -141,7 +162,7 @@ def _places(rows: pd.DataFrame) -> list[str]:
     return places
 
 
-def _decisions_chart(job: Job, run: str, rows: pd.DataFrame, i: int) -> Chart:
+def _decisions_chart(job: JobRuns, run: str, rows: pd.DataFrame, i: int) -> Chart:
     panels = [Panel("Factor sent", axis("step"), axis("factor sent", log=True), [*_decision_lines(rows, "factor")])]
     text = (
         "The compression factor chosen for each step, counted in values for sparse codecs, else in bytes; "
@@ -158,19 +179,19 @@ def _decision_lines(rows: pd.DataFrame, column: str) -> Iterator[Any]:
     rest = [(of_place["step"], of_place[column], place) for place, of_place in [*by_place.items()][MOST_LINES:]]
     steps = {"shape": "hv"}
     if rest:
-        x, y, labels = joined(rest)
-        yield scatter("other places", x, y, Style(faint=True), "lines", labels, line=steps)
+        x, y, labels = with_gaps(rest)
+        yield scatter_trace("other places", x, y, Style(faint=True), "lines", labels, line=steps)
     for i, (place, of_place) in enumerate([*by_place.items()][:MOST_LINES]):
         shown = of_place.iloc[thinned(len(of_place), MOST_DECISIONS)]
         labels = [
             ": ".join(str(part) for part in (row["branch"], row["reason"]) if not pd.isna(part) and str(part))
             for row in shown.to_dict("records")
         ]
-        yield scatter(place, shown["step"], shown[column], style(i), "lines", labels, line=steps)
+        yield scatter_trace(place, shown["step"], shown[column], style(i), "lines", labels, line=steps)
     for i, (event, of_event) in enumerate(rows[rows["event"].notna()].groupby("event", sort=True, observed=True)):
         look = Style(COLOURS[(len(by_place) + i) % len(COLOURS)], SYMBOLS[(i + 2) % len(SYMBOLS)])
         labels = [f"{event} at {row['place']}: {row['reason']}" for row in of_event.to_dict("records")]
-        yield scatter(str(event), of_event["step"], of_event[column], look, labels=labels)
+        yield scatter_trace(str(event), of_event["step"], of_event[column], look, labels=labels)
 
 
 def _decisions_by_place(rows: pd.DataFrame) -> pd.DataFrame:
@@ -224,7 +245,7 @@ class Span(NamedTuple):
     label: str
 
 
-def timeline(job: Job, material: Material) -> list[Block]:
+def timeline_blocks(job: JobRuns, material: Material) -> list[Block]:
     """Return a chart of a step, dense and with the recommended setting, or else the first compressed one."""
     recommended = job.recommended(material.network)
     candidates = [*([recommended] if recommended else []), *job.named]
@@ -259,7 +280,7 @@ def _timeline_panel(name: str, by_network: Mapping[str, Iterable[Span]]) -> Pane
                 ends = [f"{seconds(span.start_s)} to {seconds(span.start_s + span.duration_s)}" for span in of_kind]
                 labels = [f"{kind} {text}: {when}" for text, when in zip(label, ends, strict=True)]
                 options = {"base": start, "orientation": "h", "width": 0.7, "meta": network}
-                traces.append(bar(kind, width, lane, look, labels, **options))
+                traces.append(bar_trace(kind, width, lane, look, labels, **options))
     y = axis("") | {"categoryorder": "array", "categoryarray": lanes, "autorange": "reversed", "dtick": 1}
     return Panel(name, axis("time", "s"), y, traces, height=90 + 19 * len(lanes))
 

@@ -106,7 +106,7 @@ class Chart:
         figure = make_subplots(
             len(rows),
             columns,
-            subplot_titles=[plain(panel.title) for panel in self.panels],
+            subplot_titles=[plotly_text(panel.title) for panel in self.panels],
             row_heights=heights,
             vertical_spacing=85 / sum(heights) if len(rows) > 1 else None,
         )
@@ -117,8 +117,8 @@ class Chart:
                 figure.add_trace(trace, **place)
                 figure.data[-1].showlegend = not {(trace.name, None), (trace.name, trace.meta)} & seen
                 seen.add((trace.name, trace.meta))
-            figure.update_xaxes({**panel.x, "title": plain(panel.x["title"])}, **place)
-            figure.update_yaxes({**panel.y, "title": plain(panel.y["title"])}, **place)
+            figure.update_xaxes({**panel.x, "title": plotly_text(panel.x["title"])}, **place)
+            figure.update_yaxes({**panel.y, "title": plotly_text(panel.y["title"])}, **place)
             if panel.level is not None and math.isfinite(panel.level):
                 figure.add_hline(panel.level, line={"color": BLACK, "width": 1, "dash": "dash"}, layer="below", **place)
         figure.update_annotations(font_size=13)
@@ -186,7 +186,7 @@ class Page(NamedTuple):
         return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
 
     def recommended(self, network: str) -> list[dict[str, str]]:
-        """Return the row of each job's setting to use on a network, as its table writes it."""
+        """Return the table row of each job's recommended setting on a network."""
         tables = [table.on(network) for table in self.blocks(Table) if table.key.endswith("-recommended")]
         rows = [frame[frame["network"] == network] for frame in tables]
         return [
@@ -238,9 +238,15 @@ def axis(text: str, unit: str = "", *, log: bool = False) -> dict[str, Any]:
         common |= {"tickformat": ".2~%", "hoverformat": ".2%"}
     elif unit:
         common |= {"tickformat": "~s", "hoverformat": ".4s", "ticksuffix": unit}
-    if unit not in ("", "%") and log:  # between powers of ten plotly leaves the unit out
-        numbers = [f"{digit}{zeros}{prefix}" for digit in range(2, 10) for zeros in ("", "0", "00") for prefix in SI]
-        common["labelalias"] = {number: number + unit for number in numbers}
+    if unit not in ("", "%") and log:  # plotly puts no space before the unit, and leaves it out between powers of ten
+        digits = [
+            (f"{first}{zeros}", unit if first == 1 else "") for first in range(1, 10) for zeros in ("", "0", "00")
+        ]
+        common["labelalias"] = {
+            f"{number}{prefix}{suffix}": f"{number}\N{NO-BREAK SPACE}{prefix}{unit}"
+            for number, suffix in digits
+            for prefix in SI
+        }
     return common
 
 
@@ -252,7 +258,7 @@ def quality_axis(measure: Measure) -> dict[str, Any]:
     return axis(measure_text(measure), "%" if measure.counted else "")
 
 
-def scatter(
+def scatter_trace(
     name: str,
     x: Iterable[Any],
     y: Iterable[Any],
@@ -268,8 +274,8 @@ def scatter(
 
     size = 6 if look.faint else 13 if look.symbol == "star" else 9
     return go.Scatter(
-        name=plain(name),
-        legendgroup=plain(name),
+        name=plotly_text(name),
+        legendgroup=plotly_text(name),
         x=finite(x),
         y=finite(y),
         mode=mode,
@@ -279,7 +285,7 @@ def scatter(
         error_y={"array": finite(errors), "color": look.colour, "thickness": 1, "width": 0}
         if errors is not None
         else None,
-        hovertext=plain(labels) if isinstance(labels, str) else [plain(label) for label in labels],
+        hovertext=plotly_text(labels) if isinstance(labels, str) else [plotly_text(label) for label in labels],
         hoverinfo="x+y+text" if labels else "x+y+name",
         meta=network,
         cliponaxis=False,
@@ -287,7 +293,7 @@ def scatter(
     )
 
 
-def bar(
+def bar_trace(
     name: str, x: Iterable[Any], y: Iterable[Any], look: Style, labels: Sequence[str] = (), **options: Any
 ) -> go.Bar:
     """Return a trace of bars; of spans from `base` with `orientation="h"`."""
@@ -301,18 +307,18 @@ def bar(
         "solidity": 0.2,
     }
     return go.Bar(
-        name=plain(name),
-        legendgroup=plain(name),
+        name=plotly_text(name),
+        legendgroup=plotly_text(name),
         x=finite(x),
         y=finite(y),
         marker={"color": look.colour, "pattern": pattern},
-        hovertext=[plain(label) for label in labels] or None,
+        hovertext=[plotly_text(label) for label in labels] or None,
         hoverinfo="text" if labels else "x+y+name",
         **options,
     )
 
 
-def plain(text: str) -> str:
+def plotly_text(text: str) -> str:
     """Return text for plotly, which reads its texts as markup."""
     return html.escape(text, quote=False)
 
@@ -324,29 +330,7 @@ def finite(values: Iterable[Any]) -> list[Any]:
     [1.0, None, None, None, 'a']
     """
     known = [
-        plain(value) if isinstance(value, str) else math.nan if pd.isna(value) else float(value) for value in values
+        plotly_text(value) if isinstance(value, str) else math.nan if pd.isna(value) else float(value)
+        for value in values
     ]
     return [value if isinstance(value, str) or math.isfinite(value) else None for value in known]
-
-
-def joined(curves: Iterable[tuple[Iterable[Any], Iterable[Any], str]]) -> tuple[list[Any], list[Any], list[str]]:
-    """Join lines (x, y, label) into one with gaps, so that hundreds draw as fast as one."""
-    x: list[Any] = []
-    y: list[Any] = []
-    labels: list[str] = []
-    for xs, ys, label in curves:
-        x += [*xs, None]
-        y += [*ys, None]
-        labels += [label] * (len(x) - len(labels))
-    return x, y, labels
-
-
-def thinned(count: int, most: int) -> list[int]:
-    """Return at most `most` of `count` positions, evenly spread, with the first and the last.
-
-    >>> thinned(9, 5), thinned(3, 5)
-    ([0, 2, 4, 6, 8], [0, 1, 2])
-    """
-    if count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]

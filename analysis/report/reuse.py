@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import Job, Material
+from raysim.analysis.report.material import JobRuns, Material
 from raysim.analysis.report.page import Block, Table, Text
 from raysim.analysis.report.words import speedup
 from raysim.config.boundaries import OTHERS, is_by_replica
@@ -29,7 +29,7 @@ class Adoption(NamedTuple):
     """Python for another training loop; empty for dense."""
 
 
-def adoption(job: Job, network: str) -> Adoption:
+def adoption(job: JobRuns, network: str) -> Adoption:
     """Return the recommended setting of a job on a network, or else the most promising one."""
     recommended, setting = job.recommended(network), job.taken_home(network)
     if setting is not None:
@@ -45,7 +45,7 @@ def adoption(job: Job, network: str) -> Adoption:
     return Adoption(f"On {network}, stay dense: no change to your training code.", "")
 
 
-def _price(job: Job, setting: str, network: str) -> str:
+def _price(job: JobRuns, setting: str, network: str) -> str:
     """Return the speed-ups of a setting over the transports of torch's own training code, as a comment in Python."""
     speedups = [
         f"{speedup(prices[network])} {over(transport)}"
@@ -176,7 +176,7 @@ ENVIRONMENT = ("raysim", "torch", "ray", "numpy", "python", "host", "cpu", "cpu_
 TABLES = ("model", "data")  # keys written with their options in one table
 
 
-def reproduce(job: Job, material: Material) -> Iterator[Block]:
+def reproduce_blocks(job: JobRuns, material: Material) -> Iterator[Block]:
     """Yield the settings and versions of a job."""
     runs = job.runs
     given = [key for key in material.results.keys if key in runs and runs[key].map(_written).any()]

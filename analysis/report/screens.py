@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.report.page import Chart, Page, Panel, Section, Style, Table, Text, axis, scatter
-from raysim.analysis.report.words import plural
+from raysim.analysis.report.page import Chart, Page, Panel, Section, Style, Table, Text, axis, scatter_trace
 from raysim.records import UNREADABLE, read_whole
 from raysim.storage.places import Place
+from raysim.units import plural
 
 KEYS = ["forward", "backward", "replica_gradient"]
 DENSE = "Identity"
@@ -112,7 +112,7 @@ def _chart(settings: pd.DataFrame, tables: dict[str, pd.DataFrame], networks: li
     measures = tables["measures"][tables["measures"]["measure"] == "loss"]
     points = settings.merge(measures, on=KEYS).merge(tables["prices"], on=KEYS)
     traces = [
-        scatter(
+        scatter_trace(
             verdict,
             own["speedup"],
             own["difference"].clip(lower=LEAST),

@@ -13,31 +13,43 @@ import pandas as pd
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import RULE
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
-from raysim.analysis.report.page import COLOURS, DENSE, Block, Chart, Panel, Style, Table, Text, axis, scatter, style
+from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns
+from raysim.analysis.report.page import (
+    COLOURS,
+    DENSE,
+    Block,
+    Chart,
+    Panel,
+    Style,
+    Table,
+    Text,
+    axis,
+    scatter_trace,
+    style,
+)
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import (
     GAIN,
     against_dense,
-    answer,
+    answer_for,
     fastest,
     listed,
     measure_text,
-    plural,
     quality_formats,
     seeds_of,
 )
 from raysim.network.topology import Network
+from raysim.units import plural
 
 BANDWIDTHS_BPS = (*(step * 10.0**decade for decade in range(6, 11) for step in (1, 2, 5)), 1e11)
 MOST_WARNINGS = 5  # distinct warnings of runs
 MOST_CURVES = 4  # settings
 
 
-def summary(job: Job, material: Material) -> Iterator[Block]:
-    """Yield the recommended setting of a job on every network, in words and as a table."""
+def summary_blocks(job: JobRuns, material: Material) -> Iterator[Block]:
+    """Yield the recommended setting of a job on every network, as sentences and as a table."""
     of = f"{job.title}: " if len(material.jobs) > 1 else ""
-    answers = {network: answer(job, network) for network in material.networks}
+    answers = {network: answer_for(job, network) for network in material.networks}
     yield Text({network: each.headline for network, each in answers.items()}, "headline")
     yield Text({network: f"{of}{each.sentence}" for network, each in answers.items()}, "lead")
     if any(each.evidence for each in answers.values()):
@@ -63,7 +75,7 @@ def summary(job: Job, material: Material) -> Iterator[Block]:
     yield Text("\n".join(_caveats(job, material)), "details")
 
 
-def _curve(job: Job, material: Material) -> Chart:
+def _curve(job: JobRuns, material: Material) -> Chart:
     """Return the seconds of a step against the bandwidth of each network, of dense and of the settings chosen on some network."""
     settings = _curve_settings(job)
     traces = []
@@ -71,12 +83,14 @@ def _curve(job: Job, material: Material) -> Chart:
         for i, setting in enumerate(settings):
             look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
             steps_s = material.steps_s(setting.runs, [_with_slowest(network, bps) for bps in BANDWIDTHS_BPS])
-            traces.append(scatter(setting.name, BANDWIDTHS_BPS, steps_s, look, "lines", network=name))
+            traces.append(scatter_trace(setting.name, BANDWIDTHS_BPS, steps_s, look, "lines", network=name))
         if math.isfinite(bps := network.slowest_bps):
             steps = [setting.step_s[name].value for setting in settings]
             labels = [f"{setting.name} on {name}" for setting in settings]
             look = Style(COLOURS[1])
-            traces.append(scatter("the chosen network", [bps] * len(steps), steps, look, labels=labels, network=name))
+            traces.append(
+                scatter_trace("the chosen network", [bps] * len(steps), steps, look, labels=labels, network=name)
+            )
     return Chart(
         f"{job.key}-bandwidth",
         "Step time by bandwidth",
@@ -97,7 +111,7 @@ def _with_slowest(network: Network, bps: float) -> Network:
     )
 
 
-def _curve_settings(job: Job) -> list[SettingRuns]:
+def _curve_settings(job: JobRuns) -> list[SettingRuns]:
     """Return dense and the settings to use or to try on some network; without any, the one with the greatest speed-up."""
     chosen = job.on_some_network(job.taken_home)
     if not chosen:
@@ -109,7 +123,7 @@ def _curve_settings(job: Job) -> list[SettingRuns]:
     return list(dict.fromkeys([*dense, *chosen]))[:MOST_CURVES]
 
 
-def _caveats(job: Job, material: Material) -> Iterator[str]:
+def _caveats(job: JobRuns, material: Material) -> Iterator[str]:
     """Yield how the figures of a job were made, their limits, and the rule of its verdicts."""
     yield f"Bytes are counted from the packets; step times are simulated on the network. {job.compute}"
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
@@ -124,7 +138,7 @@ def _caveats(job: Job, material: Material) -> Iterator[str]:
         yield f"{RULE} {_basis(job)}{count}"
 
 
-def _basis(job: Job) -> str:
+def _basis(job: JobRuns) -> str:
     """Return the seeds that chose among settings, and the seeds that judge the choice."""
     confirmed = [setting for setting in job.settings if setting.judged.get("confirmed_on")]
     if not confirmed:
@@ -143,7 +157,7 @@ def _basis(job: Job) -> str:
     )
 
 
-def _counts(job: Job) -> str:
+def _counts(job: JobRuns) -> str:
     runs = sum(len(setting.runs) for setting in job.settings)
     diverged = sum(setting.diverged for setting in job.settings)
     counts = sorted({setting.seeds for setting in job.settings})
@@ -156,7 +170,7 @@ def _counts(job: Job) -> str:
     return f"{text}{f', {diverged} diverged' if diverged else ''}."
 
 
-def _short_why(job: Job, network: str) -> str:
+def _short_why(job: JobRuns, network: str) -> str:
     faster = job.faster(network)
     counts = Counter(setting.verdict for setting in faster)
     if not faster:
@@ -166,7 +180,7 @@ def _short_why(job: Job, network: str) -> str:
     return f"{len(faster)} faster, none safe" + (f" ({verdicts})" if verdicts else "")
 
 
-def _row(job: Job, network: str) -> dict[str, Any]:
+def _row(job: JobRuns, network: str) -> dict[str, Any]:
     recommended = job.recommended(network)
     chosen = recommended or fastest(job, network)
     if recommended is None:
@@ -180,7 +194,7 @@ def _row(job: Job, network: str) -> dict[str, Any]:
         "network": network,
         "setting": chosen.name,
         "step": chosen.step_s[network],
-        "dense step": chosen.price.dense_step_s.get(network, math.nan),
+        "dense step": chosen.dense_step_s.get(network, math.nan),
         "speed-up": "1" if chosen.dense else chosen.speedup.get(network, "unknown"),
         "bytes a step": chosen.wire_bytes,
         **{mode: chosen.quality[mode] for mode in MODES},

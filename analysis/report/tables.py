@@ -1,4 +1,4 @@
-"""Tables of all runs, of branches and of a probe's candidates, and the importance of a study's parameters."""
+"""Tables of all runs, of branches, of a probe's candidates and of another size, and the importance of a study's parameters."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
+from raysim.analysis.comparison.carry import Asked, carry, law_sentence
 from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.frontier import faster
-from raysim.analysis.report.material import MODES, Job, Material, SettingRuns
-from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Style, Table, Text, axis, bar
+from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns
+from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Section, Style, Table, Text, axis, bar_trace
 from raysim.analysis.report.words import measure_text, quality_formats, seconds
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import DENSE, is_missing
+from raysim.units import format_parameters
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
 
@@ -46,7 +48,7 @@ def _dropped(trials: pd.DataFrame) -> list[Block]:
     return [Table("dropped", caption, frame)] if len(frame) else []
 
 
-def _runs_table(job: Job, material: Material) -> Table:
+def _runs_table(job: JobRuns, material: Material) -> Table:
     owners = {run: setting for setting in job.settings for run in setting.runs}
     return Table(
         f"{job.key}-runs",
@@ -58,7 +60,7 @@ def _runs_table(job: Job, material: Material) -> Table:
     )
 
 
-def _run_row(job: Job, setting: SettingRuns, row: dict[Any, Any], material: Material) -> dict[str, Any]:
+def _run_row(job: JobRuns, setting: SettingRuns, row: dict[Any, Any], material: Material) -> dict[str, Any]:
     done = max(1.0, _number(row.get("steps_done")))  # a missing value (NaN) gives 1, in this order only
     wire, dense = _number(row.get("wire_bytes")), _number(row.get("dense_bytes"))
     fronts = {
@@ -113,7 +115,7 @@ def _importance_panels(rows: pd.DataFrame) -> Iterator[Panel]:
             f"{row['parameter']}: {row['importance']:.2f}, over {row['trials']} trials{' that have it' if row['conditional'] else ''}"
             for row in ordered.to_dict("records")
         ]
-        bars = bar("importance", ordered["parameter"], ordered["importance"], Style(COLOURS[0]), labels)
+        bars = bar_trace("importance", ordered["parameter"], ordered["importance"], Style(COLOURS[0]), labels)
         yield Panel(str(objective), axis("parameter"), axis("share of importance"), [bars], height=280)
 
 
@@ -128,7 +130,7 @@ def has_branches(results: Results) -> bool:
     return bool((starts > 1).any())
 
 
-def branches(material: Material) -> list[Block]:
+def branch_blocks(material: Material) -> list[Block]:
     """Return a table for each dense run from which others branch: settings by point, with a sentence on where each is safe."""
     harms, blocks = branch_harms(material.results), list[Block]()
     for i, (job, rows) in enumerate(harms.groupby("job", sort=False), start=1):
@@ -230,7 +232,7 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
     return [*commands, f"raysim report {FOLDER}"]
 
 
-def probe(job: Job, material: Material) -> Iterator[Block]:
+def probe_blocks(job: JobRuns, material: Material) -> Iterator[Block]:
     """Yield a table of the candidates of a probe, and the commands that train them at a smaller size."""
     rows = {str(row["run"]): row for row in job.runs.to_dict("records")}
     if job.priced:
@@ -248,7 +250,7 @@ def probe(job: Job, material: Material) -> Iterator[Block]:
     yield Text("\n".join(smaller_runs(rows[setting.runs[0]] for setting in job.settings)), "code")
 
 
-def _probe_lead(job: Job, network: str) -> str:
+def _probe_lead(job: JobRuns, network: str) -> str:
     faster = [setting for setting in job.priced if setting.speedup and setting.speedup[network].low > 1]
     best = max(faster, key=lambda setting: setting.speedup[network].value, default=None)
     limit = "A probe does not say whether training stays sound under it."
@@ -272,3 +274,49 @@ def _candidate_row(setting: SettingRuns, links: pd.DataFrame) -> dict[str, Any]:
         "step": setting.step_s or "not priced",
         "speed-up": faster(setting),
     }
+
+
+# --- harm at another size of the model: a table of `raysim.analysis.carry` ---------------------------------------------------
+
+
+def carried_section(results: Results, asked: Asked) -> tuple[list[Section], list[str]]:
+    """Return the report's section on harm at another size, and a sentence for each setting.
+
+    Raises AnalysisError as `raysim.analysis.carry`.
+    """
+    frame = carry(results, asked.parameters, tokens=asked.tokens, stages=asked.stages, trained=asked.trained)
+    families = frame["family"].nunique()
+    sentences = []
+    for row in frame.to_dict("records"):
+        name = f"{row['setting']} ({row['family']})" if families > 1 else row["setting"]
+        verdict = f": {row['verdict']}" if isinstance(row["verdict"], str) else ""
+        sentences.append(f"{name}: {law_sentence(row)}{verdict}")
+    table = Table(
+        "carried",
+        "Harm by a power of the size, shared by the settings of one method, averaged with a law without size; bounds hold 90 % of true "
+        "harms. Both laws are shown alone as well. No law: why, and the runs that would allow one.",
+        pd.DataFrame([_cells(row) for row in frame.to_dict("records")]),
+    )
+    title = f"Carried to {format_parameters(asked.parameters)} parameters"
+    smallest, largest = (format_parameters(value) for value in (frame["smallest"].min(), frame["largest"].max()))
+    lead = Text(
+        f"These settings were trained at sizes from {smallest} to {largest}; laws carry their harm to {title[11:]}."
+    )
+    return [Section("carried", title, [lead, table])], sentences
+
+
+def _cells(row: dict[Any, Any]) -> dict[str, str]:
+    refused = isinstance(row["refusal"], str)
+    laws = {name: "" if refused else _interval(row, name) for name in ("harm", "power", "constant")}
+    return {
+        "setting": row["setting"],
+        "family": row["family"],
+        f"harm ({row['unit']})": laws["harm"],
+        "as a power of size": laws["power"],
+        "without size": laws["constant"],
+        "verdict": row["refusal"] if refused else row["verdict"],
+    }
+
+
+def _interval(row: dict[Any, Any], name: str) -> str:
+    return f"{row[name]:+.2f} ({row[f'{name}_low']:+.2f} to {row[f'{name}_high']:+.2f})"

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import MODES, WORTH, Job, SettingRuns
+from raysim.analysis.report.material import MODES, JobRuns, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
+from raysim.network.prices import PAYS
 from raysim.quality import Measure
-from raysim.units import format_bytes
+from raysim.units import RATES, TIMES, format_bytes, plural, unit_of
 
-GAIN = f"{100 * (WORTH - 1):.0f} %"
+GAIN = f"{100 * (PAYS - 1):.0f} %"
 
 
 def seconds(value: float) -> str:
@@ -25,10 +26,8 @@ def seconds(value: float) -> str:
     """
     if math.isnan(value):
         return "none"
-    for limit, unit, size in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (100.0, "s", 1.0), (3600.0, "min", 60.0)):
-        if value < limit * 0.9995:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 3600:.3g} h"
+    unit, size = unit_of(value, TIMES)
+    return f"{value / size:.3g} {unit.replace('u', 'µ')}"
 
 
 def speedup(estimate: Estimate) -> str:
@@ -61,15 +60,6 @@ def bytes_of(value: float) -> str:
     return "none" if math.isnan(value) else format_bytes(value)
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a count and its noun.
-
-    >>> plural(1, "seed"), plural(1200, "run")
-    ('1 seed', '1,200 runs')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def points(value: float | None) -> str:
     """Format a difference with about two digits and a true minus.
 
@@ -84,10 +74,8 @@ def points(value: float | None) -> str:
 
 def bandwidth(bps: float) -> str:
     """Return bits a second with three digits."""
-    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bps >= 0.9995 * size:
-            return f"{bps / size:.3g} {unit}"
-    return f"{bps:.3g} bit/s"
+    unit, size = unit_of(bps, RATES)
+    return f"{bps / size:.3g} {unit}"
 
 
 def measure_text(measure: Measure) -> str:
@@ -146,7 +134,7 @@ def below(row: Mapping[Any, Any]) -> str:
     return f"{middle} ({low.removesuffix(f' {unit}')} to {high.removesuffix(f' {unit}')})"
 
 
-def described(setting: SettingRuns) -> str:
+def point_label(setting: SettingRuns) -> str:
     """Return the label of a setting's point."""
     diverged = f", {setting.diverged} diverged" if setting.diverged else ""
     judged = f", {setting.verdict}" if setting.verdict else ""
@@ -211,13 +199,13 @@ class Answer(NamedTuple):
     sentence: str
     evidence: str = ""
 
+    @property
+    def text(self) -> str:
+        """The sentence and the reasons, as one text."""
+        return " ".join(filter(None, (self.sentence, self.evidence)))
 
-def verdict(job: Job, network: str) -> str:
-    """Return the setting to use on a network, with its price and its quality, as one text."""
-    return " ".join(filter(None, answer(job, network)[1:]))
 
-
-def answer(job: Job, network: str) -> Answer:
+def answer_for(job: JobRuns, network: str) -> Answer:
     """Return the verdict on a network in its parts."""
     if not job.priced:
         profiled = "train with `profile_every_steps` of at least 1"
@@ -248,7 +236,7 @@ def answer(job: Job, network: str) -> Answer:
     )
 
 
-def fastest(job: Job, network: str) -> SettingRuns:
+def fastest(job: JobRuns, network: str) -> SettingRuns:
     """Return the fastest setting on a network, safe or not."""
     return min(job.priced, key=lambda setting: setting.step_s[network].value)
 
@@ -270,7 +258,7 @@ def seeds_of(judged: Mapping[str, Any]) -> str:
 
 
 def wire_words(bytes_share: float, latency_share: float) -> str:
-    """Return a sentence on what bytes and latency add to a dense step, as shares of it.
+    """Return a sentence on the shares of bytes and latency in a dense step.
 
     >>> wire_words(0.0132, 0.61)
     'Of a dense step, bytes take 1.3 % and latency 61 %: compression can save the bytes alone.'
@@ -283,7 +271,7 @@ def wire_words(bytes_share: float, latency_share: float) -> str:
     return f"{words} and latency {100 * latency_share:.2g} %: compression can save the bytes alone."
 
 
-def _none_faster(job: Job, network: str) -> str:
+def _none_faster(job: JobRuns, network: str) -> str:
     """Return that no setting gains enough, how many were compared, and the fastest of them."""
     others = [setting for setting in job.priced if not setting.dense and setting.speedup]
     best = max(others, key=lambda setting: setting.speedup[network].value, default=None)
@@ -295,11 +283,12 @@ def _none_faster(job: Job, network: str) -> str:
     return f"None of {len(others)} compressed settings is at least {GAIN} faster. The fastest is {fastest}."
 
 
-def _why_dense(job: Job, chosen: SettingRuns, network: str) -> str:
+def _why_dense(job: JobRuns, chosen: SettingRuns, network: str) -> str:
     """Return why no compressed setting is recommended, the most promising one, and the seeds to decide about it."""
     faster = job.faster(network)
     if not faster:
-        return f"{_none_faster(job, network)} {wire_words(*chosen.wire_shares(network))}"
+        step_s = chosen.step_s[network].value
+        return f"{_none_faster(job, network)} {wire_words(*(added_s / step_s for added_s in chosen.wire[network]))}"
     if all(setting.verdict == "harmful" for setting in faster):
         return f"{_counted(len(faster))} faster, but shown to be harmful."
     best, least = job.promising(network), job.least_harmful(network)
@@ -322,7 +311,7 @@ def _counted(count: int) -> str:
     return f"{plural(count, 'setting')} {'is' if count == 1 else 'are'}"
 
 
-def _seeds_words(job: Job, setting: SettingRuns) -> str:
+def _seeds_words(job: JobRuns, setting: SettingRuns) -> str:
     """Return why a setting is undecided, and the seeds and hours that would decide."""
     have, lacking = int(setting.judged["seeds"]), setting.judged["lacking"]
     if setting.verdict != "undecided":
@@ -341,11 +330,11 @@ def _seeds_words(job: Job, setting: SettingRuns) -> str:
 def _faster_than_dense(setting: SettingRuns, network: str) -> str:
     """Return the speed-up of a setting over its dense setting, with the interval and the dense step."""
     value, low, high = setting.speedup[network]
-    dense = seconds(setting.price.dense_step_s[network])
+    dense = seconds(setting.dense_step_s[network])
     return f"{value:.2f} times as fast as dense ({low:.2f} to {high:.2f}; dense takes {dense})"
 
 
-def _facts(job: Job, setting: SettingRuns, network: str) -> str:
+def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:
     """Return the seconds and bytes of a step and the quality, of a compressed setting with that of dense."""
     dense = job.dense if job.dense is not setting else None
     reached = [

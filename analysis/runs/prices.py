@@ -14,7 +14,7 @@ import pandas as pd
 from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.data.folders import find_runs
 from raysim.analysis.data.recording import Recording
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, price_key
+from raysim.analysis.data.settings import compared_keys, price_key
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.job_costs import Costs
 from raysim.analysis.runs.results import Results
@@ -109,7 +109,9 @@ def replay(
     if isinstance(runs, Results):
         return _typed(list(_all_rows(runs, chosen, against, parsed, split=split, profile=profile)))
     if against == "dense":
-        raise ReplayError("`against` = 'dense' needs `Results`, in which each run finds its dense one: see `load`.")
+        raise ReplayError(
+            "`against` = 'dense' needs the `Results` of `load`, in which each run has a dense counterpart."
+        )
     many = [runs] if isinstance(runs, (Run, Place, str, Replay)) else list(runs)
     replays = _together([*many, *([] if against is None else [against])], profile)
     dense = replays.pop() if against is not None else None
@@ -167,7 +169,7 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
     `without`: runs to leave out, such as those without a price.
     """
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
-    keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
+    keys = compared_keys(results.keys)
     values = [[as_text(row.get(key)) for key in keys] for row in rows]
     kinds = [(row["job"], price_key(row)) for row in rows]
     dense: dict[tuple[Any, ...], list[int]] = {}

@@ -262,13 +262,13 @@ def bench_codecs(
         _check_device(device)
         from raysim.cli.terminal import console
         from raysim.codecs import CODECS
-        from raysim.notation import parse
+        from raysim.notation import parse_notation
         from raysim_benchmarks.bench.codecs import DEFAULTS, KINDS, SIZES, table
         from raysim_benchmarks.bench.codecs import bench_codecs as measure
         from raysim_benchmarks.bench.recorded import RECIPES, record_tensors
 
         try:
-            chosen = [parse(text, CODECS) for text in codecs] if codecs else DEFAULTS
+            chosen = [parse_notation(text, CODECS) for text in codecs] if codecs else DEFAULTS
         except ValueError as error:
             fail(f"`codecs`: {error}", 2)
         for option, given, allowed in (("kind", kinds, KINDS), ("dtype", dtypes, ("float32", "bfloat16", "float16"))):

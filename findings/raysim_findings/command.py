@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.conclude import Folder
 from raysim.cli.exits import fail
 from raysim.cli.options import JsonFile, StudyTransport, Trust, check_runs, parse_networks, write_json
+from raysim.cli.recorded import Folder
 
 if TYPE_CHECKING:
     from raysim_findings.finding import Comparison, Finding
@@ -107,7 +106,7 @@ def show_findings(findings: Sequence[Finding], problems: Sequence[str], transpor
 
 
 def findings_figures(findings: Sequence[Finding], problems: Sequence[str]) -> dict[str, Any]:
-    """Return the content of `show_findings`, for JSON: null for a missing effect or interval."""
+    """Return the content of `show_findings`, for JSON."""
     rows = []
     for finding in findings:
         claim = finding.claim
@@ -125,8 +124,6 @@ def _comparison_figures(comparison: Comparison) -> dict[str, Any]:
     names = ("part", "text", "verdict", "unit", "side", "threshold", "confidence", "lacking")
     figures = {name: getattr(comparison, name) for name in names}
     figures["effect"] = comparison.effect if comparison.effects else None
-    for name in ("low", "high"):
-        bound = getattr(comparison, name)
-        figures[name] = bound if math.isfinite(bound) else None
+    figures |= {"low": comparison.low, "high": comparison.high}
     seeds = {"effects_by_seed": comparison.effects, "judged_seeds": list(comparison.sample.seeds)}
     return figures | seeds | {"runs": list(comparison.runs)}

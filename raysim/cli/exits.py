@@ -15,12 +15,12 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from raysim.notation import InputError, printable, shortened
+from raysim.notation import InputError, cut_middle, printable
 from raysim.signals import take
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
-    from raysim.training.events import Ending
+    from raysim.training.events import Interruption
 
 LONGEST = 4000  # characters of a sentence
 ELSEWHERE = {"bench": "benchmarks", "validate": "benchmarks", "findings": "findings"}
@@ -95,13 +95,13 @@ def fail(sentence: str, code: int) -> NoReturn:
     from raysim.console import PlainConsole
 
     sentence = printable(sentence)
-    text = shortened(sentence, LONGEST)
+    text = cut_middle(sentence, LONGEST)
     with suppress(OSError):  # the error stream may be closed
         PlainConsole(stderr=True, soft_wrap=True).print(f"raysim: {text}")
     raise typer.Exit(code)
 
 
-def leave(loss: str, again: str, ending: Ending) -> NoReturn:
+def leave(loss: str, again: str, ending: Interruption) -> NoReturn:
     """End the process with one sentence after Ray's servers are lost; for any thread, since the main thread waits in Ray."""
     from raysim.engine.watch import end_process
 
@@ -112,11 +112,11 @@ def leave(loss: str, again: str, ending: Ending) -> NoReturn:
 
 
 @contextmanager
-def ending_on_signals() -> Iterator[Ending]:
-    """Yield an Ending set by the process's signals; before a run has begun, a signal ends the command with one sentence."""
-    from raysim.training.events import Ending
+def ending_on_signals() -> Iterator[Interruption]:
+    """Yield an Interruption set by the process's signals; before a run has begun, a signal ends the command with one sentence."""
+    from raysim.training.events import Interruption
 
-    ending = Ending()
+    ending = Interruption()
     with ending.on_signals():
         try:
             yield ending

@@ -12,7 +12,8 @@ import typer
 
 from raysim.cli.exits import fail
 from raysim.cli.options import JsonFile, write_json
-from raysim.cli.terminal import counted, echo
+from raysim.cli.terminal import echo
+from raysim.units import plural
 
 SECTIONS = ("run", "model", "data", "study")
 Row = tuple[str, str, str]
@@ -63,7 +64,7 @@ def sites(
         {"site": site, "hosts": hosts.count(site), "option": label_option(site)} for site in parsed.sites
     ]
     for row in rows:
-        echo(f"{row['site']:<{width}}  {counted(row['hosts'], 'host')}  ray start ... {row['option']}")
+        echo(f"{row['site']:<{width}}  {plural(row['hosts'], 'host')}  ray start ... {row['option']}")
     nodes = []
     if address is not None:
         from raysim.engine.connection import check_address, join_cluster, node_address

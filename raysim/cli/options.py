@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -19,8 +20,6 @@ from raysim.cli.terminal import echo
 from raysim.storage.files import is_stream, output_file
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from raysim.network.topology import Network
 
 
@@ -160,6 +159,11 @@ Trust = Annotated[
     ),
 ]
 
+Tried = Annotated[
+    list[str] | None,
+    typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
+]
+
 Compute = Annotated[
     str, typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs).")
 ]
@@ -202,14 +206,6 @@ def check_writable(option: str, file: Path | None) -> None:
         fail(f"`{option}` must be a file that can be written, but got {str(file)!r}: {error.strerror}.", 2)
 
 
-def is_screen(folder: str) -> bool:
-    """Return whether a folder holds the records of `raysim screen`."""
-    from raysim.analysis.data.folders import SCREEN
-    from raysim.records.packs import open_folder
-
-    return (open_folder(folder) / SCREEN).is_file()
-
-
 def check_runs(folder: str, lacking: str) -> None:
     """Fail like analysis if a local folder holds no run, but before pandas is imported."""
     from raysim.analysis.data.folders import find_runs
@@ -243,15 +239,9 @@ def parse_networks(texts: list[str] | None, window: str | None = None) -> list[N
         fail(f"`--network`: {error}", 2)
 
 
-def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame for JSON: null for a missing or infinite value."""
-    rows = json.loads(frame.to_json(orient="records", double_precision=15))
-    return [{str(name): value for name, value in row.items()} for row in rows]
-
-
-def write_json(figures: dict[str, Any], file: Path) -> None:
-    """Write the file of `--json` and say where, or print it."""
-    text = json.dumps(figures, indent=1, allow_nan=False)
+def write_json(figures: Mapping[str, Any], file: Path) -> None:
+    """Write the file of `--json` and say where, or print it; a missing or infinite figure is null."""
+    text = json.dumps(_finite(figures), indent=1, allow_nan=False)
     if file == STDOUT:
         assert isinstance(sys.stdout, _Muted)
         print(text, file=sys.stdout.replaced, flush=True)
@@ -259,6 +249,18 @@ def write_json(figures: dict[str, Any], file: Path) -> None:
     with output_file(file) as stream:
         stream.write(text.encode())
     echo(f"Figures: {file}")
+
+
+def _finite(value: Any) -> Any:
+    """Return figures as Python's own values; None if they are missing or infinite."""
+    from raysim.config.identity import plain
+
+    value = plain(value)
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def write_trace_file(events: Iterator[dict[str, Any]], file: Path, step: str) -> None:

@@ -18,7 +18,7 @@ from raysim.storage.files import os_sentence
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.submit import Cluster
-    from raysim.training.events import Ending
+    from raysim.training.events import Interruption
 
 Study = Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")]
@@ -124,7 +124,7 @@ def arguments(command: str, subject: str, overrides: list[str] | None, **options
     return words
 
 
-def run_sweep(sweep: Sweep, again: str, ending: Ending, show: Callable[[Sweep], None] | None = None) -> None:
+def run_sweep(sweep: Sweep, again: str, ending: Interruption, show: Callable[[Sweep], None] | None = None) -> None:
     """Run a sweep and its confirmation; `again` is the command that resumes it, `show` prints its result in place of the usual."""
     from raysim.analysis import AnalysisError
     from raysim.records import RecordsError

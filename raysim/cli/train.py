@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, JsonFile, Overrides, Recipe, Trust, plain_rows, write_json
+from raysim.cli.options import Dashboard, JsonFile, Overrides, Recipe, Trust, write_json
 from raysim.cli.terminal import echo
 from raysim.storage.files import os_sentence
 from raysim.units import format_bytes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from raysim.config import RunConfig
     from raysim.records import Run
-    from raysim.training.events import Ending
+    from raysim.training.events import Interruption
     from raysim.training.run import Training
 
 
@@ -80,7 +80,7 @@ def train(
         _train(training, again, ending, json_file)
 
 
-def _train(training: Training, again: str, ending: Ending, json_file: Path | None) -> None:
+def _train(training: Training, again: str, ending: Interruption, json_file: Path | None) -> None:
     """Train to the end and print the tables; `again` says how to resume."""
     from raysim.pipeline.errors import StageError, WorkerLostError
     from raysim.pipeline.state import CheckpointError
@@ -99,7 +99,7 @@ def _train(training: Training, again: str, ending: Ending, json_file: Path | Non
             fail(f"interrupted. {again}", ending.exit_code)
         fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
     run = Run(training.folder)
-    tables(run)
+    show_run(run)
     if json_file is not None:
         write_json(run_figures(run), json_file)
     if run.status == "diverged":
@@ -178,7 +178,7 @@ def _show_bar(training: Training, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
-    from raysim.training.progress import Pace, header, sentence
+    from raysim.training.progress import Pace, event_sentence, header
 
     events = training.events()  # raises before anything is shown
     for line in header(training):
@@ -212,10 +212,10 @@ def _show_bar(training: Training, console: Console) -> None:
                 progress.update(evaluation, completed=row["samples"], note=turn, visible=True)
             else:
                 progress.update(evaluation, visible=False)
-                progress.console.print(sentence(event))
+                progress.console.print(event_sentence(event))
 
 
-def tables(run: Run) -> None:
+def show_run(run: Run) -> None:
     """Print the bytes on each link, the last evaluations and the time of the run."""
     from raysim.cli.terminal import console, write_line
     from raysim.records.run import exceeds_dense
@@ -241,7 +241,7 @@ def tables(run: Run) -> None:
 
 
 def run_figures(run: Run) -> dict[str, Any]:
-    """Return the content of `tables`, for JSON, with the columns of the records."""
+    """Return the content of `show_run`, for JSON, with the columns of the records."""
     evals = run.evals
     names = ("run_id", "status", "error", "warning", "restarts", "seconds", "start_s")
     return {
@@ -249,8 +249,8 @@ def run_figures(run: Run) -> dict[str, Any]:
         **{name: run.row.get(name) for name in names},
         "steps": len(run.steps),
         "measures": list(run.measures),
-        "links": plain_rows(_summed_links(run.links)) if len(run.links) else [],
-        "evals": plain_rows(evals[evals["step"] == evals["step"].max()]),
+        "links": _summed_links(run.links).to_dict("records") if len(run.links) else [],
+        "evals": evals[evals["step"] == evals["step"].max()].to_dict("records"),
     }
 
 
@@ -267,16 +267,14 @@ def _summed_links(links: pd.DataFrame) -> pd.DataFrame:
 
 def _links_table(links: pd.DataFrame) -> Table:
     """Return the bytes, fidelity and codec seconds of each link."""
-    from raysim.cli.terminal import table_of
+    from raysim.cli.terminal import size_cells, table_of
 
     summed = _summed_links(links)
     rows = [
         {
             "link": _link({str(name): value for name, value in row.items()}),
             "codec": row["codec"],
-            "dense": format_bytes(row["dense_bytes"]),
-            "wire": format_bytes(row["wire_bytes"]),
-            "factor": f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
+            **size_cells(row["dense_bytes"], row["wire_bytes"]),
             "fidelity": "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
             "encode": f"{row['encode_s']:.2f} s",
             "decode": f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",

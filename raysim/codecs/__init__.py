@@ -1,6 +1,6 @@
 """Stateless maps tensor -> packet -> tensor. Values are really packed, so wire bytes are counted, not estimated.
 
-A codec's `repr` is its notation; `raysim.notation.parse(text, CODECS)` is the inverse. To add a codec, write a class
+A codec's `repr` is its notation; `raysim.notation.parse_notation(text, CODECS)` is the inverse. To add a codec, write a class
 and add it to `CODECS`; the property tests then require an example of it. Rarely used codecs are in the plug-in
 `raysim-contrib`.
 """

@@ -29,7 +29,7 @@ import numpy as np
 
 from raysim.codecs import CODECS, Codec, Identity, Packet
 from raysim.codecs.codec import DTYPES
-from raysim.notation import MAX_LENGTH, parse
+from raysim.notation import MAX_LENGTH, parse_notation
 from raysim.on_demand import torch
 from raysim.values import EXACT, UNNAMED, kind
 
@@ -178,7 +178,7 @@ class CodecTable:
 
 @lru_cache(maxsize=256)
 def _entry_of_notation(text: str) -> Entry:
-    return Entry.of(parse(text, CODECS))
+    return Entry.of(parse_notation(text, CODECS))
 
 
 def write_number(header: bytearray, number: int) -> None:

@@ -6,7 +6,7 @@ tensor name, and the whole setting may be a table by replica.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from raysim.codecs import Codec
@@ -90,51 +90,48 @@ def is_by_replica(value: Mapping[str, Any]) -> bool:
     return all(key == OTHERS or _is_number(key) for key in value)
 
 
-def of_replica(value: ByReplica, replica: int, num_boundaries: int) -> Sequence[OfBoundary]:
-    """Return the settings of a replica's boundaries.
+def of_replica(value: ByReplica, replica: int) -> Setting:
+    """Return the setting of a replica.
 
-    >>> of_replica({"1": parse("TopK(0.05)")}, 1, 2), of_replica({"1": parse("TopK(0.05)")}, 0, 2)
-    ((TopK(0.05), TopK(0.05)), (Identity, Identity))
+    >>> of_replica({"1": parse("TopK(0.05)")}, 1), of_replica({"1": parse("TopK(0.05)")}, 0)
+    (TopK(0.05), Identity)
     """
     if isinstance(value, dict) and is_by_replica(value):
-        value = value.get(str(replica), value.get(OTHERS, UNCOMPRESSED))
-    return value if isinstance(value, tuple) else (value,) * num_boundaries  # type: ignore[return-value]
+        return value.get(str(replica), value.get(OTHERS, UNCOMPRESSED))
+    return value  # type: ignore[return-value]
 
 
-def pairs_of(forward: OfBoundary, backward: OfBoundary, *, shared_indices: bool, boundary: int) -> Pairs:
-    """Return the compressors of a boundary.
+def pairs_of(
+    forward: Setting, backward: Setting, boundary: int, names: Iterable[str] | None, *, shared_indices: bool
+) -> Pairs:
+    """Return the compressors of a boundary for tensors of these `names`; by default of all tensors in tables, and of `OTHERS`.
 
     With shared indices, the gradients of uncompressed tensors are uncompressed too. Raises ValueError if the compressors of
     compressed tensors cannot share their positions.
     """
-    names = [*(name for each in (forward, backward) if isinstance(each, dict) for name in each), OTHERS]
-    pairs: Pairs = {name: (_of_tensor(forward, name), _of_tensor(backward, name)) for name in dict.fromkeys(names)}
+    ends = [value[boundary] if isinstance(value, tuple) else value for value in (forward, backward)]
+    tables = [end if isinstance(end, dict) else {OTHERS: end} for end in ends]
+    known = dict.fromkeys([*(name for table in tables for name in table if name != OTHERS), OTHERS])
+    sending, returning = (
+        {name: table.get(name, table.get(OTHERS, UNCOMPRESSED)) for name in (known if names is None else names)}
+        for table in tables
+    )
     if shared_indices:
-        sparse = [name for name, (method, _) in pairs.items() if not method.exact] or [OTHERS]
-        for name in sparse:
-            method, gradients = pairs[name]
-            pairs[name] = method, share_indices(method, gradients, f" at boundary {boundary}")
-    return pairs
+        sparse = [name for name, method in sending.items() if not method.exact]
+        for name in sparse if names is not None else sparse or [OTHERS]:
+            returning[name] = share_indices(sending[name], returning[name], f" at boundary {boundary}")
+    return {name: (method, returning[name]) for name, method in sending.items()}
 
 
-def of_tensor(pairs: Pairs, name: str) -> tuple[Compressor, Compressor]:
-    """Return the compressors of a tensor, by its name."""
-    return pairs.get(name, pairs[OTHERS])
-
-
-def named(value: ByReplica) -> Iterator[tuple[int | None, str, Compressor]]:
-    """Yield boundary (None for all), tensor and compressor of each entry in tables by tensor."""
+def entries(value: ByReplica) -> Iterator[tuple[int | None, str, Compressor]]:
+    """Yield boundary (None for all), tensor (`OTHERS` for all others) and compressor of each entry of a setting."""
     if isinstance(value, dict) and is_by_replica(value):
         for setting in value.values():
-            yield from named(setting)
+            yield from entries(setting)
         return
     for boundary, entry in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
-        if isinstance(entry, dict):
-            yield from ((boundary, name, compressor) for name, compressor in entry.items() if name != OTHERS)  # type: ignore[misc]
-
-
-def _of_tensor(setting: OfBoundary, name: str) -> Compressor:
-    return setting.get(name, setting.get(OTHERS, UNCOMPRESSED)) if isinstance(setting, dict) else setting
+        table = entry if isinstance(entry, dict) else {OTHERS: entry}
+        yield from ((boundary, name, compressor) for name, compressor in table.items())  # type: ignore[misc]
 
 
 def _from_toml(field: str, text: str) -> Any:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from raysim.config.keys import keys_of, run_keys
-from raysim.notation import Method, read_method, shortened
+from raysim.notation import Method, cut_middle, read_method
 from raysim.storage.texts import parse_json
 
 DENSE = "Identity"
@@ -93,7 +93,7 @@ def identity(row: Mapping[Any, Any]) -> dict[str, str]:
     """
     keys = job_keys(row)
     digest = hashlib.sha256(json.dumps(sorted(keys.items())).encode()).hexdigest()[:8]
-    title = shortened(f"{keys['model']} on {keys['data']}", LONGEST_TITLE)
+    title = cut_middle(f"{keys['model']} on {keys['data']}", LONGEST_TITLE)
     return {"job": f"{title} {digest}", "setting": str(Setting.of(row))}
 
 

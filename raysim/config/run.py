@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, model_validator
@@ -66,19 +66,21 @@ class RunConfig(RunFields):
         per = 1 if policy.updates_each_microbatch else self.num_microbatches
         return policy.delays(schedule.delays(self.stages, self.num_microbatches, per))
 
-    def compressors(self) -> list[list[Pairs]]:
-        """Return the compressors for each replica and boundary, as a dict by tensor name."""
-        count = self.stages - 1
-        by_setting: dict[str, list[Pairs]] = {}  # replicas with the same setting share a list
+    def compressors(self, tensors: Sequence[Iterable[str]] | None = None) -> list[list[Pairs]]:
+        """Return the compressors for each replica and boundary, by tensor; replicas with the same setting share a list.
+
+        `tensors`: the names of those that cross each boundary, see `pairs_of`.
+        """
+        known: dict[str, list[Pairs]] = {}
         of_replicas = []
         for replica in range(self.num_replicas):
-            settings = (of_replica(self.forward, replica, count), of_replica(self.backward, replica, count))
-            if repr(settings) not in by_setting:
-                by_setting[repr(settings)] = [
-                    pairs_of(*ends, shared_indices=self.shared_indices, boundary=boundary)
-                    for boundary, ends in enumerate(zip(*settings, strict=True))
+            ends = of_replica(self.forward, replica), of_replica(self.backward, replica)
+            if repr(ends) not in known:
+                known[repr(ends)] = [
+                    pairs_of(*ends, i, tensors and tensors[i], shared_indices=self.shared_indices)
+                    for i in range(self.stages - 1)
                 ]
-            of_replicas.append(by_setting[repr(settings)])
+            of_replicas.append(known[repr(ends)])
         return of_replicas
 
     def replica_methods(self) -> list[ReplicaMethod]:
@@ -105,9 +107,9 @@ Rule = Callable[[RunConfig], Iterator[str]]
 def _sizes(run: RunConfig) -> Iterator[str]:
     if (run.steps is None) == (run.epochs is None):
         given = f"{run.steps} and {run.epochs}" if run.steps is not None else "neither"
-        yield f"Just one of `steps` and `epochs` must be given, but got {given}."
+        yield f"Exactly one of `steps` and `epochs` must be given, but got {given}."
     if run.cuts is not None and run.num_stages is not None:
-        yield "Just one of `num_stages` and `cuts` may be given, but got both."
+        yield "Only one of `num_stages` and `cuts` may be given, but got both."
     if run.batch_size % (run.num_microbatches * run.num_replicas):
         each = f" on each of {run.num_replicas} replicas" if run.num_replicas > 1 else ""
         yield f"`num_microbatches` must divide `batch_size` ({run.batch_size}), but got {run.num_microbatches}{each}."

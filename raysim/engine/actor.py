@@ -16,6 +16,7 @@ import torch
 from raysim.codecs.message import Message
 from raysim.engine.delivery import Limits, Mailbox, pieces
 from raysim.engine.nodes import Reach, measured_gflops, starts_slowly
+from raysim.engine.ray_internals import direct_call_bytes
 from raysim.limits import node_memory
 from raysim.pipeline.errors import SenderStoppedError
 from raysim.pipeline.messages import Key, Send, Turns
@@ -67,9 +68,9 @@ class StageActor:
         kept, self._kept = self._kept, {}
         self._worker = make(*arguments, **kept)
 
-    def echo(self, num_bytes: int) -> np.ndarray:
-        """Return an array of this size, from which `find_limits` finds the threshold of this node."""
-        return np.zeros(num_bytes, np.uint8)
+    def call_bytes(self) -> int:
+        """Return the largest argument that this node sends within a call."""
+        return direct_call_bytes()
 
     def bound(self, limits: Limits) -> None:
         """Set the limits of messages."""

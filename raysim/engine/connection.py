@@ -16,14 +16,14 @@ from typing import Any
 
 from raysim.config import ConfigError
 from raysim.engine import ray_internals
-from raysim.engine.delivery import NEAR_BYTES, RAY_SETTING
+from raysim.engine.delivery import NEAR_BYTES
 from raysim.engine.watch import HeadWatch, RayWatch, ServersWatch
 from raysim.pipeline.errors import WorkerLostError
 from raysim.signals import SIGNALS, handled
 from raysim.storage.files import expanded
 
 # Ray's default niceness, 15, starves stages under other load: with three busy processes on two cores, a start took 155 s.
-OURS = {RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
+OURS = {ray_internals.RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
 # Settings without a dashboard: nobody would read the metrics and task events.
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 END_S = 10.0  # for Ray's servers to shut down before they are killed: Ray's core waits for ever for a suspended one

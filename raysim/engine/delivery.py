@@ -4,22 +4,13 @@ Ray sends arguments up to `max_direct_call_object_size` (100 KiB by default) wit
 store of its node, and the receiver fetches it: four more messages, twice the CPU time, and no order among packets. Calls from one
 actor to another arrive in order, so a message sent in pieces needs no change of that setting, and stays in order.
 
-One hop on one machine, median of 200, measured on 2026-11-25 on two idle cores with Ray 2.60 (`raysim bench hops` has the same sizes):
-
-| bytes | in a call: ms, CPU ms | through the store: ms, CPU ms |
-|---|---|---|
-| 131 kB | 0.67, 0.95 | 1.40, 2.3 |
-| 524 kB | 0.77, 1.2 | 1.39, 2.5 |
-| 1 MB | 2.1, 2.7 | 1.5, 2.9 |
-| 4 MB | 6.4, 8.6 | 2.0, 7.1 |
-
-Within one machine the store is shared memory, and faster from 1 MB on. Between machines a call takes one trip, and the store five.
+Within one machine the store is shared memory, and faster from 1 MB on (`raysim bench hops`). Between machines a call takes one
+trip, and the store five.
 """
 
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Condition
 from typing import Any, NamedTuple, TypeAlias
@@ -28,6 +19,7 @@ import numpy as np
 
 from raysim.codecs.message import Message
 from raysim.config import ConfigError
+from raysim.engine.ray_internals import RAY_SETTING
 from raysim.pipeline.errors import SenderStoppedError, WorkerLostError
 from raysim.pipeline.messages import Key, Parts, Receive
 
@@ -38,11 +30,8 @@ NEAR_BYTES = 768 * 2**10
 FAR_BYTES = 4 * 2**20
 """The same for workers on several machines; the threshold in raysim's cluster files."""
 LEAST_CALL_BYTES = 10_000  # with smaller pieces, the cost of calls would outweigh that of bytes
-RAY_SETTING = "max_direct_call_object_size"
 ARGUMENT_BYTES = 2_048  # overhead of an argument, without its arrays
 ARRAY_BYTES = 256  # overhead of each array in an argument
-ECHO_STEP_BYTES = 1_024  # resolution of a measured threshold
-PATIENCES_S = (0.1, 0.5, 2.0)  # for the location of a result; longer if the nodes seem to differ
 
 
 def argument_bytes(message: Message | None) -> int:
@@ -83,65 +72,31 @@ def pieces(parts: Parts, call_bytes: int) -> Iterator[np.ndarray]:
         yield whole[start : start + size]
 
 
-def joined(arrays: Sequence[np.ndarray]) -> Parts:
+def join_pieces(arrays: Sequence[np.ndarray]) -> Parts:
     """Return a message's parts from all arrays of `pieces`, in order."""
     parts: Parts = pickle.loads(np.concatenate(arrays).data)
     return parts
 
 
 def find_limits(actors: Sequence[Any], fetch: Fetch, *, near: bool) -> Limits:
-    """Measure the limits of messages between workers, given one actor on each node; `near` if all are on one machine.
+    """Return the limits of messages between workers, given one actor on each node; `near` if all are on one machine.
 
-    Results of `echo` have the same threshold: Ray keeps them out of the object store up to it. Raises ConfigError if nodes
-    differ, or if the threshold is below 10 kB. `fetch` waits for results.
+    `fetch` waits for results. Raises ConfigError if the nodes' thresholds differ, or are below 10 kB.
     """
     most = NEAR_BYTES if near else FAR_BYTES
-    thresholds = [most] * len(actors)
-    for patience_s in PATIENCES_S:
-        thresholds = list(map(min, thresholds, _thresholds(actors, fetch, most, patience_s)))
-        if len(set(thresholds)) == 1:
-            break
-    else:
-        low, high = min(thresholds), max(thresholds)
+    thresholds = [min(most, threshold) for threshold in fetch([actor.call_bytes.remote() for actor in actors])]
+    low, high = min(thresholds), max(thresholds)
+    if low < high:
         raise ConfigError(
-            f"`{RAY_SETTING}` must be the same on all nodes of the cluster, but is about {low:,} bytes on one and {high:,} or more "
+            f"`{RAY_SETTING}` must be the same on all nodes of the cluster, but is {low:,} bytes on one and {high:,} or more "
             "on another. Set it by `--system-config` of the head's `ray start` alone, and not by a variable of a node."
         )
-    if thresholds[0] < LEAST_CALL_BYTES:
+    if low < LEAST_CALL_BYTES:
         raise ConfigError(
-            f"`{RAY_SETTING}` of the cluster must be at least {LEAST_CALL_BYTES:,} bytes, but is about {thresholds[0]:,}. "
+            f"`{RAY_SETTING}` of the cluster must be at least {LEAST_CALL_BYTES:,} bytes, but is {low:,}. "
             f"Leave it at Ray's default, or set it to {FAR_BYTES} at the head."
         )
-    return Limits(thresholds[0], most)
-
-
-def _thresholds(actors: Sequence[Any], fetch: Fetch, most: int, patience_s: float) -> list[int]:
-    """Return the threshold of each actor, at most `most`, by bisection on all actors at once."""
-    steps = most // ECHO_STEP_BYTES
-    low, high, tried = [0] * len(actors), [steps + 1] * len(actors), [steps] * len(actors)
-    while any(b - a > 1 for a, b in zip(low, high, strict=True)):
-        calls = [actor.echo.remote(n * ECHO_STEP_BYTES) for actor, n in zip(actors, tried, strict=True)]
-        fetch(calls)
-        for i, in_store in enumerate(_are_stored(calls, patience_s)):
-            (high if in_store else low)[i] = tried[i]
-            tried[i] = (low[i] + high[i]) // 2 if high[i] - low[i] > 1 else low[i]
-    return [n * ECHO_STEP_BYTES for n in low]
-
-
-def _are_stored(results: list[Any], patience_s: float) -> list[bool]:
-    """Return whether each result is in an object store; the others came within the reply.
-
-    Ray may learn a location a moment after the result, so it is asked again; at worst, the threshold is overestimated.
-    """
-    from ray.experimental import get_object_locations
-
-    deadline = time.monotonic() + patience_s
-    while True:
-        locations = get_object_locations(results)
-        stored = [bool(locations.get(result, {}).get("node_ids")) for result in results]
-        if all(stored) or time.monotonic() > deadline:
-            return stored
-        time.sleep(patience_s / 10)
+    return Limits(low, most)
 
 
 class Mailbox:
@@ -184,7 +139,7 @@ class Mailbox:
             if session == self._session and turn >= self._turn:
                 self._pieces.setdefault((turn, source, key), []).append(piece)
                 if not left:
-                    self._messages[turn, source, key] = joined(self._pieces.pop((turn, source, key)))
+                    self._messages[turn, source, key] = join_pieces(self._pieces.pop((turn, source, key)))
                     self._changed.notify()
 
     def stop(self, session: str, turn: int, source: int) -> None:
@@ -204,5 +159,5 @@ class Mailbox:
             if self._changed.wait_for(lambda: label in self._messages or label[:2] in self._stopped, timeout_s):
                 if label in self._messages:
                     return self._messages.pop(label)
-                raise SenderStoppedError(f"no message came from worker {take.source}, which broke off")
+                raise SenderStoppedError(f"worker {take.source} stopped before it sent a message")
         raise WorkerLostError(f"no message came from worker {take.source} within `timeout_s` = {timeout_s:g} s")

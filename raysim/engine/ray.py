@@ -31,7 +31,7 @@ from raysim.engine.ray_internals import draining_nodes
 from raysim.engine.resources import check_memories, free_resources, wait_for_capacity, workers_that_fit
 from raysim.engine.watch import RayWatch
 from raysim.limits import node_memory, usable_cpus
-from raysim.pipeline.averaging import warm
+from raysim.pipeline.averaging import warm_run
 from raysim.pipeline.errors import DivergedError, StageError, WorkerLostError
 from raysim.pipeline.prepare import Workload
 from raysim.pipeline.worker import Worker
@@ -86,7 +86,7 @@ class RayEngine(Engine):
             on = (f"{self._stages_on(node)} on {node_address(node)}" for node in dict.fromkeys(self._nodes))
             print(f"the run goes on with {'; '.join(on)}", file=sys.stderr, flush=True)
         self.on_phase("kernels that are compiled")
-        warm(plan)  # compile once here; the workers on this machine load the result from disk
+        warm_run(plan)  # compile once here; the workers on this machine load the result from disk
         self.on_phase(f"the processes of {self.num_workers} workers, which import torch")
         self._actors = [
             start_actor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,8 @@ LOSSES = ("worker_died", "node_removed", "raylet_died")  # raysim's own messages
 OWN_MACHINE = "local.cluster.node"  # node type of `provider: local`
 ENDED_IDLE = 4  # AUTOSCALER_DRAIN_IDLE, among the death reasons of nodes
 PROBE_S = 11.0  # for a head to list its nodes
+RAY_SETTING = "max_direct_call_object_size"
+RAY_DEFAULT_BYTES = 100 * 1024  # of this setting
 
 # Asks a head for its nodes in a separate process: Ray's core prints errors about a token, and may end the process.
 _PROBE = """
@@ -161,6 +164,16 @@ def complaint_of(head: str) -> str:
     except subprocess.TimeoutExpired as error:
         return error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else "no answer"
     return probe.stderr if probe.returncode else ""
+
+
+def direct_call_bytes() -> int:
+    """Return the largest argument that this process sends within a call; fallback: this node's variable, or Ray's default."""
+    connect = _internal("ray._private.state", "state._connect_and_get_accessor")
+    try:
+        settings = json.loads(connect().get_system_config())
+    except (TypeError, AttributeError, ValueError):
+        settings = {}
+    return int(settings.get(RAY_SETTING) or os.environ.get(f"RAY_{RAY_SETTING}") or RAY_DEFAULT_BYTES)
 
 
 def free_by_node() -> dict[str, dict[str, float]]:

@@ -135,7 +135,7 @@ def wait_for_capacity(
             time.sleep(0.1 if waiting.seconds < AGAIN_S else 1.0)  # killed actors free their resources a moment later
 
 
-def described(driver: DriverCpus) -> str:
+def describe_driver(driver: DriverCpus) -> str:
     """Describe a driver by its user, command (without the path of Python), address and CPUs."""
     command = re.sub(r"^.*?(/raysim|-m raysim\.cli)(?= )", "raysim", driver.command)
     command = command if len(command) <= SHOWN_COMMAND else f"{command[:SHOWN_COMMAND]}..."
@@ -149,7 +149,7 @@ def shortage(needed: str, demand: Demand | None = None) -> str:
     own = ray.get_runtime_context().get_job_id()
     total = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-    others = [described(driver) for driver in cpus_by_driver() if driver.held and driver.job != own]
+    others = [describe_driver(driver) for driver in cpus_by_driver() if driver.held and driver.job != own]
     by = f"; the rest is held by {' and '.join(others)}: `--wait SECONDS` waits for it" if others else ""
     return f"{needed}; {free:g} of {total:g} CPU are free{by}{demand.words if demand is not None else ''}"
 

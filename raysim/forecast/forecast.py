@@ -22,27 +22,20 @@ from raysim.forecast.timings import TimedStep
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
-from raysim.network.prices import (
-    after_pipelines,
-    averaging_words,
-    bounds_with_model_error,
-    mean_bounds,
-    overlapped,
-    without_exchange,
-)
+from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds
 from raysim.network.profile import Profile
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
 from raysim.pipeline.groups import exchange_delay, exchange_interval
-from raysim.pipeline.plan import TiedShapes, averaged_shapes, compressors_of, tied_owners, tied_shapes
+from raysim.pipeline.plan import TiedShapes, averaged_shapes, tied_owners, tied_shapes
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
 from raysim.values import BoundaryTensors
-from raysim.workloads.partition import CutChoice, Partition, partition
+from raysim.workloads.partition import CutWithAlternative, Partition, partition
 from raysim.workloads.splits import DataShape
 from raysim.workloads.stage_costs import Shadow
 
@@ -69,7 +62,7 @@ class Forecast:
     """Kinds of step by their exchange of replicas; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
     """Steps by which an exchange of replicas may lag before a step waits for it."""
-    cut_choices: tuple[CutChoice, ...]
+    cut_choices: tuple[CutWithAlternative, ...]
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
     tied: TiedShapes
@@ -106,20 +99,18 @@ class Forecast:
             totals[worker] += memory.total_bytes
         return totals
 
-    def simulate(self, network: Network, *, first: bool = False, ending: int = 0) -> Timeline:
-        """Return the timeline of a steady step, or of a first visit, with one of `endings`."""
-        return self._simulate(self._profile(first, ending), network)
+    def simulate(self, network: Network, *, ending: int = 0) -> Timeline:
+        """Return the timeline of a steady step with one of `endings`, whose exchange is waited for."""
+        return self.timed(ending=ending).simulate(network)
 
-    def _profile(self, first: bool, ending: int) -> Profile:
-        return replace(self.first if first else self.steady, **self.endings[ending].costs)
-
-    def _simulate(self, profile: Profile, network: Network) -> Timeline:
-        return self.timed(profile).simulate(network)
-
-    def timed(self, profile: Profile) -> TimedStep:
-        """Return a step of these costs, as a file of timings gives it."""
+    def timed(self, *, first: bool = False, ending: int = 0) -> TimedStep:
+        """Return a steady step, or one of first visits, with one of `endings`."""
         return TimedStep(
-            profile, self.schedule, self.config.num_microbatches, self.config.num_replicas, placement=self.placement
+            replace(self.first if first else self.steady, **self.endings[ending].costs),
+            self.schedule,
+            self.config.num_microbatches,
+            self.config.num_replicas,
+            placement=self.placement,
         )
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
@@ -139,18 +130,9 @@ class Forecast:
 
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`; later steps may hide part of its exchange."""
-        profile, instant = self._profile(first, ending), network.without_latency
-        if self.exchange_delay:
-            profile = after_pipelines(profile)
-        quiet = without_exchange(profile)
-        return overlapped(
-            lambda exchanging, latent: (
-                self._simulate(profile if exchanging else quiet, network if latent else instant).step_s
-            ),
-            float(profile.method_s.max()),
-            self.exchange_delay,
-            exchange_interval(self.config),
-        )
+        step = self.timed(first=first, ending=ending)
+        interval = exchange_interval(self.config)
+        return replace(step, averaging_delay=self.exchange_delay, interval=interval).step_s(network)
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return a mean step with the churn and money of `costs`."""
@@ -200,7 +182,7 @@ def forecast(
             check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
         if (device is None) == (profile is None):
             raise ConfigError(
-                f"Just one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
+                f"Exactly one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
             )
         if device is not None:
             check_choice("device", device, DEVICES)
@@ -308,7 +290,7 @@ def _averaged(config: RunConfig, parts: Partition) -> tuple[Mapping[str, tuple[i
 
 def _warmup_epochs(config: RunConfig, parts: Partition, num_samples: int, notes: list[str]) -> int:
     """Return the epochs until all links compress; add a note on each method that forgets samples."""
-    replicas = compressors_of(config, parts.boundaries)
+    replicas = config.compressors([boundary.shapes for boundary in parts.boundaries])
     methods = {method for links in replicas for pairs in links for pair in pairs.values() for method in pair}
     notes += [
         f"{method} forgets some of {num_samples} samples: that their visits are sent in full again is not in the steady step."

@@ -20,7 +20,6 @@ from raysim.compressors import Compressor, Context, State
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
 from raysim.network.profile import Profile
-from raysim.pipeline.plan import compressors_of
 from raysim.units import format_bytes
 from raysim.values import UNNAMED, BoundaryTensors
 
@@ -87,8 +86,9 @@ def link_costs(
     measured: dict[tuple[str, tuple[int, ...]], list[LinkCost]] = {}
     links: list[LinkCost] = []
     try:
-        warm()
-        replicas = compressors_of(config, boundaries)
+        if codec_bytes_per_s is None:
+            warm()
+        replicas = config.compressors([crossing.shapes for crossing in boundaries])
         alike = all(ends == replicas[0] for ends in replicas)
         for replica, ends in enumerate(replicas[:1] if alike else replicas):
             own = None if alike else replica

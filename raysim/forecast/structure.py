@@ -14,7 +14,7 @@ from torch import nn
 from raysim.config import RunConfig
 from raysim.forecast.evidence import CONVOLUTIONAL, ELSEWHERE, RECURRENT, SCRATCH, TRANSFORMER, UNKNOWN, Scope
 from raysim.forecast.shapes import StageCost, Unit
-from raysim.forecast.timings import read_values
+from raysim.forecast.timings import read_toml_or_json
 from raysim.notation import InputError, check_integer
 from raysim.pipeline.plan import tied_sizes
 from raysim.pipeline.prepare import task_of
@@ -55,7 +55,7 @@ def data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:
 
 
 def structure_of(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequential:
-    """Return the model with parameters that take no memory; a user's own model is really built."""
+    """Return the model with parameters that take no memory; a model in Python is built for real."""
     name, options = config.model.name, config.model.options
     if name not in MODELS:
         return build_model(name, options, shape, config.seed, config.cuts or (), config.stages)
@@ -101,7 +101,7 @@ class RecipeModel:
 
     @property
     def scope(self) -> Scope:
-        """The model as raysim's findings are asked about it; a path or a start means trained weights."""
+        """The model's description for a lookup in raysim's findings; a path or a start means trained weights."""
         name, options = self.config.model.name, self.config.model.options
         trained = self.config.start is not None or name == "gpt2" or options.get("path") is not None
         return Scope(_kind(name, options), self.num_parameters, ELSEWHERE if trained else SCRATCH, self.name)
@@ -126,7 +126,7 @@ def _kind(name: str, options: Mapping[str, Any]) -> str:
     if isinstance(config, str):
         file = Path(config).expanduser()
         file = file / "config.json" if file.is_dir() else file
-        config = read_values(file) if file.is_file() else {}
+        config = read_toml_or_json(file) if file.is_file() else {}
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     return CONVOLUTIONAL if kind in ("resnet", "convnext") else TRANSFORMER
 
@@ -150,7 +150,7 @@ def _parts(config: RunConfig, num_stages: int, samples: int) -> Partition:
 def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost, ...]:
     parts = _parts(config, num_stages, samples)
     if any(boundary.several for boundary in parts.boundaries):
-        raise InputError(f"Several tensors cross a boundary of {config.name}: `raysim simulate` prices them.")
+        raise InputError(f"{config.name} sends several tensors across a boundary, which only `raysim simulate` prices.")
     outputs = [*(boundary.shape for boundary in parts.boundaries), ()]
     stages = []
     for stage, (module, used) in enumerate(zip(parts.stages, parts.footprints(two_parts=True), strict=True)):

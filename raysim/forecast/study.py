@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tomli_w
 
 from raysim.config import read_config
 from raysim.forecast.advise import Advice
 from raysim.forecast.compute import record_profile
 from raysim.forecast.evidence import ELSEWHERE, UNTRIED
-from raysim.forecast.fleet import DENSE, SAME, Layout, Setting
+from raysim.forecast.fleet import DENSE, SAME, HostLayout, Setting
 from raysim.forecast.job import method_of
 from raysim.forecast.shapes import UNNAMED, ModelShape
 from raysim.forecast.structure import RecipeModel
+from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.storage.files import output_file
 from raysim.units import format_seconds
@@ -67,10 +68,9 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
         raise InputError(
             f"`--study`: the settings that pay exchange too seldom for {base.steps} steps. Add --local-steps 10."
         )
-    with output_file(path) as file:
-        file.write(("\n".join(_lines(advice, path, base, layout, kept)) + "\n").encode())
+    about = f"raysim advise: the settings of {layout} that would pay on {network.name or repr(network)}"
+    command = save_study(_keys(advice, path, base, kept), about, path, base.asked)
     runs = SEEDS * (len(kept) + 1)
-    command = shlex.join(["raysim", "sweep", str(path), *base.asked])
     return " ".join(
         [
             f"Study: {path}, {len(kept)} settings and dense on {SEEDS} seeds, as {layout}.",
@@ -81,38 +81,56 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
     )
 
 
-def _lines(advice: Advice, path: Path, base: _Base, layout: Layout, settings: Sequence[Setting]) -> list[str]:
-    """Return the lines of the study's file."""
+def _keys(advice: Advice, path: Path, base: _Base, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the keys of the study in a file."""
     network = advice.networks[0]
     name = network.name or repr(network)
     stem = re.sub(r"[^\w.+=-]+", "-", path.stem).lstrip(".") or NAMELESS
     if stem == NAMELESS:
         stem = re.sub(r"[^\w+=-]+", "-", f"{advice.job.model.name} on {name}").strip("-")
-    lines = [
-        f"# Written by raysim advise: the settings of {layout} that would pay on {name}, beside dense.",
-        f"# Train them by: {shlex.join(['raysim', 'sweep', path.name, *base.asked])}",
-        f"name = {json.dumps(stem)}",
-        f"base = {json.dumps(base.source)}",
-        f"seeds = {list(range(SEEDS))}",
-        'sampler = "grid"',
-        f'objectives = ["loss_on", "wire_bytes", {json.dumps(f"step_s@{name}/{advice.job.transport.name}")}]',
-        'constraints = [{ objective = "loss_on", within = 0.01, of = "dense" }]',
-        "",
-        "[set]",
-        *(f"{json.dumps(key) if '.' in key else key} = {json.dumps(value)}" for key, value in base.changes.items()),
-        "",
-        "[[baselines]]",
-        'name = "dense"',
-        'set = { forward = "Identity", backward = "Identity" }',
-    ]
-    for setting in settings:
-        changed = {key: value for key, value in setting._asdict().items() if value != SAME}
-        lines += ["", f"[space.variants.{json.dumps(' / '.join(changed.values()))}]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in changed.items()]
-    return lines
+    changed = [{key: value for key, value in setting._asdict().items() if value != SAME} for setting in settings]
+    variants = {" / ".join(changes.values()): changes for changes in changed}
+    dense = {"forward": SAME, "backward": SAME}
+    beside = beside_dense("loss_on", 0.01, [network], advice.job.transport.name, dense, variants)
+    return {"name": stem, "base": base.source, "set": base.changes, **beside}
 
 
-def _left_out(advice: Advice, layout: Layout, seldom: Sequence[Setting], steps: int) -> list[str]:
+def beside_dense(
+    objective: str,
+    within: float,
+    networks: Sequence[Network],
+    transport: str,
+    dense: Mapping[str, str],
+    variants: Mapping[str, Mapping[str, str]],
+) -> dict[str, Any]:
+    """Return the keys of a study of settings beside dense, without those of its run; `within`: the tolerated share."""
+    return {
+        "seeds": list(range(SEEDS)),
+        "sampler": "grid",
+        "early_stopping": "none",
+        "objectives": [
+            objective,
+            "wire_bytes",
+            *(f"step_s@{network.name or repr(network)}/{transport}" for network in networks),
+        ],
+        "constraints": [{"objective": objective, "within": within, "of": "dense"}],
+        "baselines": [{"name": "dense", "set": dense}],
+        "space": {"variants": variants},
+    }
+
+
+def save_study(study: Mapping[str, Any], about: str, path: Path, asked: Sequence[str] = ()) -> str:
+    """Write a study's file, `about` in a comment on top, and return the command that trains it.
+
+    `asked`: arguments that the user adds to the command.
+    """
+    here = shlex.join(["raysim", "sweep", path.name, *asked])
+    with output_file(path) as file:
+        file.write(f"# Written by {about}, beside dense.\n# Train them by: {here}\n{tomli_w.dumps(study)}".encode())
+    return shlex.join(["raysim", "sweep", str(path), *asked])
+
+
+def _left_out(advice: Advice, layout: HostLayout, seldom: Sequence[Setting], steps: int) -> list[str]:
     """Return, in sentences, which settings of the tables are not in the study, and why."""
     sentences = []
     if seldom:
@@ -129,7 +147,7 @@ def _left_out(advice: Advice, layout: Layout, seldom: Sequence[Setting], steps: 
     return sentences
 
 
-def _options(layout: Layout) -> str:
+def _options(layout: HostLayout) -> str:
     """Return the options of `raysim advise` that choose a layout."""
     words = ["--stages", str(layout.workers), "--replicas", str(layout.replicas)]
     sharding = (
@@ -169,7 +187,7 @@ def _is_unnamed(advice: Advice) -> bool:
     return isinstance(advice.job.model, ModelShape) and advice.job.model.name == UNNAMED
 
 
-def _base(advice: Advice, source: str | None, layout: Layout, settings: Sequence[Setting]) -> _Base:
+def _base(advice: Advice, source: str | None, layout: HostLayout, settings: Sequence[Setting]) -> _Base:
     """Return the run that the study changes, long enough for the exchanges of its fastest setting."""
     job, model = advice.job, advice.job.model
     if _is_unnamed(advice):  # a small model with the same kinds of link

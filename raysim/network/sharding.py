@@ -32,7 +32,7 @@ from raysim.network.exchanges import all_gather_rounds, all_reduce_rounds
 from raysim.network.profile import Floats, Profile
 from raysim.network.rounds import Rounds, crossing_bytes, rounds_s
 from raysim.network.topology import Network
-from raysim.notation import Notation, check_choice, check_integer, parse
+from raysim.notation import Notation, check_choice, check_integer, parse_notation
 from raysim.schedules.arrays import OPS, ActionTable
 
 RESHARDS = ("forward", "backward", "step")
@@ -84,7 +84,7 @@ SHARDINGS: dict[str, type[FSDP]] = {FSDP.name(): FSDP}
 
 def parse_sharding(text: str) -> FSDP:
     """Parse the notation of a sharding; the inverse of `repr`. Raises ValueError."""
-    return parse(text, SHARDINGS, kind="sharding")
+    return parse_notation(text, SHARDINGS, kind="sharding")
 
 
 class Units(NamedTuple):

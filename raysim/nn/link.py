@@ -226,7 +226,7 @@ def end_step(model: nn.Module) -> None:
         link.end_step()
 
 
-def report(model: nn.Module) -> pd.DataFrame:
+def link_report(model: nn.Module) -> pd.DataFrame:
     """Return the reports of all links of a model in one DataFrame, see `CompressedLink.report`."""
     import pandas as pd
 

@@ -10,8 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from raysim.codecs import NonFiniteError
-from raysim.codecs import warm as warm_codecs
+from raysim.codecs import NonFiniteError, warm
 from raysim.pipeline.errors import DivergedError, blamed
 from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, takes_part
 from raysim.pipeline.local_stages import LocalStages
@@ -40,7 +39,7 @@ def _prefix(place: _Place) -> str:
     return f"replicas.{stage}." if tied is None else f"tied.{stage}.{tied}."
 
 
-class Averaging:
+class GroupExchanges:
     """Runs the groups of one worker's stages, and holds the memories of its replica methods."""
 
     def __init__(self, local: LocalStages) -> None:
@@ -174,7 +173,6 @@ class Averaging:
             steps_per_epoch=plan.steps_per_epoch,
             seed=config.seed,
             stage=group.stage,
-            num_stages=plan.num_stages,
             batch_size=config.batch_size,
             learning_rate=plan.learning_rate(step),
             momentum=config.optimizer.momentum or 0.0,
@@ -222,10 +220,10 @@ class Averaging:
         self._accounts.append(exchange.account)
 
 
-def warm(plan: Plan) -> None:
+def warm_run(plan: Plan) -> None:
     """Compile the kernels of a run's codecs and replica methods, or load them from disk."""
     if plan.compresses:
-        warm_codecs({method.codec for method in plan.methods})
+        warm({method.codec for method in plan.methods})
     methods = [method for method in plan.replica_methods if takes_part(method, plan.num_replicas)]
     for method in dict.fromkeys([*methods, plan.config.tied_gradient]):
         if method.compresses:

@@ -13,11 +13,10 @@ from torch import nn
 
 from raysim.compressors import Compressor
 from raysim.config import RunConfig
-from raysim.config.boundaries import Pairs, of_tensor
+from raysim.config.boundaries import Pairs
 from raysim.config.run_fields import AVERAGED
 from raysim.network.memory import StageMemory
 from raysim.pipeline.groups import Group, exchange_delay, exchange_period, takes_part
-from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.optimizer import learning_rate
 from raysim.records import WARMUP_STEPS
 from raysim.replication.method import ReplicaMethod
@@ -25,13 +24,13 @@ from raysim.schedules.actions import Row
 from raysim.schedules.weights import Delays
 from raysim.values import BoundaryTensors
 from raysim.workloads.data import batch_ids
-from raysim.workloads.partition import CutChoice, Partition
+from raysim.workloads.partition import CutWithAlternative, Partition
 from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
+"""The owners of each tied parameter: stages, with the parameter's name there."""
 TiedShapes = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """The stages of each tied parameter, and its shape."""
-"""The owners of each tied parameter: stages, with the parameter's name there."""
 
 
 class Origin(NamedTuple):
@@ -63,7 +62,7 @@ class Plan:
     num_samples: int
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
-    cut_choices: tuple[CutChoice, ...]
+    cut_choices: tuple[CutWithAlternative, ...]
     boundaries: tuple[BoundaryTensors, ...]  # the tensors of a microbatch that cross each boundary
     tied: TiedOwners  # the parameters shared by several stages
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon does not update
@@ -86,12 +85,11 @@ class Plan:
     @cached_property
     def compressors(self) -> list[list[Pairs]]:
         """The compressors of activations and gradients, by replica, boundary and tensor."""
-        return compressors_of(self.config, self.boundaries)
+        return self.config.compressors([boundary.shapes for boundary in self.boundaries])
 
-    def compressor(self, replica: int, account: LinkAccount) -> Compressor:
-        """Return the compressor of the link of an account; the account must not be of an exact tensor."""
-        pair = self.compressors[replica][account.boundary][account.tensor]
-        return pair[0 if account.direction == "forward" else 1]
+    def compressor(self, replica: int, boundary: int, direction: str, tensor: str) -> Compressor:
+        """Return the compressor of a link; its tensor must not be an exact one."""
+        return self.compressors[replica][boundary][tensor][0 if direction == "forward" else 1]
 
     @cached_property
     def methods(self) -> list[Compressor]:
@@ -327,16 +325,3 @@ def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: Tied
         for name, parameter in module.named_parameters()
         if parameter.requires_grad and (stage, name) not in fused
     }
-
-
-def compressors_of(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> list[list[Pairs]]:
-    """Return the compressors by replica, boundary and floating-point tensor; replicas with the same setting share a list."""
-    known: dict[int, list[Pairs]] = {}
-    replicas = config.compressors()
-    for links in replicas:
-        if id(links) not in known:
-            known[id(links)] = [
-                {name: of_tensor(pairs, name) for name in boundary.shapes}
-                for pairs, boundary in zip(links, boundaries, strict=True)
-            ]
-    return [known[id(links)] for links in replicas]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,12 +10,13 @@ from torch import nn
 
 from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
-from raysim.config.boundaries import named
+from raysim.config.boundaries import OTHERS, entries
 from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.plan import FROM_SCRATCH, Origin, Plan, averaged_shapes, tied_owners
 from raysim.pipeline.stage import Constrained
 from raysim.pipeline.stage_memory import stage_memories
+from raysim.replication.method import ReplicaMethod
 from raysim.values import UNNAMED, BoundaryTensors
 from raysim.workloads.data import Data, DataShape, load_data
 from raysim.workloads.metrics import check_metrics
@@ -127,7 +128,9 @@ def check_names(config: RunConfig, boundaries: Sequence[BoundaryTensors]) -> Non
     must cross that boundary.
     """
     for field in ("forward", "backward"):
-        for i, name, compressor in named(getattr(config, field)):
+        for i, name, compressor in entries(getattr(config, field)):
+            if name == OTHERS:
+                continue
             here = list(boundaries) if i is None else [boundaries[i]]
             where = "a boundary" if i is None else f"boundary {i}"
             crossing = dict.fromkeys(
@@ -231,18 +234,25 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
             "`optimizer.clip_norm` must be left out if replicas diverge at some stages only: clipped by their own norms, they "
             "would diverge at all stages."
         )
-    optimizer = plan.config.optimizer.name
-    momentum = plan.config.optimizer.momentum if optimizer == "sgd" else None
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
-        if method.optimizers is not None and optimizer not in method.optimizers:
-            raise ConfigError(
-                f"`optimizer.name` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {optimizer!r}."
-            )
-        try:
-            method.check(averaged_shapes(stage, module, plan.config, plan.tied), plan.num_replicas, momentum)
-            method.check_steps(plan.end_step)
-        except ValueError as error:
-            raise ConfigError(f"`replica_gradient` at stage {stage}: {error}") from None
+        shapes = averaged_shapes(stage, module, plan.config, plan.tied)
+        _check_average(plan, f"`replica_gradient` at stage {stage}", method, shapes, plan.num_replicas)
+
+
+def _check_average(
+    plan: Plan, where: str, method: ReplicaMethod, shapes: Mapping[str, tuple[int, ...]], num_members: int
+) -> None:
+    """Raise ConfigError if a method, configured `where` the error says, cannot average gradients of these shapes."""
+    optimizer = plan.config.optimizer
+    if method.optimizers is not None and optimizer.name not in method.optimizers:
+        raise ConfigError(
+            f"`optimizer.name` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {optimizer.name!r}."
+        )
+    try:
+        method.check(shapes, num_members, optimizer.momentum if optimizer.name == "sgd" else None)
+        method.check_steps(plan.end_step)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _check_tied_gradient(plan: Plan, parts: Partition) -> None:
@@ -260,19 +270,10 @@ def _check_tied_gradient(plan: Plan, parts: Partition) -> None:
             f"`tied_gradient` has no effect with `schedule` = {config.schedule!r}, which keeps the stages that share a parameter on "
             "one worker. Leave it out."
         )
-    optimizer = config.optimizer.name
-    if method.optimizers is not None and optimizer not in method.optimizers:
-        raise ConfigError(
-            f"`optimizer.name` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {optimizer!r}."
-        )
-    try:
-        for group in plan.groups[1]:
-            owner, name = plan.tied[group.tied or 0][0]
-            shape = tuple(parts.stages[owner].get_parameter(name).shape)
-            method.check({name: shape}, len(group.members), config.optimizer.momentum if optimizer == "sgd" else None)
-        method.check_steps(plan.end_step)
-    except ValueError as error:
-        raise ConfigError(f"`tied_gradient`: {error}") from None
+    for group in plan.groups[1]:
+        owner, name = plan.tied[group.tied or 0][0]
+        shape = tuple(parts.stages[owner].get_parameter(name).shape)
+        _check_average(plan, "`tied_gradient`", method, {name: shape}, len(group.members))
 
 
 def _check_boundaries(plan: Plan) -> None:
@@ -308,5 +309,5 @@ def _check_constraints(plan: Plan, parts: Partition) -> None:
         if takes_part(method, plan.num_replicas) and (method.after_update or method.decentralized):
             raise ConfigError(
                 f"`replica_gradient` cannot be {method!r} at stage {stage}, whose weights are constrained after each update: "
-                "the parameters that replicas exchange would not be."
+                "exchanged parameters would violate the constraint."
             )

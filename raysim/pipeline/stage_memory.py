@@ -14,7 +14,7 @@ from raysim.network.memory import Needs, StageMemory, check_memory, packets_in_f
 from raysim.pipeline.device import DeviceFacts
 from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise, slot_values
-from raysim.pipeline.plan import averaged_shapes, compressors_of, tied_owners
+from raysim.pipeline.plan import averaged_shapes, tied_owners
 from raysim.pipeline.stage import stage_class
 from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
@@ -110,7 +110,8 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
     If replicas have different compressors, the largest memory of each stage counts.
     """
     num_stages = len(parts.stages)
-    settings = {id(links): links for links in compressors_of(config, parts.boundaries)}
+    compressors = config.compressors([boundary.shapes for boundary in parts.boundaries])
+    settings = {id(links): links for links in compressors}
     kinds = [_link_memories(links, config, parts, num_samples) for links in settings.values()]
     most = [max((each[stage] for each in kinds), key=sum) for stage in range(num_stages)]
     residuals, references = ([each[i] for each in most] for i in (0, 1))

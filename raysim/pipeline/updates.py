@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.codecs.message import Message
 from raysim.config import OptimizerConfig
-from raysim.pipeline.averaging import Averaging
+from raysim.pipeline.averaging import GroupExchanges
 from raysim.pipeline.device import DeviceClock, Moment, cpu_seconds
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.local_stages import LocalStages
@@ -21,7 +21,7 @@ from raysim.pipeline.stage import Snapshot
 class Updates:
     """Updates the stages of one worker, once per step or after each microbatch."""
 
-    def __init__(self, local: LocalStages, averaging: Averaging) -> None:
+    def __init__(self, local: LocalStages, averaging: GroupExchanges) -> None:
         self.local = local
         self.plan = local.plan
         self.stages = local.stages

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raysim.codecs.transfers import synchronize
 from raysim.compressors.compressor import Meter
-from raysim.pipeline.averaging import Averaging, warm
+from raysim.pipeline.averaging import GroupExchanges, warm_run
 from raysim.pipeline.device import DeviceFacts, facts_of
 from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.inference import Inference
@@ -52,8 +52,8 @@ class Worker:
             for forward, _ in plan.compressors[self.local.replica][index - 1].values() if index else ():
                 if meter := forward.meter(stage.module):
                     self._meters[index - 1], stage.other_work = meter, meter.work
-        warm(plan)  # before a step is timed
-        self.averaging = Averaging(self.local)
+        warm_run(plan)  # before a step is timed
+        self.averaging = GroupExchanges(self.local)
         self.updates = (ValidatedUpdates if plan.validates else Updates)(self.local, self.averaging)
         self.row = RowExecution(self.local, self.updates)
         if self.row.overlaps:

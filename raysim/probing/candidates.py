@@ -61,13 +61,13 @@ class Sample(NamedTuple):
     """Measurements of every candidate."""
 
 
-def together(parts: Sequence[Mapping[int, Sample]]) -> list[Sample]:
+def merge_samples(parts: Sequence[Mapping[int, Sample]]) -> list[Sample]:
     """Merge the samples of all parts (stations and ranks) by step; steps missing in any part are dropped."""
     steps = set.intersection(*(set(part) for part in parts))
-    return [_joined([part[step] for part in parts]) for step in sorted(steps)]
+    return [_merged([part[step] for part in parts]) for step in sorted(steps)]
 
 
-def joined(parts: Sequence[Measured]) -> Measured:
+def merge_measured(parts: Sequence[Measured]) -> Measured:
     """Merge the measurements of one candidate from several parts."""
     return Measured(
         {key: sent for part in parts for key, sent in part.messages.items()},
@@ -76,7 +76,7 @@ def joined(parts: Sequence[Measured]) -> Measured:
     )
 
 
-def in_parts(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
+def with_whole_backwards(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
     """Return a sample with the two parts of each backward added up, except for the (stage, microbatch) pairs in `halves`."""
     seconds: dict[tuple[int, int, str, int], Seconds] = {}
     for (replica, stage, op, microbatch), spent in sample.seconds.items():
@@ -86,9 +86,9 @@ def in_parts(sample: Sample, halves: Container[tuple[int, int]]) -> Sample:
     return sample._replace(seconds=seconds)
 
 
-def _joined(parts: Sequence[Sample]) -> Sample:
+def _merged(parts: Sequence[Sample]) -> Sample:
     seconds = {key: spent for part in parts for key, spent in part.seconds.items()}
-    return Sample(seconds, [joined(each) for each in zip(*(part.measured for part in parts), strict=True)])
+    return Sample(seconds, [merge_measured(each) for each in zip(*(part.measured for part in parts), strict=True)])
 
 
 class LinkCandidate:

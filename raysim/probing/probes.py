@@ -25,8 +25,8 @@ from raysim.probing.candidates import (
     LinkCandidate,
     Sample,
     check_gradients,
-    in_parts,
-    together,
+    merge_samples,
+    with_whole_backwards,
     write_candidate,
 )
 from raysim.probing.station import GradientStation, Sampling, Station
@@ -81,7 +81,7 @@ class Probe:
         parts = [part for rank in self._gathered([station.samples for station in self._stations]) for part in rank]
         if not parts:
             return  # only the first rank writes
-        samples = together(parts)
+        samples = merge_samples(parts)
         if not samples:
             warnings.warn(
                 f"The probe sampled no whole step of {self._sampling.num_microbatches} microbatches, so {self.folder} has nothing "
@@ -100,11 +100,11 @@ class Probe:
         timed_apart = any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
         if halves and samples and not timed_apart:
             warnings.warn(
-                f"`schedule` = {self._sampling.schedule} computes the gradients of weights apart, but this pipeline did not: their "
+                f"`schedule` = {self._sampling.schedule} computes weight gradients separately, but this pipeline did not: their "
                 "seconds are counted in the backward before them.",
                 stacklevel=3,
             )
-        return [in_parts(sample, halves) for sample in samples]
+        return [with_whole_backwards(sample, halves) for sample in samples]
 
     @property
     def overhead(self) -> float:
@@ -132,7 +132,7 @@ class Probe:
         pipeline or replicas, where all ranks would have to take part.
         """
         if self._group is not None or not self._cuts:
-            raise ValueError("`branch` needs a model in one process, at whose cuts candidates are tried.")
+            raise ValueError("`branch` needs a model in one process, with candidates at its cuts.")
         (station,) = self._stations
         began = time.perf_counter()
         candidates = list(dict.fromkeys(setting["forward"] for setting in self._settings))
@@ -223,7 +223,7 @@ def probe(
         stages = list(model) if isinstance(model, Sequence) else [model]
         return _probe_stages(stages, candidates, sampling, others=[*cuts, *gradients])
     if gradients:
-        raise ValueError("`gradients` must be left out, but for a model in DistributedDataParallel.")
+        raise ValueError("`gradients` needs a model in DistributedDataParallel.")
     return probe_module(model, cuts, candidates, (), sampling)
 
 
@@ -294,7 +294,7 @@ def _probe_stages(
             index = stage.stage_index
             if not any(parameter.requires_grad for parameter in stage.submod.parameters()):
                 raise ValueError(
-                    f"Every stage must train a parameter, by which a probe counts steps, but stage {index} has none."
+                    f"Every stage must train a parameter, since a probe counts steps by its updates, but stage {index} has none."
                 )
             links = [("forward", index, UNNAMED)] * (index < num_stages - 1)
             links += [("backward", index - 1, UNNAMED)] * (index > 0)

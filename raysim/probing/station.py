@@ -18,7 +18,7 @@ from raysim.codecs import NonFiniteError, warm
 from raysim.compressors import Context
 from raysim.distributed.exchange import Channel, ReplicaError
 from raysim.nn.boundary import UNKNOWN, Samples, current_samples
-from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, Sample, fidelity_of, joined
+from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, Sample, fidelity_of, merge_measured
 from raysim.probing.stopwatch import Seconds, Stopwatch
 from raysim.random import derive_key
 from raysim.replication.method import ReplicaContext
@@ -130,7 +130,6 @@ class Station:
                 epoch=samples.epoch,
                 microbatch=microbatch,
                 sample_ids=samples.ids,
-                num_stages=self.watch.num_stages,
                 key=derive_key(self.sampling.seed, self.replica, boundary, direction, self._taken, microbatch),
             )
             try:
@@ -229,7 +228,6 @@ class GradientStation(Station):
             epoch=0,
             steps_per_epoch=max(1, self._taken + 1),
             seed=self.sampling.seed,
-            num_stages=self.watch.num_stages,
         )
         try:
             with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):
@@ -243,7 +241,7 @@ class GradientStation(Station):
                 for stage in stages
             }
             measured.append(method.measured(average, fidelities))
-        return [joined([link, each]) for link in links for each in measured]
+        return [merge_measured([link, each]) for link in links for each in measured]
 
     def _keeper(self, name: str) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from raysim.config.identity import identity
 from raysim.config.keys import run_keys
-from raysim.notation import CONTROL, REPLACED, check_size, printable, shortened, shown
+from raysim.notation import CONTROL, REPLACED, check_size, cut_middle, printable, shown
 from raysim.records.schema import FINISHED, OWN_COLUMNS
 from raysim.storage.texts import parse_toml
 
@@ -74,7 +74,7 @@ def check_row(table: pa.Table) -> None:
 
 
 def fitted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `run.parquet` as its reader accepts it: long texts shortened, characters without a code replaced."""
+    """Return a row of `run.parquet` as its reader accepts it: long texts cut_middle, characters without a code replaced."""
     return {name: _fit(name, value) for name, value in row.items()}
 
 
@@ -84,7 +84,7 @@ def _fit(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.encode("utf-8", "replace").decode()  # half of a surrogate pair, as in the names of odd files
-    return text if name == "schedule_rows" else shortened(text, LONGEST_TEXT)
+    return text if name == "schedule_rows" else cut_middle(text, LONGEST_TEXT)
 
 
 def most_rows(table: str, row: Mapping[Any, Any]) -> int | None:

@@ -5,8 +5,7 @@ To add a method, write a class and add it to `METHODS`; the property tests then 
 
 from raysim.codecs import CODECS
 from raysim.compressors.memory import ErrorFeedback, MixedErrorFeedback
-from raysim.notation import Notation
-from raysim.notation import parse as parse_notation
+from raysim.notation import Notation, parse_notation
 from raysim.replication.accordion import Accordion
 from raysim.replication.blocks import SparseLoCo
 from raysim.replication.differences import ReplicaEF21
@@ -14,7 +13,7 @@ from raysim.replication.gathered import Gathered, TwoShot, as_method
 from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.local import DiLoCo
 from raysim.replication.low_rank import PowerGossip, PowerSGD
-from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, Round, average_together
+from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, RoundPackets, average_together
 from raysim.replication.sparsified import DGC, RedSync
 
 METHODS: dict[str, type[ReplicaMethod]] = {
@@ -56,7 +55,7 @@ __all__ = [
     "Averaged",
     "ReplicaContext",
     "ReplicaMethod",
-    "Round",
+    "RoundPackets",
     "average_together",
     "parse_replica_method",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from raysim.notation import Notation, check_choice, parse
+from raysim.notation import Notation, check_choice, parse_notation
 from raysim.schedules.arrays import PostValidatedSteps, Unflushed
 from raysim.schedules.families import Schedule
 
@@ -70,7 +70,7 @@ class WeightPolicy(Notation, ABC):
         return {0: newest}
 
     def backward_weights(self, read: Weights, newest: Weights, memory: Memory, delay: int) -> Weights:
-        """Return the weights read by a backward whose forward read `read`."""
+        """Return the weights for the backward of a forward that read `read`."""
         return read
 
     def after_update(self, before: Weights, after: Weights, memory: Memory, delay: int) -> Memory:
@@ -164,4 +164,4 @@ def parse_weights(text: str) -> WeightPolicy:
     >>> parse_weights("Stashed"), parse_weights("Stashed(update='step')")
     (Stashed, Stashed(update='step'))
     """
-    return parse(text, POLICIES, kind="weight policy")
+    return parse_notation(text, POLICIES, kind="weight policy")

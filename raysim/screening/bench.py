@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from raysim.codecs import NonFiniteError, warm
 from raysim.compressors import Plain, parse
@@ -19,18 +20,17 @@ from raysim.forecast.fleet import DENSE, SAME, Setting
 from raysim.limits import process_memory
 from raysim.pipeline.groups import MemberRounds
 from raysim.pipeline.plan import Plan
-from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, joined
+from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, merge_measured
 from raysim.probing.stopwatch import Seconds
 from raysim.replication.method import Gradients, ReplicaContext
-from raysim.screening.differences import Difference, changed, differences
-from raysim.screening.gradients import Direction, Reference
-from raysim.screening.passes import Outcome, Passes
-from raysim.screening.tensors import TensorFacts, TensorWatch
+from raysim.screening.passes import Outcome, Passes, TensorFacts, TensorWatch
+from raysim.screening.verdicts import Difference, changed, differences
 from raysim.units import format_bytes
 
 CHANGED = "changed"
 """The share of predictions that differ from dense's, beside the measures of the task."""
 LATE = 2**20  # a step after any warm-up of a replica method
+AT_ONCE = 1 << 22  # values converted to float64 at once
 
 
 class Measurements(NamedTuple):
@@ -104,7 +104,7 @@ class Bench:
         averaged: list[list[MemberRounds]] = []
         if averages:
             averaged, rows = self._average(setting.replica_gradient, of_replica)
-            measured = joined([measured, rows])
+            measured = merge_measured([measured, rows])
             own = [rounds[0].result.gradients for rounds in averaged]
         directions = self._reference.compare(own)
         if not all(math.isfinite(direction.error) for direction in directions):
@@ -143,7 +143,6 @@ class Bench:
                 steps_per_epoch=1,
                 seed=config.seed,
                 stage=stage,
-                num_stages=len(self.passes.stages),
                 batch_size=config.batch_size,
             )
             own = [{name: count * x for name, x in each[stage].items()} for each in of_replica]
@@ -161,7 +160,7 @@ def _overflow(plan: Plan, what: str) -> ConfigError:
     return ConfigError(f"The model cannot be screened: without compression, {what} holds NaN or infinity.{remedy}")
 
 
-def check_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
+def check_screen_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
     """Return the peak bytes of a screen; raises ConfigError if this machine has fewer."""
     memories, replicas = plan.memories, plan.num_replicas
     microbatches = num_batches * replicas * plan.config.num_microbatches
@@ -182,3 +181,91 @@ def check_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: b
             "`recompute`=true."
         )
     return needed
+
+
+# --- gradients beside the dense ones, and beside their noise between batches --------------------------------------------------
+
+
+class Direction(NamedTuple):
+    """The gradient of a stage's parameters beside the dense one."""
+
+    stage: int
+    cosine: float
+    norm_ratio: float
+    error: float
+    """Norm of the difference over the norm of the dense gradient."""
+    noise: float
+    """The same for the dense gradients of single steps around their mean; NaN for a single microbatch."""
+
+
+class Reference:
+    """The dense gradients of all microbatches: their sum by stage, that of each replica, and their noise.
+
+    `by_replica`: keep the gradients of each replica, for replica methods.
+    """
+
+    def __init__(self, passes: Passes, *, by_replica: bool) -> None:
+        config = passes.plan.config
+        self._passes = passes
+        self._per_step = config.num_replicas * config.num_microbatches
+        self._squares = [0.0] * len(passes.stages)  # summed over microbatches
+        self._norms2: list[float] = []
+        self.total: list[Gradients] = []
+        self.of_replica: list[list[Gradients]] = [[] for _ in range(config.num_replicas if by_replica else 0)]
+
+    def add(self, i: int) -> None:
+        """Add the gradients in the parameters, those of microbatch `i`, and clear them."""
+        gradients = self._passes.gradients()
+        for stage, own in enumerate(gradients):
+            self._squares[stage] += _product(own, own)
+        _accumulate(self.total, gradients)
+        if self.of_replica:
+            _accumulate(self.of_replica[self._passes.microbatches[i].replica], gradients)
+        self._passes.clear()
+
+    def compare(self, gradients: Sequence[Gradients]) -> list[Direction]:
+        """Return the direction of each stage's gradients."""
+        self._norms2 = self._norms2 or [_product(own, own) for own in self.total]
+        return [
+            self._direction(stage, own, self.total[stage], self._norms2[stage]) for stage, own in enumerate(gradients)
+        ]
+
+    def _direction(self, stage: int, own: Gradients, dense: Gradients, dense2: float) -> Direction:
+        own2, product = _product(own, own), _product(own, dense)
+        noise = self._noise(stage, dense2)
+        if not own2 or not dense2:
+            return Direction(stage, float(own2 == dense2), float(own2 == dense2), float(own2 != dense2), noise)
+        return Direction(
+            stage,
+            cosine=product / math.sqrt(own2 * dense2),
+            norm_ratio=math.sqrt(own2 / dense2),
+            error=math.sqrt(max(own2 + dense2 - 2 * product, 0.0) / dense2),
+            noise=noise,
+        )
+
+    def _noise(self, stage: int, dense2: float) -> float:
+        count = len(self._passes.microbatches)
+        if count < 2 or not dense2:
+            return math.nan
+        # the gradient of microbatch i is g_i / count, and `total` is their mean
+        variance = max(count * count * self._squares[stage] - count * dense2, 0.0) / (count - 1)
+        return math.sqrt(variance / self._per_step / dense2)
+
+
+def _accumulate(sums: list[Gradients], gradients: Sequence[Gradients]) -> None:
+    if not sums:
+        sums += [{name: x.clone() for name, x in own.items()} for own in gradients]
+        return
+    for total, own in zip(sums, gradients, strict=True):
+        for name, x in own.items():
+            total[name] += x
+
+
+def _product(a: Gradients, b: Gradients) -> float:
+    """Return the inner product of two gradients, in float64."""
+    return sum(_dot(x, b[name]) for name, x in a.items())
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    pairs = zip(torch.split(a.reshape(-1), AT_ONCE), torch.split(b.reshape(-1), AT_ONCE), strict=True)
+    return sum(float(torch.dot(x.double(), y.double())) for x, y in pairs)

@@ -14,7 +14,7 @@ from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import check_gradients
 from raysim.replication import parse_replica_method
-from raysim.screening.tensors import TensorFacts
+from raysim.screening.passes import TensorFacts
 
 
 class Default(NamedTuple):
@@ -101,7 +101,7 @@ def distinct(settings: Iterable[Setting]) -> list[Setting]:
     return [each for each in dict.fromkeys(settings) if each != Setting()]
 
 
-def checked(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
+def tried_setting(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
     """Return a setting of `--try` in canonical notation; raises InputError if it cannot be screened in this run."""
     if not gradients and (setting.backward, setting.replica_gradient) != (SAME, SAME):
         raise InputError(f"`--try`: {setting.backward} needs gradients: leave out `backward`, or `--no-gradients`.")
@@ -114,7 +114,7 @@ def checked(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
 
 
 def check_parts(setting: Setting, stages: int, replicas: int) -> None:
-    """Raise InputError if a setting of `--try` compresses what a run does not send."""
+    """Raise InputError if a setting of `--try` compresses messages that the run does not send."""
     if (setting.forward, setting.backward) != (SAME, SAME) and stages == 1:
         raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
     if setting.replica_gradient != SAME and replicas < 2:

@@ -1,15 +1,85 @@
-"""Verdicts on screened settings: hopeless at once, worth training, or no gain on the networks."""
+"""Differences of a candidate's results from dense, and verdicts: hopeless at once, worth training, or no gain on the networks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
-from raysim.forecast.advise import PAYS
-from raysim.screening.differences import Difference
+from raysim.network.prices import PAYS
+from raysim.pipeline.errors import DivergedError
+from raysim.workloads.task import Task
+
+if TYPE_CHECKING:
+    from raysim.engine.engine import Engine
+
+# --- differences from dense, paired by sample, with bounds --------------------------------------------------------------------
+
+
+OUTSIDE = 0.05
+"""Chance that a bound does not hold."""
+
+
+class Difference(NamedTuple):
+    """A measure with the candidate, and its difference from dense within `bound` at 95 %; NaN for a single unit."""
+
+    value: float
+    difference: float
+    bound: float
+
+    @property
+    def low(self) -> float:
+        """The least difference; infinite if it is unknown."""
+        return self.difference - (self.bound if math.isfinite(self.bound) else math.inf)
+
+
+def differences(task: Task, sums: NDArray[np.float64], dense: NDArray[np.float64]) -> dict[str, Difference]:
+    """Return the difference of each measure, by name; the units (first axis) of both are the same samples.
+
+    The bound is that of the jackknife over units, which for a mean is Student's interval of the paired differences.
+    """
+    own, reference = _results(task, sums.sum(0)), _results(task, dense.sum(0))
+    without = [
+        (_results(task, sums.sum(0) - sums[i]), _results(task, dense.sum(0) - dense[i])) for i in range(len(sums))
+    ]
+    results = {}
+    for measure in task.measures:
+        name = measure.name
+        if math.isnan(reference[name]):  # of generated tokens
+            continue
+        bound = _bound(np.array([a[name] - b[name] for a, b in without]))
+        results[name] = Difference(own[name], own[name] - reference[name], bound)
+    return results
+
+
+def changed(own: NDArray[np.int64], dense: NDArray[np.int64], counted: NDArray[np.bool_]) -> Difference:
+    """Return the share of counted predictions that differ from dense's; the first axis is that of samples."""
+    count = len(own)
+    moved, of = (each.reshape(count, -1).sum(1) for each in ((own != dense) & counted, counted))
+    share = float(moved.sum() / of.sum())
+    left = of.sum() - of
+    bound = _bound((moved.sum() - moved) / left) if count > 1 and left.all() else math.nan
+    return Difference(share, share, bound)
+
+
+def _bound(left_out: NDArray[np.float64]) -> float:
+    """Return the bound of an estimate by its values without each unit; NaN for a single unit."""
+    count = len(left_out)
+    if count < 2:
+        return math.nan
+    error = math.sqrt((count - 1) / count * float(np.square(left_out - left_out.mean()).sum()))
+    return float(special.stdtrit(count - 1, 1 - OUTSIDE / 2)) * error
+
+
+def _results(task: Task, sums: NDArray[np.float64]) -> dict[str, float]:
+    return task.results(sums.tolist())
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------------
 
 
 class Deviation(NamedTuple):
@@ -40,7 +110,7 @@ def knowledge(dense: float, chance: float) -> float:
 
 
 def knowledge_lost(loss: Difference, chance: float, *, surely: bool = False) -> float:
-    """Return the loss added at once, as a share of what the model knows; NaN if it knows too little.
+    """Return the added loss as a share of the distance to chance; NaN if that distance is too small.
 
     `surely`: by the lower bound of the difference.
     """
@@ -61,3 +131,29 @@ def verdict(loss: Difference | None, chance: float, speedups: Mapping[str, float
         fastest = max(speedups, key=lambda name: speedups[name])
         return NO_GAIN, f"{speedups[fastest]:.2f} times as fast at most, on {fastest}"
     return WORTH, ""
+
+
+BATCHES = 4
+"""Training batches of a screen: units of its bound."""
+
+
+def why_hopeless(engine: Engine, chance: float | None) -> str | None:
+    """Return why a run is hopeless at once; None if it is not, or if its first weights are untrained.
+
+    `engine` holds the first weights; `chance` is the loss of predicting by the frequencies of the targets. The first training batches
+    are evaluated with compression on and off, so memories are empty: AQ-SGD, whose first messages are dense, is never hopeless.
+    """
+    plan = engine.plan
+    if not plan.trained or not plan.compresses or chance is None or plan.config.compress_from > plan.first_step:
+        return None
+    batches = range(min(BATCHES, plan.steps_per_epoch))
+    dense = engine.evaluate_batches("off", "train", batches)
+    try:
+        own = engine.evaluate_batches("on", "train", batches)
+    except DivergedError:
+        loss = None
+    else:
+        sums, reference = (np.array([each.sums for each in results], np.float64) for results in (own, dense))
+        loss = differences(plan.task, sums, reference)["loss"]
+    outcome, reason = verdict(loss, chance, {})
+    return f"{HOPELESS}: {reason}" if outcome == HOPELESS else None

@@ -50,7 +50,7 @@ class Parent:
 
     def origin(self, config: RunConfig) -> Origin:
         """Return the start of a branch."""
-        origin, step = origin_of(self.row), self.checkpoint.step
+        origin, step = recorded_origin(self.row), self.checkpoint.step
         return origin._replace(first_step=step, memories_from=origin.memories_from if self._goes_on(config) else step)
 
     def parts(self, plan: Plan, modules: Sequence[nn.Module]) -> list[np.ndarray]:
@@ -91,7 +91,7 @@ class Parent:
         return all(recorded_value(self.row, key) == row[key] for key in keys)
 
 
-def origin_of(row: Mapping[str, Any]) -> Origin:
+def recorded_origin(row: Mapping[str, Any]) -> Origin:
     """Return the origin of a recorded run, with its learning-rate plan and model seed."""
     seed = row.get("model_seed")
     return Origin(
@@ -175,8 +175,8 @@ def _check_branch(row: Mapping[str, Any], plan: Plan) -> bool:
     if recut and (plan.tied or plan.config.optimizer.name == "muon"):
         reason = "tied parameters" if plan.tied else "the optimiser muon"
         raise ConfigError(
-            f"`cuts` must be {cuts} with {reason}, as in the run of `start`, whose optimiser's state cannot be cut otherwise, but got "
-            f"{list(plan.cuts)}."
+            f"`cuts` must be {cuts}, as in the run of `start`, but got {list(plan.cuts)}. With {reason}, the "
+            "optimiser's state cannot be cut elsewhere."
         )
     optimizer = plan.config.optimizer
     endless = optimizer.decay in ("constant", "steps") or optimizer.decay_epochs is not None

@@ -10,13 +10,13 @@ from raysim.engine.engine import Engine
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.plan import Plan
 from raysim.records import Recorder
-from raysim.training.events import Ending, Event
+from raysim.training.events import Event, Interruption
 
 
 class Evaluator:
     """Evaluates a run at the configured steps and at its end, and records the results in `evals`."""
 
-    def __init__(self, plan: Plan, engine: Engine, recorder: Recorder, ending: Ending) -> None:
+    def __init__(self, plan: Plan, engine: Engine, recorder: Recorder, ending: Interruption) -> None:
         self._plan = plan
         self._engine = engine
         self._recorder = recorder

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from raysim.config.boundaries import ByReplica
-from raysim.config.keys import model_title
+from raysim.config.keys import as_row, model_title
 from raysim.training.events import to_stderr
 from raysim.units import format_bytes
 from raysim.workloads.partition import cut_lines
@@ -56,12 +55,12 @@ def print_progress(training: Training) -> None:
                 last_step, last_s = row["step"], now
                 to_stderr(f"step {row['step']}: {evaluating(training, row)}")
         else:
-            to_stderr(sentence(event))
+            to_stderr(event_sentence(event))
 
 
 def header(training: Training) -> list[str]:
     """Describe a run about to start in lines: model, stages, parameters, samples, evaluations and folder."""
-    config, plan, workload = training.config, training.plan, training.workload
+    config, plan, workload, row = training.config, training.plan, training.workload, as_row(training.config)
     stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
     owners = max(config.schedule.workers(plan.num_stages)) + 1
     workers = f" on {owners} workers" if owners != plan.num_stages else ""
@@ -73,7 +72,7 @@ def header(training: Training) -> list[str]:
     origin = f" from step {plan.first_step:,} of {config.start.folder} on" if config.start is not None else ""
     return [
         f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
-        f"{replicas}, forward={_written(config.forward)}, backward={_written(config.backward)}",
+        f"{replicas}, forward={row['forward']}, backward={row['backward']}",
         *cut_lines(plan.cut_choices),
         f"Training: {plan.num_steps:,} steps of {config.batch_size} samples{origin}, {epochs:.3g} epochs of "
         f"{config.data.name} ({plan.num_samples:,} samples), {training.engine.kind} engine",
@@ -141,7 +140,7 @@ def evaluating(training: Training, row: Mapping[str, Any]) -> str:
     return f"{turn}, compression {row['mode']}{_statistics(row)}: {row['samples']:,} of {total:,} samples"
 
 
-def sentence(event: Event) -> str:
+def event_sentence(event: Event) -> str:
     """Return the sentence of an event: the result of an evaluation, the reason for a restart, or a warning."""
     row = event.row
     if event.kind == "warning":
@@ -162,9 +161,3 @@ def _modes(training: Training) -> str:
     modes = dict.fromkeys(mode for mode, _ in training.evaluator.passes)
     twice = ", again with estimated BatchNorm statistics" if training.config.evaluate_batchnorm_batches else ""
     return " and ".join(modes) + twice
-
-
-def _written(setting: ByReplica) -> str:
-    if isinstance(setting, dict):
-        return f"{{{', '.join(f'{key}: {_written(inner)}' for key, inner in setting.items())}}}"
-    return f"[{', '.join(map(_written, setting))}]" if isinstance(setting, tuple) else repr(setting)

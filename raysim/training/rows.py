@@ -187,7 +187,8 @@ def _links(plan: Plan, replica: int, step: int, reports: Sequence[StepReport]) -
     )
     for _, pair in groupby(ends, key=lambda account: (account.direction, account.boundary, account.tensor)):
         sender, receiver = sorted(pair, key=lambda account: not account.sender)
-        method = None if sender.exact or step < plan.config.compress_from else plan.compressor(replica, sender)
+        link = sender.boundary, sender.direction, sender.tensor
+        method = None if sender.exact or step < plan.config.compress_from else plan.compressor(replica, *link)
         exact = not sender.exact and (method is None or method.exact) and plan.measures(step)
         sent, received, error = sender.sent_norm2, sender.received_norm2, sender.error_norm2
         yield {
@@ -233,10 +234,11 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
             where = {"step": step, "replica": report.replica, "where": link.direction, "boundary": link.boundary}
             where["tensor"] = link.tensor or None
             for decision in link.decisions:
-                yield where | {"method": repr(plan.compressor(report.replica, link))} | decision._asdict()
+                method = plan.compressor(report.replica, link.boundary, link.direction, link.tensor)
+                yield where | {"method": repr(method)} | decision._asdict()
         for account in report.groups if report.replica == 0 else ():
-            method = repr(plan.replica_methods[account.stage])
-            where = {"step": step, "where": "replica_gradient", "stage": account.stage, "method": method}
+            named = repr(plan.replica_methods[account.stage])
+            where = {"step": step, "where": "replica_gradient", "stage": account.stage, "method": named}
             yield from (where | decision._asdict() for decision in account.decisions)
 
 
@@ -296,9 +298,7 @@ def fidelity_warning(plan: Plan, step: int, links: Sequence[Mapping[str, Any]]) 
 
 def _method(plan: Plan, link: Mapping[str, Any]) -> Compressor:
     """Return the compressor of a row of `links`."""
-    pair = plan.compressors[link["replica"]][link["boundary"]][link.get("tensor") or UNNAMED]
-    method: Compressor = pair[0 if link["direction"] == "forward" else 1]
-    return method
+    return plan.compressor(link["replica"], link["boundary"], link["direction"], link.get("tensor") or UNNAMED)
 
 
 def breaks(plan: Plan, step: int, loss: float, chance: float | None, links: Sequence[Mapping[str, Any]]) -> bool:

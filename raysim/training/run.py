@@ -21,11 +21,11 @@ from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.reports import StepFeedback, StepReport
 from raysim.records import Recorder, RecordsError, Run
 from raysim.records.tables import check_recordable
-from raysim.training.branch import Parent, find_parent, origin_of
+from raysim.training.branch import Parent, find_parent, recorded_origin
 from raysim.training.checkpoint import Checkpoint, Resumable, check_data, checkpoints, find_resumable, write_checkpoint
 from raysim.training.evaluate import Evaluator
-from raysim.training.events import Ending, Event, HopelessError, Phases
-from raysim.training.feedback import Budgets, Clock, sensitivities
+from raysim.training.events import Event, HopelessError, Interruption, Phases
+from raysim.training.feedback import Clock, sensitivities
 from raysim.training.rows import (
     breaks,
     device_columns,
@@ -38,7 +38,7 @@ from raysim.training.rows import (
     rows_of_step,
 )
 from raysim.training.start import check_start, is_unbegun, run_folder
-from raysim.training.trackers import Identity, Trackers
+from raysim.training.trackers import TrackedRun, Trackers
 from raysim.workloads.data import Data
 
 _ENGINES: dict[str, type[Engine]] = {"ray": RayEngine, "inline": InlineEngine}
@@ -64,7 +64,7 @@ class Training:
         engine: str | Callable[[Workload], Engine] = "ray",
         resume: bool = False,
         data: Data | None = None,
-        ending: Ending | None = None,
+        ending: Interruption | None = None,
         wait_s: float = 0.0,
         dashboard: bool = False,
         phases: Phases | None = None,
@@ -81,7 +81,7 @@ class Training:
         self._checkpoints = self.folder / "checkpoints"
         self.trackers = Trackers(config.report_to or (), self.folder / "tensorboard")
         self.recorder = Recorder(self.folder)
-        self._ending = ending or Ending()
+        self._ending = ending or Interruption()
         self._row = first_row(config, self.run_id)
         begun = Run(self.folder).row if resume and not is_unbegun(self.folder) else None
         has_state = begun is not None and bool(checkpoints(self._checkpoints))  # then its parent may be gone
@@ -96,12 +96,11 @@ class Training:
         self.phases = phases or Phases()
         self.phases.enter("the data and the model")
         self.workload = prepare(
-            config, data, self._parent.origin(config) if self._parent else origin_of(begun or self._row)
+            config, data, self._parent.origin(config) if self._parent else recorded_origin(begun or self._row)
         )
         self.plan = self.workload.plan
         self._parts = self._parent.parts(self.plan, self.workload.modules) if self._parent else None
         self.clock = Clock(self.plan)
-        self._budgets = Budgets(self.plan, self.clock.network)
         self.recorder.measures = tuple(measure.name for measure in self.plan.task.measures)
         parent = self._parent.row["run_id"] if self._parent else None
         self._row |= plan_columns(self.workload, parent)
@@ -151,7 +150,7 @@ class Training:
             self._ending.begin(self.config.grace_s)
             self.recorder.write_run(self._row)  # from here on a killed run can be resumed
             yield from self._warn_of_resume()
-            identity = Identity(self.run_id, self.folder.name, self.config.name)
+            identity = TrackedRun(self.run_id, self.folder.name, self.config.name)
             yield from self.trackers.followed(self._train(), self.config.flat(), identity)
             status = "finished"
         except DivergedError as error:
@@ -292,7 +291,7 @@ class Training:
         self.phases.enter(None)
         seconds = time.perf_counter() - before
         measured = sensitivities(reports) if step >= self.config.compress_from else {}
-        self._signals = StepFeedback(self.clock.step_s(reports, seconds), self._budgets.floors(reports), measured)
+        self._signals = StepFeedback(self.clock.step_s(reports, seconds), measured)
         warned = self._row["warning"] is not None
         yield Event("step", self._record_step(step, reports, seconds))
         if not warned and self._row["warning"] is not None:

@@ -26,7 +26,7 @@ FLUSH_S = 5.0  # between two flushes of TensorBoard's file while values arrive
 Values = Mapping[str, float]
 
 
-class Identity(NamedTuple):
+class TrackedRun(NamedTuple):
     """The names of a run in a tool."""
 
     run_id: str
@@ -43,7 +43,7 @@ class Tracker(ABC):
     """The tool's package, which is imported by `start`."""
 
     @abstractmethod
-    def start(self, config: Mapping[str, Any], identity: Identity) -> None:
+    def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         """Begin a run with its configuration by key, or go on with the run of this identity."""
 
     @abstractmethod
@@ -67,7 +67,7 @@ class TensorBoard(Tracker):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def start(self, config: Mapping[str, Any], identity: Identity) -> None:
+    def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         from tensorboardX.event_file_writer import EventsWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class WandB(Tracker):
 
     package = "wandb"
 
-    def start(self, config: Mapping[str, Any], identity: Identity) -> None:
+    def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE", "offline")
@@ -133,7 +133,7 @@ class MLflow(Tracker):
 
     package = "mlflow"
 
-    def start(self, config: Mapping[str, Any], identity: Identity) -> None:
+    def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         from mlflow import MlflowClient
 
         self._client = MlflowClient()
@@ -171,7 +171,7 @@ class Trackio(Tracker):
 
     package = "trackio"
 
-    def start(self, config: Mapping[str, Any], identity: Identity) -> None:
+    def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         import trackio
 
         self._tool = trackio
@@ -217,7 +217,7 @@ class Trackers:
         self._started = False
         self.warning: str | None = None
 
-    def _start(self, config: Mapping[str, Any], identity: Identity) -> None:
+    def _start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         """Begin or go on in every tool."""
         plain = bool, int, float, str
         given = {key: value for key, value in config.items() if value is not None}
@@ -225,7 +225,7 @@ class Trackers:
         self._started = True
         self._each("start", known, identity)
 
-    def followed(self, events: Iterable[Event], config: Mapping[str, Any], identity: Identity) -> Iterator[Event]:
+    def followed(self, events: Iterable[Event], config: Mapping[str, Any], identity: TrackedRun) -> Iterator[Event]:
         """Yield events after adding their values to every tool, from the first step on, and a warning if one fails."""
         for event in events:
             warned, values = self.warning, values_of(event)

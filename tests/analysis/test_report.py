@@ -20,15 +20,15 @@ from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
-from raysim.analysis.report.material import WORTH, Job, Price, SettingRuns, Spread
+from raysim.analysis.report.material import JobRuns, MeanQuality, SettingRuns
 from raysim.analysis.report.page import Chart, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
-from raysim.analysis.report.words import sure, verdict
+from raysim.analysis.report.words import answer_for, sure
 from raysim.analysis.report.write import to_html, write_report
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
-from raysim.network.prices import WireSeconds
+from raysim.network.prices import PAYS, WireSeconds
 from raysim.nn import CompressedLink
 from raysim.quality import MEASURES
 
@@ -223,7 +223,7 @@ def test_a_step_has_work_on_the_lanes_of_stages_and_flights_on_those_of_links(pa
 
 
 def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.9):
-    quality = {mode: Spread(accuracy, 0.0) for mode in ("on", "off")}
+    quality = {mode: MeanQuality(accuracy, 0.0) for mode in ("on", "off")}
     price = {network: Estimate(step_s, 0.99 * step_s, 1.01 * step_s) for network in NETWORKS}
     times = speedup if speedup is not None else 1.0 / step_s
     faster = {network: Estimate(times, 0.99 * times, 1.01 * times) for network in NETWORKS}
@@ -238,14 +238,17 @@ def made(name, step_s, verdict="safe", *, dense=False, speedup=None, accuracy=0.
         10.0,
         100.0,
         quality,
-        name,
-        Price(price, dict.fromkeys(NETWORKS, 1.0), faster, dict.fromkeys(NETWORKS, WireSeconds(0.1, 0.3))),
         {"verdict": verdict},
+        priced=name,
+        step_s=price,
+        dense_step_s=dict.fromkeys(NETWORKS, 1.0),
+        speedup=faster,
+        wire=dict.fromkeys(NETWORKS, WireSeconds(0.1, 0.3)),
     )
 
 
 def job(*settings):
-    return Job("job1", "a job", MEASURES["accuracy"], settings, pd.DataFrame(), NETWORKS)
+    return JobRuns("job1", "a job", MEASURES["accuracy"], settings, pd.DataFrame(), NETWORKS)
 
 
 def test_what_is_recommended_is_safe_and_worth_it():
@@ -258,7 +261,7 @@ def test_what_is_recommended_is_safe_and_worth_it():
     )
     assert job(dense, harmful, unsure, safer, safe).recommended("free") is safe
     assert job(dense, harmful, unsure).recommended("free") is dense
-    assert job(dense, made("e", 0.99, speedup=WORTH - 0.001)).recommended("free") is dense
+    assert job(dense, made("e", 0.99, speedup=PAYS - 0.001)).recommended("free") is dense
     assert job(safe).recommended("free") is None
 
 
@@ -308,7 +311,7 @@ def of_losses(*settings):
 def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_promising():
     dense = dataclasses.replace(made("dense", 1.0, "", dense=True), seeds=2)
     harmful = of_losses(dense, undecided("a", 15.0), undecided("b", 18.0))
-    said = verdict(harmful, "100mbps")
+    said = answer_for(harmful, "100mbps").text
     assert said.startswith(
         "On 100mbps over Ray, stay dense: 1 s a step. 2 settings are faster, but none is shown to be safe."
     )
@@ -321,17 +324,22 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
         "",
     )
     near = of_losses(dense, undecided("a", 15.0), undecided("b", -0.5))
-    said = verdict(dataclasses.replace(near, transport="nccl"), "100mbps")
+    said = answer_for(dataclasses.replace(near, transport="nccl"), "100mbps").text
     assert "On 100mbps over NCCL, stay dense" in said
     assert (
         "The most promising is `b`: 5.00 times as fast as dense (4.95 to 5.05; dense takes 1 s); loss 0.50 % lower"
         in said
     )
     assert "60 % likely to be safe" in said
-    surely = verdict(of_losses(dense, undecided("a", 15.0), undecided("b", -0.5, seeds=12, chance=0.9999)), "100mbps")
+    surely = answer_for(
+        of_losses(dense, undecided("a", 15.0), undecided("b", -0.5, seeds=12, chance=0.9999)), "100mbps"
+    ).text
     assert "over 99 % likely to be safe" in surely
     assert near.promising("100mbps").name == near.taken_home("100mbps").name == "b"
-    assert "and 21 would not either" in verdict(of_losses(dense, undecided("a", 1.2, seeds=3, lacking="")), "100mbps")
+    assert (
+        "and 21 would not either"
+        in answer_for(of_losses(dense, undecided("a", 1.2, seeds=3, lacking="")), "100mbps").text
+    )
 
 
 def test_a_report_over_nccl_has_the_prices_of_a_replay_over_nccl(runs, page, over_nccl):

@@ -10,7 +10,7 @@ from raysim_benchmarks.bench.recorded import record_tensors
 from rich.console import Console
 
 from raysim.codecs import CODECS
-from raysim.notation import parse
+from raysim.notation import parse_notation
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_rows_add_up_and_print() -> None:
 
 
 def test_every_codec_is_measured() -> None:
-    assert {type(parse(text, CODECS)) for text in DEFAULTS} >= set(CODECS.values())
+    assert {type(parse_notation(text, CODECS)) for text in DEFAULTS} >= set(CODECS.values())
 
 
 def test_own_tensors_and_shapes() -> None:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from raysim.codecs import CODECS, Codec, NonFiniteError, Packet, Quantize, TopK, kernels
 from raysim.codecs.bits import pack, unpack
 from raysim.codecs.positions import decode_positions, encode_positions
-from raysim.notation import parse
+from raysim.notation import parse_notation
 
 pytest.importorskip("triton")
 
@@ -53,7 +53,7 @@ SERVED = (  # what Triton's kernels serve from end to end
     "Cast('float16')",
     "Identity",
 )
-SERVED_CODECS = [parse(notation, CODECS) for notation in SERVED]
+SERVED_CODECS = [parse_notation(notation, CODECS) for notation in SERVED]
 served = pytest.mark.parametrize("codec", SERVED_CODECS, ids=SERVED)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from raysim.codecs import CODECS, LowRank, NonFiniteError, Quantize, TopK, kernels, warm
 from raysim.codecs.draws import bits64 as random_bits
-from raysim.notation import parse
+from raysim.notation import parse_notation
 
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
 
@@ -102,7 +102,7 @@ def test_topk_of_long_rows(shape: tuple[int, int], density: float) -> None:
     ],
 )
 def test_kernels_across_blocks_tiles_and_lanes(notation: str, shape: tuple[int, ...]) -> None:
-    codec = parse(notation, CODECS)
+    codec = parse_notation(notation, CODECS)
     assert_alike(codec, student(*shape))
     assert_alike(codec, (student(*shape).relu() * 3.3).bfloat16())
 
@@ -120,7 +120,7 @@ def test_kernels_across_blocks_tiles_and_lanes(notation: str, shape: tuple[int, 
     broken=st.sampled_from([None, math.nan, math.inf]),
 )
 def test_memory_in_every_layout(shape: list[int], notation: str, broken: float | None) -> None:
-    codec, x, memory = parse(notation, CODECS), student(*shape), normal(*shape)
+    codec, x, memory = parse_notation(notation, CODECS), student(*shape), normal(*shape)
     if broken is not None:
         memory.view(-1)[-1] = broken
         with pytest.raises(NonFiniteError):
@@ -136,7 +136,7 @@ def test_memory_in_every_layout(shape: list[int], notation: str, broken: float |
 def test_residual_and_sent_add_up() -> None:
     x = normal(8, 500)
     for text in ("TopK(0.1)", "Quantize(4)", "Quantize(8, range='absmax', per='row')", "TopK(0.2, values=Quantize(4))"):
-        packet, residual = parse(text, CODECS).encode_with_residual(x.clone(), torch.float32, KEY)
+        packet, residual = parse_notation(text, CODECS).encode_with_residual(x.clone(), torch.float32, KEY)
         assert torch.allclose(packet.decode() + residual, x, rtol=1e-6, atol=1e-6)
 
 

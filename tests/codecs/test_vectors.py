@@ -20,7 +20,7 @@ from raysim.codecs.positions import (
     select_topk,
     smallest_form,
 )
-from raysim.notation import parse
+from raysim.notation import parse_notation
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_selection_keeps_at_most_all_values() -> None:
 )
 def test_refusals(text: str, message: str | None) -> None:
     with pytest.raises(ValueError) as caught:
-        parse(text, CODECS)
+        parse_notation(text, CODECS)
     assert message is None or str(caught.value) == message
 
 
 def test_numbers_are_coerced() -> None:
-    assert repr(parse("TopK(1)", CODECS)) == "TopK(1.0)"
-    assert repr(parse("Quantize(4.0, per='tensor')", CODECS)) == "Quantize(4)"
-    assert parse(" TopK( density = 0.1 ) ", CODECS) == TopK(0.1)
+    assert repr(parse_notation("TopK(1)", CODECS)) == "TopK(1.0)"
+    assert repr(parse_notation("Quantize(4.0, per='tensor')", CODECS)) == "Quantize(4)"
+    assert parse_notation(" TopK( density = 0.1 ) ", CODECS) == TopK(0.1)

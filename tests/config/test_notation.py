@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from raysim.codecs import CODECS, Cast, Identity, Nonzero, Quantize, TopK
 from raysim.compressors import AQSGD, COMPRESSORS, Compressor, ErrorFeedback, LinkEF21, MixedErrorFeedback, Plain, parse
-from raysim.notation import MAX_LENGTH, Notation, check_choice, check_integer, check_real
-from raysim.notation import parse as parse_notation
+from raysim.notation import MAX_LENGTH, Notation, check_choice, check_integer, check_real, parse_notation
 from raysim.replication import METHODS
 from raysim.schedules.families import SCHEDULES, GPipe, OneFOneB, parse_schedule
 

@@ -19,7 +19,7 @@ from replica_variants import LOCAL, Apart, Team
 from raysim.codecs import CODECS, Codec
 from raysim.compressors import COMPRESSORS, Compressor, StepFacts
 from raysim.compressors import parse as parse_compressor
-from raysim.notation import Notation, parse
+from raysim.notation import Notation, parse_notation
 from raysim.replication import METHODS, parse_replica_method
 from raysim.replication.method import ReplicaMethod
 from raysim.schedules.families import SCHEDULES, Custom, Schedule, parse_schedule
@@ -90,7 +90,7 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "ATOMO(3.0)",
         "OneBit(per='block', block=100)",
     ],
-    "compressor": ["GraVAC(cf_min=4.0, window=1)", "GraVAC(epsilon=0.3, window=1, omega=1.0)"],
+    "compressor": [],
     "replica": [
         "Accordion(TopK(0.6), TopK(0.05), interval=1)",
         "Accordion(TopK(0.5), TopK(0.02), interval=1, min_values=1)",
@@ -124,7 +124,7 @@ KINDS: dict[str, tuple[dict[str, type[Any]], list[Any], Outcome]] = {
     "weights": (weight_variants.KNOWN, [parse_weights(text) for text in weight_variants.VARIANTS], of_weights),
 }
 PARSERS: dict[str, Callable[[str], Any]] = {
-    "codec": lambda text: parse(text, CODECS),
+    "codec": lambda text: parse_notation(text, CODECS),
     "compressor": parse_compressor,
     "replica": parse_replica_method,
     "schedule": parse_schedule,

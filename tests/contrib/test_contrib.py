@@ -34,7 +34,7 @@ from raysim_contrib.zfp import ZFP, blocks_of
 from raysim import plugins
 from raysim.codecs import CODECS, Quantize
 from raysim.codecs.draws import uniform
-from raysim.notation import parse
+from raysim.notation import parse_notation
 from raysim.replication import parse_replica_method
 from raysim.testing import check_replica_method
 
@@ -75,7 +75,7 @@ def test_law_on_gpus(law, variant) -> None:
 )
 @pytest.mark.parametrize("shape", [(2, 5, 3000), (257, 129), (2, 40, 11, 12), (5000,)], ids=str)
 def test_packets_are_pure_across_tiles(notation: str, shape: tuple[int, ...]) -> None:
-    codec = parse(notation, CODECS)
+    codec = parse_notation(notation, CODECS)
     for x in (student(*shape), (student(*shape).relu() * 3.3).bfloat16()):
         packet = codec.encode(x, KEY)
         assert content(packet) == content(codec.encode(x, KEY))
@@ -100,7 +100,7 @@ def test_every_class_has_a_variant_an_entry_point_and_documentation() -> None:
 def test_without_the_distribution_a_name_is_refused_with_the_command_that_installs_it(monkeypatch) -> None:
     monkeypatch.setattr(plugins, "entry_points", dict)
     with pytest.raises(ValueError) as caught:
-        parse("ZFP(0.1)", CODECS)
+        parse_notation("ZFP(0.1)", CODECS)
     assert str(caught.value) == (
         "`ZFP` in 'ZFP(0.1)' needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
         "`pip install ./contrib`."
@@ -109,7 +109,7 @@ def test_without_the_distribution_a_name_is_refused_with_the_command_that_instal
 
 def test_a_mistyped_name_is_recognised() -> None:
     with pytest.raises(ValueError, match="Did you mean `TAHQuant`"):
-        parse("TAHQaunt", CODECS)
+        parse_notation("TAHQaunt", CODECS)
 
 
 @pytest.mark.parametrize("notation", ["ATOMO(3.0)", "Outliers(Quantize(4))"])

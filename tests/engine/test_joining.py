@@ -24,7 +24,7 @@ from raysim.engine.nodes import (
 )
 from raysim.engine.ray import RayEngine
 from raysim.engine.ray_internals import DriverCpus, cpus_by_driver, is_starting
-from raysim.engine.resources import Waiting, described, shortage
+from raysim.engine.resources import Waiting, describe_driver, shortage
 from raysim.engine.watch import HeadWatch
 from raysim.limits import cpu_quota
 from raysim.pipeline.errors import WorkerLostError
@@ -98,8 +98,8 @@ def test_missing_or_environment_token_is_named(tmp_path, monkeypatch):
 )
 def test_resource_holder_is_named_by_user_and_study(program):
     driver = DriverCpus("01", f"{program} sweep quickstart --out /srv/nfs/{'x' * 80}", "10.0.0.1", 2.0, 0.0, "ada@desk")
-    assert described(driver).startswith("ada@desk: `raysim sweep quickstart --out /srv/nfs/xx")
-    assert described(driver).endswith("...` on 10.0.0.1 (2 CPU)")
+    assert describe_driver(driver).startswith("ada@desk: `raysim sweep quickstart --out /srv/nfs/xx")
+    assert describe_driver(driver).endswith("...` on 10.0.0.1 (2 CPU)")
 
 
 def test_progress_is_reported_after_10_s_then_every_30_s(monkeypatch):
@@ -123,7 +123,7 @@ def test_drivers_are_listed_with_held_and_awaited_resources(ray):
         (own,) = (driver for driver in cpus_by_driver() if driver.job == ray.get_runtime_context().get_job_id())
         assert own.held >= 4
         assert own.waiting == 100
-        assert re.fullmatch(r"`.*` on [\d.]+ \(\d+ CPU\)", described(own))
+        assert re.fullmatch(r"`.*` on [\d.]+ \(\d+ CPU\)", describe_driver(own))
         assert re.fullmatch(r"a trial needs room; \d of 8 CPU are free", shortage("a trial needs room"))
     finally:
         ray.util.remove_placement_group(held)

@@ -11,7 +11,7 @@ from torch import nn
 
 import raysim
 from raysim.compressors import parse
-from raysim.nn import CompressedLink, end_step, insert_links, report, samples
+from raysim.nn import CompressedLink, end_step, insert_links, link_report, samples
 from raysim.pipeline.optimizer import learning_rate, make_optimizer
 from raysim.pipeline.prepare import prepare
 from raysim.workloads.losses import CrossEntropy
@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "two-ended": {"forward": "EF21(TopK(0.2))", "backward": "EF21(Quantize(4), key='link')"},
     "aqsgd": {"forward": "AQSGD(Quantize(4))", "backward": "Quantize(8)", "steps": 9},
     "shared": {"forward": "TopK(0.3)", "backward": "Quantize(8)", "shared_indices": True},
-    "adaptive": {"forward": "GraVAC(epsilon=0.5, window=1, promote='passing', throughput='link')"},
+    "adaptive": {"forward": "GraVAC(epsilon=0.5, window=1, promote='passing', throughput='link')"},  # of the plug-in
     "gpt": {**GPT, "forward": "TopK(0.1)", "backward": "WarmStart(LowRank(2))"},
 }
 
@@ -74,10 +74,10 @@ def test_a_plain_loop_gives_the_losses_and_bytes_of_a_run(setting, small, tmp_pa
     losses = train(model, workload, make_optimizer(config.optimizer, model.named_parameters()), range(config.steps))
     assert losses == run.steps["loss"].tolist()
     sent = run.links.groupby(["boundary", "direction"])[["wire_bytes", "dense_bytes", "packets"]].sum()
-    counted = report(model).set_index(["boundary", "direction"])
+    counted = link_report(model).set_index(["boundary", "direction"])
     assert (counted[list(sent.columns)].sort_index() == sent).all().all()
-    head, *_ = str(report(model)).splitlines()
-    assert head.split() == list(report(model))  # whole, without a terminal's width
+    head, *_ = str(link_report(model)).splitlines()
+    assert head.split() == list(link_report(model))  # whole, without a terminal's width
 
 
 @pytest.mark.parametrize("setting", ["feedback", "two-ended", "aqsgd", "adaptive"])
@@ -197,7 +197,7 @@ REFUSALS = {
         lambda: CompressedLink("AQSGD(Quantize(4))")(torch.ones(2, 3)),
         "call the model in `with raysim.nn.samples(ids):`",
     ),
-    "no links": (lambda: report(nn.ReLU()), "The model must hold a CompressedLink, but holds none."),
+    "no links": (lambda: link_report(nn.ReLU()), "The model must hold a CompressedLink, but holds none."),
 }
 
 

@@ -12,7 +12,7 @@ from raysim.codecs import CODECS
 from raysim.compressors import Plain
 from raysim.compressors import parse as parse_compressor
 from raysim.config import ConfigError
-from raysim.notation import parse
+from raysim.notation import parse_notation
 from raysim.replication import parse_replica_method
 from raysim.schedules.families import parse_schedule
 from raysim.testing import check_codec, check_compressor, check_replica_method, check_schedule
@@ -36,7 +36,7 @@ def test_import_path_notation_round_trips(text):
 
 
 def test_a_class_is_found_wherever_a_notation_is_read():
-    assert parse("own_methods:Half(2)", CODECS) == Half(2)
+    assert parse_notation("own_methods:Half(2)", CODECS) == Half(2)
     assert parse_compressor("own_methods:Half(2)") == Plain(Half(2))
     plain: Any = parse_replica_method("own_methods:Half(2)")
     feedback: Any = parse_replica_method("ErrorFeedback(own_methods:Half)")
@@ -114,9 +114,9 @@ def test_an_entry_point_is_written_by_its_name(monkeypatch):
     monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [p for p in points if p.group == group])
     plugins.entry_points.cache_clear()
     try:
-        assert parse("Halved(3)", CODECS) == Half(3)
+        assert parse_notation("Halved(3)", CODECS) == Half(3)
         assert repr(Half(3)) == "Halved(skip=3)"
-        assert parse(repr(Half(3)), CODECS) == Half(3)
+        assert parse_notation(repr(Half(3)), CODECS) == Half(3)
     finally:
         plugins.entry_points.cache_clear()
 

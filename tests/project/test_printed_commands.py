@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from raysim.analysis import load
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.page import Text
-from raysim.analysis.report.reuse import reproduce
+from raysim.analysis.report.reuse import reproduce_blocks
 from raysim.analysis.report.tables import smaller_runs
 from raysim.cli import app
 from raysim.config import read_config
@@ -215,7 +215,7 @@ def test_commands_of_findings_and_reports_are_accepted_as_printed(called, tmp_pa
     claims = printed(done.output)
     assert len(claims) > 10
     material = gather(load("my runs"), [parse_network("1gbps")])
-    texts = [block.text for block in reproduce(material.jobs[0], material) if isinstance(block, Text)]
+    texts = [block.text for block in reproduce_blocks(material.jobs[0], material) if isinstance(block, Text)]
     for lead, recipe in pairwise(texts):
         if name := re.search(r"as a recipe: `([^`]+)`", str(lead)):
             Path(name[1]).write_text(str(recipe))

@@ -84,7 +84,7 @@ ROOMS = {
     "raysim.engine.resources": ({"config", "engine.ray_internals", "limits", "network", "pipeline.errors"}, {"ray"}),
     "raysim.engine.calibrate": ({"engine", "limits", "network", "pipeline.messages"}, {"ray"}),
     "raysim.engine.nodes": ({*RUNS, "pipeline", "engine"}, {"ray"}),
-    "raysim.engine.delivery": ({*RUNS, "pipeline"}, {"ray"}),
+    "raysim.engine.delivery": ({*RUNS, "pipeline", "engine.ray_internals"}, set()),
     "raysim.engine.watch": (set(), set()),
     "raysim.engine.ray_internals": (set(), {"ray"}),
     "raysim.engine.ray": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),

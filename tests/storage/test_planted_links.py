@@ -16,8 +16,7 @@ from raysim.network.timeline_views import write_trace
 from raysim.records import Recorder, Run
 from raysim.records.tables import RecordsError
 from raysim.screening import screen
-from raysim.screening.picture import draw
-from raysim.screening.study import write_study
+from raysim.screening.outputs import draw_screen, write_screen_study
 from raysim.storage.files import FolderLock, check_inside, output_file, private_folder, write_through, write_whole
 from raysim.sweeps.store import FOLDERS, Store
 from raysim.training.checkpoint import write_checkpoint
@@ -132,9 +131,9 @@ def test_study_and_picture_of_a_screen_follow_no_link_made_while_it_measured(tmp
     for link in (study, picture):
         link.symlink_to(victim / "file")
     with pytest.raises(OSError, match="it is a link"):
-        write_study(done, keys, study, "ray")
+        write_screen_study(done, keys, study, "ray")
     with pytest.raises(OSError, match="it is a link"):
-        draw(done, picture)
+        draw_screen(done, picture)
 
 
 def test_an_output_may_be_a_pipe_with_a_reader(tmp_path):

@@ -25,7 +25,7 @@ from raysim.codecs import CODECS, Codec, Packet, kernels
 from raysim.codecs.codec import work_bytes
 from raysim.compressors import Plain
 from raysim.compressors import parse as parse_compressor
-from raysim.notation import parse
+from raysim.notation import parse_notation
 from raysim.testing import check_codec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "packets.json"
@@ -76,8 +76,8 @@ def digests(variant: Variant) -> dict[str, str]:
 def is_written_as_it_is_parsed(variant: Variant) -> None:
     codec, notation = variant.codec, variant.notation
     assert repr(codec) == notation
-    assert parse(repr(codec), CODECS) == codec
-    assert hash(parse(repr(codec), CODECS)) == hash(codec)
+    assert parse_notation(repr(codec), CODECS) == codec
+    assert hash(parse_notation(repr(codec), CODECS)) == hash(codec)
     assert pickle.loads(pickle.dumps(codec)) == codec
     assert parse_compressor(notation) == Plain(codec)  # a bare codec means Plain
     assert repr(Plain(codec)) == notation  # and is written bare

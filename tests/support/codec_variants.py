@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raysim.codecs import CODECS, Codec
 from raysim.codecs.draws import bits64, uniform
-from raysim.notation import parse
+from raysim.notation import parse_notation
 
 KEY = 20260  # of the random codecs, wherever a test does not vary it
 
@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def codec(self) -> Codec:
-        return parse(self.notation, CODECS)
+        return parse_notation(self.notation, CODECS)
 
 
 def minmax(bits: int, groups: Callable[[Shape], int] = lambda shape: 1) -> Callable[[Shape, int], int]:

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 from raysim.codecs import CODECS
 from raysim.distributed import fsdp
-from raysim.notation import parse
+from raysim.notation import parse_notation
 
 
 def build():
@@ -67,7 +67,7 @@ def train(rank, world_size, method, steps, kept=None):
 
 def in_one_process(world_size, notation, steps):
     """Return the parameters where shard j is the mean over ranks of what rank i != j sends by a codec, and of j's own."""
-    codec = parse(notation, CODECS)
+    codec = parse_notation(notation, CODECS)
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(*steps):

@@ -57,7 +57,7 @@ def test_tensors_are_packed_and_unpacked_bit_for_bit() -> None:
     assert torch.signbit(again["float32"][0, 1])
     assert unpack_tensors(pack_tensors({})) == {}
     again["float32"][0, 0] = 7  # unpacked tensors are one's own
-    with pytest.raises(CheckpointError, match=r"^A part of the checkpoint is no safetensors file: .*\.$"):
+    with pytest.raises(CheckpointError, match=r"^A part of the checkpoint is not a safetensors file: .*\.$"):
         unpack_tensors(packed[:-3])
 
 
@@ -123,7 +123,7 @@ def test_killed_write_leaves_whole_checkpoint_or_none(tmp_path: Path, place: int
 def damage(path: Path, how: str) -> str:
     """Damage a checkpoint; return what the sentence must say after its path."""
     file, manifest = path / "worker-1.safetensors", path / "manifest.json"
-    written = "worker-1.safetensors is not what was written."
+    written = "worker-1.safetensors has changed since it was written."
     match how:
         case "truncated":
             file.write_bytes(file.read_bytes()[:-1])

@@ -17,7 +17,7 @@ from raysim.signals import SIGNALS
 from raysim.sweeps.tuning import Halt
 from raysim.sweeps.tuning import on_signals as signals_of_a_sweep
 from raysim.training.checkpoint import checkpoints
-from raysim.training.events import Ending
+from raysim.training.events import Interruption
 from raysim.training.run import Training
 from raysim.training.train import train
 
@@ -34,7 +34,7 @@ def nothing_ignored():
 
 def interrupted(config, folder, number, moment):
     """Train in this process, and send it a signal at a moment; return the exit code."""
-    ending = Ending()
+    ending = Interruption()
     with ending.on_signals():
         training = Training(config, engine="inline", out=folder, ending=ending)
         arrange, done = moment
@@ -128,7 +128,7 @@ def test_step_longer_than_grace_period_is_dropped(small, tmp_path):
 
 
 def test_signals_that_come_while_the_records_are_ended_change_nothing(small, tmp_path):
-    ending = Ending()
+    ending = Interruption()
     with ending.on_signals():
         training = Training(small(), engine="inline", out=tmp_path / "run", ending=ending)
         compact = training.recorder.compact
@@ -140,7 +140,7 @@ def test_signals_that_come_while_the_records_are_ended_change_nothing(small, tmp
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_that_the_process_ignores_stays_ignored(number):
     before = signal.signal(number, signal.SIG_IGN)  # as `nohup` leaves SIGHUP
-    ending = Ending()
+    ending = Interruption()
     halt = Halt()
     try:
         with ending.on_signals(), signals_of_a_sweep(halt), signals_after():
@@ -162,7 +162,7 @@ def test_alarm_of_caller_is_kept(small, tmp_path):
     signal.alarm(1000)
     try:
         train(small(), engine="inline", out=tmp_path / "run")
-        with Ending().on_signals():
+        with Interruption().on_signals():
             signal.raise_signal(signal.SIGALRM)
         left_s = signal.alarm(0)
     finally:
@@ -174,6 +174,6 @@ def test_alarm_of_caller_is_kept(small, tmp_path):
 
 def test_signal_handlers_are_restored_after_a_run(small, tmp_path):
     before = [signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)]
-    with Ending().on_signals():
+    with Interruption().on_signals():
         pass
     assert [signal.getsignal(number) for number in (*SIGNALS, signal.SIGALRM)] == before

@@ -24,7 +24,7 @@ from raysim.codecs import CODECS, Codec, warm
 from raysim.codecs.codec import to_tensor
 from raysim.codecs.message import CodecTable, Entry, wire_bytes
 from raysim.codecs.transfers import Flight
-from raysim.notation import InputError, parse
+from raysim.notation import InputError, parse_notation
 from raysim.on_demand import OnDemand
 from raysim.plugins import plug_ins
 from raysim.units import format_bandwidth
@@ -117,7 +117,7 @@ def bench_codecs(
     with torch_threads(threads):
         if device == "cpu":
             warm()
-        ours = [_codec(parse(codec, CODECS) if isinstance(codec, str) else codec, device) for codec in codecs]
+        ours = [_codec(parse_notation(codec, CODECS) if isinstance(codec, str) else codec, device) for codec in codecs]
         for name, made in [*tensors.items(), *((name, None) for name in recorded or {})]:
             if progress is not None:
                 progress(name)

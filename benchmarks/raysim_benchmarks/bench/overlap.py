@@ -14,7 +14,7 @@ from rich.table import Table
 
 from raysim.codecs import CODECS
 from raysim.codecs.transfers import Flight
-from raysim.notation import parse
+from raysim.notation import parse_notation
 from raysim_benchmarks.harness import in_turn
 
 DEFAULTS = ("Quantize(8, per='row')", "Quantize(4, per='row')", "TopK(0.1)", "Hadamard(Quantize(4))")
@@ -45,7 +45,7 @@ def bench_overlap(
     rows = []
     product_s = statistics.median(_seconds([products(1)], device) for _ in range(rounds))
     for text in codecs:
-        codec = parse(text, CODECS)
+        codec = parse_notation(text, CODECS)
         packet = codec.encode(x, _KEY)
         actions: dict[str, Callable[[], Any]] = {
             "encode": partial(codec.encode, x, _KEY),

@@ -16,7 +16,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 from raysim.config import ConfigError
-from raysim.engine.delivery import FAR_BYTES, RAY_SETTING
+from raysim.engine.delivery import FAR_BYTES
+from raysim.engine.ray_internals import RAY_SETTING
 from raysim_benchmarks.hosts.namespaces import Hosts
 
 PORT = 6379

@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.words import against_dense, answer, plural, speedup
-from raysim.forecast.advise import PAYS
+from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
-from raysim.forecast.gains import Way
+from raysim.forecast.gains import Alternative
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
-from raysim.sweeps.decide import RACED, DecisionState
-from raysim.units import format_bytes, format_seconds, three_digits
+from raysim.sweeps.decide import DecisionState
+from raysim.units import format_bytes, format_seconds, plural, three_digits
 
 if TYPE_CHECKING:
-    from raysim.analysis.report.material import Job
+    from raysim.analysis.report.material import JobRuns
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.search import RaceSearch
 
-GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
 CAUSES = {
     "latency": "Latency takes the time, not bytes",
     "compute": "Compute takes the time, not the network",
@@ -54,7 +53,7 @@ def step_causes(parts: Parts, step_s: float, network: Network) -> str:
     return f"On {network!r} a dense step takes {format_seconds(step_s)}: {causes}."
 
 
-def way_words(way: Way) -> str:
+def way_words(way: Alternative) -> str:
     """Return another way to run the training in a line, with its keys."""
     keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
     return (
@@ -108,7 +107,7 @@ def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
 
 
 def conclude(decision: DecisionState, sweep: Sweep) -> None:
-    """Take over what the race has shown, and write the decision: setting, bounds, code, and what more certainty costs."""
+    """Store the race's results, and write the decision: setting, bounds, code, and the cost of more certainty."""
     question, network = decision.question, repr(decision.question.network)
     reasons = {
         _setting(sweep.study.config(sweep.study.overrides_at(row.params, row.name)).flat()): row.error
@@ -133,11 +132,11 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
     rounds = cast("RaceSearch", sweep.search).rounds
     decision.settled = not rounds.running and not rounds.undecided
-    decision.ended = RACED
+    decision.ended = "raced"
     decision.write()
 
 
-def _verdict(decision: DecisionState, job: Job, sweep: Sweep) -> str:
+def _verdict(decision: DecisionState, job: JobRuns, sweep: Sweep) -> str:
     """Return the decision in a line: setting, speed-up and harm with their bounds, or what more would decide."""
     network = repr(decision.question.network)
     if len(job.settings) == 1:
@@ -146,7 +145,7 @@ def _verdict(decision: DecisionState, job: Job, sweep: Sweep) -> str:
             f"On {network}, stay dense for now: the budget ended before one of {settings} was trained to its end."
             f"{_cost(decision, sweep)}"
         )
-    chosen, verdict = job.recommended(network), answer(job, network)
+    chosen, verdict = job.recommended(network), answer_for(job, network)
     sentence, evidence = verdict.sentence.replace("`", ""), verdict.evidence.replace("`", "")
     if chosen is not None and not chosen.dense:
         return f"{sentence} Beside dense: {against_dense(chosen, job.measure)}. {evidence}"
