@@ -36,7 +36,7 @@ from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
 from raysim.values import BoundaryTensors
-from raysim.workloads.partition import CutChoice, Partition, partition
+from raysim.workloads.partition import CutWithAlternative, Partition, partition
 from raysim.workloads.splits import DataShape
 from raysim.workloads.stage_costs import Shadow
 
@@ -63,7 +63,7 @@ class Forecast:
     """Costs of the exchanges that end a step, with their shares of all steps; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
     """Steps by which an exchange of replicas may lag before a step waits for it."""
-    cut_choices: tuple[CutChoice, ...]
+    cut_choices: tuple[CutWithAlternative, ...]
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
     tied: TiedShapes
