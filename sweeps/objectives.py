@@ -219,7 +219,7 @@ class Constraint:
         given = [name for name in ("at_most", "at_least", "within") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigError(
-                f"`constraints` of {self.objective} must have just one of at_most, at_least and within, but got "
+                f"`constraints` of {self.objective} must have exactly one of at_most, at_least and within, but got "
                 f"{' and '.join(given) or 'none'}."
             )
         value = getattr(self, given[0])

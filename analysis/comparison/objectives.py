@@ -44,7 +44,9 @@ def frontier(frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str])
     for i, name in enumerate(names):
         direction = given.get(name, natural_direction(name, measures))
         if direction not in ("minimize", "maximize"):
-            raise AnalysisError(f"`objectives` must be to minimize or maximize, but {name!r} is to {direction!r}.")
+            raise AnalysisError(
+                f"`objectives` must have the direction 'minimize' or 'maximize', but {name!r} has {direction!r}."
+            )
         if direction == "maximize":
             values[:, i] *= -1
     kept = _unbeaten(values)

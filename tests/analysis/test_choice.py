@@ -69,7 +69,7 @@ def test_frontier_keeps_order_and_drops_rows_without_objective():
     [
         ((["speed"],), "There is no column 'speed'. Known: objective.loss."),
         (([],), "`objectives` must name at least one column."),
-        (({"loss": "down"},), "`objectives` must be to minimize or maximize, but 'loss' is to 'down'."),
+        (({"loss": "down"},), "`objectives` must have the direction 'minimize' or 'maximize', but 'loss' has 'down'."),
     ],
 )
 def test_invalid_frontier_is_refused(arguments, sentence):
@@ -202,7 +202,7 @@ def test_all_runs_are_priced_under_their_names_and_against_their_dense_ones(real
     with pytest.raises(AnalysisError) as error:
         replay(real / "sparse", "1gbps", against="dense")
     assert str(error.value) == (
-        "`against` = 'dense' needs `Results`, in which each run finds its dense one: see `load`."
+        "`against` = 'dense' needs the `Results` of `load`, in which each run has a dense counterpart."
     )
 
 
