@@ -116,6 +116,15 @@ def test_l1_holds_across_changes_of_the_codec_and_dense_fallbacks() -> None:
         conserved(sums.fed, sums.decoded, state, 10)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copies_of_aqsgd_are_what_the_receiver_was_given(dtype: str) -> None:
+    pair = Pair(parse(f"AQSGD(Quantize(4), warmup=0, dtype={dtype!r})"))
+    for step in range(3):
+        for (_, facts), (_, y) in zip(messages(step, step + 1), pair.step(step), strict=True):
+            for key, row in zip(memory_keys("sample", facts), as_rows(y, "sample"), strict=True):
+                assert torch.equal(pair.receiver.state[key].float().view(-1), row.view(-1))
+
+
 INDEPENDENT = [v for v in VARIANTS if v.key != "link" and getattr(v.method, "capacity", None) is None]
 
 
