@@ -35,7 +35,6 @@ from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
-from raysim.pipeline.groups import exchange_delay, exchange_interval
 from raysim.pipeline.plan import TiedShapes, averaged_shapes, tied_owners, tied_shapes
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
@@ -149,13 +148,13 @@ class Forecast:
             ),
             float(profile.method_s.max()),
             self.exchange_delay,
-            exchange_interval(self.config),
+            self.config.exchange_interval,
         )
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return a mean step with the churn and money of `costs`."""
         kinds = [(ending.share, self.simulate(network, ending=i)) for i, ending in enumerate(self.endings)]
-        period = exchange_interval(self.config) if self.config.num_replicas > 1 else 1.0
+        period = self.config.exchange_interval if self.config.num_replicas > 1 else 1.0
         return expected_step(costs, self.step_s(network), kinds, period=period)
 
     def run_s(self, network: Network) -> float:
@@ -269,7 +268,7 @@ def _forecast(
         links=links,
         averages=tuple(averages),
         endings=endings,
-        exchange_delay=exchange_delay(config),
+        exchange_delay=config.exchange_delay,
         cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
         tied=tied_shapes(parts),

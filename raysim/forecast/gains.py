@@ -18,7 +18,6 @@ from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs
 from raysim.network.collectives import EXCHANGES
 from raysim.network.presets import DEVICES
 from raysim.network.topology import FREE, Network
-from raysim.pipeline.groups import exchange_delay
 
 FASTEST = max(DEVICES, key=lambda name: DEVICES[name].peak_flops)
 """A device faster than any other, of which a measured speed is a share."""
@@ -122,7 +121,7 @@ def _summed(dense: Forecast, config: RunConfig) -> Forecast:
 
 def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], averages: Sequence[ReplicaCost]) -> Forecast:
     """Return a dense forecast with the messages of another setting; without `averages` its replicas average as before."""
-    changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
+    changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": config.exchange_delay}
     if averages:
         sums = dense.endings[0].costs["transfers"]
         tied = sums[sums["direction"] == EXCHANGES[1]]

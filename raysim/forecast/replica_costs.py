@@ -25,7 +25,6 @@ from raysim.pipeline.groups import (
     Group,
     GroupAccount,
     chunk_bytes,
-    exchange_period,
     exchange_together,
     ring_bytes,
 )
@@ -198,7 +197,7 @@ class Ending:
 def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> tuple[Ending, ...]:
     """Return the kinds of step in a period, most bytes first; all include the `tied` transfers."""
     methods = config.replica_methods()
-    period = exchange_period(config)
+    period = config.exchange_period
     counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
     endings = []
     for parts, count in counts.items():

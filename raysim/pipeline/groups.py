@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,9 @@ from raysim.codecs import Identity, Packet
 from raysim.codecs.codec import work_bytes
 from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
-from raysim.config import RunConfig
 from raysim.network.collectives import EXCHANGES, Transfer
 from raysim.pipeline.messages import Parts
-from raysim.replication.method import Packets, ReplicaMethod, Round, RoundDriver, Rounds
+from raysim.replication.method import Packets, Round, RoundDriver, Rounds
 
 _CONTROL_VALUES = 64  # upper bound of the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -77,39 +75,6 @@ def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable)
         packet = Packet(Identity(), {"values": values}, (size,), "float32")
         sent.append(float(wire_bytes(table.pack_round({name: packet}))))
     return sent
-
-
-def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
-    """Return whether a method does anything with this number of replicas."""
-    return num_replicas > 1 or method.works_alone
-
-
-def exchange_period(config: RunConfig) -> int:
-    """Return the period of the exchanges of all stages, in steps."""
-    return math.lcm(*(method.period for method in _taking_part(config)))
-
-
-def exchange_interval(config: RunConfig) -> float:
-    """Return the mean number of steps between two exchanges of replicas."""
-    methods, period = _taking_part(config), exchange_period(config)
-    count = sum(any(method.part(step) is not None for method in methods) for step in range(period))
-    return period / max(count, 1)
-
-
-def exchange_delay(config: RunConfig) -> int:
-    """Return how many steps the exchanges of all stages may lag before a step waits for them.
-
-    If no forward reads the newest weights, later steps run while an update waits for its exchange.
-    """
-    methods = _taking_part(config)
-    if not methods:
-        return 0
-    unread = 0 if config.weights.updates_each_microbatch else min(map(min, config.weight_delays()))
-    return unread + min(method.steps_under_way for method in methods)
-
-
-def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
-    return [method for method in config.replica_methods() if takes_part(method, config.num_replicas)]
 
 
 class MemberRounds:

@@ -19,7 +19,6 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate
 from raysim.network.topology import Network, Placement
 from raysim.network.transport import parse_transport
-from raysim.pipeline.groups import exchange_interval
 from raysim.pipeline.link import DIRECTIONS, LinkAccount
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport, link_name
@@ -58,7 +57,7 @@ class Clock:
         if network is None:
             return seconds
         profile = self.profile(reports)
-        if self.plan.exchange_delay:
+        if self.plan.config.exchange_delay:
             profile = after_pipelines(profile)
         quiet, instant, config = without_exchange(profile), network.without_latency, self.plan.config
 
@@ -72,7 +71,7 @@ class Clock:
             ).step_s
 
         method_s = float(profile.method_s.max())
-        return overlapped(simulated_s, method_s, self.plan.exchange_delay, exchange_interval(config))
+        return overlapped(simulated_s, method_s, config.exchange_delay, config.exchange_interval)
 
     def profile(self, reports: Sequence[StepReport]) -> Profile:
         """Return the costs of a step under a simulated clock: frozen compute, and the reported transfers and codec work."""
