@@ -133,7 +133,7 @@ def written(content: Mapping[str, Any]) -> dict[Path, str]:
     lines += [
         *ratio,
         "",
-        "## Sources and assumptions",
+        "## Sources",
         "",
         *sources,
         "",
@@ -153,7 +153,8 @@ INTRODUCTION = """# Predicted beside published
 Median errors are 0.1 to 24 % over fourteen published tables. [Every cell](published.csv) has the published figure, raysim's prediction,
 and the signed error (positive: raysim's is larger). At most one constant a table is fitted; errors are of the other cells. *Regret*:
 choices of a schedule, an average or a placement in which raysim's is not the fastest measured one, and how much slower it is.
-[Validation](validation.md) has raysim's own runs. `python docs/make_published.py` writes this page.
+[Validation](validation.md) has raysim's own runs. `docs/measurements/published.toml` has the assumptions of each prediction, and
+`python docs/make_published.py` writes this page.
 """
 
 

@@ -150,7 +150,7 @@ def check_size(text: str, kind: str = "notation") -> None:
         depth += (sign in "([{") - (sign in ")]}")
         deepest = max(deepest, depth)
     if deepest > MAX_DEPTH:
-        raise ValueError(f"A {kind} has at most {MAX_DEPTH} brackets in each other, but got {deepest}.")
+        raise ValueError(f"A {kind} has at most {MAX_DEPTH} nested brackets, but got {deepest}.")
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

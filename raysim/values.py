@@ -1,4 +1,4 @@
-"""Values that cross a boundary: one tensor, or a dictionary of named tensors.
+"""Values that cross a boundary: dictionaries of named tensors. A tensor without a name is a dictionary of one, `UNNAMED`.
 
 Floating-point tensors are compressed, each by its own compressor, and have a gradient. Integer and boolean tensors, such as
 masks, positions and token types, are sent unchanged.
@@ -6,17 +6,17 @@ masks, positions and token types, are sent unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Value: TypeAlias = "Tensor | dict[str, Tensor]"
+Value: TypeAlias = "dict[str, Tensor]"
+ModuleValue: TypeAlias = "Tensor | dict[str, Tensor]"  # as modules take and return it
 
 EXACT = ("bool", "uint8", "int8", "int16", "int32", "int64")  # types of tensors sent unchanged
 UNNAMED = ""
-"""The name of a tensor that is sent alone, without a dictionary."""
+"""The name of a tensor that a module takes or returns without a dictionary."""
 
 
 class BoundaryTensors(NamedTuple):
@@ -37,47 +37,49 @@ class BoundaryTensors(NamedTuple):
         return len(self.shapes) + len(self.exact_bytes) > 1
 
 
-def split(value: Value) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the floating-point tensors by name, and the integer and boolean tensors.
+def value_of(output: ModuleValue) -> Value:
+    """Return the output of a module as a value.
 
-    A tensor without a dictionary, of any type, is among the former, as `UNNAMED`. Raises ValueError if named tensors are not of
-    the types that may cross a boundary.
-
-    >>> import torch
-    >>> split({"hidden": torch.ones(1), "mask": torch.tensor([True])})
-    ({'hidden': tensor([1.])}, {'mask': tensor([True])})
+    Raises ValueError if named tensors are not of the types that may cross a boundary.
     """
-    if not isinstance(value, dict):
-        return {UNNAMED: value}, {}
-    exact = {name: x for name, x in value.items() if kind(x) in EXACT}
-    floats = {name: x for name, x in value.items() if name not in exact}
-    if not floats or not all(x.is_floating_point() for x in floats.values()):
-        held = ", ".join(f"`{name}` ({kind(x)})" for name, x in value.items()) or "none"
+    if not isinstance(output, dict):
+        return {UNNAMED: output}
+    sent = floats(output)
+    if not sent or not all(x.is_floating_point() for x in sent.values()):
+        held = ", ".join(f"`{name}` ({kind(x)})" for name, x in output.items()) or "none"
         raise ValueError(
-            f"Of the tensors that cross a boundary, one or more must hold floating-point numbers, and the others integers or "
+            f"At least one tensor that crosses a boundary must hold floating-point numbers, and the others integers or "
             f"booleans, but got {held}."
         )
-    if UNNAMED in value:
+    if UNNAMED in output:
         raise ValueError("Tensors that cross a boundary together must have names, but one has an empty name.")
-    return floats, exact
+    return output
 
 
-def join(floats: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Value:
-    """Join the parts returned by `split`."""
-    return floats.get(UNNAMED, {**floats, **exact})
+def argument_of(value: Value) -> ModuleValue:
+    """Return a value as the argument of a module: the inverse of `value_of`."""
+    return value.get(UNNAMED, value)
 
 
-def split_one(value: Value) -> tuple[Tensor, str, dict[str, Tensor]]:
-    """Return the only floating-point tensor of a value, its name, and the integer and boolean tensors."""
-    floats, exact = split(value)
-    ((name, x),) = floats.items()
-    return x, name, exact
+def floats(value: Value) -> Value:
+    """Return the floating-point tensors, and an unnamed tensor of any type."""
+    return {name: x for name, x in value.items() if name == UNNAMED or kind(x) not in EXACT}
 
 
-def only(value: Value) -> Tensor:
-    """Return the tensor of a value with a single tensor."""
-    assert not isinstance(value, dict), f"one tensor is expected here, but got {', '.join(value)}"
-    return value
+def exact(value: Value) -> Value:
+    """Return the named tensors of integers and booleans.
+
+    >>> import torch
+    >>> exact({"hidden": torch.ones(1), "mask": torch.tensor([True])})
+    {'mask': tensor([True])}
+    """
+    return {name: x for name, x in value.items() if name != UNNAMED and kind(x) in EXACT}
+
+
+def only_float(value: Value) -> tuple[str, Tensor]:
+    """Return the name of the only floating-point tensor, and the tensor."""
+    (entry,) = floats(value).items()
+    return entry
 
 
 def sent_bytes(x: Tensor) -> int:

@@ -213,7 +213,7 @@ class Allocation:
 
     @property
     def needs(self) -> str:
-        """The resources of a trial, in words."""
+        """Description of a trial's resources."""
         processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
         return f"a trial needs {processes} with {self.share.cpus:g} CPU{' each' if self.processes > 1 else ''}"
 

@@ -18,7 +18,7 @@ MOST = 6
 
 @dataclass
 class Candidate:
-    """A setting, and what each part of a decision has found of it."""
+    """A setting, and the results of each part of a decision."""
 
     setting: Setting
     speedup: float | None = None
@@ -50,7 +50,7 @@ class Candidate:
         return self.setting._replace(tied_gradient=SAME, **{"replica_gradient": SAME} if local else {})
 
     def take(self, found: Screened, network: str) -> None:
-        """Take over what a screen has found."""
+        """Store the results of a screen."""
         loss, price = found.result.measures.get("loss"), found.prices.get(network)
         if loss is not None:
             self.difference = loss.difference

@@ -157,7 +157,7 @@ class DecisionState:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Keep what a part finds, and the seconds that it takes."""
+        """Store the results of a part, and its seconds."""
         began_s = time.monotonic()
         yield
         self.ended, self.spent_s = name, self.spent_s + time.monotonic() - began_s
@@ -234,7 +234,7 @@ class DecisionState:
         return candidates
 
     def screen(self, say: Callable[[str], None]) -> None:
-        """Measure the candidates left on the model's own weights, and drop those that are hopeless; writes the study."""
+        """Measure the remaining candidates on the model's weights, drop hopeless ones, and write the study."""
         question = self.question
         with self.part(SCREENED):
             tried = [each for each in dict.fromkeys(each.screened for each in self.left) if each != Setting()]
@@ -292,7 +292,7 @@ class DecisionState:
             self.candidates.append(Candidate(pair))
 
     def study(self, budget: Budget) -> Study:
-        """Return the study of the candidates left, with what is left of the budget; raises ConfigError."""
+        """Return the study of the remaining candidates and budget; raises ConfigError."""
         left_s = budget.seconds - (0.0 if budget.of_gpus else self.spent_s)
         if left_s <= 0:
             raise ConfigError(

@@ -108,7 +108,7 @@ def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
 
 
 def conclude(decision: DecisionState, sweep: Sweep) -> None:
-    """Take over what the race has shown, and write the decision: setting, bounds, code, and what more certainty costs."""
+    """Store the race's results, and write the decision: setting, bounds, code, and the cost of more certainty."""
     question, network = decision.question, repr(decision.question.network)
     reasons = {
         _setting(sweep.study.config(sweep.study.overrides_at(row.params, row.name)).flat()): row.error

@@ -55,7 +55,7 @@ class RaceBudget:
 
     @property
     def spent(self) -> str:
-        """The time spent by the sweep, or by its GPUs, in words."""
+        """Description of the time spent by the sweep, or by its GPUs."""
         of_gpus = self.spending.budget.of_gpus
         return duration(self.trained_s * self.spending.gpus if of_gpus else self.spending.elapsed_s)
 
@@ -237,7 +237,7 @@ class RaceBudget:
         return max(shares)
 
     def summary(self) -> list[str]:
-        """Return lines on an ended race: each setting left without a verdict, then what is decided, what is open and its cost."""
+        """Return lines on an ended race: settings without a verdict, the decision, and the cost of what is open."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
         counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}

@@ -75,7 +75,7 @@ class LedgerSearch(Searcher):
         return self._rows.get(trial_id)
 
     def summary(self) -> list[str]:
-        """Return lines on what a race has decided within its budget and, last, what is open; none without a budget."""
+        """Return lines on the decisions of a race within its budget and on what is open; none without a budget."""
         return []
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ def check_fields(study: Study) -> None:
 def _check_baseline(study: Study, baseline: Baseline) -> None:
     """Raise ConfigError if a baseline is not a point of the space, or not a valid configuration."""
     if (baseline.params is None) == (baseline.set is None):
-        raise ConfigError(f"The baseline {baseline.name} must have just one of `params` and `set`.")
+        raise ConfigError(f"The baseline {baseline.name} must have exactly one of `params` and `set`.")
     if baseline.params is None and study.sampler == "nsga2":
         raise ConfigError(
             f"The baseline {baseline.name} must have `params` with `sampler` = 'nsga2', which recombines the parameters of trials."
@@ -64,7 +64,7 @@ def _check_baseline(study: Study, baseline: Baseline) -> None:
         overrides = study.overrides(trial, baseline.name)
         unused = sorted(set(baseline.params or {}) - set(trial.distributions))
         if unused:
-            raise ValueError(f"`{unused[0]}` is not asked for")
+            raise ValueError(f"the space does not use `{unused[0]}`")
         study.config(overrides)
     except ConfigError as error:
         raise ConfigError(f"The baseline {baseline.name}: {error}") from None

@@ -66,7 +66,7 @@ def tune_settings(settings: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass
 class Halt:
-    """Cause of a sweep's early end: a signal, or a reason in words."""
+    """Cause of a sweep's early end: a signal, or a sentence."""
 
     signal: int | None = None
     reason: str | None = None

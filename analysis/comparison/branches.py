@@ -42,7 +42,7 @@ class BranchPart(NamedTuple):
         return float(column[seed])
 
     def difference(self, setting: Setting, seed: int) -> float:
-        """Return how much worse a setting is than dense after the part, in the measure's own numbers."""
+        """Return a setting's harm after the part, in units of the measure."""
         worse = self.value(setting, seed) - self.value(Setting(), seed)
         return -worse if self.context.quality.higher else worse
 

@@ -95,7 +95,7 @@ def carry_to(results: Results, asked: Asked, *, within: float | None = None, qua
 
 
 def law_sentence(row: Mapping[Any, Any]) -> str:
-    """Return a row of `carry` in words.
+    """Return a sentence on a row of `carry`.
 
     >>> row = {"smallest": 3e5, "largest": 5e6, "harm": 0.9, "harm_low": 0.3, "harm_high": 2.4, "parameters": 1.3e9}
     >>> sentence(row | {"unit": "% of loss", "disagree": False, "refusal": None})
@@ -158,7 +158,7 @@ class _Setting:
         return None
 
     def bend(self) -> str | None:
-        """Return the sizes between which harm surely rises and surely falls; None if it goes one way."""
+        """Return the harms by size if they significantly rise and fall with size; None if not."""
         points, harms, errors = self.series
         if points.shape[1] > 1:  # one way, at equal tokens and stages
             base = (points[:, 1:] == points[0, 1:]).all(axis=1)

@@ -66,7 +66,7 @@ class ComparedRuns:
 
     @cached_property
     def choices(self) -> ComparedRuns:
-        """The runs among which a choice was made, without the confirming runs."""
+        """The runs by which settings were chosen, without the confirmation."""
         return replace(self, rows=self.rows[~self.rows["confirms"].astype(bool)])
 
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> PairedSample:

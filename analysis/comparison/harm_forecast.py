@@ -82,7 +82,7 @@ def training_harm(measure: Measure, losses: ArrayLike, dense: ArrayLike, chances
 
 
 def delayed_harm(measure: Measure, behind: float, dense: Losses, step: int, chances: Mapping[str, float]) -> float:
-    """Return the final harm of a setting whose mean training loss lies `behind` dense over the latter half of `step` steps.
+    """Forecast the final harm if mean training loss is `behind` dense over the latter half of `step` steps.
 
     `dense` are the mean training losses of dense by step, to the end. If compression only costs time, the setting is at an
     earlier step of dense now, and at the same share of the steps in the end. Losses are made monotone by isotonic regression.

@@ -38,7 +38,7 @@ def frontier(
     """
     names = [objectives] if isinstance(objectives, str) else list(objectives)
     if not names:
-        raise AnalysisError("`objectives` must name a column or more.")
+        raise AnalysisError("`objectives` must name at least one column.")
     given = dict(objectives) if isinstance(objectives, Mapping) else {}
     allowed = frame
     if "feasible" in frame:

@@ -94,7 +94,7 @@ class FreshStanding(Standing):
 def race_plan(
     settings: int, *, run_s: float, budget_s: float, spread: float, margin: float = 1.0, seeds: Sequence[int] = SEEDS
 ) -> pd.DataFrame:
-    """Return what a race of `settings` settings decides within half a budget, the budget, and twice as much, a row each.
+    """Return the expected outcome of a race within half a budget, the budget, and twice as much, a row for each.
 
     `run_s`: seconds of a whole run. `budget_s`: seconds for all runs together. `spread` is the standard
     deviation over seeds of a harmless setting's harm, in the unit of `margin`. The number of seeds is the best of `seeds`. A third of

@@ -101,7 +101,7 @@ class Judged(NamedTuple):
 def sample(
     effects: Mapping[int, float], *, plan: Sequence[int] = (), grown: bool = False, step: float = 0.0
 ) -> PairedSample:
-    """Select the differences that count from those of all seeds.
+    """Select the seeds' differences that a verdict may use.
 
     `plan`: the seeds fixed by a study before it began; only they count, and none may be missing. `grown`: runs were added to an
     already judged plan: the seeds of the last interim analysis after the plan count, or the plan's until there is one. Without

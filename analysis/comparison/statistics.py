@@ -106,7 +106,7 @@ def studentise(differences: ArrayLike, step: ArrayLike = 0.0, prior: Prior = ALO
 
 
 def variance_of(values: Array, step: ArrayLike) -> Array:
-    """Return the variance on the last axis, the metric's own step counted as spread."""
+    """Return the variance on the last axis, plus the square of half the metric's step."""
     return np.asarray(values.var(axis=-1, ddof=1) + (np.asarray(step) / 2) ** 2)
 
 
@@ -260,7 +260,7 @@ def priors(
     threshold: float,
     lenders: Sequence[tuple[Sequence[float], float]] = (),
 ) -> list[Prior]:
-    """Return what each of the samples of a job, all compared with one threshold, borrows from the others.
+    """Return the variance that each sample of a job borrows from the others, all compared with one threshold.
 
     `steps`: the least difference that each can show. `lenders`: further samples with their steps, that only lend.
     """

@@ -8,4 +8,4 @@ class AnalysisError(InputError):
 
 
 class ReplayError(AnalysisError):
-    """A run cannot be replayed as asked; the message is one sentence with the cause."""
+    """A run cannot be replayed; the message is one sentence with the cause."""

@@ -119,7 +119,7 @@ TITLES = {"ray": "Ray", "nccl": "NCCL", "gloo": "Gloo", "bare": "bare wires"}
 
 
 def over(transport: str) -> str:
-    """Return the transport of a price in words.
+    """Describe the transport of a price.
 
     >>> over("nccl")
     'over NCCL'

@@ -44,7 +44,7 @@ def unreadable(file: Place, error: Exception) -> str:
 
 
 def read_each(files: Iterable[Place], read: Callable[[Place], pa.Table]) -> list[pa.Table | str]:
-    """Return what `read` returns of each file, or a sentence on why it cannot be read, for instance because it was deleted meanwhile.
+    """Read each file by `read`; of an unreadable file, such as one deleted meanwhile, return a sentence with the cause.
 
     Local files are read one after another: they are so small that threads would only wait for each other.
     """

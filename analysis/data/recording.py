@@ -145,7 +145,7 @@ class Recording:
 
     @cached_property
     def priced_steps(self) -> dict[int, int]:
-        """The steps whose mean is priced, each with the index of the profiled step that provides its actions.
+        """The steps whose mean is priced, each with the index of the profiled step with its actions.
 
         These are the profiled steps. If replicas exchange only in some steps, they are all steps of the last complete
         period.

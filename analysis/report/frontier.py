@@ -297,7 +297,7 @@ def _links(job: JobRuns, material: Material) -> pd.DataFrame:
 
 
 def name_of(boundary: Any, direction: str) -> str:
-    """Return a link in words: "0 → 1" forward, "0 ← 1" backward."""
+    """Return the label of a link: "0 → 1" forward, "0 ← 1" backward."""
     if direction not in ARROWS or is_missing(boundary):
         return direction
     return f"{int(boundary)} {ARROWS[direction]} {int(boundary) + 1}"

@@ -186,7 +186,7 @@ class Page(NamedTuple):
         return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
 
     def recommended(self, network: str) -> list[dict[str, str]]:
-        """Return the row of each job's setting to use on a network, as its table writes it."""
+        """Return the table row of each job's recommended setting on a network."""
         tables = [table.on(network) for table in self.blocks(Table) if table.key.endswith("-recommended")]
         rows = [frame[frame["network"] == network] for frame in tables]
         return [

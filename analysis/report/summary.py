@@ -47,7 +47,7 @@ MOST_CURVES = 4  # settings
 
 
 def summary_blocks(job: JobRuns, material: Material) -> Iterator[Block]:
-    """Yield the recommended setting of a job on every network, in words and as a table."""
+    """Yield the recommended setting of a job on every network, as sentences and as a table."""
     of = f"{job.title}: " if len(material.jobs) > 1 else ""
     answers = {network: answer_for(job, network) for network in material.networks}
     yield Text({network: each.headline for network, each in answers.items()}, "headline")

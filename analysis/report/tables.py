@@ -280,7 +280,7 @@ def _candidate_row(setting: SettingRuns, links: pd.DataFrame) -> dict[str, Any]:
 
 
 def carried_section(results: Results, asked: Asked) -> tuple[list[Section], list[str]]:
-    """Return the section of the harms at the asked size, and the same in a sentence for each setting.
+    """Return the report's section on harm at another size, and a sentence for each setting.
 
     Raises AnalysisError as `raysim.analysis.carry`.
     """

@@ -257,7 +257,7 @@ def seeds_of(judged: Mapping[str, Any]) -> str:
 
 
 def wire_words(bytes_share: float, latency_share: float) -> str:
-    """Return a sentence on what bytes and latency add to a dense step, as shares of it.
+    """Return a sentence on the shares of bytes and latency in a dense step.
 
     >>> wire_words(0.0132, 0.61)
     'Of a dense step, bytes take 1.3 % and latency 61 %: compression can save the bytes alone.'

@@ -202,7 +202,7 @@ class Replay:
 
     @cached_property
     def exchange_profile(self) -> Profile:
-        """The priced step whose replicas average most gradients."""
+        """The priced step in which replicas average the most gradients."""
         return max(self.profiles.values(), key=lambda profile: float(profile.bucketed_bytes.sum()))
 
     @cached_property

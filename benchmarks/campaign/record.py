@@ -14,7 +14,7 @@ ALIKE = 0.02  # of the plans: how many operations a process makes depends a litt
 
 
 class Round(NamedTuple):
-    """How often an attack was tried in a round, of how often in a whole campaign, and the harm that it did."""
+    """How often an attack was tried in a round, of how often in a whole campaign, and its failures."""
 
     attack: str
     whole: int
@@ -60,5 +60,5 @@ def row(rounds: Iterable[Round], attack: str) -> str:
 def table(rounds: Iterable[Round]) -> str:
     """Return the table of a campaign: a row for each attack."""
     kept = list(rounds)
-    head = "| attack | in a whole campaign | tried | harm | last tried |\n|---|---|---|---|---|"
+    head = "| attack | in a whole campaign | tried | failures | last tried |\n|---|---|---|---|---|"
     return "\n".join([head, *(row(kept, attack) for attack in dict.fromkeys(each.attack for each in kept))])

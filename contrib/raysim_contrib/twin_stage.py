@@ -11,7 +11,7 @@ from torch import Tensor
 from raysim.codecs import warm
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
-from raysim.values import Value, only
+from raysim.values import UNNAMED, Value
 
 
 class TwinStage(Stage):
@@ -73,12 +73,12 @@ class TwinStage(Stage):
     def _compute(self, x: Value, key: int, targets: Tensor | None, tensors: dict[str, Tensor] | None) -> Value:
         if not self.twin:
             return super()._compute(x, key, targets, tensors)
-        present, past = (x, x) if self.first else only(x).chunk(2)
+        present, past = (x, x) if self.first else ({UNNAMED: half} for half in x[UNNAMED].chunk(2))
         # only the pass with the current parameters updates statistics
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         both = (
             super()._compute(present, key, targets, tensors),
             super()._compute(past, key, targets, {**self._previous, **buffers}),
         )
-        outputs = [only(each) for each in both]
-        return torch.stack(outputs) if self.last else torch.cat(outputs)
+        outputs = [y[UNNAMED] for y in both]
+        return {UNNAMED: torch.stack(outputs) if self.last else torch.cat(outputs)}

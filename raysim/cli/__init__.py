@@ -56,7 +56,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before any command."""
+    """Read the options given before a command."""
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def show_step(decision: DecisionState) -> None:
 
 
 def show_candidates(decision: DecisionState) -> None:
-    """Print what the screen found, and a row for each setting with what ruled it out."""
+    """Print the screen's findings, and a row for each setting with the reason why it was dropped."""
     out = console(width=160)
     for line in decision.findings:
         write_line(out, line)
@@ -35,7 +35,7 @@ def show_candidates(decision: DecisionState) -> None:
 
 
 def show_decision(decision: DecisionState) -> None:
-    """Print the decision, the lines for the user's own training, and where everything lies."""
+    """Print the decision, the lines for the user's training, and the paths of all files."""
     out = console(width=160)
     if decision.ended == "raced":
         rows = sorted(decision.candidates, key=lambda each: (not each.harm, -(each.speedup or 0.0)))

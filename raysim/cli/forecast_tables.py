@@ -144,7 +144,7 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
 
 
 def show_placed(network: Network, placed: Placed) -> None:
-    """Print the fastest placement found, what it gains, and how far from the fastest it may be."""
+    """Print the best placement, its gain, and the largest possible gap to the optimum."""
     out = console()
     gain = placed.listed_s / placed.step_s
     than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
@@ -275,7 +275,7 @@ def _memory_table(plan: Forecast) -> Table:
 
 
 def fits_words(needed: int, capacity: int | None) -> str:
-    """Return whether a stage fits into its device's memory, in words.
+    """Describe whether a stage fits into its device's memory.
 
     >>> fits_words(75 * 10**9, 80 * 10**9), fits_words(96 * 10**9, 80 * 10**9), fits_words(1, None)
     ('fits 80 GB', 'too much for 80 GB', 'no device named')

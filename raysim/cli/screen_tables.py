@@ -13,7 +13,7 @@ from raysim.units import format_seconds, plural
 
 
 def show_screen(done: Screen) -> None:
-    """Print what the tensors are like, a row for each setting, and what follows."""
+    """Print the statistics of the tensors, a row for each setting, and the conclusions."""
     out = console(width=160)
     for line in findings(done):
         write_line(out, line)

@@ -44,7 +44,7 @@ LEVELS = {
 
 
 class Form(NamedTuple):
-    """Rows of `width` values, of which `kept` are sent apart, and the others in `bits` bits."""
+    """Rows of `width` values, of which `kept` are sent separately, and the others in `bits` bits."""
 
     rows: int
     width: int

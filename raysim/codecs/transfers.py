@@ -109,7 +109,7 @@ def land() -> None:
 
 
 def to_host(x: torch.Tensor) -> torch.Tensor:
-    """Copy contiguous `x` to host memory; it is valid when the open flight lands, or at once if none is open."""
+    """Copy contiguous `x` to host memory; it is valid when the pending transfers complete, or at once if there are none."""
     flight = _current(x.device)
     return flight.down(x) if flight else x.cpu()
 
@@ -127,7 +127,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def check(bad: torch.Tensor, error: Exception) -> None:
-    """Raise `error` if the flag `bad` is set: when the open flight lands, or at once if none is open."""
+    """Raise `error` if the flag `bad` is set: when the pending transfers complete, or at once if there are none."""
     if flight := _current(bad.device):
         flight.check(bad, error)
     elif bad.any():

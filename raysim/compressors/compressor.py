@@ -167,7 +167,7 @@ class Compressor(Notation, ABC):
         return self.codec
 
     def meter(self, module: Any) -> Meter | None:
-        """Return what measures the receiving stage, by hooks on its module, for `Context.sensitivity`."""
+        """Return the meter of the receiving stage, hooks on its module, for `Context.sensitivity`."""
         return None
 
     def check(self, run: Any) -> None:

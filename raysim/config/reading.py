@@ -127,17 +127,17 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
         below = (*derived, path.absolute())
         parent_source: str | Path = path.parent / base if base.endswith(".toml") else base
         if Path(parent_source).absolute() in below:
-            raise ConfigError(f"`base` must not lead back to where it came from, but {source} has {base!r}.")
+            raise ConfigError(f"`base` must not form a cycle, but {source} has {base!r}.")
         if len(below) > MOST_BASES:
             raise ConfigError(
-                f"At most {MOST_BASES} files may lead to each other by `base`, but {source} leads to {base!r}."
+                f"At most {MOST_BASES} files may follow one another by `base`, but {source} names one more, {base!r}."
             )
         parent = read_source(parent_source, below)[1]
         for key, value in values.items():
             merge(parent, key, value)
         for key in values:
             if key not in parent:
-                raise ConfigError(f"Just one of `{key}` and `{EXCLUSIVE[key]}` may be given, but {source} has both.")
+                raise ConfigError(f"Only one of `{key}` and `{EXCLUSIVE[key]}` may be given, but {source} has both.")
         values = parent
     return path.stem, values
 

@@ -136,9 +136,9 @@ Rule = Callable[[RunConfig], Iterator[str]]
 def _sizes(run: RunConfig) -> Iterator[str]:
     if (run.steps is None) == (run.epochs is None):
         given = f"{run.steps} and {run.epochs}" if run.steps is not None else "neither"
-        yield f"Just one of `steps` and `epochs` must be given, but got {given}."
+        yield f"Exactly one of `steps` and `epochs` must be given, but got {given}."
     if run.cuts is not None and run.num_stages is not None:
-        yield "Just one of `num_stages` and `cuts` may be given, but got both."
+        yield "Only one of `num_stages` and `cuts` may be given, but got both."
     if run.batch_size % (run.num_microbatches * run.num_replicas):
         each = f" on each of {run.num_replicas} replicas" if run.num_replicas > 1 else ""
         yield f"`num_microbatches` must divide `batch_size` ({run.batch_size}), but got {run.num_microbatches}{each}."

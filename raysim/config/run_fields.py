@@ -149,7 +149,7 @@ def _check_loss(value: Named) -> Named:
 
 def _check_metrics(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
-        raise ValueError("`metrics` must name one metric or more. Leave it out for those of the task.")
+        raise ValueError("`metrics` must name at least one metric. Leave it out for those of the task.")
     for name in value:
         _check_known("metric", name, MEASURES)
     return value

@@ -159,5 +159,5 @@ class Mailbox:
             if self._changed.wait_for(lambda: label in self._messages or label[:2] in self._stopped, timeout_s):
                 if label in self._messages:
                     return self._messages.pop(label)
-                raise SenderStoppedError(f"no message came from worker {take.source}, which broke off")
+                raise SenderStoppedError(f"worker {take.source} stopped before it sent a message")
         raise WorkerLostError(f"no message came from worker {take.source} within `timeout_s` = {timeout_s:g} s")

@@ -98,7 +98,7 @@ def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
     """Tell a worker that its awaited message will not come, and return its outcome."""
     assert take is not None
     try:
-        turns.throw(SenderStoppedError(f"no message came from worker {take.source}, which broke off"))
+        turns.throw(SenderStoppedError(f"worker {take.source} stopped before it sent a message"))
     except StopIteration as stop:
         return stop.value
     raise AssertionError("A worker went on without its message.")

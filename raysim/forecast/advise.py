@@ -109,17 +109,17 @@ class Advice:
         return self.rows[0]
 
     def remedies(self) -> list[Row]:
-        """Return compressed ways in the job's layout not known to be harmful, least bandwidth first."""
+        """Return compressed settings in the job's layout that are not known to be harmful, lowest bandwidth first."""
         own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense]
         return sorted((row for row in own if not row.known.breaks), key=_hunger)
 
     def fastest(self) -> Row | None:
-        """Return the fastest fitting way on the first network, except those known to be harmful."""
+        """Return the fastest setting that fits on the first network and is not known to be harmful."""
         able = [row for row in self.rows if row.fits and not row.known.breaks]
         return max(able, key=lambda row: row.networks[0].samples_per_s, default=None)
 
     def cheapest(self) -> Row | None:
-        """Return the fitting way of least money on the first network, except those known to be harmful; None without costs."""
+        """Return the cheapest setting that fits on the first network and is not known to be harmful; None without costs."""
         priced = [(row.networks[0].expected, row) for row in self.rows if row.fits and not row.known.breaks]
         return min(
             ((expected.money, row) for expected, row in priced if expected is not None),
@@ -128,7 +128,7 @@ class Advice:
         )[1]
 
     def paying(self) -> list[Row]:
-        """Return compressed ways that fit, are not known to do harm, and are `PAYS` times as fast as dense or faster.
+        """Return compressed settings that fit, are not known to be harmful, and are at least `PAYS` times as fast as dense.
 
         Fastest on the first network first.
         """

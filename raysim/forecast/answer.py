@@ -49,7 +49,7 @@ def answer(advice: Advice) -> list[str]:
 
 
 def step_words(advice: Advice) -> str:
-    """Return the assumed step of the job's own layout in a sentence: its samples, and the microbatches in flight."""
+    """Describe the assumed step of the job's layout: its samples, and the microbatches in flight."""
     job, layout = advice.job, advice.layout
     count = job.num_microbatches(layout)
     pieces = f"{count} microbatches of {job.microbatch}" if count > 1 else "one microbatch"
@@ -151,7 +151,7 @@ def _bps(level: Needed | None) -> str:
 
 
 def setting_words(way: Way) -> str:
-    """Return a way's compression in words.
+    """Describe the compression of a layout.
 
     >>> from raysim.forecast.fleet import Layout
     >>> setting_words(Way(Layout(4, 2), "Quantize(4)", "Quantize(6)", "DiLoCo(10)"))

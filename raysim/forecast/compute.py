@@ -52,8 +52,8 @@ def datasheet_profile(
         return profile
     if any(map(math.isnan, weight_shares)):
         raise ConfigError(
-            f"`schedule` = {config.schedule!r} runs weight gradients apart, whose share of the backward cannot be counted for this "
-            "model: use a file of `raysim profile`."
+            f"`schedule` = {config.schedule!r} runs weight gradients separately, and their share of the backward cannot be counted for "
+            "this model: use a file of `raysim profile`."
         )
     return profile.split_backward([share * (2 / 3 if config.recompute else 1) for share in weight_shares])
 
@@ -78,7 +78,7 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
     profile = _updates(config, whole.mean_microbatch())
     if cuts_backward(config, num_stages) and profile.compute_s.shape[2] < len(OPS):
         raise ConfigError(
-            f"`profile` times each backward as a whole, but {config.schedule!r} runs weight gradients apart: record it with "
+            f"`profile` times each backward as a whole, but {config.schedule!r} runs weight gradients separately: record it with "
             f"`raysim profile ... schedule={config.schedule!r}`, or set the share of the backward that is theirs: "
             "`Profile.load(FILE).split_backward(SHARE).save(FILE)`."
         )

@@ -34,7 +34,7 @@ class Fleet:
         match = re.fullmatch(r"([1-9]\d{0,4})x(?:([1-9]\d{0,3})x)?(\S+)", text.strip())
         if match is None:
             raise InputError(
-                f"`--devices` must be as 8xA100 or 14x8xH100 (hosts x GPUs of each), but got {shown(text)}."
+                f"`--devices` must look like 8xA100 or 14x8xH100 (hosts x GPUs of each), but got {shown(text)}."
             )
         if match[3] not in DEVICES:
             raise InputError(f"`--devices`: unknown GPU {shown(match[3])}.{known_words(match[3], DEVICES)}")

@@ -199,7 +199,7 @@ def forecast(
             check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
         if (device is None) == (profile is None):
             raise ConfigError(
-                f"Just one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
+                f"Exactly one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
             )
         if device is not None:
             check_choice("device", device, DEVICES)

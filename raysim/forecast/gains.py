@@ -67,7 +67,7 @@ def _without(costs: Mapping[str, Any], direction: str) -> dict[str, Any]:
 
 
 def parts_of(plan: Forecast, network: Network) -> Parts:
-    """Return the causes of a dense run's step, found by removing latency, then all bytes, then the schedule's idle time."""
+    """Split a dense step into causes, by removing latency, then all bytes, then the schedule's idle time."""
     instant = network.without_latency
     step_s, prompt_s, free_s = (plan.step_s(each) for each in (network, instant, FREE))
     saved = {name: max(prompt_s - other.step_s(instant), 0.0) for name, other in silent(plan).items()}

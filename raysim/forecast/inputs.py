@@ -129,7 +129,7 @@ def parse_setting(text: str, *, trained: bool = False) -> Setting:
     values = dict(SETTING.findall(text))
     if not values or SETTING.sub("", text).strip():
         raise InputError(
-            f"`--try` must be as 'forward=TopK(0.1) backward=Quantize(8) replica_gradient=PowerSGD(8)', but got {text!r}."
+            f"`--try` must look like 'forward=TopK(0.1) backward=Quantize(8) replica_gradient=PowerSGD(8)', but got {text!r}."
         )
     if "tied_gradient" in values and not trained:
         raise InputError("`--try`: only training can judge `tied_gradient`: use `raysim decide`.")

@@ -264,7 +264,7 @@ class Job:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def in_flight(self, layout: Layout) -> tuple[int, ...]:
-        """Return the most microbatches between forward and backward at each stage, found with `FEW_MICROBATCHES` a worker."""
+        """Return the largest number of microbatches in flight at each stage, with `FEW_MICROBATCHES` a worker."""
         num_stages, count = self.num_stages(layout), self.num_microbatches(layout)
         few = min(count, FEW_MICROBATCHES * layout.workers)
         rows, owner = self.schedule.rows(num_stages, few), self.schedule.workers(num_stages)

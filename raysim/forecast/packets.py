@@ -52,7 +52,7 @@ class LinkMessage:
     decode_work: float
 
     def extended(self, longer: LinkMessage, times: int) -> LinkMessage:
-        """Return the message with `times` what `longer` has more than this one."""
+        """Extrapolate the message by `times` its difference from `longer`."""
         low, high = np.array(astuple(self)), np.array(astuple(longer))
         return LinkMessage(*(low + (high - low) * times).tolist())
 

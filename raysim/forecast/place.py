@@ -28,7 +28,7 @@ Hosts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Placed:
-    """The fastest placement found, and what it is compared with."""
+    """The fastest placement, and the steps that it is compared with."""
 
     hosts: Hosts
     """Hosts of workers 0, 1, ... of replica 0, then of replica 1, and so on."""

@@ -146,7 +146,7 @@ class ModelShape:
 
     @property
     def scope(self) -> Scope:
-        """The model as raysim's findings are asked about it."""
+        """The model's description for a lookup in raysim's findings."""
         return Scope(TRANSFORMER, self.num_parameters, ELSEWHERE if self.trained else SCRATCH, self.name)
 
     @property

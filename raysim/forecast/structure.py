@@ -56,7 +56,7 @@ def data_of(config: RunConfig, notes: list[str]) -> tuple[DataShape, int]:
 
 
 def structure_of(config: RunConfig, shape: DataShape, notes: list[str]) -> nn.Sequential:
-    """Return the model with parameters that take no memory; a user's own model is really built."""
+    """Return the model with parameters that take no memory; a model in Python is built for real."""
     name, options = config.model.name, config.model.options
     if name not in MODELS:
         return build_model(name, options, shape, config.seed, config.cuts or (), config.stages)
@@ -102,7 +102,7 @@ class RecipeModel:
 
     @property
     def scope(self) -> Scope:
-        """The model as raysim's findings are asked about it; a path or a start means trained weights."""
+        """The model's description for a lookup in raysim's findings; a path or a start means trained weights."""
         name, options = self.config.model.name, self.config.model.options
         trained = self.config.start is not None or name == "gpt2" or options.get("path") is not None
         return Scope(_kind(name, options), self.num_parameters, ELSEWHERE if trained else SCRATCH, self.name)

@@ -254,13 +254,11 @@ class Timings(Strict):
         if self.sharding is None:
             if bytes_given or self.units > 1:
                 raise ValueError(
-                    "`parameter_bytes` and `units` are of sharded replicas: add `sharding`, such as FSDP(8)."
+                    "`parameter_bytes` and `units` apply only to sharded replicas: add `sharding`, such as FSDP(8)."
                 )
             return
         if self.averaging_delay:
-            raise ValueError(
-                "`averaging_delay` is of replicas that average whole gradients: leave it out with `sharding`."
-            )
+            raise ValueError("`averaging_delay` applies only without `sharding`. Leave it out.")
         parse_sharding(self.sharding).groups(self.num_replicas)
         if not bytes_given or not np.any(self.gradient_bytes):
             raise ValueError("`sharding` needs `parameter_bytes` to gather and `gradient_bytes` to scatter.")

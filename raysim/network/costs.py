@@ -93,7 +93,9 @@ class FleetCosts:
             object.__setattr__(self, "checkpoint_every_s", every)
         for name in ("restart_s", "checkpoint_s", "checkpoint_every_s"):
             if getattr(self, name) and hours == math.inf:
-                raise ValueError(f"`{name}` is a cost of departures: give `departure_hours`, the mean hours until one.")
+                raise ValueError(
+                    f"`{name}` has an effect only with `departure_hours`, the mean hours until a host departs."
+                )
 
     @property
     def churns(self) -> bool:
@@ -228,4 +230,4 @@ def _step_times(text: Any) -> StepTimes:
     try:
         return parse_notation(text, STEP_TIMES, kind="distribution of step times")
     except ValueError as error:
-        raise ValueError(f"`step_times` must be as Lognormal(0.1) or Exponential(0.1): {error}") from None
+        raise ValueError(f"`step_times` must look like Lognormal(0.1) or Exponential(0.1): {error}") from None

@@ -144,7 +144,9 @@ def parse_bandwidths(text: str) -> list[Network]:
     networks = [read_notation(end) for end in text.split("..")]
     ends = [end.bandwidth_bps for end in networks if end is not None and isinstance(end.bandwidth_bps, float)]
     if len(networks) != 2 or len(ends) != 2 or not ends[0] < ends[1] < math.inf:
-        raise ValueError(f"A range of bandwidths must be as 10mbps..10gbps, or 10mbps..10gbps+20ms, but got {text!r}.")
+        raise ValueError(
+            f"A range of bandwidths must look like 10mbps..10gbps, or 10mbps..10gbps+20ms, but got {text!r}."
+        )
     (lowest, highest), high = ends, networks[1]
     assert high is not None
     decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)

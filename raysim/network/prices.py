@@ -40,7 +40,7 @@ class WireSeconds(NamedTuple):
 
 
 def wire_seconds(step_s: Callable[[list[Network]], Floats], networks: Sequence[Network]) -> list[WireSeconds]:
-    """Return what each network adds to a step; `step_s` prices the step on networks.
+    """Return the seconds that each network adds to a step; `step_s` prices the step on networks.
 
     >>> from raysim.network.presets import parse_network
     >>> pipeline = lambda networks: np.array([1 + 4 * network.p2p_s(0, 1, 1_000_000) for network in networks])

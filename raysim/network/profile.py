@@ -234,7 +234,7 @@ class Profile:
         return replace(self, **{name: getattr(self, name) * pace for name in SECONDS})
 
     def at_seconds(self, **stacked: Floats) -> list[Profile]:
-        """Return a profile for each entry of the first axis of `stacked`, with those seconds in place of its own.
+        """Return a profile for each entry of the first axis of `stacked`, with the seconds of that entry.
 
         They are checked together, which is faster than checking each profile.
         """

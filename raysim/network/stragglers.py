@@ -45,7 +45,7 @@ class StepTimes(Notation):
 
     @property
     def least(self) -> float:
-        """The least time."""
+        """The shortest possible time, as a share of the mean."""
         return 0.0
 
     def matched(self, mean: float, variance: float) -> Spread:

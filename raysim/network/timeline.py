@@ -401,7 +401,7 @@ class Timeline:
         return sends
 
     def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
-        """Return costs of one replica with a full microbatch axis."""
+        """Return one replica's costs, repeated for every microbatch."""
         of_replica = costs[replica if costs.shape[0] > 1 else 0]
         return np.broadcast_to(of_replica, (*of_replica.shape[:2], self.table.num_microbatches))
 

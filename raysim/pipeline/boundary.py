@@ -19,7 +19,7 @@ from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepFeedback, link_name
 from raysim.pipeline.state import pack_state, under, unpack_state
 from raysim.schedules.actions import Action, phase
-from raysim.values import UNNAMED, Value, join, sent_bytes, split
+from raysim.values import UNNAMED, Value, exact, floats, sent_bytes
 
 
 class Boundary:
@@ -101,20 +101,20 @@ class Boundary:
 
     def send(self, value: Value, step: int, microbatch: int) -> Message:
         """Return the message of an activation or a gradient; raises DivergedError if it holds NaN or infinity."""
-        floats, exact = split(value)
         measure = self.plan.measures(step)
         start = self.clock.mark()
         try:
             messages = {
                 name: self.outgoing[name].send(x, self._context(self.outgoing[name], step, microbatch), measure=measure)
-                for name, x in floats.items()
+                for name, x in floats(value).items()
             }
         except NonFiniteError:
             raise self.diverged(step, microbatch) from None
-        middle = self.clock.mark() if exact else start
-        message = bundle(messages, exact)
+        unchanged = exact(value)
+        middle = self.clock.mark() if unchanged else start
+        message = bundle(messages, unchanged)
         end = self.clock.mark()
-        extra_bytes = self._account(self.outgoing, message, messages, exact, CodedMessage(middle, end))
+        extra_bytes = self._account(self.outgoing, message, messages, unchanged, CodedMessage(middle, end))
         dense_bytes = extra_bytes + sum(link.messages[-1].dense_bytes for link in self.outgoing.values())
         self.last_sent = CodedMessage(start, end, wire_bytes(message), dense_bytes)
         self._keep_supports(self.outgoing, step, microbatch)
@@ -123,15 +123,15 @@ class Boundary:
     def receive(self, message: Message, step: int, microbatch: int) -> Value:
         """Return the activation or gradient of a message; raises ValueError if the message is malformed."""
         start = self.clock.mark()
-        messages, exact = self._unbundle(message, self.receives)
-        middle = self.clock.mark() if exact else start
-        floats = {
+        messages, unchanged = self._unbundle(message, self.receives)
+        middle = self.clock.mark() if unchanged else start
+        decoded = {
             name: self.incoming[name].receive(inner, self._context(self.incoming[name], step, microbatch))
             for name, inner in messages.items()
         }
-        self._account(self.incoming, message, messages, exact, CodedMessage(start, middle))
+        self._account(self.incoming, message, messages, unchanged, CodedMessage(start, middle))
         self._keep_supports(self.incoming, step, microbatch)
-        return join(floats, exact)
+        return {**decoded, **unchanged}
 
     def diverged(self, step: int, microbatch: int) -> DivergedError:
         """Return the error for a message to send that holds NaN or infinity."""
@@ -141,16 +141,16 @@ class Boundary:
 
     def send_evaluation(self, value: Value, mode: str, key: int) -> Message:
         """Return the message of an activation in an evaluation mode; see `Link.send_evaluation`."""
-        floats, exact = split(value)
-        keys = {name: derive_key(key, name) if name else key for name in floats}
-        return bundle(
-            {name: self.outgoing[name].send_evaluation(x, mode, keys[name]) for name, x in floats.items()}, exact
-        )
+        messages = {
+            name: self.outgoing[name].send_evaluation(x, mode, derive_key(key, name) if name else key)
+            for name, x in floats(value).items()
+        }
+        return bundle(messages, exact(value))
 
     def receive_evaluation(self, message: Message) -> Value:
         """Return the activation of a message of `send_evaluation`."""
-        messages, exact = self._unbundle(message, "forward")
-        return join({name: self.incoming[name].receive_evaluation(inner) for name, inner in messages.items()}, exact)
+        messages, unchanged = self._unbundle(message, "forward")
+        return {name: self.incoming[name].receive_evaluation(inner) for name, inner in messages.items()} | unchanged
 
     def end_step(self, step: int, feedback: StepFeedback) -> list[LinkAccount]:
         """Let the compressors adapt to the feedback of the last step; return the accounts of this step."""
@@ -166,10 +166,10 @@ class Boundary:
             )
             for link in self.links
         ]
-        exact = list(self._exact_accounts.values())
-        if exact:  # packed together, so the first account gets the time of all
-            exact[0].codec_s = sum(coded.codec_s for coded in self._exact_coded)
-        return [*accounts, *exact]
+        of_exact = list(self._exact_accounts.values())
+        if of_exact:  # packed together, so the first account gets the time of all
+            of_exact[0].codec_s = sum(coded.codec_s for coded in self._exact_coded)
+        return [*accounts, *of_exact]
 
     def state(self) -> dict[str, Tensor]:
         """Return the memories of the outgoing links, by direction, tensor and flat names."""
@@ -214,25 +214,25 @@ class Boundary:
         """Return the messages of the links and the exact tensors, by name; raises ValueError if the names do not match."""
         if UNNAMED in self._tensors.shapes:
             return {UNNAMED: message}, {}
-        messages, exact = unbundle(message, self._most_exact, self.device)
+        messages, unchanged = unbundle(message, self._most_exact, self.device)
         expected = self._tensors.exact_bytes if direction == "forward" else {}
-        if messages.keys() != self._tensors.shapes.keys() or exact.keys() != expected.keys():
+        if messages.keys() != self._tensors.shapes.keys() or unchanged.keys() != expected.keys():
             raise ValueError(
                 f"A message at boundary {self.index}, {direction}, must hold {_names(self._tensors.shapes, expected)}, but holds "
-                f"{_names(messages, exact)}."
+                f"{_names(messages, unchanged)}."
             )
-        return messages, exact
+        return messages, unchanged
 
     def _account(
         self,
         links: Mapping[str, Link],
         message: Message,
         messages: Mapping[str, Message],
-        exact: Mapping[str, Tensor],
-        coded_exact: CodedMessage,
+        unchanged: Mapping[str, Tensor],
+        coded: CodedMessage,
     ) -> int:
-        """Add the header and the exact tensors of a message to the accounts; return their bytes."""
-        sizes = {name: sent_bytes(x) for name, x in exact.items()}
+        """Add the header and the `unchanged` tensors of a message, coded together, to the accounts; return their bytes."""
+        sizes = {name: sent_bytes(x) for name, x in unchanged.items()}
         header_bytes = wire_bytes(message) - sum(map(wire_bytes, messages.values())) - sum(sizes.values())
         accounts = [(next(iter(links.values())).account, header_bytes)]
         for name, size in sizes.items():
@@ -241,8 +241,8 @@ class Boundary:
         for account, size in accounts:
             account.wire_bytes += size
             account.dense_bytes += size
-        if exact:
-            self._exact_coded.append(coded_exact)
+        if unchanged:
+            self._exact_coded.append(coded)
         return header_bytes + sum(sizes.values())
 
 

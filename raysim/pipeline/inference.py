@@ -16,7 +16,7 @@ from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.reports import Evaluated, Failure
 from raysim.pipeline.state import mean_of, unpack_tensors
-from raysim.values import Value, only
+from raysim.values import UNNAMED
 from raysim.workloads.losses import IGNORED
 
 
@@ -74,12 +74,14 @@ class Inference:
         `x`: the previous stage's message, or the data at the first stage. `key`: of the link's random draws.
         """
         stage, boundaries = self._stages[index], self._local.boundaries
-        received: Value = (
-            x.to(self._local.device) if isinstance(x, Tensor) else boundaries[index - 1, index].receive_evaluation(x)
+        received = (
+            {UNNAMED: x.to(self._local.device)}
+            if isinstance(x, Tensor)
+            else boundaries[index - 1, index].receive_evaluation(x)
         )
         y = stage.infer(received, self._statistics[index].estimated)
         if stage.last:
-            return only(y)
+            return y[UNNAMED]
         try:
             return boundaries[index, index].send_evaluation(y, mode, key)
         except NonFiniteError:

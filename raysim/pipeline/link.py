@@ -109,7 +109,7 @@ class Link:
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[Self]:
-        """Work on a device of the user's training, outside of its autocast; the link's own clock follows."""
+        """Work on a device of the user's training, outside of its autocast, and time on that device."""
         if device != self.device:
             self.device, self.clock = device, DeviceClock(device)
         with torch.autocast(device.type, enabled=False):

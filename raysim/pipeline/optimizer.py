@@ -20,7 +20,7 @@ _FUSED = ("adagrad", "adam", "adamw", "sgd")
 
 
 class Together:
-    """Several optimisers in one, each with its own parameters; slots are numbered consecutively."""
+    """Several optimisers in one, each with its own parameters; their states are numbered consecutively."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = parts

@@ -18,7 +18,7 @@ from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.reports import ActionRecord, TimedAction
 from raysim.pipeline.updates import Updates
 from raysim.schedules.actions import Action, dependency, sends
-from raysim.values import Value, only
+from raysim.values import UNNAMED, Value
 from raysim.workloads.metrics import count
 
 
@@ -90,7 +90,7 @@ class RowExecution:
                 self._outgoing.append((action, OutgoingMessage(target, tuple(action), sent)))
             elif action.op == "F":
                 assert y is not None
-                self._device_losses[action] = only(y).view(-1)[0]
+                self._device_losses[action] = y[UNNAMED].view(-1)[0]
                 if not self.overlaps:
                     self._read_losses()
             end = self.clock.mark()
@@ -130,7 +130,8 @@ class RowExecution:
         if action.op != "F":
             return None
         epoch, ids = self.plan.microbatch(self.step, action.microbatch, self.local.replica)
-        return to_device(self.local.split("train").inputs(ids, epoch, self.plan.config.seed, True), self.local.device)
+        inputs = self.local.split("train").inputs(ids, epoch, self.plan.config.seed, True)
+        return {UNNAMED: to_device(inputs, self.local.device)}
 
     def _compute(self, action: Action, x: Value | None) -> Value | None:
         """Return the activation, the loss at the last stage, or the gradient of the stage's input; None for a W."""

@@ -18,7 +18,7 @@ from raysim.pipeline.reports import Unreached
 from raysim.pipeline.state import under
 from raysim.pipeline.versions import Versions
 from raysim.schedules.weights import Weights
-from raysim.values import UNNAMED, Value, join, only, split
+from raysim.values import UNNAMED, Value, argument_of, floats, value_of
 from raysim.workloads.losses import Loss
 from raysim.workloads.two_part_backward import input_gradients, run_branches
 
@@ -34,9 +34,8 @@ class Constrained(Protocol):
 class _Saved(NamedTuple):
     """The state of a microbatch between its forward and its backward."""
 
-    inputs: dict[str, Tensor]  # floating-point inputs, by name
-    exact: dict[str, Tensor]  # the other inputs; kept for recomputation only
-    outputs: dict[str, Tensor]  # with their graph; empty if recomputed
+    inputs: Value  # without integers and booleans, unless needed for recomputation
+    outputs: Value  # floating-point outputs with their graph; empty if recomputed
     key: int
     targets: Tensor | None
     buffers: dict[str, Tensor]  # before the forward; kept for recomputation only
@@ -97,32 +96,28 @@ class Stage:
         self._input_unreached = not first
 
     def forward(self, microbatch: int, value: Value, key: int, targets: Tensor | None = None) -> Value:
-        """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout.
-
-        The activation is one tensor, or several with names, see `raysim.values`.
-        """
-        floats, exact = split(value)
-        inputs = {name: x.detach() for name, x in floats.items()}
+        """Return the activation to send, or on the last stage the microbatch's mean loss; `key` seeds dropout."""
+        inputs = {name: x.detach() for name, x in value.items()}
         if not self.first:  # data needs no gradient
-            for x in inputs.values():
+            for x in floats(inputs).values():
                 x.requires_grad_()
         weights = self.versions.of_forward(microbatch)
         if self.config.recompute:
             buffers = {name: self.module.get_buffer(name).clone() for name in self._buffers}
             with torch.no_grad():
-                sent = self._compute(join(inputs, exact), key, targets, weights)
-            self._saved[microbatch] = _Saved(inputs, exact, {}, key, targets, buffers, weights)
+                sent = self._compute(inputs, key, targets, weights)
+            self._saved[microbatch] = _Saved(inputs, {}, key, targets, buffers, weights)
         else:
             with self.versions.saving(weights):
-                sent = self._compute(join(inputs, exact), key, targets, weights)
-            self._saved[microbatch] = _Saved(inputs, {}, split(sent)[0], key, targets, {}, weights)
-        return {other: y.detach() for other, y in sent.items()} if isinstance(sent, dict) else sent.detach()
+                sent = self._compute(inputs, key, targets, weights)
+            self._saved[microbatch] = _Saved(floats(inputs), floats(sent), key, targets, {}, weights)
+        return {name: y.detach() for name, y in sent.items()}
 
     def backward(self, microbatch: int, gradient: Value | None = None, *, keep: bool = False) -> Value | None:
         """Accumulate a microbatch's gradients in the parameters; return its input's gradient, None on the first stage.
 
-        `gradient`: of the sent activation, or of its floating-point tensors if there are several; None on the last stage, which
-        starts from its loss. `keep`: keep the forward for further backwards, on the first stage only.
+        `gradient`: of the sent floating-point tensors; None on the last stage, which starts from its loss. `keep`:
+        keep the forward for further backwards, on the first stage only.
         """
         saved = self._saved[microbatch]
         inputs, outputs, gradients = self._output(microbatch, gradient)
@@ -146,14 +141,14 @@ class Stage:
         self._second_parts[microbatch] = partial(run_branches, caught)
         return self._of_inputs(inputs, of_inputs)
 
-    def _of_inputs(self, inputs: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> Value:
+    def _of_inputs(self, inputs: Value, gradients: Sequence[Tensor | None]) -> Value:
         """Return the gradient of the input; zeros for tensors without one."""
         self._input_unreached &= all(gradient is None for gradient in gradients)
         pairs = zip(inputs.items(), gradients, strict=True)
-        return join({name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}, {})
+        return {name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}
 
     def unreached(self) -> Unreached:
-        """Return what the backwards so far have not reached; called before gradients are averaged."""
+        """Return the parameters, and whether the input, had no gradient so far; called before gradients are averaged."""
         self._unreached -= self.gradients().keys()
         return Unreached(tuple(sorted(self._unreached)), self._input_unreached)
 
@@ -161,21 +156,19 @@ class Stage:
         """Accumulate a microbatch's gradients in the parameters, after its `backward_input`."""
         self._second_parts.pop(microbatch)()
 
-    def _output(self, microbatch: int, gradient: Value | None) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+    def _output(self, microbatch: int, gradient: Value | None) -> tuple[Value, list[Tensor], list[Tensor]]:
         """Return a microbatch's inputs, its outputs with a graph, and the gradients of these outputs."""
         saved = self._saved.pop(microbatch)
         outputs = saved.outputs
         if not outputs:  # recompute with the copied buffers, so that the stage's own buffers do not change
             tensors = {**(saved.weights or {}), **saved.buffers}
             with self.versions.saving(saved.weights):
-                value = self._compute(join(saved.inputs, saved.exact), saved.key, saved.targets, tensors)
-                outputs = split(value)[0]
+                outputs = floats(self._compute(saved.inputs, saved.key, saved.targets, tensors))
         if gradient is None:
-            loss = outputs[UNNAMED]
-            gradient = torch.full_like(loss, self.config.gradient_scale / self.versions.per_update)
-        gradients = split(gradient)[0]
+            scale = self.config.gradient_scale / self.versions.per_update
+            gradient = {UNNAMED: torch.full_like(outputs[UNNAMED], scale)}
         trained = [name for name, y in outputs.items() if y.requires_grad]
-        return saved.inputs, [outputs[name] for name in trained], [gradients[name] for name in trained]
+        return floats(saved.inputs), [outputs[name] for name in trained], [gradient[name] for name in trained]
 
     def _unscale(self, parameters: Iterable[Tensor]) -> None:
         """Divide gradients by the loss scale when they reach the parameters."""
@@ -201,7 +194,7 @@ class Stage:
         self.divisor = None
 
     def extra_gradients(self) -> dict[str, Tensor] | None:
-        """Return what a subclass computes besides gradients, see `ReplicaContext.extra`."""
+        """Return a subclass's additional results, see `ReplicaContext.extra`."""
         return None
 
     def update(self, learning_rate: float, scale: float = 1.0, with_momentum: frozenset[str] = frozenset()) -> None:
@@ -285,9 +278,8 @@ class Stage:
 
         Modules of `updated` stay in training mode, so that they update their statistics.
         """
-        floats, exact = split(value)
         # cloned, because a received tensor may be read-only, and without gradients in-place layers would write to it
-        x = join({name: received.clone() for name, received in floats.items()}, exact)
+        x = {name: received.clone() for name, received in value.items()}
         with torch.no_grad():
             self.module.eval()
             for module in updated:
@@ -306,16 +298,16 @@ class Stage:
         if targets is None:
             return y
         assert self.loss is not None
-        return self.loss(only(y), targets, self.divisor)
+        return {UNNAMED: self.loss(y[UNNAMED], targets, self.divisor)}
 
-    def _call(self, x: Value, tensors: dict[str, Tensor] | None = None) -> Value:
+    def _call(self, value: Value, tensors: dict[str, Tensor] | None = None) -> Value:
         low_precision = self._dtype != torch.float32
         with torch.autocast(self.device.type, self._dtype, enabled=low_precision):
-            value: Value = torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x)
+            x = argument_of(value)
+            y = value_of(torch.func.functional_call(self.module, tensors, (x,)) if tensors else self.module(x))
         if not low_precision or self.last:
-            return value
-        floats, exact = split(value)
-        return join({name: y.to(self._dtype) for name, y in floats.items()}, exact)
+            return y
+        return {**y, **{name: each.to(self._dtype) for name, each in floats(y).items()}}
 
 
 def stage_class(config: RunConfig) -> type[Stage]:

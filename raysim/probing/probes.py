@@ -100,7 +100,7 @@ class Probe:
         timed_apart = any(op == "W" for sample in samples for _, _, op, _ in sample.seconds)
         if halves and samples and not timed_apart:
             warnings.warn(
-                f"`schedule` = {self._sampling.schedule} computes the gradients of weights apart, but this pipeline did not: their "
+                f"`schedule` = {self._sampling.schedule} computes weight gradients separately, but this pipeline did not: their "
                 "seconds are counted in the backward before them.",
                 stacklevel=3,
             )
@@ -223,7 +223,7 @@ def probe(
         stages = list(model) if isinstance(model, Sequence) else [model]
         return _probe_stages(stages, candidates, sampling, others=[*cuts, *gradients])
     if gradients:
-        raise ValueError("`gradients` must be left out, but for a model in DistributedDataParallel.")
+        raise ValueError("`gradients` needs a model in DistributedDataParallel.")
     return probe_module(model, cuts, candidates, (), sampling)
 
 
@@ -294,7 +294,7 @@ def _probe_stages(
             index = stage.stage_index
             if not any(parameter.requires_grad for parameter in stage.submod.parameters()):
                 raise ValueError(
-                    f"Every stage must train a parameter, by which a probe counts steps, but stage {index} has none."
+                    f"Every stage must train a parameter, since a probe counts steps by its updates, but stage {index} has none."
                 )
             links = [("forward", index, UNNAMED)] * (index < num_stages - 1)
             links += [("backward", index - 1, UNNAMED)] * (index > 0)

@@ -225,7 +225,7 @@ class Recorder:
             except OSError as error:
                 raise RecordsError(f"{path} cannot be read ({error.strerror})") from None
             if hashlib.sha256(content).hexdigest() != digest:
-                raise RecordsError(f"{path} is not what was written")
+                raise RecordsError(f"{path} has changed since it was written")
             self._hashes[name] = digest
 
     def forget(self, step: int) -> None:

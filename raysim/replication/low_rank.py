@@ -53,7 +53,7 @@ class PowerSGD(Layered):
         for field in ("warm_start", "feedback", "alternate"):
             check_flag(field, getattr(self, field))
         if self.alternate and not self.warm_start:
-            raise ValueError("`alternate` goes on from the last step's matrices, so `warm_start` must be True.")
+            raise ValueError("`alternate` uses the last step's matrices, so `warm_start` must be True.")
 
     def exempts(self, shape: tuple[int, ...]) -> bool:
         if super().exempts(shape):

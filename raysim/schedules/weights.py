@@ -70,7 +70,7 @@ class WeightPolicy(Notation, ABC):
         return {0: newest}
 
     def backward_weights(self, read: Weights, newest: Weights, memory: Memory, delay: int) -> Weights:
-        """Return the weights read by a backward whose forward read `read`."""
+        """Return the weights for the backward of a forward that read `read`."""
         return read
 
     def after_update(self, before: Weights, after: Weights, memory: Memory, delay: int) -> Memory:

@@ -114,7 +114,7 @@ def tried_setting(setting: Setting, plan: Plan, *, gradients: bool = True) -> Se
 
 
 def check_parts(setting: Setting, stages: int, replicas: int) -> None:
-    """Raise InputError if a setting of `--try` compresses what a run does not send."""
+    """Raise InputError if a setting of `--try` compresses messages that the run does not send."""
     if (setting.forward, setting.backward) != (SAME, SAME) and stages == 1:
         raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
     if setting.replica_gradient != SAME and replicas < 2:

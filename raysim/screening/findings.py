@@ -19,7 +19,7 @@ SEEN = 0.01
 
 
 def findings(done: Screen) -> list[str]:
-    """Return what the tensors are like, where fidelity misleads, and what the model knows."""
+    """Return sentences on the tensors, on misleading fidelity, and on the model's distance from chance."""
     lines = sentences(done.facts)
     loss, base = done.dense.result.measures["loss"].value, done.chance["loss"]
     if math.isnan(knowledge(loss, base)):

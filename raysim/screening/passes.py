@@ -21,7 +21,7 @@ from raysim.probing.candidates import LinkCandidate, Measured
 from raysim.probing.stopwatch import Seconds
 from raysim.random import derive_key
 from raysim.replication.method import Gradients
-from raysim.values import Value, join, only, split
+from raysim.values import UNNAMED, Value, exact, floats
 from raysim.workloads.losses import IGNORED, OwnLoss
 
 Seen = Callable[[str, int, str, Tensor], None]
@@ -106,7 +106,7 @@ class Passes:
         sums, predicted = [], []
         try:
             for i, microbatch in enumerate(self.microbatches):
-                logits = only(self._forward(candidate, i, seconds, seen))
+                logits = self._forward(candidate, i, seconds, seen)[UNNAMED]
                 sums += self._sums(logits, microbatch.targets)
                 if self.classifies:
                     predicted.append(logits.detach().argmax(dim=-1).cpu())
@@ -121,7 +121,7 @@ class Passes:
 
     @property
     def counted(self) -> NDArray[np.bool_]:
-        """True for the targets that count, by sample."""
+        """True for targets counted by the loss, by sample."""
         return torch.cat([each.targets != IGNORED for each in self.microbatches]).cpu().numpy()
 
     def _forward(
@@ -129,7 +129,7 @@ class Passes:
     ) -> Value:
         if i == len(self._prefix):
             with _timed(seconds[0, "F"]):
-                self._prefix.append(self._through(0, i, self.microbatches[i].inputs))
+                self._prefix.append(self._through(0, i, {UNNAMED: self.microbatches[i].inputs}))
         value = self._prefix[i]
         for index in range(1, len(self.stages)):
             received = self._send(candidate, "forward", index - 1, i, value, seen)
@@ -154,7 +154,8 @@ class Passes:
             outputs = logits.detach().requires_grad_()
             loss = self.plan.task.loss(outputs, self.microbatches[i].targets, None)
             (loss * (config.gradient_scale / len(self.microbatches))).backward()  # type: ignore[no-untyped-call]
-        gradient: Value | None = outputs.grad
+        assert outputs.grad is not None
+        gradient: Value | None = {UNNAMED: outputs.grad}
         for index in reversed(range(len(self.stages))):
             with _timed(seconds[index, "B"]):
                 gradient = self.stages[index].backward(i, gradient, keep=index == 0)
@@ -167,13 +168,12 @@ class Passes:
     def _send(
         self, candidate: LinkCandidate, direction: str, boundary: int, i: int, value: Value, seen: Seen | None
     ) -> Value:
-        floats, exact = split(value)
         config, microbatch = self.plan.config, self.microbatches[i]
         # the keys of an evaluation, whose batches these are
         way = (boundary, "test", i) if direction == "forward" else (boundary, "test", i, direction)
         key = derive_key(config.seed, "evaluation", *way)
         received = {}
-        for name, x in floats.items():
+        for name, x in floats(value).items():
             if seen is not None:
                 seen(direction, boundary, name, x)
             context = Context(
@@ -186,7 +186,7 @@ class Passes:
                 key=derive_key(key, name) if name else key,
             )
             received[name] = candidate.send(x, boundary, context, name)
-        return join(received, exact if direction == "forward" else {})
+        return {**received, **exact(value)}
 
     def _key(self, stage: int, i: int) -> int:
         return derive_key(self.plan.config.seed, "screen", stage, i) % 2**63

@@ -85,8 +85,8 @@ def check_split(plan: Plan) -> None:
     """Raise ConfigError if the schedule splits backwards of this model at an unknown share."""
     if any(map(math.isnan, plan.weight_shares)):
         raise ConfigError(
-            f"`schedule` = {plan.config.schedule!r} runs weight gradients apart, whose share of the backward cannot be counted for "
-            "this model: use 1F1B, or give a file of `raysim profile` by `--profile`."
+            f"`schedule` = {plan.config.schedule!r} runs weight gradients separately, and their share of the backward cannot be "
+            "counted for this model: use 1F1B, or give a file of `raysim profile` by `--profile`."
         )
 
 

@@ -90,7 +90,7 @@ def _holding(indices: Tensor, size: int) -> float:
 
 
 def sentences(facts: Iterable[TensorFacts]) -> list[str]:
-    """Return what the tensors are like and what follows, a sentence for each direction."""
+    """Return a sentence for each direction: the tensors' statistics and the conclusion."""
     lines = []
     for direction, noun in (("forward", "activation"), ("backward", "gradient")):
         own = [each for each in facts if each.direction == direction]
@@ -106,7 +106,7 @@ def sentences(facts: Iterable[TensorFacts]) -> list[str]:
             channels, rows = (f"{100 * share:.2g} %" for share in (worst.channels, worst.rows))
             lines.append(
                 f"{words}, half of these in {channels} of the channels and {rows} of the rows: one range for a tensor wastes its "
-                "levels; group by `row` or `block`, or send the largest values apart."
+                "levels; group by `row` or `block`, or send the largest values separately."
             )
         else:
             lines.append(f"{words}: one range for a tensor may do.")

@@ -110,7 +110,7 @@ def knowledge(dense: float, chance: float) -> float:
 
 
 def knowledge_lost(loss: Difference, chance: float, *, surely: bool = False) -> float:
-    """Return the loss added at once, as a share of what the model knows; NaN if it knows too little.
+    """Return the added loss as a share of the distance to chance; NaN if that distance is too small.
 
     `surely`: by the lower bound of the difference.
     """

@@ -41,16 +41,16 @@ def _parsed(text: str, parse: Callable[[str], Any], largest: int) -> Any:
     if len(text) > largest:
         raise ValueError(f"it has more than {largest:,} characters")
     if _most_brackets(text) > DEEPEST:
-        raise ValueError(f"it has more than {DEEPEST} brackets in each other")
+        raise ValueError(f"its brackets are nested more than {DEEPEST} deep")
     try:
         value = parse(text)
     except RecursionError:
-        raise ValueError("its brackets are too deep in each other") from None
+        raise ValueError("its brackets are nested too deep") from None
     level, depth = [value], 0
     while level:
         depth += 1
         if depth > DEEPEST:
-            raise ValueError(f"it has more than {DEEPEST} tables and lists in each other")
+            raise ValueError(f"its tables and lists are nested more than {DEEPEST} deep")
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
         level = [each for values in inner for each in values if isinstance(each, (dict, list))]
     return value

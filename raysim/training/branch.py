@@ -175,8 +175,8 @@ def _check_branch(row: Mapping[str, Any], plan: Plan) -> bool:
     if recut and (plan.tied or plan.config.optimizer.name == "muon"):
         reason = "tied parameters" if plan.tied else "the optimiser muon"
         raise ConfigError(
-            f"`cuts` must be {cuts} with {reason}, as in the run of `start`, whose optimiser's state cannot be cut otherwise, but got "
-            f"{list(plan.cuts)}."
+            f"`cuts` must be {cuts}, as in the run of `start`, but got {list(plan.cuts)}. With {reason}, the "
+            "optimiser's state cannot be cut elsewhere."
         )
     optimizer = plan.config.optimizer
     endless = optimizer.decay in ("constant", "steps") or optimizer.decay_epochs is not None

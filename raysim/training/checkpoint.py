@@ -79,7 +79,9 @@ class Checkpoint(NamedTuple):
                     f"The checkpoint {self.path} is corrupt: {name} cannot be read ({error})."
                 ) from None
             if part.nbytes != size or hashlib.sha256(part.data).hexdigest() != digest:
-                raise CheckpointError(f"The checkpoint {self.path} is corrupt: {name} is not what was written.")
+                raise CheckpointError(
+                    f"The checkpoint {self.path} is corrupt: {name} has changed since it was written."
+                )
             parts.append(part)
         return parts
 
@@ -199,7 +201,7 @@ def newest_whole(
         except CheckpointError as error:
             errors.append(str(error))
     if errors:
-        raise CheckpointError(f"No checkpoint in {folder} is whole with its records. {' '.join(errors)}")
+        raise CheckpointError(f"No checkpoint in {folder} is intact. {' '.join(errors)}")
     return None, [], []
 
 
@@ -271,7 +273,7 @@ def check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise ConfigError if the row of a new run has other samples than an earlier one, which older records do not tell."""
     if old.get("data_digest") not in (None, new["data_digest"]):
         raise ConfigError(
-            f"`data` must have the samples of run {old['run_id']}, but they have changed since. Restore them, or train anew in "
+            f"`data` must have the samples of run {old['run_id']}, but they have changed since. Restore them, or train again in "
             "another folder."
         )
 

@@ -23,7 +23,7 @@ def to_stderr(line: str) -> None:
 
 
 class Phases:
-    """Prints what a command is waiting for if a phase of its start takes long, from a separate thread.
+    """A thread that prints what a command is waiting for, if a phase of its start takes long.
 
     `say` prints a line; without it nothing is printed. The last phase ends with the block.
 
@@ -67,7 +67,7 @@ class Phases:
 
 
 class HopelessError(Exception):
-    """A run was found to be not worth a step; the message is the reason."""
+    """A screened run is not worth training; the message is the reason."""
 
 
 class Event(NamedTuple):
@@ -106,7 +106,7 @@ class Interruption:
 
     @property
     def wanted(self) -> bool:
-        """True once a signal has asked the run to end."""
+        """True after a signal to end the run."""
         return self.signal is not None
 
     @property
@@ -131,7 +131,7 @@ class Interruption:
             self._grace.cancel()
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal has asked the run to end."""
+        """Raise KeyboardInterrupt after a signal to end the run."""
         if self.wanted:
             raise KeyboardInterrupt
 

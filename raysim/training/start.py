@@ -25,7 +25,7 @@ def check_start(out: str | Path | None, engine: str, *, resume: bool = False) ->
             "`engine` = 'ray' needs the package ray, which is not installed: `pip install ray`, or use the engine inline."
         )
     if resume and out is None:
-        raise ConfigError("`resume` needs `out`, the folder of the run to go on with.")
+        raise ConfigError("`resume` needs `out`, the folder of the run to resume.")
     if out is None:
         return
     folder = run_folder(out)

@@ -192,7 +192,7 @@ _ANY_SIZE = ("convnext", "resnet")  # convolutions alone
 
 
 def refusal(path: str, error: Exception) -> ValueError:
-    """Return the error for an unloadable folder, with the remedy if it needs the folder's own code."""
+    """Return the error for an unloadable folder, with the remedy if it needs the folder's Python code."""
     if "trust_remote_code" in str(error):
         return ValueError(
             f"`model.path` {path!r} needs Python code of its own to be run. If you trust it, set `model.trust_remote_code = true`."

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from raysim.values import Value, join, split_one
+from raysim.values import ModuleValue, argument_of, only_float, value_of
 from raysim.workloads.hf_config import Layout, layout_of
 
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -79,7 +79,7 @@ class Embedding(nn.Module):
         self._holes = holes(self.model)
         self._first = self._holes.index(self.model.get_submodule(f"{base}.{layout.blocks}.0"))
 
-    def forward(self, x: Tensor) -> Value:
+    def forward(self, x: Tensor) -> ModuleValue:
         base = self.model.base_model
         mask = None if self.padding is None else x != self.padding
         with filled(self._holes), _no_layer_drop(self.model):
@@ -97,11 +97,12 @@ class Block(nn.Module):
         self.index = index
         self.arguments = arguments
 
-    def forward(self, value: Value) -> Value:
-        x, name, others = split_one(value)
-        args, kwargs = self.arguments.of(self.index, x, others.get("mask"))
+    def forward(self, given: ModuleValue) -> ModuleValue:
+        value = value_of(given)
+        name, x = only_float(value)
+        args, kwargs = self.arguments.of(self.index, x, value.get("mask"))
         y = self.block(x, *args, **kwargs)
-        return join({name: y[0] if isinstance(y, tuple) else y}, others)
+        return argument_of({**value, name: y[0] if isinstance(y, tuple) else y})
 
 
 class Head(nn.Module):
@@ -113,10 +114,11 @@ class Head(nn.Module):
         self.model = without(model, [*_block_names(model, layout), *before])
         self._holes = holes(self.model)
 
-    def forward(self, value: Value) -> Tensor:
-        x, _, others = split_one(value)
+    def forward(self, given: ModuleValue) -> Tensor:
+        value = value_of(given)
+        _, x = only_float(value)
         with filled(self._holes, x), _no_layer_drop(self.model):
-            y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(others.get("mask"))).logits
+            y: Tensor = self.model(**_hidden_input(self.model, x), **_mask_input(value.get("mask"))).logits
         return y
 
 

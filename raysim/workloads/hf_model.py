@@ -219,7 +219,7 @@ def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
         expected = model.eval()(x, **known).logits
         if not torch.allclose(expected, layers.eval()(x), rtol=1e-4, atol=1e-5):
             raise ValueError(
-                f"A model of type {kind!r} cannot be cut: its blocks in a row do not give the logits of the model."
+                f"A model of type {kind!r} cannot be cut: its blocks, run in sequence, do not reproduce its logits."
             )
         if task_of(shape) == "causal-lm" and x.shape[1] > 1:
             x[:, -1] = (x[:, -1] + 1) % num_tokens(shape)

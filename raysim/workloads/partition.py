@@ -31,7 +31,7 @@ SHOWN = 8  # most cuts to list by name
 
 
 class Cut(NamedTuple):
-    """A cut after a layer, and what crosses it."""
+    """A cut after a layer, and the tensors that cross it."""
 
     layer: str
     tensors: int

@@ -182,7 +182,7 @@ Rows = NDArray[Any] | Mapped
 
 
 def digest_of(data: Data) -> str:
-    """Return the SHA-256 of the arrays of both splits, and of what their objects with `contents` yield.
+    """Return the SHA-256 of the arrays of both splits, and of the `contents` of other objects.
 
     Covers the targets of a user's own data set if they are read once, not its inputs, which may be augmented at random.
     """

@@ -22,7 +22,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from raysim.values import UNNAMED, BoundaryTensors, Value, join, only, sent_bytes, split
+from raysim.values import (
+    UNNAMED,
+    BoundaryTensors,
+    ModuleValue,
+    Value,
+    argument_of,
+    exact,
+    floats,
+    sent_bytes,
+    value_of,
+)
 from raysim.workloads.losses import Loss, example_targets, make_loss
 from raysim.workloads.options import reason_of
 from raysim.workloads.splits import DataShape
@@ -97,16 +107,17 @@ class Shadow:
         self._footprints: dict[tuple[int, int, bool, torch.dtype], Footprint] = {}
         self.layers: list[LayerCost] = []
         with fake(self._mode), torch.no_grad():
-            self._values: list[Value] = [torch.empty((batch, *shape.input_shape), dtype=dtype)]  # inputs of the layers
+            data = torch.empty((batch, *shape.input_shape), dtype=dtype)
+            self._values: list[Value] = [{UNNAMED: data}]  # inputs of the layers
             for i, name in enumerate(self._names):
                 with counting_operations() as counter:
                     self._values.append(self._run(i, self._values[i]))
-                floats, exact = split(self._values[-1])
+                coded = floats(self._values[-1])
                 output = BoundaryTensors(
-                    {key: tuple(y.shape) for key, y in floats.items()},
-                    {key: sent_bytes(y) for key, y in exact.items()},
+                    {key: tuple(y.shape) for key, y in coded.items()},
+                    {key: sent_bytes(y) for key, y in exact(self._values[-1]).items()},
                 )
-                dtypes, size = {key: y.dtype for key, y in floats.items()}, sum(y.nbytes for y in floats.values())
+                dtypes, size = {key: y.dtype for key, y in coded.items()}, sum(y.nbytes for y in coded.values())
                 self.layers.append(LayerCost(name, counter.get_total_flops(), output, dtypes, size))
 
     def footprint(
@@ -133,10 +144,10 @@ class Shadow:
         return self._footprints[key]
 
     def _count(self, alive: Alive, start: int, stop: int, two_parts: bool, dtype: torch.dtype) -> Footprint:
-        inputs, exact = self._inputs(start, dtype)
+        given = self._inputs(start, dtype)
         received = alive.now
-        outputs = self._outputs(join(inputs, exact), start, stop, dtype)
-        del exact
+        outputs, inputs = self._outputs(given, start, stop, dtype), floats(given)
+        del given
         saved, most_forward = alive.now, alive.most
         alive.begin()
         roots = [y for y in outputs.values() if y.requires_grad]
@@ -153,34 +164,34 @@ class Shadow:
             received, arrived, saved, waiting, most_forward, backward, weights, alive.most_made, constants, share
         )
 
-    def _inputs(self, start: int, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        floats, exact = split(self._values[start])
+    def _inputs(self, start: int, dtype: torch.dtype) -> Value:
+        coded, unchanged = floats(self._values[start]), exact(self._values[start])
         inputs = {
             name: torch.empty_like(
                 like,
                 dtype=dtype if dtype != torch.float32 and start > 0 else like.dtype,
                 requires_grad=start > 0 and like.is_floating_point(),
             )
-            for name, like in floats.items()
+            for name, like in coded.items()
         }
-        return inputs, {name: torch.empty_like(like) for name, like in exact.items()}
+        return inputs | {name: torch.empty_like(like) for name, like in unchanged.items()}
 
-    def _outputs(self, x: Value, start: int, stop: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _outputs(self, x: Value, start: int, stop: int, dtype: torch.dtype) -> Value:
         """Return the outputs kept until the backward, or the loss."""
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             for i in range(start, stop):
                 x = self._run(i, x)
         if stop == len(self.layers):
-            y = only(x)
+            y = x[UNNAMED]
             return {UNNAMED: self.loss(y, example_targets(self.loss, y, self._shape))}
-        return {name: y.to(dtype) if dtype != torch.float32 else y for name, y in split(x)[0].items()}
+        return {name: y.to(dtype) if dtype != torch.float32 else y for name, y in floats(x).items()}
 
     def _run(self, index: int, x: Value) -> Value:
         name = self._names[index]
         try:
-            y: Value = self._copies[index](x)
+            y: ModuleValue = self._copies[index](argument_of(x))
         except (Exception, SystemExit) as error:
-            on = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"the tensors {', '.join(x)}"
+            on = f"a tensor of shape {tuple(x[UNNAMED].shape)}" if UNNAMED in x else f"the tensors {', '.join(x)}"
             raise ValueError(f"Layer `{name}` failed on {on}: {reason_of(error)}.") from error
         last = index == len(self._copies) - 1
         named = isinstance(y, dict) and all(isinstance(each, Tensor) for each in y.values()) and not last
@@ -190,10 +201,9 @@ class Shadow:
                 f"Layer `{name}` must return {kinds}, but got {type(y).__name__}. Wrap it in a module that does."
             )
         try:
-            split(y)
+            return value_of(y)
         except ValueError as error:
             raise ValueError(f"Layer `{name}`: {error}") from None
-        return y
 
 
 def named_layers(model: nn.Sequential) -> dict[str, nn.Module]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysim.notation import check_choice, check_integer
-from raysim.values import UNNAMED, Value, join, split_one
+from raysim.values import UNNAMED, ModuleValue, Value, argument_of, only_float, value_of
 
 FORMS = ("reparametrised", "projected")
 
@@ -147,7 +147,9 @@ class Entry(nn.Module):
             table.embedding_dim = columns
 
     def forward(self, tokens: Tensor) -> Value:
-        x, name, others = split_one(self.embedding(tokens))
+        value = value_of(self.embedding(tokens))
+        name, x = only_float(value)
+        others = {other: value[other] for other in value if other != name}
         sent = shortened(tokens, len(self.subspace.tokens))
         return {name or "hidden": self._coordinates(x), "tokens": sent, **others}
 
@@ -191,11 +193,11 @@ class Exit(nn.Module):
         self.block = block
         self.subspace = subspace
 
-    def forward(self, value: Value) -> Value:
-        code, name, others = split_one(value)
-        rest = {other: x for other, x in others.items() if other != "tokens"}
-        x = self.subspace.decode(code, lengthened(others["tokens"]))
-        y: Value = self.block(join({name if rest else UNNAMED: x}, rest))
+    def forward(self, value: Value) -> ModuleValue:
+        name, code = only_float(value)
+        rest = {other: x for other, x in value.items() if other not in ("tokens", name)}
+        x = self.subspace.decode(code, lengthened(value["tokens"]))
+        y: ModuleValue = self.block(argument_of({name if rest else UNNAMED: x, **rest}))
         return y
 
 
@@ -204,9 +206,9 @@ class Inner(Exit):
 
     def forward(self, value: Value) -> Value:
         """Return the next coordinates; the other tensors of the boundary are unchanged."""
-        _, name, others = split_one(value)
-        x, _, _ = split_one(super().forward(value))
-        return {**others, name: self.subspace.encode(x, lengthened(others["tokens"]))}
+        name, _ = only_float(value)
+        _, x = only_float(value_of(super().forward(value)))
+        return {**value, name: self.subspace.encode(x, lengthened(value["tokens"]))}
 
 
 class SubspaceLinear(nn.Module):

@@ -69,7 +69,7 @@ def test_frontier_keeps_order_and_drops_rows_without_objective():
     ("arguments", "sentence"),
     [
         ((["speed"],), "There is no column 'speed'. Known: objective.loss."),
-        (([],), "`objectives` must name a column or more."),
+        (([],), "`objectives` must name at least one column."),
         (({"loss": "down"},), "`objectives` must be to minimize or maximize, but 'loss' is to 'down'."),
     ],
 )

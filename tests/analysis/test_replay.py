@@ -549,4 +549,4 @@ def test_a_range_of_bandwidths_shows_where_two_settings_cross(runs):
 def test_invalid_range_is_refused(runs, text):
     done = CliRunner().invoke(app, ["replay", f"{runs}/sparse", "--bandwidths", text])
     assert done.exit_code == 2
-    assert "A range of bandwidths must be as 10mbps..10gbps" in " ".join(done.output.split())
+    assert "A range of bandwidths must look like 10mbps..10gbps" in " ".join(done.output.split())

@@ -150,7 +150,7 @@ def changed(column, change, table="run"):
         (changed("schedule", "deep"), "its `schedule` cannot be read"),
         (
             changed("forward", f"TopK({'(' * 100}1{')' * 100})"),
-            f"at most {MAX_DEPTH} brackets in each other, but got 101",
+            f"at most {MAX_DEPTH} nested brackets, but got 101",
         ),
         (changed("num_stages", "text"), "its `num_stages` must be an integer, but is 'many'"),
         (changed("num_stages", "huge"), f"its `num_stages` is out of bounds: {VALUES['huge']}"),

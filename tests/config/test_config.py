@@ -456,23 +456,24 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     assert sentence("lost.toml", b'base = "nope"') == unknown
     assert (
         sentence("both.toml", b"steps = 3\nepochs = 2")
-        == "Just one of `steps` and `epochs` must be given, but got 3 and 2."
+        == "Exactly one of `steps` and `epochs` must be given, but got 3 and 2."
     )
-    assert sentence("neither.toml", b"seed = 3") == "Just one of `steps` and `epochs` must be given, but got neither."
+    assert (
+        sentence("neither.toml", b"seed = 3") == "Exactly one of `steps` and `epochs` must be given, but got neither."
+    )
     assert (
         sentence("derived.toml", b'base = "digits-cnn"\nsteps = 3\nepochs = 2')
-        == "Just one of `steps` and `epochs` may be given, but derived.toml has both."
+        == "Only one of `steps` and `epochs` may be given, but derived.toml has both."
     )
     assert (
         sentence("cuts.toml", b'steps = 3\nnum_stages = 2\ncuts = ["conv1"]')
-        == "Just one of `num_stages` and `cuts` may be given, but got both."
+        == "Only one of `num_stages` and `cuts` may be given, but got both."
     )
     assert (
-        sentence("self.toml", b'base = "self.toml"')
-        == "`base` must not lead back to where it came from, but self.toml has 'self.toml'."
+        sentence("self.toml", b'base = "self.toml"') == "`base` must not form a cycle, but self.toml has 'self.toml'."
     )
     (tmp_path / "one.toml").write_text('base = "two.toml"')
-    assert "`base` must not lead back to where it came from" in sentence("two.toml", b'base = "one.toml"')
+    assert "`base` must not form a cycle" in sentence("two.toml", b'base = "one.toml"')
     assert sentence("nameless.toml", b"steps = 3\n[model]\nwidth = 3") == "`model.name` must be given."
 
 

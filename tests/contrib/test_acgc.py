@@ -28,7 +28,7 @@ from raysim.pipeline.stage import Stage
 from raysim.schedules.actions import Action
 from raysim.training.feedback import sensitivities
 from raysim.training.run import Training
-from raysim.values import BoundaryTensors
+from raysim.values import UNNAMED, BoundaryTensors
 
 CPU = torch.device("cpu")
 
@@ -102,11 +102,11 @@ def run_stage(stage: Stage, shape: tuple[int, ...], order: list[Action]) -> None
     for action in order:
         m = action.microbatch
         if action.op == "F":
-            outputs[m] = stage.forward(m, normal(*shape, seed=m), key=m)
+            outputs[m] = stage.forward(m, {UNNAMED: normal(*shape, seed=m)}, key=m)[UNNAMED]
         elif action.op == "W":
             stage.backward_weights(m)
         else:
-            (stage.backward_input if apart else stage.backward)(m, normal(*outputs[m].shape, seed=50 + m))
+            (stage.backward_input if apart else stage.backward)(m, {UNNAMED: normal(*outputs[m].shape, seed=50 + m)})
 
 
 ORDERS = {
@@ -172,7 +172,7 @@ def test_evaluation_and_what_broke_off_leave_nothing(small) -> None:
     run_stage(stage, (4, 6), order[:4])
     sensitivity.clear()
     module.zero_grad()
-    stage.infer(normal(4, 6))
+    stage.infer({UNNAMED: normal(4, 6)})
     run_stage(stage, (4, 6), order)
     assert sensitivity.take() == expected
     assert sensitivity.take() is None  # nothing since

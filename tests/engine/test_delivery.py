@@ -181,7 +181,7 @@ def test_messages_before_sender_stop_are_delivered(mailbox):
     mailbox.put("now", 3, 1, ("a",), ("first",))
     mailbox.stop("now", 3, 1)
     assert mailbox.take(Receive(1, ("a",)), SOON_S) == ("first",)
-    with pytest.raises(SenderStoppedError, match="no message came from worker 1, which broke off"):
+    with pytest.raises(SenderStoppedError, match="worker 1 stopped before it sent a message"):
         mailbox.take(Receive(1, ("b",)), LATE_S)
 
 

@@ -506,7 +506,7 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
             "'digits-cnnn'. Did you mean `digits-cnn`? You can also give a config.json",
         ),
         (["digits-cnn", "--devices", "4xA100", "--layers", "3"], "describe a model, but digits-cnn is one already"),
-        ([*SMALL, "--devices", "4A100"], "`--devices` must be as 8xA100"),
+        ([*SMALL, "--devices", "4A100"], "`--devices` must look like 8xA100"),
         ([*SMALL, "--devices", "4xA10O"], "unknown GPU 'A10O'. Did you mean `A10G`?"),
         (
             [*SMALL, "--devices", "1xA100"],

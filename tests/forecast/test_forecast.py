@@ -310,7 +310,7 @@ def test_weight_gradient_share_is_counted_or_requested():
     assert any(note.startswith("Weight gradients take 50% of a backward") for note in found.notes)
     whole = Profile.uniform(4, 1.0, 2.0)
     with pytest.raises(
-        ConfigError, match="`profile` times each backward as a whole, but ZBH1 runs weight gradients apart"
+        ConfigError, match="`profile` times each backward as a whole, but ZBH1 runs weight gradients separately"
     ):
         forecast("digits-cnn", *QUICK, "schedule=ZBH1", profile=whole)
     notes = forecast("digits-cnn", *QUICK, profile=whole).notes
@@ -334,8 +334,8 @@ def test_the_verdict_is_the_devices():
     ("arguments", "sentence"),
     [
         (["nothing", "--device", "A100"], "Unknown recipe 'nothing'. Known: addition-gpt, digits-cnn"),
-        (["digits-cnn"], "Just one of `device` (T4, V100, "),
-        (["digits-cnn", "--device", "A100", "--profile", "p.json"], "Just one of `device` (T4, V100, "),
+        (["digits-cnn"], "Exactly one of `device` (T4, V100, "),
+        (["digits-cnn", "--device", "A100", "--profile", "p.json"], "Exactly one of `device` (T4, V100, "),
         (["digits-cnn", "--device", "TPU"], "`device` must be one of T4, V100"),
         (["digits-cnn", "--profile", "none.json"], "The profile 'none.json' must be readable"),
         (["digits-cnn", "--device", "A100", "--efficiency", "1.5"], "`efficiency` must be in (0, 1], but got 1.5."),

@@ -195,7 +195,7 @@ def test_notation() -> None:
         ({"sharding": "FSDP(4, 'never')"}, "`reshard_after` must be one of forward, backward, step"),
         ({"sharding": "FSDP(0)"}, "`shards` must be an integer of at least 1"),
         ({"sharding": "FSDQ(4)"}, "Did you mean `FSDP`?"),
-        ({"sharding": None}, "`parameter_bytes` and `units` are of sharded replicas"),
+        ({"sharding": None}, "`parameter_bytes` and `units` apply only to sharded replicas"),
         ({"gradient_bytes": 0.0}, "`sharding` needs `parameter_bytes` to gather and `gradient_bytes`"),
         ({"parameter_bytes": 0.0}, "`sharding` needs `parameter_bytes` to gather and `gradient_bytes`"),
     ],

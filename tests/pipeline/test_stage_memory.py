@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._pytree import tree_leaves
 
 from raysim.config import make_config
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.prepare import prepare
-from raysim.values import split
 from raysim.workloads.stage_costs import Alive
 
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
@@ -71,10 +72,8 @@ def peaks(engine):
 
             def run(*arguments):
                 with alive:
-                    for argument in arguments:
-                        for x in (
-                            (one for part in split(argument) for one in part.values()) if _is_value(argument) else ()
-                        ):
+                    for x in tree_leaves(arguments):
+                        if isinstance(x, torch.Tensor):
                             alive.add(x)
                     return action(*arguments)
 
@@ -91,10 +90,6 @@ def peaks(engine):
         alive.begin()
     engine.step(1)
     return [alive.most_made for alive in found]
-
-
-def _is_value(argument):
-    return hasattr(argument, "untyped_storage") or isinstance(argument, dict)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ SENTENCES = [
     "TopKk",
     "`cuts` and `gradients` must be left out for stages of a pipeline, which are cut already.",
     "All ranks must probe alike, but `every` on rank 1 is 2, and on rank 0 1.",
-    "Every stage must train a parameter, by which a probe counts steps, but stage 0 has none.",
+    "Every stage must train a parameter, since a probe counts steps by its updates, but stage 0 has none.",
 ]
 
 

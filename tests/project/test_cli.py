@@ -107,7 +107,7 @@ def test_divergence_is_reported_and_exits_with_1(tmp_path):
             "`--dashboard` is Ray's and needs `--engine` ray, but got inline.",
         ),
         (["digits-cnn", "--engine", "tpu"], "`engine` must be one of ray, inline, but got 'tpu'."),
-        (["digits-cnn", "--resume"], "`resume` needs `out`, the folder of the run to go on with."),
+        (["digits-cnn", "--resume"], "`resume` needs `out`, the folder of the run to resume."),
         (["digits-cnn", "--resume", "--out", "none"], "Nothing to resume: there is no run in none"),
         (["digits-cnn", "model.width=100000"], "`cnn` needs"),
         (

@@ -30,7 +30,11 @@ from raysim.training.rows import first_row
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md") if (ROOT / name).exists()),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "findings/README.md")
+        if (ROOT / name).exists()
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 

@@ -74,7 +74,7 @@ def called(tmp_path, monkeypatch):
         (["train", f"{LONG}.toml"], "File name too long"),
         ([*ON_A100, "far.csv"], "Every pair of hosts must have a link"),
         ([*ON_A100, "endless.csv"], "it is no regular file"),
-        ([*ON_A100, "deep.toml"], "it has more than 50 brackets in each other (in 'deep.toml')"),
+        ([*ON_A100, "deep.toml"], "its brackets are nested more than 50 deep (in 'deep.toml')"),
         ([*ON_A100, LONG], "A network is a preset"),
         ([*ON_A100, "1gbps", "model.width=2000000000"], "cannot be made with model.width="),
         ([*ON_A100, "1gbps", "--json", LONG], "File name too long"),

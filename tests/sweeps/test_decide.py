@@ -168,7 +168,7 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
     [
         (None, "[", "Expecting value"),
         (None, "[]", "it holds no object."),
-        (None, "[" * 100_000, "it has more than 50 brackets in each other."),
+        (None, "[" * 100_000, "its brackets are nested more than 50 deep."),
         ("question", [1], "`question` must be a valid dictionary, but got [1]."),
         ("ended", "soon", "`ended` must be '', 'priced', 'screened' or 'raced', but got 'soon'."),
         ("ended", "priced", "`dense_step_s` and `parts` must be those of a step, since prices have ended."),
@@ -214,7 +214,7 @@ def test_a_damaged_decision_is_not_resumed(tmp_path, key, value, sentence):
         (["digits-cnn", "--profile", "nowhere.json"], "nowhere.json"),
         (["digits-cnn", "--device", "T4", "--profile", "x.json"], "`--device` and `--profile` both say"),
         (["digits-cnn", "--transport", "tcp"], "`--transport`"),
-        (["digits-cnn", "--try", "TopK(0.1)"], "`--try` must be as 'forward=TopK(0.1)"),
+        (["digits-cnn", "--try", "TopK(0.1)"], "`--try` must look like 'forward=TopK(0.1)"),
         (["digits-cnn", "--try", "replica_gradient=PowerSGD(2)"], "needs replicas, but the run has one"),
         (["digits-cnn", "--try", "tied_gradient=PowerSGD(2)"], "needs parameters that are tied between stages"),
         (["digits-cnn", "--resume"], "`--resume` needs `--out`"),

@@ -184,9 +184,9 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         (
             {"baselines": [{"name": "dense", "params": {"forward": "Identity", "bits": 3}}]},
-            "`params` of the baseline dense must be a point of the space: `bits` is not asked for.",
+            "`params` of the baseline dense must be a point of the space: the space does not use `bits`.",
         ),
-        ({"baselines": [{"name": "dense"}]}, "The baseline dense must have just one of `params` and `set`."),
+        ({"baselines": [{"name": "dense"}]}, "The baseline dense must have exactly one of `params` and `set`."),
         (
             {"baselines": [{"name": "dense", "set": {"forward": "Quantize(9)"}}]},
             "The baseline dense: `forward`: `bits` must be an integer from 1 to 8",

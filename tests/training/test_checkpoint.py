@@ -123,7 +123,7 @@ def test_killed_write_leaves_whole_checkpoint_or_none(tmp_path: Path, place: int
 def damage(path: Path, how: str) -> str:
     """Damage a checkpoint; return what the sentence must say after its path."""
     file, manifest = path / "worker-1.safetensors", path / "manifest.json"
-    written = "worker-1.safetensors is not what was written."
+    written = "worker-1.safetensors has changed since it was written."
     match how:
         case "truncated":
             file.write_bytes(file.read_bytes()[:-1])

@@ -101,7 +101,7 @@ def test_resume_without_complete_records_is_refused_unchanged(runs, tmp_path, ho
     shutil.copytree(broken, folder)
     damage(folder / "parts" / "steps-00000.parquet", how)
     before = parts(folder)
-    with pytest.raises(ConfigError, match=r"^No checkpoint in .* is whole with its records\. ") as error:
+    with pytest.raises(ConfigError, match=r"^No checkpoint in .* is intact\. ") as error:
         train(config, engine="inline", out=folder, resume=True)
     assert "steps-00000.parquet" in str(error.value)
     assert "\n" not in str(error.value)

@@ -13,6 +13,7 @@ from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage import Stage
 from raysim.schedules import OneFOneB, Unflushed
 from raysim.schedules.weights import parse_weights
+from raysim.values import UNNAMED
 
 variants = pytest.mark.parametrize("text", VARIANTS)
 delayed = pytest.mark.parametrize("text", DELAYED)
@@ -209,7 +210,7 @@ def test_pipemare_goes_back_through_corrected_weights(small, recompute) -> None:
         if u % 4 == 0:
             stage.begin(u // 4)
         read = stage.versions.of_forward(u % 4)
-        stage.forward(u % 4, inputs[u], 0)
+        stage.forward(u % 4, {UNNAMED: inputs[u]}, 0)
         newest = {name: x.detach().clone() for name, x in module.named_parameters()}
         if before is not None:
             movement = {
@@ -219,7 +220,7 @@ def test_pipemare_goes_back_through_corrected_weights(small, recompute) -> None:
         w = {name: x - 2 * movement.get(name, 0) for name, x in newest.items()}
         hidden = torch.tanh(inputs[u] @ read["0.weight"].T + read["0.bias"])
         inner = (sent[u] @ w["2.weight"]) * (1 - hidden**2)
-        torch.testing.assert_close(stage.backward(u % 4, sent[u]), inner @ w["0.weight"])
+        torch.testing.assert_close(stage.backward(u % 4, {UNNAMED: sent[u]})[UNNAMED], inner @ w["0.weight"])
         torch.testing.assert_close(stage.gradients()["2.weight"], sent[u].T @ hidden)
         torch.testing.assert_close(stage.gradients()["0.weight"], inner.T @ inputs[u])
         stage.update(0.1)

@@ -19,7 +19,7 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import prepare
 from raysim.random import derive_key
-from raysim.values import join, split, split_one
+from raysim.values import argument_of, floats, only_float, value_of
 from raysim.workloads.data import Data, DataShape, batch_ids
 from raysim.workloads.hf_layers import chain, original_names
 from raysim.workloads.hf_model import hf, load_model
@@ -514,8 +514,8 @@ def test_estimated_saved_memory_equals_autograd():
         parts = partition(layers, shape, num_stages=2, batch=2)
         x, targets = example(shape, 2)
         for stage, module in enumerate(parts.stages):
-            x, name, beside = split_one(x)
-            x = join({name: x.detach().requires_grad_(stage > 0)}, beside)
+            name, hidden = only_float(value_of(x))
+            x = argument_of({**value_of(x), name: hidden.detach().requires_grad_(stage > 0)})
             kept = {}
             held = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
 
@@ -529,7 +529,7 @@ def test_estimated_saved_memory_equals_autograd():
                 y = module(x)
                 if stage == 1:
                     loss = nn.functional.cross_entropy(y.flatten(0, -2), targets.flatten())
-            for tensor in [*split(x)[0].values(), *([loss] if stage == 1 else split(y)[0].values())]:
+            for tensor in [*floats(value_of(x)).values(), *([loss] if stage == 1 else floats(value_of(y)).values())]:
                 keep(tensor)
             saved = sum(size for size, _ in kept.values())
             assert saved == pytest.approx(parts.footprints()[stage].saved, rel=0.1), (family, stage)

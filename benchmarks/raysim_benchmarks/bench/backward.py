@@ -16,7 +16,7 @@ from torch import Tensor
 from raysim.config import RunConfig, read_config
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage import Stage
-from raysim.values import only
+from raysim.values import UNNAMED, Value
 from raysim_benchmarks.harness import Comparison, alternate, print_comparisons, torch_threads
 from raysim_benchmarks.workload import bench_config
 
@@ -44,7 +44,7 @@ def _runs(config: RunConfig, pairs: int) -> Iterator[list[dict[str, float]]]:
     workload = prepare(config)
     plan, data, last = workload.plan, workload.data.train, workload.plan.num_stages - 1
     epoch, ids = plan.microbatch(0, 0)
-    x = data.inputs(ids, epoch, config.seed, True)
+    x = {UNNAMED: data.inputs(ids, epoch, config.seed, True)}
     with torch_threads(config.threads_per_stage):
         for i, module in enumerate(workload.modules):
             joint, parted = (
@@ -65,17 +65,17 @@ def _runs(config: RunConfig, pairs: int) -> Iterator[list[dict[str, float]]]:
                 | {"parts": sum(turn["parts"])}
                 for turn in alternate(sides, pairs, warm_up=WARMUP)
             ]
-            x = only(joint.forward(0, x, 0, targets))
+            x = joint.forward(0, x, 0, targets)
 
 
-def _joint(stage: Stage, x: Tensor, targets: Tensor | None) -> tuple[float, ...]:
+def _joint(stage: Stage, x: Value, targets: Tensor | None) -> tuple[float, ...]:
     gradient = _gradient(stage, x, targets)
     start = time.thread_time()
     stage.backward(0, gradient)
     return (time.thread_time() - start,)
 
 
-def _parts(stage: Stage, x: Tensor, targets: Tensor | None) -> tuple[float, ...]:
+def _parts(stage: Stage, x: Value, targets: Tensor | None) -> tuple[float, ...]:
     gradient = _gradient(stage, x, targets)
     start = time.thread_time()
     stage.backward_input(0, gradient)
@@ -84,7 +84,7 @@ def _parts(stage: Stage, x: Tensor, targets: Tensor | None) -> tuple[float, ...]
     return middle - start, time.thread_time() - middle
 
 
-def _gradient(stage: Stage, x: Tensor, targets: Tensor | None) -> Tensor | None:
+def _gradient(stage: Stage, x: Value, targets: Tensor | None) -> Value | None:
     """Run the forward and return a gradient of its output, or the loss for the last stage (with targets)."""
-    y = only(stage.forward(0, x, 0, targets))
-    return torch.randn_like(y) if targets is None else None
+    y = stage.forward(0, x, 0, targets)[UNNAMED]
+    return {UNNAMED: torch.randn_like(y)} if targets is None else None

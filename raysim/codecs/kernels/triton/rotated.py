@@ -178,7 +178,7 @@ def decode_rows(
     codes: Tensor, scales: Tensor, values: Tensor, positions: Tensor, center: Tensor, form: Form, dtype: torch.dtype,
     error: Exception,
 ) -> Tensor:  # fmt: skip
-    """Return the flat tensor of a packet's arrays; raises `error` when the open flight lands."""
+    """Return the flat tensor of a packet's arrays; raises `error` when the pending transfers complete."""
     if form.width > _WIDEST:
         return rotated.decode_rows(codes, scales, values, positions, center, form, dtype, error)
     out, bad = torch.empty(form.rows * form.width, dtype=dtype, device=codes.device), flag(codes.device)

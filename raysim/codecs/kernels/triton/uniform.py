@@ -166,7 +166,7 @@ def quantize(
 def dequantize(
     codes: np.ndarray, low: np.ndarray, high: np.ndarray, coding: Coding, dtype: torch.dtype, device: torch.device | str
 ) -> Tensor:
-    """Return the flat values of packed codes, saturating for 16-bit dtypes; raises `error` when the open flight lands."""
+    """Return the flat values of packed codes, saturating for 16-bit dtypes; raises `error` when the pending transfers complete."""
     layout, levels, error = coding
     packed, out = to_tensor(codes, torch.uint8, device), torch.empty(layout.numel, dtype=dtype, device=device)
     least, greatest = (to_tensor(end, torch.int32, device) for end in (low, high))
