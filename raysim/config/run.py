@@ -78,7 +78,7 @@ class RunConfig(RunFields):
             ends = of_replica(self.forward, replica), of_replica(self.backward, replica)
             if repr(ends) not in known:
                 known[repr(ends)] = [
-                    pairs_of(*ends, i, tensors and tensors[i], shared_indices=self.shared_indices)
+                    pairs_of(*ends, i, tensors[i] if tensors else None, shared_indices=self.shared_indices)
                     for i in range(self.stages - 1)
                 ]
             of_replicas.append(known[repr(ends)])
