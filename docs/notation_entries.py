@@ -71,9 +71,6 @@ ENTRIES = {
         "Epilogue": Entry(
             "Epilogue(LowRank(4))", "Backward links: compresses only messages not hidden by computation."
         ),
-        "GraVAC": Entry(
-            "GraVAC(ladder='bits')", "A link whose best strength is unknown or changes during training. Needs a clock."
-        ),
     },
     "replica method": {
         "Gathered": Entry(

@@ -92,7 +92,7 @@ def check_compressor(compressor: Compressor, direction: str = "forward", steps: 
             x = torch.randn(4, 6, 8, generator=draw)
             before, held = _bits(x), _content(sender)
             ids = tuple(range(4 * microbatch, 4 * microbatch + 4))
-            context = Context(direction, step, step, microbatch, ids, num_stages=2, key=_KEY + step)
+            context = Context(direction, step, step, microbatch, ids, key=_KEY + step)
             packet, changes = compressor.encode(x, sender, context)
             again, _ = compressor.encode(x, sender, context)
             _require(_bits(x) == before, f"{written} changes the tensor that it encodes")

@@ -15,6 +15,7 @@ from raysim.sweeps.study import Baseline, Study
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial_rows import Rows, TrialRow, best_trials
 
+CHOSEN = "trial-"  # before a chosen trial's number, in the name of its baseline
 MOST = 5  # settings to confirm: each more costs power, and as many runs as there are held-out seeds
 
 
@@ -73,7 +74,7 @@ def confirmation(study: Study, picked: list[TrialRow]) -> Study:
     dense = study.dense
     assert dense is not None
     baselines = [Baseline(dense.name, set=study.overrides_at(dense.params, dense.name))]
-    baselines += [Baseline(f"trial-{row.trial}", set=study.overrides_at(row.params)) for row in picked]
+    baselines += [Baseline(f"{CHOSEN}{row.trial}", set=study.overrides_at(row.params)) for row in picked]
     return replace(
         study,
         name=f"{study.name}-{CONFIRMATION}",
@@ -86,3 +87,9 @@ def confirmation(study: Study, picked: list[TrialRow]) -> Study:
         confirm=0,
         screen=False,
     )
+
+
+def chosen_trials(study: Study) -> list[int]:
+    """Return the numbers of the trials that a confirmation's study names."""
+    names = [baseline.name for baseline in study.baselines]
+    return [int(name.removeprefix(CHOSEN)) for name in names if name.startswith(CHOSEN)]

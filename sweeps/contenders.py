@@ -97,6 +97,16 @@ def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Set
                 each.outcome, each.reason = SET_ASIDE, "others race that are a little faster, and do a little less harm"
 
 
+def fastest_pair(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the fastest setting of links together with the fastest method of replicas, which may gain more than either."""
+    links = [each for each in candidates if each.setting.replica_gradient == SAME]
+    methods = [each for each in candidates if each.setting.replica_gradient != SAME]
+    if not links or not methods:
+        return []
+    best, method = (max(some, key=lambda each: each.speedup or 0.0) for some in (links, methods))
+    return [Candidate(best.setting._replace(replica_gradient=method.setting.replica_gradient))]
+
+
 def _harms(candidate: Candidate, by_loss: bool) -> tuple[float, ...]:
     error, difference = candidate.error, candidate.difference
     assert error is not None

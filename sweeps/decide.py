@@ -8,21 +8,32 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import tomli_w
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    InstanceOf,
+    ValidationError,
+    model_validator,
+)
 
 from raysim.config import ConfigError, RunConfig, make_config
-from raysim.forecast.advise import PAYS
+from raysim.config.reading import first_error
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
-from raysim.forecast.gains import Way, coded, limit, other_ways, parts_of, priced
+from raysim.forecast.gains import Alternative, coded, forecast_parts, limit, other_ways, priced
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.prepare import prepare
@@ -31,20 +42,17 @@ from raysim.screening.outputs import study_of, write_records
 from raysim.screening.screen import Screen, dense_of, screen, words
 from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
+from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
-from raysim.sweeps.contenders import Candidate, choose
-from raysim.sweeps.decision_file import read_decision
+from raysim.sweeps.contenders import Candidate, choose, fastest_pair, nested
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study, as_toml, check_same
 from raysim.sweeps.study_file import read_study
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 FILE, SCREEN, STUDY, RACE, COMPUTE = "decision.json", "screen", "study.toml", "race", "compute.json"
 RECORDED_STEPS = 1
-PRICED, SCREENED, RACED = "priced", "screened", "raced"
-"""What has ended, in order."""
+Ended: TypeAlias = Literal["", "priced", "screened", "raced"]
+"""The last part that ended."""
 MOST_WAYS = 6
 SENT = ("links", "averaging")
 """Causes of a step's time that compression shortens."""
@@ -77,33 +85,39 @@ class Question:
         return {key: value for key, value in own.items() if value not in (None, [])}
 
 
-@dataclass
-class DecisionState:
-    """The state of a decision in its folder."""
+class DecisionState(BaseModel):
+    """A decision in its folder, with all that `decision.json` keeps of it."""
 
-    question: Question
-    store: Store
-    ended: str = ""
-    """The last part that ended."""
-    candidates: list[Candidate] = field(default_factory=list)
-    dense_s: float = 0.0
-    """Dense's step on the network, as priced."""
-    limit: float = 1.0
-    """The speed-up if messages of links weighed nothing."""
-    parts: Parts | None = None
-    """Dense's step by cause."""
-    ways: list[Way] = field(default_factory=list)
-    """Other ways to run the training, best first."""
-    findings: list[str] = field(default_factory=list)
-    """Of the screen, in sentences."""
-    sentences: list[str] = field(default_factory=list)
+    model_config = ConfigDict(populate_by_name=True)
+
+    question: InstanceOf[Question] = Field(exclude=True)
+    store: InstanceOf[Store] = Field(exclude=True)
+    ended: Ended = ""
+    sentences: list[str] = Field(default=[], alias="decision")
     """The decision; empty before it."""
     code: str = ""
     """Lines for another training loop; empty for dense."""
+    dense_s: FiniteFloat = Field(default=0.0, ge=0, alias="dense_step_s")
+    """Dense's step on the network, as priced."""
+    limit: FiniteFloat = Field(default=1.0, gt=0, alias="most_speedup")
+    """The speed-up if messages of links weighed nothing."""
+    parts: Parts | None = None
+    """Dense's step by cause."""
+    ways: list[Alternative] = []
+    """Other ways to run the training, best first."""
+    findings: list[str] = []
+    """Of the screen, in sentences."""
+    candidates: list[Annotated[Candidate, BeforeValidator(nested)]] = []
     settled: bool = False
     """True if the race has nothing left to decide."""
-    spent_s: float = 0.0
+    spent_s: FiniteFloat = Field(default=0.0, ge=0)
     """Before the race."""
+
+    @model_validator(mode="after")
+    def _has_a_step(self) -> Self:
+        if self.ended and (self.parts is None or not self.dense_s):
+            raise ValueError("`dense_step_s` and `parts` must be those of a step, since prices have ended.")
+        return self
 
     @classmethod
     def begin(cls, question: Question, out: str, *, resume: bool) -> DecisionState:
@@ -119,12 +133,12 @@ class DecisionState:
         if resume:
             if not store.fetch_file(FILE):
                 raise ConfigError(f"Nothing to resume: there is no decision in {store.out}.")
-            return cls(question, store)._read()
+            return cls._read(question, store)
         if not store.is_empty():
             raise ConfigError(
                 f"The folder {store.out} is not empty. Give another `--out`, or `--resume` the decision in it."
             )
-        return cls(question, store)
+        return cls(question=question, store=store)
 
     @property
     def compute(self) -> Path | None:
@@ -156,7 +170,7 @@ class DecisionState:
         return [each for each in self.candidates if each.open]
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: Ended) -> Iterator[None]:
         """Store the results of a part, and its seconds."""
         began_s = time.monotonic()
         yield
@@ -166,7 +180,7 @@ class DecisionState:
     def price(self, say: Callable[[str], None]) -> None:
         """Price dense, all candidates, and other ways to run the training, without training; raises ConfigError."""
         question, config = self.question, self.question.config
-        with self.part(PRICED):
+        with self.part("priced"):
             say(f"{config.name}: dense and its settings are priced on {question.network!r}, without training.")
             dense = self._dense(config)
             if not dense.tied and any(each.tied_gradient != SAME for each in question.tried):
@@ -175,7 +189,7 @@ class DecisionState:
                 )
             settings = every(config.stages, config.num_replicas, config.steps, question.tried, tied=bool(dense.tied))
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
-            self.parts = parts_of(dense, question.network)
+            self.parts = forecast_parts(dense, question.network)
             self.candidates = self._priced(settings, dense)
             if not self.left or max(self.parts._asdict().items(), key=lambda each: each[1])[0] not in SENT:
                 self.ways = other_ways(dense, question.network, device=question.device)[:MOST_WAYS]
@@ -236,7 +250,7 @@ class DecisionState:
     def screen(self, say: Callable[[str], None]) -> None:
         """Measure the remaining candidates on the model's weights, drop hopeless ones, and write the study."""
         question = self.question
-        with self.part(SCREENED):
+        with self.part("screened"):
             tried = [each for each in dict.fromkeys(each.screened for each in self.left) if each != Setting()]
             config, plan = question.config, None
             if tried:
@@ -252,7 +266,7 @@ class DecisionState:
                 )
                 self._take(done)
                 plan = done.plan
-            self._add_pair()
+            self.candidates += fastest_pair(self.left)
             settings = [each.setting for each in self.left]
             if settings:
                 values = study_of(
@@ -282,15 +296,6 @@ class DecisionState:
             )
         choose(self.candidates, by_loss=knows, kept=self.question.tried)
 
-    def _add_pair(self) -> None:
-        """Add the fastest setting of links together with the fastest method of replicas, which may gain more than either."""
-        links = [each for each in self.left if each.setting.replica_gradient == SAME]
-        methods = [each for each in self.left if each.setting.replica_gradient != SAME]
-        if links and methods:
-            best, method = (max(some, key=lambda each: each.speedup or 0.0) for some in (links, methods))
-            pair = best.setting._replace(replica_gradient=method.setting.replica_gradient)
-            self.candidates.append(Candidate(pair))
-
     def study(self, budget: Budget) -> Study:
         """Return the study of the remaining candidates and budget; raises ConfigError."""
         left_s = budget.seconds - (0.0 if budget.of_gpus else self.spent_s)
@@ -313,25 +318,30 @@ class DecisionState:
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the decision for JSON."""
-        return {
-            "question": self.question.as_mapping(),
-            "ended": self.ended,
-            "decision": self.sentences,
-            "code": self.code,
-            "dense_step_s": self.dense_s,
-            "most_speedup": self.limit,
+        own = {
             "parts": self.parts and self.parts._asdict(),
             "ways": [each._asdict() for each in self.ways],
-            "findings": self.findings,
             "candidates": [each.as_mapping() for each in self.candidates],
-            "settled": self.settled,
-            "spent_s": self.spent_s,
         }
+        return {"question": self.question.as_mapping(), **self.model_dump(by_alias=True), **own}
 
-    def _read(self) -> DecisionState:
-        """Return the decision with what the folder holds; raises ConfigError if it is of another question."""
-        question, kept = read_decision(self.store.local / FILE)
-        asked = self.question.as_mapping()
-        for key in sorted(question.keys() | asked.keys()):
-            check_same(key, question.get(key), asked.get(key))
-        return replace(self, **kept)
+    @classmethod
+    def _read(cls, question: Question, store: Store) -> Self:
+        """Return the decision that a folder holds; raises ConfigError if it is damaged, or of another question."""
+        file = store.local / FILE
+        try:
+            values = parse_json(read_text(file))
+            if not isinstance(values, dict):
+                raise ValueError("it holds no object")
+            if missing := sorted({each.alias or name for name, each in cls.model_fields.items()} - {"store", *values}):
+                raise ValueError(f"it lacks `{missing[0]}`")
+            old, asked = values["question"], question.as_mapping()
+            if not isinstance(old, dict):
+                raise ValueError(f"`question` must be a valid dictionary, but got {old!r}")
+            decision = cls.model_validate(values | {"question": question, "store": store})
+        except (OSError, ValueError) as error:
+            reason = first_error(error) if isinstance(error, ValidationError) else f"{error}."
+            raise ConfigError(f"Nothing to resume: {file} cannot be read: {reason}") from None
+        for key in sorted(old.keys() | asked.keys()):
+            check_same(key, old.get(key), asked.get(key))
+        return decision

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
-from raysim.analysis.report.words import against_dense, answer_for, speedup
-from raysim.forecast.advise import PAYS
+from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
-from raysim.forecast.gains import Way
+from raysim.forecast.gains import Alternative
+from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
-from raysim.sweeps.decide import RACED, DecisionState
+from raysim.sweeps.decide import DecisionState
 from raysim.units import format_bytes, format_seconds, plural, three_digits
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
     from raysim.sweeps.search import RaceSearch
 
-GAIN = f"{PAYS - 1:.0%}".replace("%", " %")
 CAUSES = {
     "latency": "Latency takes the time, not bytes",
     "compute": "Compute takes the time, not the network",
@@ -54,7 +53,7 @@ def step_causes(parts: Parts, step_s: float, network: Network) -> str:
     return f"On {network!r} a dense step takes {format_seconds(step_s)}: {causes}."
 
 
-def way_words(way: Way) -> str:
+def way_words(way: Alternative) -> str:
     """Return another way to run the training in a line, with its keys."""
     keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
     return (
@@ -133,7 +132,7 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
     rounds = cast("RaceSearch", sweep.search).rounds
     decision.settled = not rounds.running and not rounds.undecided
-    decision.ended = RACED
+    decision.ended = "raced"
     decision.write()
 
 

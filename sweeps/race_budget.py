@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.race import RUNGS
 from raysim.analysis.comparison.race_plan import SEEDS, FreshStanding, Standing, best, simulate_races
-from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after
+from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after, seeds_to_decide
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
 from raysim.units import plural

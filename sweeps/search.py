@@ -10,7 +10,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -19,10 +18,7 @@ from ray.tune.search import Searcher
 
 from raysim.analysis.comparison.race import RUNGS, Race, RaceExit
 from raysim.analysis.comparison.race_plan import usual_spread
-from raysim.analysis.data import ReplayError
-from raysim.analysis.runs.prices import in_company
 from raysim.config import RunConfig
-from raysim.plugins import trusting
 from raysim.records import Run
 from raysim.sweeps.budget import Spending
 from raysim.sweeps.ledger import Ledger
@@ -30,7 +26,15 @@ from raysim.sweeps.race_budget import RaceBudget
 from raysim.sweeps.race_rounds import RaceRounds, RunPart
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import TrialOutcome, TrialSpec, forecast_values, part_steps, run_folder, trial_figures
+from raysim.sweeps.trial import (
+    TrialOutcome,
+    TrialSpec,
+    finished_outcome,
+    forecast_values,
+    part_steps,
+    step_costs,
+    trial_folder,
+)
 from raysim.sweeps.trial_rows import TrialRow
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
@@ -175,12 +179,7 @@ class RaceSearch(LedgerSearch):
         row = self.ledger.rows[task.trial]
         spec = self._spec(row, self._configs[task.trial])
         row.seeds = rounds.trained_seeds(task.trial)
-        runs = replace(spec, seeds=tuple(row.seeds)).runs()
-        if row.ended:  # for more seeds than its verdict, or than in an earlier session
-            row.runs = runs
-            self.ledger.rows.write()
-        else:
-            self.ledger.begin(row, runs)
+        self.ledger.begin(row, replace(spec, seeds=tuple(row.seeds)).runs())
         self._rows[trial_id], self._parts[trial_id] = row, task
         return {"trial": replace(spec, seeds=(task.seed,), objectives=(), watched=False, until=task.share)}
 
@@ -197,7 +196,7 @@ class RaceSearch(LedgerSearch):
         config = self._configs[trial]
         if not config.checkpoint_every_steps and config.checkpoint_at_steps is None:
             for seed in seeds:
-                self._store.drop_checkpoints(run_folder(trial, seed))
+                self._store.drop_checkpoints(trial_folder(trial, seed))
 
     def _end(self, row: TrialRow, outcome: TrialOutcome) -> None:
         if outcome.status in ("failed", "diverged", "pruned"):
@@ -222,10 +221,9 @@ class RaceSearch(LedgerSearch):
             row = suggestion[0]
             row.seeds = row.seeds if row.runs else []
             self.ledger.begin(row, row.runs)
-        for row in self.ledger.rows:
-            if row.notation:
-                self._configs[row.trial] = study.config(study.overrides_at(row.params, row.name))
-        rows = [row for row in self.ledger.rows if row.same_as is None and row.notation]
+        drawn = [row for row in self.ledger.rows if row.notation]
+        self._configs = {row.trial: study.config(study.overrides_at(row.params, row.name)) for row in drawn}
+        rows = [row for row in drawn if row.same_as is None]
         assert study.race is not None
         assert study.dense is not None
         dense = next(row.trial for row in rows if row.name == study.dense.name)
@@ -243,21 +241,13 @@ class RaceSearch(LedgerSearch):
         )
 
     def _run_of(self, trial: int, seed: int) -> Run:
-        return Run(self._store.place() / run_folder(trial, seed))
+        return Run(self._store.place() / trial_folder(trial, seed))
 
     def _cost_of(self, trials: Sequence[int]) -> Mapping[int, float]:
-        """Return each trial's cost per step by the study's first objective that is not a quality; 0 without one."""
+        """Return each trial's cost of a step, by its first seed."""
         study = self.ledger.study
-        cost = next((each for each in study.objectives if not each.evaluates), None)
-        if cost is None:
-            return dict.fromkeys(trials, 0.0)
         runs = [self._run_of(trial, self.ledger.rows[trial].seeds[0]) for trial in trials]
-        if cost.network is not None:
-            with suppress(ReplayError), trusting(*study.modules):  # no profiled step yet: bytes are known at once
-                replays = in_company(runs, compute=study.compute, transport=cost.transport)
-                steps_s = [replay.step_s([cost.network])[0].value for replay in replays]
-                return dict(zip(trials, steps_s, strict=True))
-        return {trial: float(run.steps["wire_bytes"].mean()) for trial, run in zip(trials, runs, strict=True)}
+        return dict(zip(trials, step_costs(study.objectives, runs, study.compute, study.modules), strict=True))
 
     def _next_tasks(self) -> list[RunPart]:
         """Return the parts of the next round, planning first if there is a budget."""
@@ -349,12 +339,7 @@ class RaceSearch(LedgerSearch):
         """End the row of a trial trained on all of its seeds."""
         study, seconds = self.ledger.study, self._seconds(row)
         runs = [self._run_of(row.trial, seed) for seed in row.seeds]
-        try:
-            outcome = TrialOutcome(
-                "finished", seconds, None, trial_figures(study.objectives, runs, study.compute, study.modules)
-            )
-        except ValueError as error:  # ReplayError among them
-            outcome = TrialOutcome("failed", seconds, str(error), {})
+        outcome = finished_outcome(study.objectives, runs, study.compute, study.modules, seconds)
         if row.ended:
             row.figures, row.seconds = outcome.figures, outcome.seconds
             self.ledger.rows.write()

@@ -192,7 +192,7 @@ def grid_points(space: SpaceFunction) -> list[dict[str, Choice]]:
 
     Raises ConfigError if a range has no step, or if there are too many points.
 
-    >>> points(Space({"forward": ["Identity", "TopK({density})"]}, {"density": [0.5, 0.1]}))[1:]
+    >>> grid_points(Space({"forward": ["Identity", "TopK({density})"]}, {"density": [0.5, 0.1]}))[1:]
     [{'forward': 'TopK({density})', 'forward.density': 0.5}, {'forward': 'TopK({density})', 'forward.density': 0.1}]
     """
     grid = list(islice(_walks(space), MOST_POINTS + 1))

@@ -72,10 +72,10 @@ class TrialSpec:
 
     def runs(self) -> list[str]:
         """Return the folders of the seeds' runs, relative to the study's."""
-        return [run_folder(self.number, seed) for seed in self.seeds]
+        return [trial_folder(self.number, seed) for seed in self.seeds]
 
 
-def run_folder(trial: int, seed: int) -> str:
+def trial_folder(trial: int, seed: int) -> str:
     """Return the folder of a trial's run, relative to the study's."""
     return f"trials/{trial}-s{seed}"
 
@@ -124,7 +124,7 @@ class SweepTrial(tune.Trainable):
         """Yield the reports to Tune, the outcome last."""
         spec, runs, seconds = self._spec, list[Run](), 0.0
         began = time.monotonic()
-        status, error, reached = "finished", None, dict[str, Figure]()
+        status, error = "finished", None
         for i, (seed, name) in enumerate(zip(spec.seeds, spec.runs(), strict=True)):
             try:
                 folder = yield from self._train(seed, name, i)
@@ -154,11 +154,11 @@ class SweepTrial(tune.Trainable):
                 status, error = "diverged", _of_seed(seed, spec.seeds, str(run.row["error"]))
                 break
         if status == "finished" and spec.objectives:
-            try:
-                reached = trial_figures(spec.objectives, runs, spec.compute, modules_in(repr(spec.config.flat())))
-            except ValueError as failure:  # ReplayError among them
-                status, error = "failed", str(failure)
-        yield {"done": True, "outcome": TrialOutcome(status, seconds, error, reached)}
+            modules = modules_in(repr(spec.config.flat()))
+            outcome = finished_outcome(spec.objectives, runs, spec.compute, modules, seconds)
+        else:
+            outcome = TrialOutcome(status, seconds, error, {})
+        yield {"done": True, "outcome": outcome}
 
     def _train(self, seed: int, name: str, i: int) -> Generator[dict[str, Any], None, Path]:
         """Train the `i`-th seed, or continue its run; return its folder."""
@@ -241,6 +241,32 @@ def trial_figures(
         return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
 
     return figures(objectives, runs, replays)
+
+
+def finished_outcome(
+    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str], seconds: float
+) -> TrialOutcome:
+    """Return the outcome of a trial trained to its end: failed if its steps cannot be priced."""
+    try:
+        return TrialOutcome("finished", seconds, None, trial_figures(objectives, runs, compute, modules))
+    except ValueError as error:  # ReplayError among them
+        return TrialOutcome("failed", seconds, str(error), {})
+
+
+def step_costs(
+    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
+) -> list[float]:
+    """Return the cost of each run's step by the first objective that is not a quality; 0 without one."""
+    from raysim.analysis import ReplayError, in_company
+
+    cost = next((each for each in objectives if not each.evaluates), None)
+    if cost is None:
+        return [0.0] * len(runs)
+    if cost.network is not None:
+        with suppress(ReplayError), trusting(*modules):  # no profiled step yet: bytes are known at once
+            replays = in_company(runs, compute=compute, transport=cost.transport)
+            return [replay.step_s([cost.network])[0].value for replay in replays]
+    return [float(run.steps["wire_bytes"].mean()) for run in runs]
 
 
 def forecast_values(

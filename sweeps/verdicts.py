@@ -15,8 +15,8 @@ from rich.table import Table
 from raysim import analysis
 from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
 from raysim.analysis.comparison.choice import divergence
-from raysim.analysis.comparison.power import chance_of_safe, paired_spread
-from raysim.analysis.comparison.rule import RULE, SKILL
+from raysim.analysis.comparison.contexts import paired_spread
+from raysim.analysis.comparison.rule import RULE, SKILL, chance_of_safe
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
@@ -26,6 +26,7 @@ from raysim.console import PlainConsole
 from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of
 from raysim.records import Run
+from raysim.sweeps.confirm import chosen_trials
 from raysim.sweeps.objectives import Figure, Objective
 from raysim.sweeps.progress import format_figure
 from raysim.sweeps.trial_rows import TrialRow, best_trials
@@ -203,13 +204,8 @@ def _show_verdicts(console: Console, results: analysis.Results, compute: str, *,
 
 def show_power(sweep: Sweep, confirmation: Sweep) -> None:
     """Print the chance that a confirmation calls a setting safe, from the spread over seeds in the sweep."""
-    prefix = "trial-"
-    chosen = {
-        int(baseline.name.removeprefix(prefix))
-        for baseline in confirmation.study.baselines
-        if baseline.name.startswith(prefix)
-    }
-    runs = [name for row in sweep.rows if row.trial in chosen for name in row.runs]
+    chosen = chosen_trials(confirmation.study)
+    runs = [name for number in chosen for name in sweep.rows[number].runs]
     spread = paired_spread(analysis.load(sweep.store.out), runs)
     seeds, count = confirmation.study.seeds, len(chosen)
     text = f"{plural(count, 'setting')} will be compared with dense on held-out seeds {listed(seeds)}."

@@ -16,7 +16,7 @@ import pandas as pd
 from raysim.analysis.comparison.choice import VERDICTS, outcome_columns
 from raysim.analysis.comparison.contexts import ComparedRuns, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, PairedSample, judge
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
+from raysim.analysis.data.settings import compared_keys
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import Setting, plain
 
@@ -91,7 +91,7 @@ class BranchFamily:
 def families(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[BranchFamily]:
     """Return the branches of each dense run of `results`."""
     rows = {str(row["run"]): row for row in results.runs.to_dict("records")}
-    alike = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, *_LENGTH, "seed"}]
+    alike = compared_keys(results.keys, besides=_LENGTH)
     groups: dict[tuple[str, ...], list[tuple[int, BranchPart]]] = {}
     for context in contexts(results, quality=quality, margin=margin):
         row = rows[str(context.rows["run"].iloc[0])]

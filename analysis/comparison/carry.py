@@ -32,6 +32,27 @@ _COLUMNS = (
 )
 
 
+class Asked(NamedTuple):
+    """The model to which harm is carried."""
+
+    parameters: float
+    tokens: float | None = None
+    """By default those of the family's sizes, continued."""
+    stages: int | None = None
+    """By default as many as at the nearest size."""
+    trained: bool = False
+    """True if it starts from trained weights."""
+
+    def check(self) -> None:
+        """Raise AnalysisError if a number is not positive."""
+        for name, value, what in (("at", self.parameters, "parameters"), ("tokens", self.tokens, "tokens")):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and 1 <= value < math.inf):
+                raise AnalysisError(f"`{name}` must be a number of {what}, such as 1.3e9, but got {value!r}.")
+        if self.stages is not None and (isinstance(self.stages, bool) or not 1 <= int(self.stages) == self.stages):
+            raise AnalysisError(f"`stages` must be a whole number of stages, but got {self.stages!r}.")
+
+
 def carry(
     results: Results,
     at: float,
@@ -54,32 +75,7 @@ def carry(
     predictions from smaller sizes hold.
     Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
     """
-    return carry_to(results, Asked(at, tokens, stages, trained), within=within, quality=quality)
-
-
-class Asked(NamedTuple):
-    """The model to which harm is carried."""
-
-    parameters: float
-    tokens: float | None = None
-    """By default those of the family's sizes, continued."""
-    stages: int | None = None
-    """By default as many as at the nearest size."""
-    trained: bool = False
-    """True if it starts from trained weights."""
-
-    def check(self) -> None:
-        """Raise AnalysisError if a number is not positive."""
-        for name, value, what in (("at", self.parameters, "parameters"), ("tokens", self.tokens, "tokens")):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (number and 1 <= value < math.inf):
-                raise AnalysisError(f"`{name}` must be a number of {what}, such as 1.3e9, but got {value!r}.")
-        if self.stages is not None and (isinstance(self.stages, bool) or not 1 <= int(self.stages) == self.stages):
-            raise AnalysisError(f"`stages` must be a whole number of stages, but got {self.stages!r}.")
-
-
-def carry_to(results: Results, asked: Asked, *, within: float | None = None, quality: str = "auto") -> pd.DataFrame:
-    """Return the frame of `carry` for a model."""
+    asked = Asked(at, tokens, stages, trained)
     asked.check()
     families = size_families(results, quality=quality, within=within)
     pools: dict[tuple[Any, ...], list[_Setting]] = {}
@@ -98,7 +94,7 @@ def law_sentence(row: Mapping[Any, Any]) -> str:
     """Return a sentence on a row of `carry`.
 
     >>> row = {"smallest": 3e5, "largest": 5e6, "harm": 0.9, "harm_low": 0.3, "harm_high": 2.4, "parameters": 1.3e9}
-    >>> sentence(row | {"unit": "% of loss", "disagree": False, "refusal": None})
+    >>> law_sentence(row | {"unit": "% of loss", "disagree": False, "refusal": None})
     'by a law from 0.3 M to 5 M: +0.9 % (+0.3 to +2.4) at 1.3 B'
     """
     if isinstance(row["refusal"], str):
@@ -120,7 +116,7 @@ def law_sentence(row: Mapping[Any, Any]) -> str:
 def without_strength(setting: str) -> str:
     """Return a setting without the first number of each of its methods: settings with equal ones share a law.
 
-    >>> method_of("forward=Quantize(4, per='block', block=64) replica_gradient=DiLoCo(30, codec=Quantize(4))")
+    >>> without_strength("forward=Quantize(4, per='block', block=64) replica_gradient=DiLoCo(30, codec=Quantize(4))")
     "forward=Quantize(#, per='block', block=64) replica_gradient=DiLoCo(#, codec=Quantize(#))"
     """
     return _STRENGTH.sub("(#", setting)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
+import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.rule import PairedSample, at_chance, sample
+from raysim.analysis.comparison.rule import PairedSample, PairedSpread, at_chance, sample
+from raysim.analysis.comparison.statistics import priors
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.folders import USUAL_TRANSPORT, is_confirmation, over
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, differing, model_of
-from raysim.analysis.runs.estimates import Estimate
+from raysim.analysis.data.folders import is_confirmation
+from raysim.analysis.data.settings import COMPRESSION, compared_keys, differing, model_of
 from raysim.analysis.runs.results import Results
-from raysim.config.identity import Setting, is_missing, plain
-from raysim.quality import MEASURES, Measure, is_language, measures_of
+from raysim.config.identity import Setting, is_missing
+from raysim.quality import MEASURES, Measure, measures_of
 from raysim.records import FINISHED
 
-UNPRICED = Estimate(math.nan, math.nan, math.nan)
 LOSS_STEP = 100 * 2.0**-23  # per cent: losses are computed in float32
 
 Mode = Literal["on", "off", "on_estimated", "off_estimated"]
@@ -34,7 +34,6 @@ class ComparedRuns:
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
     predictions (of an evaluation), study, confirms (whether it confirms the choice of other runs), and diverged.
-    `quantities` are computed only if a claim needs them.
     """
 
     label: str
@@ -42,9 +41,6 @@ class ComparedRuns:
     quality: Measure = MEASURES["accuracy"]
     margin: float = MEASURES["accuracy"].margin
     """The largest degradation that counts as none, in the unit of the measure."""
-    language: bool = False
-    num_replicas: int = 1
-    quantities: Quantities = field(default_factory=lambda: Quantities())
     plans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The seeds that each study fixed before it began."""
     begun: frozenset[Setting] = frozenset()
@@ -137,36 +133,13 @@ class ComparedRuns:
         return self.quality.skill(float(run[f"{name}_{mode}"]), float(run[f"chance_{name}"]))
 
 
-@dataclass(frozen=True)
-class Quantities:
-    """Quantities of runs besides their quality, each a function of the names of runs."""
-
-    factor: Callable[[str, str], float] = lambda run, direction: math.nan
-    """Dense over wire bytes of a run in a direction."""
-    step_bytes: Callable[[str], float] = lambda run: math.nan
-    """Bytes that a run sends in a step, the mean over its steps."""
-    values: Callable[[str], float] = lambda run: math.nan
-    """Dense values over values sent, as an adaptive method of replica gradients chose them."""
-    slowdown: Callable[[str, str], Estimate] = lambda run, than: UNPRICED
-    """Per cent by which a step takes longer than a step of another run of the same job on `network`, with the price's interval."""
-    network: str = ""
-
-
-def contexts(
-    results: Results,
-    *,
-    quality: str = "auto",
-    margin: float | None = None,
-    network: str | None = None,
-    transport: str | None = None,
-) -> list[ComparedRuns]:
+def contexts(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[ComparedRuns]:
     """Return the finished runs, in groups equal in all but compression and seed.
 
     A diverged run counts as untrained: it gets the loss of its first step, and chance for other measures, 0 for an
     accuracy. `quality` is a measure of the runs, or "auto" for the measure that each is judged by, see
-    `Results.measure_of`. `margin` is the tolerated harm: by default half a point or one per cent. Step times are compared on
-    `network` over `transport`, by default those of the runs' study, see `Results.network_of`. Runs without a
-    final evaluation, or without the measure, are named in the problems of `results`.
+    `Results.measure_of`. `margin` is the tolerated harm: by default half a point or one per cent. Runs without a final evaluation, or
+    without the measure, are named in the problems of `results`.
     """
     begun = results.runs
     if "probe" in begun:  # a probe trains nothing
@@ -177,7 +150,7 @@ def contexts(
         raise AnalysisError(f"`quality` must be one of auto, {', '.join(known or MEASURES)}, but got {quality!r}.")
     if runs.empty:
         return []
-    keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key in runs]
+    keys = compared_keys(results.keys)
     groups = begun.groupby([begun[key].map(repr) for key in keys], sort=False) if keys else [("", begun)]
     counts = {whole: _predictions(results, "samples" if whole else "predictions") for whole in (False, True)}
     plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
@@ -186,8 +159,7 @@ def contexts(
         group = candidates[candidates["status"].isin(FINISHED)]
         if group.empty:
             continue
-        first = group.iloc[0].to_dict()
-        own = measures_of(first)
+        own = measures_of(group.iloc[0].to_dict())
         if quality != "auto" and quality not in own:
             for run in group["run"]:
                 results.complain(f"The run {run} does not measure {quality}, and is not compared.")
@@ -195,17 +167,12 @@ def contexts(
         measure = results.measure_of(group) if quality == "auto" else own[quality]
         rows = _rows(results, group, measure, counts[measure.whole])
         if len(rows):
-            studies = group["study"].dropna()
-            chosen = results.network_of(studies) if network is None else network
             comparable.append(
                 ComparedRuns(
                     _label(group.iloc[0], runs, keys),
                     rows,
                     measure,
                     measure.margin if margin is None else margin,
-                    is_language(first),
-                    int(plain(first.get("num_replicas")) or 1),
-                    _quantities(results, chosen, transport or results.transport_of(studies)),
                     plans,
                     _begun(results, candidates),
                 )
@@ -281,37 +248,21 @@ def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
     return ", ".join([" on ".join(model_of(values) if name == "model" else str(row[name]) for name in names), *parts])
 
 
-def _quantities(results: Results, network: str, transport: str) -> Quantities:
-    from raysim.network.presets import parse_network
-
-    try:
-        parsed = parse_network(network)
-    except ValueError as error:
-        raise AnalysisError(f"`network`: {error}") from None
-
-    def factor(run: str, direction: str) -> float:
-        where = [("direction", "==", direction)]
-        links = results.select([run]).table("links", ["wire_bytes", "dense_bytes"], where)
-        sent = float(links["wire_bytes"].sum())
-        return float(links["dense_bytes"].sum()) / sent if sent else math.nan
-
-    def step_bytes(run: str) -> float:
-        (row,) = results.runs[results.runs["run"] == run].to_dict("records")
-        return float(row["wire_bytes"]) / row["steps_done"] if row["steps_done"] else math.nan
-
-    def values(run: str) -> float:
-        where = [("where", "==", "replica_gradient")]
-        factors = results.select([run]).table("decisions", ["factor"], where)["factor"].dropna()
-        return 1 / float((1 / factors).mean()) if len(factors) else math.nan
-
-    def slowdown(run: str, than: str) -> Estimate:
-        try:
-            replay, reference = (results.replay(name, transport=transport) for name in (run, than))
-            (speedup,) = replay.speedup(reference, [parsed])
-        except ValueError as error:
-            results.complain(str(error))
-            return UNPRICED
-        return Estimate(*(100 * (1 / times - 1) for times in (speedup.value, speedup.high, speedup.low)))
-
-    named = "" if transport == USUAL_TRANSPORT else f" {over(transport)}"
-    return Quantities(factor, step_bytes, values, slowdown, f"{parsed!r}{named}")
+def paired_spread(results: Results, runs: Collection[str]) -> PairedSpread:
+    """Return the spread of the settings of `runs`, pooled over them; all `runs` are of one job."""
+    for context in contexts(results):
+        settings = dict.fromkeys(Setting(*row) for row in context.rows.loc[context.rows["run"].isin(runs), "setting"])
+        dense = context.settings.get(Setting())
+        if not settings or dense is None:
+            continue
+        harms = {setting: list(context.harms(setting).values()) for setting in context.settings if setting != Setting()}
+        known = [values for setting in settings if len(values := harms.get(setting, [])) > 1]
+        if not known:
+            return PairedSpread(math.nan, context.step, context.margin, context.unit)
+        weights = [len(values) - 1 for values in known]
+        pooled = math.sqrt(np.average([np.var(values, ddof=1) for values in known], weights=weights))
+        step = 0.0 if math.isnan(context.step) else context.step
+        borrowed = dict(zip(harms, priors([*harms.values()], [step] * len(harms), context.margin), strict=True))
+        freedom = float(np.mean([borrowed[setting].freedom for setting in settings if setting in harms]))
+        return PairedSpread(pooled, context.step, context.margin, context.unit, freedom)
+    return PairedSpread(math.nan, math.nan, math.nan, "")

@@ -12,7 +12,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from raysim.analysis.comparison.statistics import ALONE, Bounds, Prior, Side, bounds, holm, p_value
+from scipy import stats
+
+from raysim.analysis.comparison.statistics import (
+    ALONE,
+    Bounds,
+    Prior,
+    Side,
+    bounds,
+    holm,
+    p_value,
+    quantile,
+    studentise,
+    wider,
+)
 
 LOOKS = {3: 0.1, 5: 0.3, 8: 0.3, 13: 0.2, 21: 0.1}
 """Numbers of seeds of interim analyses, and the share of the error spent at each without a plan."""
@@ -171,3 +184,74 @@ def _confidences(tests: Sequence[tuple[PairedSample, float, Prior]], side: Side,
         for each, threshold, prior in tests
     ]
     return [1 - level * each.share for level, (each, *_) in zip(holm(spread, alpha), tests, strict=True)]
+
+
+# --- power: the chance of a verdict, and the seeds that it needs -------------------------------------------------------------
+
+DECIDES = 0.8  # chance of a verdict at which seeds are enough
+
+
+class PairedSpread(NamedTuple):
+    """The spread over seeds of the difference between settings and dense, and the terms of its judgement."""
+
+    deviation: float
+    """Standard deviation, in `unit`; not a number if no setting has two seeds in common with dense."""
+    step: float
+    """The least difference that an evaluation can show."""
+    margin: float
+    unit: str
+    freedom: float = 0.0
+    """Degrees of freedom that a setting borrows from the spread of similar ones."""
+
+
+def chance_of_safe(spread: PairedSpread, seeds: int, *, settings: int, harm: float = 0.0) -> float:
+    """Return the chance that a setting with the true `harm` is called safe on planned seeds, as one of `settings`.
+
+    It is the power of the rule's one-sided test, from the non-central t distribution, at the level of Holm's method for the
+    first of the settings: the others can only be tested at a milder one. NaN if the spread is unknown.
+    """
+    if seeds < MIN_SEEDS:
+        return 0.0
+    level = (1 - CONFIDENCE) * planned_share(seeds) / settings
+    freedom = seeds - 1 + spread.freedom
+    error = math.hypot(spread.deviation, spread.step / 2) / math.sqrt(seeds)
+    if error == 0:
+        return float(harm < spread.margin)
+    critical = float(stats.t.isf(level, freedom)) * wider(seeds, spread.freedom)
+    return float(stats.nct.sf(critical, freedom, (spread.margin - harm) / error))
+
+
+def seeds_needed(spread: PairedSpread, *, settings: int, harm: float) -> int | None:
+    """Return the fewest planned seeds that decide about a setting with the true `harm` in four of five cases.
+
+    It is called safe or harmful by its side of the margin, as one of `settings`. None if the spread is unknown, or if it needs
+    more than `MOST_SEEDS`.
+    """
+    distance = abs(spread.margin - harm)  # a harmful setting is as far from the margin as a safe one
+    for seeds in range(MIN_SEEDS, MOST_SEEDS + 1):
+        if chance_of_safe(spread, seeds, settings=settings, harm=spread.margin - distance) >= DECIDES:
+            return seeds
+    return None
+
+
+def seeds_to_decide(
+    differences: Sequence[float],
+    threshold: float,
+    alpha: float = 0.05,
+    step: float = 0.0,
+    looks: dict[int, float] = LOOKS,
+) -> int | None:
+    """Return the seeds of the first interim analysis that decides in four of five cases, given these differences.
+
+    None if all would need more seeds. `looks`: the numbers of seeds at which verdicts can still be given, with their shares of
+    the error.
+    """
+    if len(differences) < 2:
+        return MIN_SEEDS
+    studentised = studentise(differences, step)
+    distance, spread = abs(float(studentised.mean) - threshold), float(studentised.error) * math.sqrt(len(differences))
+    for count, share in looks.items():
+        needed = quantile(1 - alpha * share, count - 1) * wider(count) + quantile(0.8, count - 1)
+        if count > len(differences) and needed * spread / math.sqrt(count) <= distance and distance > 0:
+            return count
+    return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from raysim.analysis.comparison.choice import settings
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, model_of
+from raysim.analysis.data.settings import compared_keys, model_of
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import as_text, plain
 from raysim.scaling import FEWEST
@@ -99,7 +99,7 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
         )
     runs: dict[str, Mapping[Any, Any]] = {str(row["run"]): row for row in results.runs.to_dict("records")}
     tokens = _tokens_of_sample(results)
-    keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, *SIZE_KEYS, "seed"}]
+    keys = compared_keys(results.keys, besides=SIZE_KEYS)
     families: dict[tuple[str, ...], SizeFamily] = {}
     jobs: dict[tuple[str, ...], Mapping[Any, Any]] = {}
     for row in judged.to_dict("records"):

@@ -195,7 +195,7 @@ class Recording:
             samples[kind] = CostSamples(rows["encode_s"].to_numpy(np.float64), known[nearest])
         return samples | self._updates
 
-    def average_kinds(self, step: int) -> dict[int, Kind]:
+    def averaging_kind_by_stage(self, step: int) -> dict[int, Kind]:
         """Return for each stage the kind of work of averaging its gradients in a step."""
         rows = self._averages
         rows = rows[rows["step"] == step] if len(rows) else rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raysim.config import keys_of, run_keys
@@ -19,6 +19,11 @@ COMPRESSION = tuple(key.name for key in run_keys() if key.role == "compression")
 PRICED = ("schedule", "schedule_rows", "fused_embedding", "engine")
 """Keys in which compared runs must agree, since they decide the price of a step besides its packets. Weights do too, but are
 themselves compared: each run is priced with its own."""
+
+
+def compared_keys(keys: Iterable[str], *, besides: Container[str] = ()) -> list[str]:
+    """Return the keys in which compared runs are equal: not those of compression, of a `NO_SETTING`, the seed, and those `besides`."""
+    return [key for key in keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key not in besides]
 
 
 def differing(runs: pd.DataFrame, keys: Iterable[str]) -> list[str]:

@@ -15,15 +15,14 @@ import pandas as pd
 
 from raysim.analysis.comparison.choice import is_promising
 from raysim.analysis.comparison.objectives import frontier
-from raysim.analysis.comparison.power import PairedSpread, seeds_needed
-from raysim.analysis.comparison.rule import SKILL
+from raysim.analysis.comparison.rule import SKILL, PairedSpread, seeds_needed
 from raysim.analysis.data import ReplayError
 from raysim.analysis.data.folders import USUAL_TRANSPORT
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
 from raysim.analysis.runs.step import Replay
-from raysim.network.prices import WireSeconds
+from raysim.network.prices import PAYS, WireSeconds
 from raysim.network.topology import Network
 from raysim.quality import Measure
 from raysim.records import FINISHED
@@ -31,7 +30,6 @@ from raysim.records import FINISHED
 NETWORKS = ("100mbps", "1gbps", "10gbps", "100mbps+20ms", "two-universities", "four-regions", "worldwide", "free")
 """Presets of a report; `free` shows compute and codecs alone."""
 MODES = ("on", "off")
-WORTH = 1.05  # least speed-up that is worth a recommendation
 MOST_NAMED = 6  # highlighted settings besides dense: more cannot be distinguished
 
 T = TypeVar("T")
@@ -147,19 +145,17 @@ class JobRuns:
         return fronts
 
     def recommended(self, network: str) -> SettingRuns | None:
-        """Return the fastest setting on `network` shown to be safe, or dense if none gains `WORTH`; None without dense."""
+        """Return the fastest setting on `network` shown to be safe, or dense if none gains `PAYS`; None without dense."""
         if self.dense is None or not self.dense.step_s:
             return None
         safe = [setting for setting in self.faster(network) if setting.verdict == "safe"]
         return max(safe, key=lambda setting: setting.speedup[network].value, default=self.dense)
 
     def faster(self, network: str) -> list[SettingRuns]:
-        """Return the compressed settings, safe or not, faster than dense beyond their interval and by `WORTH`."""
+        """Return the compressed settings, safe or not, faster than dense beyond their interval and by `PAYS`."""
         others = [setting for setting in self.priced if not setting.dense and setting.speedup]
         return [
-            setting
-            for setting in others
-            if setting.speedup[network].low > 1 and setting.speedup[network].value >= WORTH
+            setting for setting in others if setting.speedup[network].low > 1 and setting.speedup[network].value >= PAYS
         ]
 
     def promising(self, network: str) -> SettingRuns | None:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.comparison.branches import ASSUMPTION, branch_harms
-from raysim.analysis.comparison.carry import Asked, carry_to, law_sentence
+from raysim.analysis.comparison.carry import Asked, carry, law_sentence
 from raysim.analysis.comparison.objectives import importance
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.frontier import faster
@@ -284,7 +284,7 @@ def carried_section(results: Results, asked: Asked) -> tuple[list[Section], list
 
     Raises AnalysisError as `raysim.analysis.carry`.
     """
-    frame = carry_to(results, asked)
+    frame = carry(results, asked.parameters, tokens=asked.tokens, stages=asked.stages, trained=asked.trained)
     families = frame["family"].nunique()
     sentences = []
     for row in frame.to_dict("records"):

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from raysim.analysis.comparison.choice import divergence
 from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import MODES, WORTH, JobRuns, SettingRuns
+from raysim.analysis.report.material import MODES, JobRuns, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
+from raysim.network.prices import PAYS
 from raysim.quality import Measure
 from raysim.units import RATES, TIMES, format_bytes, plural, unit_of
 
-GAIN = f"{100 * (WORTH - 1):.0f} %"
+GAIN = f"{100 * (PAYS - 1):.0f} %"
 
 
 def seconds(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -74,3 +75,16 @@ def weighted_quantile(values: Floats, weights: Floats, quantiles: Floats) -> Flo
     reached = np.cumsum(weights, axis=1) >= quantiles[:, None] * weights.sum(axis=1, keepdims=True)
     result: Floats = np.take_along_axis(values, np.argmax(reached, axis=1)[:, None], 1)[:, 0]
     return result
+
+
+def crossing(bandwidths: Floats, ratios: Floats) -> float:
+    """Return the greatest bandwidth with a ratio above 1, between grid points by a line through their logarithms."""
+    above = np.flatnonzero(ratios > 1)
+    if not len(above):
+        return 0.0
+    last = int(above[-1])
+    if last == len(bandwidths) - 1:
+        return math.inf
+    share = (ratios[last] - 1) / (ratios[last] - ratios[last + 1])
+    low, high = np.log(bandwidths[last]), np.log(bandwidths[last + 1])
+    return float(np.exp(low + share * (high - low)))

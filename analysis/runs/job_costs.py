@@ -205,7 +205,7 @@ def priced_profiles(recording: Recording, costs: Costs, transport: Transport, nu
         compute, encode, decode = (
             np.where(codes[i] == NO_KIND, 0.0, seconds[codes[i]]) for codes in (work.compute, work.encode, work.decode)
         )
-        averages = recording.average_kinds(step)
+        averages = recording.averaging_kind_by_stage(step)
         method_s = np.zeros(recording.num_stages)
         if averages:
             method_s[list(averages)] = costs.seconds(list(averages.values()))[0]
@@ -234,7 +234,7 @@ def resampled_profiles(
         for codes in (work.compute, work.encode, work.decode)
     )
     averages = np.zeros((1 + RESAMPLES, recording.num_stages))
-    for kinds in [recording.average_kinds(step) for step in steps]:
+    for kinds in [recording.averaging_kind_by_stage(step) for step in steps]:
         for stage, kind in kinds.items():
             averages[:, stage] += costs.seconds([kind])[:, 0] / len(steps)
     drawn = {name: value * random_factors((4,), HOST) for name, value in overheads.items()}

@@ -14,7 +14,7 @@ import pandas as pd
 from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.data.folders import find_runs
 from raysim.analysis.data.recording import Recording
-from raysim.analysis.data.settings import COMPRESSION, NO_SETTING, price_key
+from raysim.analysis.data.settings import compared_keys, price_key
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.job_costs import Costs
 from raysim.analysis.runs.results import Results
@@ -167,7 +167,7 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
     `without`: runs to leave out, such as those without a price.
     """
     rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
-    keys = [key for key in results.keys if key not in {*COMPRESSION, *NO_SETTING, "seed"}]
+    keys = compared_keys(results.keys)
     values = [[as_text(row.get(key)) for key in keys] for row in rows]
     kinds = [(row["job"], price_key(row)) for row in rows]
     dense: dict[tuple[Any, ...], list[int]] = {}

@@ -7,7 +7,6 @@ with a network. Only training steps are priced, not evaluations or checkpoints. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,17 +21,15 @@ from raysim.analysis.data import ReplayError
 from raysim.analysis.data.recording import Recording
 from raysim.analysis.data.settings import PRICED
 from raysim.analysis.data.work import Floats
-from raysim.analysis.runs.estimates import BOUNDS, Estimate
+from raysim.analysis.runs.estimates import BOUNDS, Estimate, crossing
 from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.network.collectives import EXCHANGES
 from raysim.network.prices import (
     WireSeconds,
-    after_pipelines,
     averaging_words,
-    overlapped,
+    overlapped_steps,
     wire_seconds,
     with_model_error,
-    without_exchange,
 )
 from raysim.network.profile import Profile
 from raysim.network.recorded import mean_profile
@@ -185,15 +182,8 @@ class Replay:
         key = tuple(networks)
         if key not in self._step_s:
             delay = int(self.row.get("exchange_delay") or 0)
-            profiles = [after_pipelines(each) if delay else each for each in self.profiles.values()]
-            quiet = [without_exchange(profile) for profile in profiles]
-            instant = [network.without_latency for network in networks]
-            self._step_s[key] = overlapped(
-                lambda whole, latent: self._seconds(profiles if whole else quiet, networks if latent else instant),
-                np.array([float(profile.method_s.max()) for profile in profiles]),
-                delay,
-                len(profiles) / max(1, int(self.exchanging.sum())),
-            )
+            interval = len(self.profiles) / max(1, int(self.exchanging.sum()))
+            self._step_s[key] = overlapped_steps(self._seconds, list(self.profiles.values()), networks, delay, interval)
         return self._step_s[key]
 
     def wire_seconds(self, networks: Sequence[Network]) -> list[WireSeconds]:
@@ -313,7 +303,7 @@ class Replay:
         grid = np.geomspace(LOWEST_BPS, HIGHEST_BPS, 57)  # an eighth of a decade apart
         networks = [replace(network, bandwidth_bps=float(bandwidth), name="") for bandwidth in grid]
         ratios = dense.resampled_seconds(networks) / self.resampled_seconds(networks)
-        low, high = (_crossing(grid, bound) for bound in np.quantile(ratios, BOUNDS, axis=1))
+        low, high = (crossing(grid, bound) for bound in np.quantile(ratios, BOUNDS, axis=1))
         return Estimate(even, min(even, low), max(even, high))
 
     @cached_property
@@ -352,16 +342,3 @@ class Replay:
                     f"`{field}` of the run in {dense.run.folder} must be {own!r}, as of the run that it is compared with, "
                     f"but got {theirs!r}."
                 )
-
-
-def _crossing(bandwidths: Floats, ratios: Floats) -> float:
-    """Return the greatest bandwidth with a ratio above 1, between grid points by a line through their logarithms."""
-    above = np.flatnonzero(ratios > 1)
-    if not len(above):
-        return 0.0
-    last = int(above[-1])
-    if last == len(bandwidths) - 1:
-        return math.inf
-    share = (ratios[last] - 1) / (ratios[last] - ratios[last + 1])
-    low, high = np.log(bandwidths[last]), np.log(bandwidths[last + 1])
-    return float(np.exp(low + share * (high - low)))

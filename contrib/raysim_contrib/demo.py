@@ -12,7 +12,7 @@ from raysim.codecs import TopK
 from raysim.codecs.codec import count_work
 from raysim.codecs.message import Entry
 from raysim.on_demand import torch
-from raysim.replication.blocks import block_of, checked, from_blocks, to_blocks
+from raysim.replication.blocks import block_of, checked_blocks, from_blocks, to_blocks
 from raysim.replication.layers import remembered
 from raysim.replication.method import (
     Averaged,
@@ -20,7 +20,7 @@ from raysim.replication.method import (
     Memory,
     ReplicaContext,
     ReplicaMethod,
-    Round,
+    RoundPackets,
     Rounds,
     num_values,
 )
@@ -53,7 +53,7 @@ class DeMo(ReplicaMethod):
     side: int = 64
 
     def __post_init__(self) -> None:
-        self._coerce(**checked(self.kept, self.side, self.decay))
+        self._coerce(**checked_blocks(self.kept, self.side, self.decay))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -85,7 +85,7 @@ class DeMo(ReplicaMethod):
             count_work(2 * x.nbytes)  # the transform and its inverse
             packets[name] = self.codec(frequencies.shape[1]).encode(frequencies)
             moved[f"momentum/{name}"] = momentum - self._whole(packets[name].decode(x.device), x)
-        received = yield Round(everyone=packets)
+        received = yield RoundPackets(everyone=packets)
         steps = {}
         for name, x in gradients.items():
             sent = torch.stack([packets[name].decode(x.device) for packets in received])

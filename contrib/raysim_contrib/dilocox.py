@@ -15,7 +15,7 @@ from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, gather_mean, key_of, remembered
 from raysim.replication.local import LocalSteps, check_momentum
-from raysim.replication.low_rank import matrix_of, orthonormal, side_columns
+from raysim.replication.low_rank import matrix_of, orthonormal_float32, side_columns
 from raysim.replication.method import AGREED, Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Rounds
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class CodedFactors(Layered):
         starts = {name: self._start(name, m, rank, memory, context) for name, m in matrices.items()}
         whole = {name: x for name, x in fed.items() if name not in matrices}
         lefts, _ = yield from self._exchange("left", {name: m @ starts[name] for name, m in matrices.items()}, context)
-        bases = {name: orthonormal(left.double()) for name, left in lefts.items()}
+        bases = {name: orthonormal_float32(left.double()) for name, left in lefts.items()}
         rights = {name: m.T @ bases[name] for name, m in matrices.items()}
         means, own = yield from self._exchange("right", {**rights, **whole}, context)
         averaged, moved = {}, dict(memory)

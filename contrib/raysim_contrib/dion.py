@@ -12,7 +12,7 @@ from raysim.codecs.lowrank import check_rank
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, remembered
-from raysim.replication.low_rank import matrix_of, mean_sides, orthonormal, side_columns
+from raysim.replication.low_rank import matrix_of, mean_sides, orthonormal_float32, side_columns
 from raysim.replication.method import (
     Averaged,
     Gradients,
@@ -100,7 +100,7 @@ class Dion(Layered):
         left = yield from mean_sides(
             f"left of rank {self.rank}", {name: m @ starts[name] for name, m in matrices.items()}, context
         )
-        bases = {name: orthonormal(mean) for name, mean in left.items()}
+        bases = {name: orthonormal_float32(mean) for name, mean in left.items()}
         own = {name: (bases[name].T @ m).T for name, m in matrices.items()}
         right = yield from mean_sides(f"right of rank {self.rank}", own, context)
         steps, moved = {}, dict(memory)

@@ -12,7 +12,7 @@ from raysim.codecs.positions import kept_of, select_topk
 from raysim.notation import check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, check_scope, flatten, remembered, unflatten
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, RoundPackets, Rounds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ class GTopK(Layered):
         for group in (1 << t for t in range(self.compressed_rounds(context.num_replicas))):
             source, targets = partners(context.replica, group, context.num_replicas)
             packets = {name: Nonzero().encode(row) for name, row in held.items()}
-            received = yield Round(each=dict.fromkeys(targets, packets))
+            received = yield RoundPackets(each=dict.fromkeys(targets, packets))
             if source is None:
                 continue
             for name, packet in received[source].items():

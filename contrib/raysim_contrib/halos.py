@@ -20,7 +20,7 @@ from raysim.replication.method import (
     Memory,
     ReplicaContext,
     ReplicaMethod,
-    Round,
+    RoundPackets,
     Rounds,
 )
 
@@ -136,7 +136,7 @@ class HALoS(LocalSteps):
             state.merged = state.site
         models = {_SITE: state.site, **({_GLOBAL: state.known} if merges else {})}
         given = {name: Identity().encode(x) for name, x in models.items()}
-        received = yield Round(each=dict.fromkeys(site[1:], given) if context.replica == host else {})
+        received = yield RoundPackets(each=dict.fromkeys(site[1:], given) if context.replica == host else {})
         if context.replica != host:
             state.site = received[host][_SITE].decode(gone.device)
             state.known = received[host][_GLOBAL].decode(gone.device) if merges else state.known
@@ -148,13 +148,13 @@ class HALoS(LocalSteps):
         hosts = sorted({self.site_of(replica, count)[0] for replica in range(count)})
         is_host = context.replica == host
         change = state.merged - state.site
-        received = yield _to(0, _CHANGE, change, context.replica) if is_host else Round()
+        received = yield _to(0, _CHANGE, change, context.replica) if is_host else RoundPackets()
         if context.replica == 0:
             changes = [change if other == 0 else received[other][_CHANGE].decode(change.device) for other in hosts]
             rates = self.global_rate, self.global_momentum
             state.server, state.server_velocity = _stepped(state.server, state.server_velocity, changes, *rates)
         model = {_GLOBAL: Identity().encode(state.server)}
-        received = yield Round(each=dict.fromkeys(hosts[1:], model) if context.replica == 0 else {})
+        received = yield RoundPackets(each=dict.fromkeys(hosts[1:], model) if context.replica == 0 else {})
         if is_host:
             state.waiting = state.server if host == 0 else received[0][_GLOBAL].decode(change.device)
 
@@ -198,9 +198,9 @@ def _stepped(
     return model - (step + momentum * velocity), velocity
 
 
-def _to(receiver: int, name: str, x: torch.Tensor, sender: int) -> Round:
+def _to(receiver: int, name: str, x: torch.Tensor, sender: int) -> RoundPackets:
     """Return the round of one packet to `receiver`, empty if that is the sender."""
-    return Round() if sender == receiver else Round(each={receiver: {name: Identity().encode(x)}})
+    return RoundPackets() if sender == receiver else RoundPackets(each={receiver: {name: Identity().encode(x)}})
 
 
 def _joined(tensors: Gradients) -> torch.Tensor:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
-from raysim.analysis.comparison.contexts import ComparedRuns, Mode
+from raysim.analysis.comparison.contexts import Mode
 from raysim.analysis.comparison.statistics import Side
 from raysim.analysis.runs.estimates import Estimate
 from raysim.config.identity import DENSE_SETTING, Setting
+from raysim_findings.claimed_runs import ClaimedRuns
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
 """Models that must be clearly better than chance: of each group, at least one."""
@@ -25,13 +26,13 @@ class Measure:
 
     words: str
     """The comparison in words, with "{one}" and "{other}" for its settings."""
-    effect: Callable[[ComparedRuns, Run, Run], float | Estimate]
+    effect: Callable[[ClaimedRuns, Run, Run], float | Estimate]
     """The effect at one seed, with its price's interval if it has a price; not a number if it was not measured."""
     trains: Callable[[Setting, Setting], Trained] | None = None
     """The models that must be better than chance; None for counted or priced quantities."""
-    units: str | Callable[[ComparedRuns], str] = lambda context: context.unit
+    units: str | Callable[[ClaimedRuns], str] = lambda context: context.unit
 
-    def unit(self, context: ComparedRuns) -> str:
+    def unit(self, context: ClaimedRuns) -> str:
         """Return the unit of the effect, by default that of harm."""
         return self.units if isinstance(self.units, str) else self.units(context)
 
@@ -44,7 +45,7 @@ class Measure:
         return () if self.trains is None else self.trains(one, other)
 
 
-def _harm(one_mode: Mode, other_mode: Mode) -> Callable[[ComparedRuns, Run, Run], float]:
+def _harm(one_mode: Mode, other_mode: Mode) -> Callable[[ClaimedRuns, Run, Run], float]:
     return lambda context, one, other: context.harm(one, one_mode, other, other_mode)
 
 
@@ -52,11 +53,11 @@ def _either(one: Setting, other: Setting) -> Trained:
     return (((other, "on"),),) if other == DENSE_SETTING else (((one, "on"), (other, "on")),)
 
 
-def _freed(context: ComparedRuns, one: Run, other: Run) -> float:
+def _freed(context: ClaimedRuns, one: Run, other: Run) -> float:
     return context.harm(other, "off", other, "on") - context.harm(one, "off", one, "on")
 
 
-def _spared_by_statistics(context: ComparedRuns, one: Run, other: Run) -> float:
+def _spared_by_statistics(context: ClaimedRuns, one: Run, other: Run) -> float:
     """Return NaN for a model without BatchNorm: its evaluations with estimated statistics equal the others."""
     name = context.quality.name
     if all(one[f"{name}_{mode}"] == one[f"{name}_{mode}_estimated"] for mode in ("on", "off")):
@@ -64,20 +65,20 @@ def _spared_by_statistics(context: ComparedRuns, one: Run, other: Run) -> float:
     return context.harm(one, "off", one, "on") - context.harm(one, "off_estimated", one, "on_estimated")
 
 
-def _saving(context: ComparedRuns, one: Run, other: Run) -> float:
+def _saving(context: ClaimedRuns, one: Run, other: Run) -> float:
     factors = [context.quantities.factor(str(run["run"]), "replica_gradient") for run in (one, other)]
     return factors[0] / factors[1]
 
 
-def _fewer_bytes(context: ComparedRuns, one: Run, other: Run) -> float:
+def _fewer_bytes(context: ClaimedRuns, one: Run, other: Run) -> float:
     return context.quantities.step_bytes(str(other["run"])) / context.quantities.step_bytes(str(one["run"]))
 
 
-def _values(context: ComparedRuns, one: Run, other: Run) -> float:
+def _values(context: ClaimedRuns, one: Run, other: Run) -> float:
     return context.quantities.values(str(one["run"]))
 
 
-def _slowdown(context: ComparedRuns, one: Run, other: Run) -> Estimate:
+def _slowdown(context: ClaimedRuns, one: Run, other: Run) -> Estimate:
     return context.quantities.slowdown(str(one["run"]), str(other["run"]))
 
 
@@ -141,7 +142,7 @@ class Claim:
     source: str
     reading: str
     """The margin, and what would support or contradict the claim: raysim's choice if the paper gives no figure."""
-    contrasts: Callable[[ComparedRuns, Iterable[Setting]], Iterator[Contrast]]
+    contrasts: Callable[[ClaimedRuns, Iterable[Setting]], Iterator[Contrast]]
     """The comparisons that the recorded settings allow, for instance `Parts`."""
     examples: tuple[Setting, ...]
     """Settings that would bear on it, if none were recorded."""
@@ -191,7 +192,7 @@ class Parts:
         self.match = match
         self.parts = parts
 
-    def __call__(self, context: ComparedRuns, settings: Iterable[Setting]) -> Iterator[Contrast]:
+    def __call__(self, context: ClaimedRuns, settings: Iterable[Setting]) -> Iterator[Contrast]:
         """Yield each contrast of the settings once."""
         yielded: set[Contrast] = set()
         for setting in settings:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.conclude import Folder
 from raysim.cli.exits import fail
 from raysim.cli.options import JsonFile, StudyTransport, Trust, check_runs, parse_networks, write_json
+from raysim.cli.recorded import Folder
 
 if TYPE_CHECKING:
     from raysim_findings.finding import Comparison, Finding

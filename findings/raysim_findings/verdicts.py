@@ -15,9 +15,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from raysim.analysis.comparison.contexts import ComparedRuns, contexts
-from raysim.analysis.comparison.power import seeds_to_decide
-from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, PairedSample, judge, looks_after
+from raysim.analysis.comparison.rule import CONFIDENCE, MOST_SEEDS, PairedSample, judge, looks_after, seeds_to_decide
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
@@ -25,6 +23,7 @@ from raysim.config.identity import Setting
 from raysim.plugins import from_record
 from raysim.quality import MEASURES
 from raysim_findings.claim import Claim, Contrast
+from raysim_findings.claimed_runs import ClaimedRuns, claimed_runs
 from raysim_findings.finding import Comparison, Finding, Verdict
 from raysim_findings.table import CLAIMS
 from raysim_findings.train_commands import cost_of, train_commands
@@ -51,7 +50,7 @@ def findings(
         raise AnalysisError(f"`confidence` must be in [0.5, 1), but got {confidence!r}.")
     if margin is not None and not (math.isfinite(margin) and margin >= 0):
         raise AnalysisError(f"`margin` must be 0 or more, but got {margin!r}.")
-    known = contexts(results, quality=quality, margin=margin, network=network, transport=transport)
+    known = claimed_runs(results, quality=quality, margin=margin, network=network, transport=transport)
     tested = []
     for claim in claims:
         fitting = [context for context in known if context.language or not claim.language]
@@ -63,7 +62,7 @@ def findings(
     return tested
 
 
-def verdict_on(claim: Claim, context: ComparedRuns, confidence: float = CONFIDENCE) -> Finding:
+def verdict_on(claim: Claim, context: ClaimedRuns, confidence: float = CONFIDENCE) -> Finding:
     """Return the finding on a claim by the runs of one context, without commands."""
     contrasts = list(claim.contrasts(context, context.settings))
     with_examples = claim.contrasts(context, [*context.settings, *claim.examples])
@@ -91,7 +90,7 @@ def verdict_on(claim: Claim, context: ComparedRuns, confidence: float = CONFIDEN
     return Finding(claim, label, verdict, reason, tried, shown, confidence, ())
 
 
-def _compare(contrast: Contrast, context: ComparedRuns, confidence: float) -> Comparison:
+def _compare(contrast: Contrast, context: ClaimedRuns, confidence: float) -> Comparison:
     no_runs = pd.DataFrame({"run": []})
     first, second = (context.settings.get(setting, no_runs) for setting in (contrast.one, contrast.other))
     effects: dict[int, float] = {}
@@ -170,7 +169,7 @@ def _counted(comparisons: Sequence[Comparison], part: str) -> list[Comparison]:
     return [comparison for comparison in of_part if not comparison.lacking] or of_part
 
 
-def _pool(comparisons: Sequence[Comparison], context: ComparedRuns, confidence: float) -> Comparison:
+def _pool(comparisons: Sequence[Comparison], context: ClaimedRuns, confidence: float) -> Comparison:
     """Return the mean over comparisons, seed by seed, at the seeds that all of them have."""
     if len(comparisons) == 1:
         return comparisons[0]
@@ -219,7 +218,7 @@ def _why_open(comparison: Comparison, count: int, of: int) -> str:
     return f"{_sentence(comparison)}: {edge}{others}."
 
 
-def _with_commands(finding: Finding, context: ComparedRuns, results: Results) -> Finding:
+def _with_commands(finding: Finding, context: ClaimedRuns, results: Results) -> Finding:
     """Return an undecided finding with the commands for its open comparisons, or why they would not help."""
     if finding.verdict != "undecided":
         return finding
@@ -244,7 +243,7 @@ def _with_commands(finding: Finding, context: ComparedRuns, results: Results) ->
     return replace(finding, reason=reason, commands=tuple(commands), cost=cost_of(results, context, wanted))
 
 
-def _lacking(settings: Iterable[Setting], count: int, context: ComparedRuns) -> dict[Setting, set[int]]:
+def _lacking(settings: Iterable[Setting], count: int, context: ClaimedRuns) -> dict[Setting, set[int]]:
     """Return the seeds that each setting lacks for `count` pairs: first seeds that other settings have, then new ones."""
     have = {s: {int(seed) for seed in context.settings[s].index} if s in context.settings else set() for s in settings}
     used = sorted(set().union(*have.values()), key=lambda seed: (-sum(seed in seeds for seeds in have.values()), seed))
@@ -253,9 +252,9 @@ def _lacking(settings: Iterable[Setting], count: int, context: ComparedRuns) -> 
     return {setting: chosen - seeds for setting, seeds in have.items() if chosen - seeds}
 
 
-def _empty(claim: Claim, quality: str, margin: float | None) -> ComparedRuns:
+def _empty(claim: Claim, quality: str, margin: float | None) -> ClaimedRuns:
     """Return a context without runs, of the kind of a claim."""
     name = quality if quality != "auto" else "loss" if claim.language else "accuracy"
     measure = MEASURES.get(name, MEASURES["accuracy"])
     rows = pd.DataFrame({"run": [], "setting": [], "seed": [], "confirms": [], "predictions": []})
-    return ComparedRuns("", rows, measure, measure.margin if margin is None else margin, claim.language)
+    return ClaimedRuns("", rows, measure, measure.margin if margin is None else margin, language=claim.language)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysim.cli import advise, conclude, decide, lists, price, screen, sweep, train
+from raysim.cli import advise, decide, forecasts, lists, recorded, screen, sweep, train
 from raysim.cli.exits import Commands
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -27,16 +27,16 @@ for command in (
     sweep.sweep,
     lists.studies,
     sweep.submit,
-    price.replay,
-    price.simulate,
-    price.place,
-    price.profile,
-    price.calibrate,
-    conclude.report,
+    recorded.replay,
+    forecasts.simulate,
+    forecasts.place,
+    forecasts.profile,
+    forecasts.calibrate,
+    recorded.report,
     lists.recipes,
     lists.sites,
     train.export,
-    conclude.pack,
+    recorded.pack,
     lists.keys,
 ):
     app.command()(command)

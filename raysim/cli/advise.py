@@ -14,6 +14,7 @@ from raysim.cli.options import (
     Efficiency,
     JsonFile,
     Networks,
+    Tried,
     Window,
     check_file,
     check_picture,
@@ -39,10 +40,6 @@ ModelSource = Annotated[
 ]
 Sharding = Annotated[
     str | None, typer.Option(help="Parameters divided among replicas, as FSDP does: FSDP(8), HSDP by FSDP(4).")
-]
-Tried = Annotated[
-    list[str] | None,
-    typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
 ]
 StudyFile = Annotated[
     Path | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,3 +65,16 @@ def cost_cells(costs: FleetCosts, expected: Expected) -> dict[str, str]:
         cells["by departures"] = f"{expected.departures - 1:+.1%}" if finite else "all"
         cells["checkpoint every"] = "joins again" if every is None else format_seconds(every)
     return cells
+
+
+def with_costs(
+    figures: dict[str, Any],
+    fleet: FleetCosts | None,
+    expected: Callable[[FleetCosts, Network], Expected],
+    networks: list[Network],
+) -> dict[str, Any]:
+    """Return figures for JSON with the expected step on each network, if costs are given."""
+    if fleet is not None:
+        for row, network in zip(figures["networks"], networks, strict=True):
+            row["expected"] = expected(fleet, network)._asdict()
+    return figures

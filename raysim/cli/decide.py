@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, Recipe, parse_networks, write_json
-from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets, Tried
+from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
+from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 
 if TYPE_CHECKING:

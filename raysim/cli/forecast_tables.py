@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from raysim.workloads.partition import cut_lines
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.link_costs import LinkCost
-    from raysim.forecast.place import Placed
     from raysim.forecast.timings import TimedStep
     from raysim.network.profile import Profile
     from raysim.network.sharding import Sharded
@@ -143,29 +142,6 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
     show_shares(out, _shares(timelines))
 
 
-def show_placed(network: Network, placed: Placed) -> None:
-    """Print the best placement, its gain, and the largest possible gap to the optimum."""
-    out = console()
-    gain = placed.listed_s / placed.step_s
-    than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
-    write_line(
-        out,
-        f"{network!r}: a step takes {format_seconds(placed.step_s)}, {than} on the hosts in order "
-        f"({format_seconds(placed.listed_s)}).",
-    )
-    tried = f"{plural(placed.tried, 'placement')} priced"
-    if placed.exact:
-        write_line(out, f"None is faster: {tried}, which are all.")
-    else:
-        gap = placed.step_s / placed.bound_s - 1
-        write_line(
-            out,
-            f"{tried}, of more. None is faster than {format_seconds(placed.bound_s)}, the step if every link were the best: the gap is "
-            f"at most {gap:.0%}.",
-        )
-    write_line(out, f"For `raysim simulate`: --placement {','.join(map(str, placed.hosts))}")
-
-
 def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timeline]) -> str:
     """Return a sentence on the bytes that sharding sends in a step, and the seconds they add on each network."""
     whole = replace(timed, sharded=None)
@@ -214,27 +190,30 @@ def quiet_step_s(plan: Forecast, network: Network) -> float:
     return plan.simulate(network, ending=len(plan.endings) - 1).step_s
 
 
-def show_profile(profile: Profile) -> None:
-    """Print the costs of every stage's actions, means over microbatches."""
+def show_profile(figures: Mapping[str, Any]) -> None:
+    """Print the `profile_figures` of a profile."""
     out = console()
-    rows = []
-    for stage, update_s in enumerate(profile.update_s):
-        row = {"stage": str(stage)}
-        for op, name in enumerate(("forward", "backward")):
-            row[name] = format_seconds(float(profile.compute_s[0, stage, op].mean()))
-        row["update"] = format_seconds(float(update_s))
-        for name, costs in (("encode", profile.encode_s), ("decode", profile.decode_s), ("wire", profile.wire_bytes)):
-            write = format_bytes if name == "wire" else format_seconds
-            row[name] = " + ".join(write(float(costs[0, stage, op].mean())) for op in (0, 1))
-        rows.append(row)
+    pairs = (
+        ("encode", "encode_s", format_seconds),
+        ("decode", "decode_s", format_seconds),
+        ("wire", "wire_bytes", format_bytes),
+    )
+    rows = [
+        {"stage": str(stage["stage"])}
+        | {op: format_seconds(stage[f"{op}_compute_s"]) for op in DIRECTIONS}
+        | {"update": format_seconds(stage["update_s"])}
+        | {name: " + ".join(write(stage[f"{op}_{key}"]) for op in DIRECTIONS) for name, key, write in pairs}
+        for stage in figures["stages"]
+    ]
     table = table_of(first_and_last(rows), "An action, mean over microbatches", text=["stage"])
     table.caption = "encode, decode and wire: forward + backward"
     out.print(table)
-    show_notes(out, [f"{profile.source[0].upper()}{profile.source[1:]}."])
+    source = figures["source"]
+    show_notes(out, [f"{source[0].upper()}{source[1:]}."])
 
 
 def profile_figures(profile: Profile) -> dict[str, Any]:
-    """Return the content of `show_profile`, for JSON: seconds and bytes of each stage's actions, means over microbatches."""
+    """Return the source of a profile, and the seconds and bytes of each stage's actions, means over microbatches."""
     costs = {name: getattr(profile, f"{name}_s") for name in ("compute", "encode", "decode")}
     stages = [
         {"stage": stage, "update_s": update_s}

@@ -159,6 +159,11 @@ Trust = Annotated[
     ),
 ]
 
+Tried = Annotated[
+    list[str] | None,
+    typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
+]
+
 Compute = Annotated[
     str, typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs).")
 ]

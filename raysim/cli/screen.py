@@ -13,6 +13,7 @@ from raysim.cli.options import (
     Networks,
     Overrides,
     Recipe,
+    Tried,
     check_file,
     check_picture,
     check_transport,
@@ -28,10 +29,6 @@ ComputeDevice = Annotated[
 ]
 ComputeProfile = Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")]
 Packets = Annotated[str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")]
-Tried = Annotated[
-    list[str] | None,
-    typer.Option("--try", help="A further setting: 'forward=TopK(0.05) backward=Quantize(8)'; may be repeated."),
-]
 StudyFile = Annotated[
     Path | None, typer.Option(callback=check_file, help="Write a study of the settings worth training.")
 ]

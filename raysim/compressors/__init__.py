@@ -11,7 +11,6 @@ from raysim.compressors.compressor import (
     StepFacts,
     share_indices,
 )
-from raysim.compressors.gravac import LinkGraVAC
 from raysim.compressors.memory import AQSGD, ErrorFeedback, LinkEF21, MixedErrorFeedback, NoiseFeedback
 from raysim.compressors.optimus_cc import Epilogue, LazyErrorPropagation, WarmStart
 from raysim.notation import Notation, parse_notation
@@ -24,7 +23,6 @@ COMPRESSORS: dict[str, type[Compressor]] = {
         Epilogue,
         ErrorFeedback,
         LazyErrorPropagation,
-        LinkGraVAC,
         MixedErrorFeedback,
         NoiseFeedback,
         Plain,
@@ -62,7 +60,6 @@ __all__ = [
     "ErrorFeedback",
     "LazyErrorPropagation",
     "LinkEF21",
-    "LinkGraVAC",
     "MixedErrorFeedback",
     "NoiseFeedback",
     "Plain",

@@ -32,7 +32,6 @@ class Context(NamedTuple):
     epoch: int
     microbatch: int
     sample_ids: tuple[int, ...]  # data set index of each row
-    num_stages: int = 1
     phase: str = "steady"  # of the schedule: warmup, steady or cooldown; the same at both ends
     key: int | None = None  # for random codecs, from (seed, replica, boundary, direction, step, microbatch)
     support: Support | None = None  # the positions in the forward packet of this microbatch, for shared indices
@@ -42,16 +41,8 @@ class StepFacts(NamedTuple):
     """Measurements of the previous step, for adaptive methods."""
 
     step_s: float | None = None  # by the clock, measured or simulated
-    floor: float | None = None  # the link's least fidelity under a shared budget
     sensitivity: float | None = None  # measured by the receiving stage's `Meter` in the last step
     batch_size: int = 1  # samples of the step, over all replicas
-
-
-class Offer(NamedTuple):
-    """An alternative to sending a link's messages uncompressed."""
-
-    fidelity: float  # of the decoded tensor, at most 1
-    factor: float  # dense bytes over wire bytes
 
 
 class Decision(NamedTuple):
@@ -68,7 +59,6 @@ class Decision(NamedTuple):
     event: str | None = None  # "promote", "advance", "saturate", ...
     reason: str = ""
     layer: str | None = None
-    offers: tuple[Offer, ...] = ()  # for links with a shared budget; not recorded, unlike gains and factors
 
 
 class Meter(Protocol):
@@ -104,11 +94,6 @@ class Compressor(Notation, ABC):
     def exact(self) -> bool:
         """True if tensors are sent uncompressed."""
         return False
-
-    @property
-    def shared_budget(self) -> float | None:
-        """Least product of fidelities over all links of a direction; None if each link decides by itself."""
-        return None
 
     def forgets(self, num_samples: int) -> bool:
         """Return whether the memory is too small for `num_samples` samples, so that some are evicted between epochs."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
 from raysim.forecast.evidence import TRANSFORMER, UNKNOWN, Known, known
-from raysim.forecast.fleet import SAME, Layout, Setting, Way
+from raysim.forecast.fleet import SAME, HostLayout, Proposal, Setting
 from raysim.forecast.job import STATE_BYTES, Job
 from raysim.network.costs import Expected, FleetCosts
 from raysim.network.presets import DEVICES
-from raysim.network.prices import MODEL_ERROR, NINE_TENTHS
+from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, PAYS
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -39,8 +39,6 @@ SCATTERS = ("Quantize(8, per='block')", "Quantize(4, per='block')")
 LOCAL_STEPS = (10, 100, 500)
 AHEAD = (2, 4)
 """Microbatches in flight at each stage, in units of those of 1F1B."""
-PAYS = 1.05
-"""Least speed-up over dense that makes a setting worth a study."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +73,7 @@ class OnNetwork:
 class Row:
     """A way to train, with its memory and required bandwidths."""
 
-    way: Way
+    way: Proposal
     memory_bytes: float
     fits: bool
     needed: tuple[Needed, ...]
@@ -94,7 +92,7 @@ class Advice:
     """The answer for one job."""
 
     job: Job
-    layout: Layout
+    layout: HostLayout
     """The job's own layout."""
     networks: tuple[Network, ...]
     rows: tuple[Row, ...]
@@ -148,7 +146,7 @@ def advise(
     job: Job,
     networks: Sequence[Network] = (),
     *,
-    layout: Layout | None = None,
+    layout: HostLayout | None = None,
     local_steps: Sequence[int] = LOCAL_STEPS,
     tried: Sequence[Setting] = (),
     costs: FleetCosts | None = None,
@@ -163,13 +161,13 @@ def advise(
     links = PER_TOKEN if job.model.scope.kind in (TRANSFORMER, UNKNOWN) else PER_TENSOR
     ways = [way for each in (own, *_others(job, own)) for way in _ways(each, local_steps, links)]
     ways[1:1] = _more_in_flight(job, own) if own.replicas == 1 else []
-    ways += [Way(own, *setting[:3]) for setting in tried]
+    ways += [Proposal(own, *setting[:3]) for setting in tried]
     template = networks[0] if networks else Network(1e9)
     rows = tuple(_row(job, way, template, networks, costs) for way in dict.fromkeys(ways))
     return Advice(job, own, tuple(networks), rows, chosen=layout is not None, costs=costs)
 
 
-def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[Setting]) -> None:
+def _check(job: Job, own: HostLayout, networks: Sequence[Network], tried: Sequence[Setting]) -> None:
     fleet = job.fleet
     if fleet.hosts < 2:
         raise InputError(
@@ -202,19 +200,19 @@ def _check(job: Job, own: Layout, networks: Sequence[Network], tried: Sequence[S
         )
 
 
-def _pipeline(job: Job) -> Layout:
+def _pipeline(job: Job) -> HostLayout:
     """Return the layout with the longest pipeline that the model allows."""
     hosts = job.fleet.hosts
     workers = max(count for count in range(1, hosts + 1) if hosts % count == 0 and count <= job.model.layers)
-    return Layout(workers, hosts // workers)
+    return HostLayout(workers, hosts // workers)
 
 
-def _others(job: Job, own: Layout) -> list[Layout]:
+def _others(job: Job, own: HostLayout) -> list[HostLayout]:
     """Return alternative layouts: one pipeline, replicas only, sharded replicas, two pipelines."""
     hosts = job.fleet.hosts
-    layouts = [Layout(hosts, 1), Layout(1, hosts)]
-    layouts += [Layout(1, hosts, FSDP(hosts, reshard_after)) for reshard_after in ("forward", "step")]
-    layouts += [Layout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else []
+    layouts = [HostLayout(hosts, 1), HostLayout(1, hosts)]
+    layouts += [HostLayout(1, hosts, FSDP(hosts, reshard_after)) for reshard_after in ("forward", "step")]
+    layouts += [HostLayout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else []
     return [
         layout
         for layout in layouts
@@ -222,36 +220,36 @@ def _others(job: Job, own: Layout) -> list[Layout]:
     ]
 
 
-def _ways(layout: Layout, local_steps: Sequence[int], pairs: Sequence[tuple[str, str]]) -> list[Way]:
+def _ways(layout: HostLayout, local_steps: Sequence[int], pairs: Sequence[tuple[str, str]]) -> list[Proposal]:
     """Return the ways to try in a layout, dense first; `pairs` are codecs of activations and gradients."""
     links = pairs if layout.workers > 1 else ()
     if layout.replicas == 1:
-        return [Way(layout), *(Way(layout, *pair) for pair in links)]
+        return [Proposal(layout), *(Proposal(layout, *pair) for pair in links)]
     local = [f"DiLoCo({steps})" for steps in local_steps]
     if layout.sharding is not None:
         methods = SCATTERS if layout.groups == 1 else local
-        coded = [Way(layout, method=method) for method in methods]
-        return [Way(layout), *(Way(layout, *pair) for pair in links[:2]), *coded]
+        coded = [Proposal(layout, method=method) for method in methods]
+        return [Proposal(layout), *(Proposal(layout, *pair) for pair in links[:2]), *coded]
     methods = local if links else [*METHODS, *local]
     middle = local[len(local) // 2] if local else SAME
     return [
-        Way(layout, overlap=True),
-        Way(layout),
-        *(Way(layout, method=method) for method in methods),
-        *(Way(layout, *pair, method=middle) for pair in links[:2]),
+        Proposal(layout, overlap=True),
+        Proposal(layout),
+        *(Proposal(layout, method=method) for method in methods),
+        *(Proposal(layout, *pair, method=middle) for pair in links[:2]),
     ]
 
 
-def _more_in_flight(job: Job, layout: Layout) -> list[Way]:
+def _more_in_flight(job: Job, layout: HostLayout) -> list[Proposal]:
     """Return the dense ways of a pipeline in 1F1B with more microbatches in flight than by default, which hide latency."""
     if job.schedule != OneFOneB() or layout.workers == 1 or layout.sharding is not None:
         return []
     schedules = [OneFOneB(), *(OneFOneB(ahead=ahead) for ahead in AHEAD)]
     held = [job.scheduled(schedule).in_flight(layout) for schedule in schedules]
-    return [Way(layout, schedule=schedules[i]) for i in range(1, len(schedules)) if held[i] != held[i - 1]]
+    return [Proposal(layout, schedule=schedules[i]) for i in range(1, len(schedules)) if held[i] != held[i - 1]]
 
 
-def _row(job: Job, way: Way, template: Network, networks: Sequence[Network], costs: FleetCosts | None) -> Row:
+def _row(job: Job, way: Proposal, template: Network, networks: Sequence[Network], costs: FleetCosts | None) -> Row:
     job = job.scheduled(way.schedule)
     memory = job.memory_bytes(way)
     return Row(
@@ -264,7 +262,7 @@ def _row(job: Job, way: Way, template: Network, networks: Sequence[Network], cos
     )
 
 
-def _on(job: Job, way: Way, network: Network, costs: FleetCosts | None) -> OnNetwork:
+def _on(job: Job, way: Proposal, network: Network, costs: FleetCosts | None) -> OnNetwork:
     parts = parts_of(job, way, network)
     step, free = sum(parts), free_s(job, way.layout)
     error = NINE_TENTHS * MODEL_ERROR * (parts.links + parts.tied + parts.averaging + parts.latency)

@@ -11,7 +11,7 @@ import numpy as np
 
 from raysim.forecast.advise import Advice
 from raysim.forecast.bandwidth import LEVELS, Needed, free_s, steps_s
-from raysim.forecast.fleet import SAME, Way
+from raysim.forecast.fleet import SAME, Proposal
 from raysim.forecast.job import STATE_BYTES
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -150,11 +150,11 @@ def _bps(level: Needed | None) -> str:
     return "no bandwidth" if level is None or math.isinf(level.bps) else format_bandwidth(level.bps)
 
 
-def setting_words(way: Way) -> str:
+def setting_words(way: Proposal) -> str:
     """Describe the compression of a layout.
 
-    >>> from raysim.forecast.fleet import Layout
-    >>> setting_words(Way(Layout(4, 2), "Quantize(4)", "Quantize(6)", "DiLoCo(10)"))
+    >>> from raysim.forecast.fleet import HostLayout
+    >>> setting_words(Proposal(HostLayout(4, 2), "Quantize(4)", "Quantize(6)", "DiLoCo(10)"))
     'Quantize(4) activations and Quantize(6) gradients and DiLoCo(10) between replicas'
     """
     links = f"{way.forward} activations and {way.backward} gradients" if way.links_coded else ""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.forecast.fleet import Layout, Way
+from raysim.forecast.fleet import HostLayout, Proposal
 from raysim.forecast.job import Job
 from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, overlapped
 from raysim.network.profile import Profile
@@ -37,7 +37,7 @@ class Needed(NamedTuple):
     high_bps: float
 
 
-def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
+def steps_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
     """Return the mean seconds of a step on each network."""
     layout, kinds, count = way.layout, job.mixture(way), job.num_microbatches(way.layout)
     if job.steps_under_way(way):
@@ -56,7 +56,7 @@ def steps_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
     return total
 
 
-def _lagging_s(job: Job, way: Way, networks: Sequence[Network]) -> Floats:
+def _lagging_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
     """Return the mean seconds of a step whose exchanges later steps hide, as far as they fit into them."""
     quiet, exchanges, count = job.profile(way), job.exchanges(way), job.num_microbatches(way.layout)
     instant = [network.without_latency for network in networks]
@@ -88,7 +88,7 @@ def _differ(networks: Sequence[Network]) -> bool:
     return any(network.num_hosts is not None or network.jitter_s for network in networks)
 
 
-def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], count: int, replicas: int) -> Floats:
+def _run(job: Job, way: Proposal, profile: Profile, networks: Sequence[Network], count: int, replicas: int) -> Floats:
     """Return the seconds of a step of `count` microbatches on each network; of the first replica if `replicas` is 1."""
     if replicas == 1:
         profile = replace(profile, transfers=profile.transfers[profile.transfers["source_replica"] == 0])
@@ -100,11 +100,14 @@ def _run(job: Job, way: Way, profile: Profile, networks: Sequence[Network], coun
     if way.layout.sharding is None:
         return seconds(profile, networks)
     groups = [[network] for network in networks] if _differ(networks) else [networks]
-    own = [costs for group in groups for costs in job.on_networks(way, profile, group, count)]
+    own = [costs for group in groups for costs in job.timed(way, profile, count).profiles(group)]
+    if way.layout.workers == replicas == 1:  # only shards cross the network, and their seconds are in the actions
+        alone: Floats = step_seconds(job.schedule, own, [FREE], num_microbatches=count, num_replicas=1)[0]
+        return alone
     return np.concatenate([seconds(costs, [network]) for costs, network in zip(own, networks, strict=True)])
 
 
-def _pipeline_s(job: Job, way: Way, networks: Sequence[Network], *, tied: bool) -> Floats:
+def _pipeline_s(job: Job, way: Proposal, networks: Sequence[Network], *, tied: bool) -> Floats:
     """Return the seconds of a step without an exchange of replicas, and with or without the sums of tied parameters."""
     replicas = way.layout.replicas if _differ(networks) else 1
     profile = job.profile(way)
@@ -127,7 +130,7 @@ class Parts(NamedTuple):
     latency: float
 
 
-def parts_of(job: Job, way: Way, network: Network) -> Parts:
+def parts_of(job: Job, way: Proposal, network: Network) -> Parts:
     """Return a step's seconds by cause: the time saved by removing the causes one after another."""
     prompt = network.without_latency
     step, without_latency, own = steps_s(job, way, [network, prompt, FREE]).tolist()
@@ -145,12 +148,12 @@ def parts_of(job: Job, way: Way, network: Network) -> Parts:
 
 
 @lru_cache(maxsize=64)
-def free_s(job: Job, layout: Layout) -> float:
+def free_s(job: Job, layout: HostLayout) -> float:
     """Return the seconds of an uncompressed step on an unlimited network, which is utilisation 1."""
-    return float(steps_s(job, Way(layout), [FREE])[0])
+    return float(steps_s(job, Proposal(layout), [FREE])[0])
 
 
-def needed(job: Job, way: Way, network: Network) -> tuple[Needed, ...]:
+def needed(job: Job, way: Proposal, network: Network) -> tuple[Needed, ...]:
     """Return the bandwidth needed for each utilisation of `LEVELS`, with all else as in `network`.
 
     `network` has one bandwidth. Utilisation is `free_s` divided by the step. A step's seconds fall with the bandwidth and are

@@ -16,8 +16,10 @@ import torch
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.replica_costs import replica_costs
+from raysim.network.presets import DEVICES
 from raysim.network.profile import Profile
 from raysim.network.recorded import mean_profile, profiles_from_actions
+from raysim.notation import check_choice, check_real
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import Workload, prepare
@@ -40,14 +42,12 @@ def datasheet_profile(
     A backward counts as two forwards, or three with recomputation. `weight_shares`: weight gradients' share of each stage's
     backward, for schedules that run them separately. Raises ValueError if the device is unknown.
     """
-    profile = Profile.analytic(
-        flops_forward,
-        device=device,
-        efficiency=efficiency,
-        wire_bytes=0.0,
-        backward_factor=3.0 if config.recompute else 2.0,
-    )
-    profile = _updates(config, profile)
+    check_choice("device", device, DEVICES)
+    speed = DEVICES[device].peak_flops * check_real("efficiency", efficiency, 0, 1, open_low=True)
+    forward_s = np.asarray(flops_forward, np.float64) / speed
+    source = f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"
+    backward_s = (3.0 if config.recompute else 2.0) * forward_s
+    profile = _updates(config, Profile.uniform(len(forward_s), forward_s, backward_s, source=source))
     if not cuts_backward(config, profile.num_stages):
         return profile
     if any(map(math.isnan, weight_shares)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raysim.forecast.shapes import UNNAMED, ModelShape
-from raysim.forecast.timings import read_values
+from raysim.forecast.timings import read_toml_or_json
 from raysim.notation import InputError, known_words
 from raysim.storage.files import is_file
 
@@ -158,7 +158,7 @@ def read_shape(path: str, length: int | None = None) -> ModelShape | None:
     file = Path(path) / "config.json" if not path.endswith(".json") else Path(path)
     if not is_file(file):
         return None
-    values = read_values(file)
+    values = read_toml_or_json(file)
     if not isinstance(values, dict) or "model_type" not in values:
         raise InputError(
             f"{file} must be a config of transformers with `model_type`. Give --layers, --width, --length, --vocabulary."

@@ -65,7 +65,7 @@ class Fleet:
         return self.gpus * self.device.codec_bytes_per_s
 
 
-class Layout(NamedTuple):
+class HostLayout(NamedTuple):
     """Hosts arranged as `replicas` pipelines of `workers` hosts."""
 
     workers: int
@@ -99,10 +99,10 @@ DENSE = Setting()
 
 
 @dataclass(frozen=True)
-class Way:
+class Proposal:
     """A layout with its link codecs, replica method and schedule."""
 
-    layout: Layout
+    layout: HostLayout
     forward: str = SAME
     backward: str = SAME
     method: str = SAME
@@ -127,7 +127,7 @@ class Way:
         return (self.forward, self.backward) != (SAME, SAME)
 
     @property
-    def unsharded(self) -> Way:
+    def unsharded(self) -> Proposal:
         """The same way with whole replicas."""
         return replace(self, layout=self.layout._replace(sharding=None))
 

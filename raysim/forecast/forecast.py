@@ -22,14 +22,7 @@ from raysim.forecast.timings import TimedStep
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
-from raysim.network.prices import (
-    after_pipelines,
-    averaging_words,
-    bounds_with_model_error,
-    mean_bounds,
-    overlapped,
-    without_exchange,
-)
+from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds
 from raysim.network.profile import Profile
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network, Placement
@@ -41,7 +34,7 @@ from raysim.pipeline.stage_memory import stage_memories
 from raysim.schedules.families import Schedule
 from raysim.units import format_bytes
 from raysim.values import BoundaryTensors
-from raysim.workloads.partition import CutChoice, Partition, partition
+from raysim.workloads.partition import CutWithAlternative, Partition, partition
 from raysim.workloads.splits import DataShape
 from raysim.workloads.stage_costs import Shadow
 
@@ -68,7 +61,7 @@ class Forecast:
     """Kinds of step by their exchange of replicas; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
     """Steps by which an exchange of replicas may lag before a step waits for it."""
-    cut_choices: tuple[CutChoice, ...]
+    cut_choices: tuple[CutWithAlternative, ...]
     flops_forward: tuple[int, ...]
     """By stage, of one microbatch's forward."""
     tied: TiedShapes
@@ -105,20 +98,18 @@ class Forecast:
             totals[worker] += memory.total_bytes
         return totals
 
-    def simulate(self, network: Network, *, first: bool = False, ending: int = 0) -> Timeline:
-        """Return the timeline of a steady step, or of a first visit, with one of `endings`."""
-        return self._simulate(self._profile(first, ending), network)
+    def simulate(self, network: Network, *, ending: int = 0) -> Timeline:
+        """Return the timeline of a steady step with one of `endings`, whose exchange is waited for."""
+        return self.timed(ending=ending).simulate(network)
 
-    def _profile(self, first: bool, ending: int) -> Profile:
-        return replace(self.first if first else self.steady, **self.endings[ending].costs)
-
-    def _simulate(self, profile: Profile, network: Network) -> Timeline:
-        return self.timed(profile).simulate(network)
-
-    def timed(self, profile: Profile) -> TimedStep:
-        """Return a step of these costs, as a file of timings gives it."""
+    def timed(self, *, first: bool = False, ending: int = 0) -> TimedStep:
+        """Return a steady step, or one of first visits, with one of `endings`."""
         return TimedStep(
-            profile, self.schedule, self.config.num_microbatches, self.config.num_replicas, placement=self.placement
+            replace(self.first if first else self.steady, **self.endings[ending].costs),
+            self.schedule,
+            self.config.num_microbatches,
+            self.config.num_replicas,
+            placement=self.placement,
         )
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
@@ -138,18 +129,9 @@ class Forecast:
 
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`; later steps may hide part of its exchange."""
-        profile, instant = self._profile(first, ending), network.without_latency
-        if self.exchange_delay:
-            profile = after_pipelines(profile)
-        quiet = without_exchange(profile)
-        return overlapped(
-            lambda exchanging, latent: (
-                self._simulate(profile if exchanging else quiet, network if latent else instant).step_s
-            ),
-            float(profile.method_s.max()),
-            self.exchange_delay,
-            self.config.exchange_interval,
-        )
+        step = self.timed(first=first, ending=ending)
+        interval = self.config.exchange_interval
+        return replace(step, averaging_delay=self.exchange_delay, interval=interval).step_s(network)
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return a mean step with the churn and money of `costs`."""

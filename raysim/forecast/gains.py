@@ -34,7 +34,7 @@ class Priced(NamedTuple):
     """Dense's step over this one."""
 
 
-class Way(NamedTuple):
+class Alternative(NamedTuple):
     """Another way to run the same training, without compression."""
 
     name: str
@@ -66,7 +66,7 @@ def _without(costs: Mapping[str, Any], direction: str) -> dict[str, Any]:
     return kept
 
 
-def parts_of(plan: Forecast, network: Network) -> Parts:
+def forecast_parts(plan: Forecast, network: Network) -> Parts:
     """Split a dense step into causes, by removing latency, then all bytes, then the schedule's idle time."""
     instant = network.without_latency
     step_s, prompt_s, free_s = (plan.step_s(each) for each in (network, instant, FREE))
@@ -132,7 +132,7 @@ def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], avera
     return replace(dense, steady=steady, first=steady, first_steps=0, **changes)
 
 
-def other_ways(dense: Forecast, network: Network, *, device: str | None = None) -> list[Way]:
+def other_ways(dense: Forecast, network: Network, *, device: str | None = None) -> list[Alternative]:
     """Return other ways to run the same training, by the samples a second that they gain, best first.
 
     Compute is that of `device`, or of `dense` in proportion to counted operations. Ways that do not fit the run are left out.
@@ -145,7 +145,7 @@ def other_ways(dense: Forecast, network: Network, *, device: str | None = None) 
     else:
         at = partial(own, device=device)
     rate = dense.config.batch_size / at(dense.config).step_s(network)
-    best: dict[str, Way] = {}
+    best: dict[str, Alternative] = {}
     for kind, name, changes in _changes(dense):
         try:
             plan = at(dense.config.changed(**changes))
@@ -154,7 +154,7 @@ def other_ways(dense: Forecast, network: Network, *, device: str | None = None) 
         if plan.capacity_bytes is not None and device is not None and max(plan.worker_bytes()) > plan.capacity_bytes:
             continue
         step_s = plan.step_s(network)
-        way = Way(name, changes, plan.config.batch_size / step_s / rate, step_s, max(plan.worker_bytes()))
+        way = Alternative(name, changes, plan.config.batch_size / step_s / rate, step_s, max(plan.worker_bytes()))
         if kind not in best or way.speedup > best[kind].speedup:
             best[kind] = way
     return sorted(best.values(), key=lambda way: -way.speedup)

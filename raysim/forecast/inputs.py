@@ -9,7 +9,7 @@ from typing import Any
 
 from raysim.config import ConfigError, read_config
 from raysim.forecast.families import read_shape
-from raysim.forecast.fleet import Fleet, Layout, Setting
+from raysim.forecast.fleet import Fleet, HostLayout, Setting
 from raysim.forecast.job import Job, Model
 from raysim.forecast.shapes import ModelShape
 from raysim.forecast.structure import RecipeModel
@@ -94,7 +94,7 @@ def make_job(
     return Job(model, fleet, rows, batch, microbatch, efficiency, calibrated_transport(transport), recompute, dtype)
 
 
-def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: str | None = None) -> Layout | None:
+def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: str | None = None) -> HostLayout | None:
     """Return the layout of `--stages`, `--replicas` and `--sharding`; None if all are missing. Raises InputError.
 
     Stages or replicas may be missing; with `--sharding` alone, every host is a replica.
@@ -107,7 +107,7 @@ def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: s
     option, given = ("--replicas", replicas or 0) if stages is None else ("--stages", stages)
     if given < 1 or hosts % given:
         raise InputError(f"`{option}` must divide the {hosts} hosts of {job.fleet!r}, but got {given}.")
-    layout = Layout(stages or hosts // given, replicas or hosts // given)
+    layout = HostLayout(stages or hosts // given, replicas or hosts // given)
     if sharding is None:
         return layout
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raysim.config import read_config
-from raysim.forecast.fleet import SAME, Fleet, Layout, Way
+from raysim.forecast.fleet import SAME, Fleet, HostLayout, Proposal
 from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
 from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
@@ -63,7 +62,7 @@ class Job:
     dtype: str = "bfloat16"
     """The dtype of activations and their gradients on links."""
 
-    def num_microbatches(self, layout: Layout) -> int:
+    def num_microbatches(self, layout: HostLayout) -> int:
         """Return the number of microbatches of each replica; raises InputError unless they fill the batch."""
         count, rest = divmod(self.batch, layout.replicas * self.microbatch)
         if rest or not count:
@@ -73,7 +72,7 @@ class Job:
             )
         return count
 
-    def num_stages(self, layout: Layout) -> int:
+    def num_stages(self, layout: HostLayout) -> int:
         """Return the least number of stages that occupies every worker of a pipeline; raises InputError."""
         for count in range(layout.workers, 9 * layout.workers, layout.workers):
             try:
@@ -86,12 +85,12 @@ class Job:
         )
 
     @lru_cache(maxsize=64)  # noqa: B019  a job lives as long as its command
-    def stages(self, layout: Layout) -> tuple[StageCost, ...]:
+    def stages(self, layout: HostLayout) -> tuple[StageCost, ...]:
         """Return the costs of a microbatch at each stage."""
         return tuple(self.model.stages(self.num_stages(layout), self.microbatch))
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def profile(self, way: Way) -> Profile:
+    def profile(self, way: Proposal) -> Profile:
         """Return the costs of a step without the exchange of replicas, but with the sums of tied parameters."""
         stages = self.stages(way.layout)
         speed = self.fleet.flops * self.efficiency
@@ -123,14 +122,14 @@ class Job:
         transport = replace(self.transport, averaging=DDP if way.overlap else Averaging())
         return profile.over(transport, way.layout.workers * way.layout.replicas)
 
-    def tied_transfers(self, layout: Layout) -> Transfers:
+    def tied_transfers(self, layout: HostLayout) -> Transfers:
         """Return the transfers that sum tied parameters' gradients over their stages; sharded replicas sum a shard each."""
         tied = self.model.tied_sizes(self.num_stages(layout))
         shards = layout.replicas // layout.groups
         return tied_transfers([(stages, size // shards) for stages, size in tied], layout.replicas)
 
     @lru_cache(maxsize=64)  # noqa: B019
-    def sharded(self, way: Way) -> Sharded:
+    def sharded(self, way: Proposal) -> Sharded:
         """Return the units of a sharded layout: parameters gathered in the activations' dtype, gradients scattered in float32."""
         sharding, coded = way.layout.sharding, way.layout.groups == 1 and way.method != SAME
         assert sharding is not None
@@ -165,18 +164,15 @@ class Job:
         """Bytes of a gathered parameter."""
         return 4 if self.dtype == "float32" else 2
 
-    def on_networks(self, way: Way, profile: Profile, networks: Sequence[Network], count: int) -> list[Profile]:
-        """Return the costs of a step of `count` microbatches on each network, including shards' gathers and scatters."""
-        return self._timed(way, profile, count).profiles(networks)
-
-    def _timed(self, way: Way, profile: Profile, count: int) -> TimedStep:
+    def timed(self, way: Proposal, profile: Profile, count: int) -> TimedStep:
+        """Return a step of `count` microbatches at these costs, ready to be simulated on any network."""
         sharded = None if way.layout.sharding is None else self.sharded(way)
         return TimedStep(profile, self.schedule, count, way.layout.replicas, sharded)
 
-    def expected(self, way: Way, costs: FleetCosts, network: Network, step_s: float) -> Expected:
+    def expected(self, way: Proposal, costs: FleetCosts, network: Network, step_s: float) -> Expected:
         """Return a step of `step_s` seconds with the churn and money of `costs`."""
         count, kinds = self.num_microbatches(way.layout), self.mixture(way)
-        steps = [(share, self._timed(way, profile, count)) for share, profile in kinds]
+        steps = [(share, self.timed(way, profile, count)) for share, profile in kinds]
         exchanging = sum(share for share, _ in self.exchanges(way))
         return expected_step(
             costs,
@@ -188,7 +184,7 @@ class Job:
         )
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def mixture(self, way: Way) -> list[tuple[float, Profile]]:
+    def mixture(self, way: Proposal) -> list[tuple[float, Profile]]:
         """Return a way's kinds of step by exchange of replicas, each with its share of all steps."""
         profile, replicas = self.profile(way), way.layout.groups
         shards = way.layout.replicas // replicas
@@ -215,22 +211,22 @@ class Job:
         rest = 1.0 - sum(share for share, _ in kinds)
         return [*kinds, (rest, profile)] if rest > 1e-9 else kinds
 
-    def exchanges(self, way: Way) -> list[tuple[float, Profile]]:
+    def exchanges(self, way: Proposal) -> list[tuple[float, Profile]]:
         """Return the kinds of step of `mixture` in which replicas exchange something."""
         quiet = len(self.profile(way).transfers)
         return [(share, each) for share, each in self.mixture(way) if len(each.transfers) > quiet]
 
-    def steps_under_way(self, way: Way) -> int:
+    def steps_under_way(self, way: Proposal) -> int:
         """Return the most steps by which an exchange of replicas may lag behind training."""
         return 0 if way.layout.groups == 1 or way.method == SAME else method_of(way.method).steps_under_way
 
-    def compute_s(self, layout: Layout) -> float:
+    def compute_s(self, layout: HostLayout) -> float:
         """Return the compute seconds of a step, averaged over hosts."""
         stages = self.stages(layout)
         flops = (4 if self.recompute else 3) * sum(stage.forward_flops for stage in stages)
         return self.num_microbatches(layout) * flops / (self.fleet.flops * self.efficiency) / layout.workers
 
-    def memory_bytes(self, way: Way) -> float:
+    def memory_bytes(self, way: Proposal) -> float:
         """Return the memory of the fullest host."""
         stages = self.stages(way.layout)
         workers = self.schedule.workers(len(stages))
@@ -243,7 +239,7 @@ class Job:
             totals[worker] += state + saved + stage.workspace_bytes
         return max(totals)
 
-    def _state_bytes(self, layout: Layout, stage: StageCost) -> float:
+    def _state_bytes(self, layout: HostLayout, stage: StageCost) -> float:
         """Return the bytes of a stage's weights, gradients and moments; if sharded, of its shard and the gathered units."""
         if layout.sharding is None:
             return STATE_BYTES * stage.num_parameters
@@ -263,7 +259,7 @@ class Job:
         return self if schedule is None else replace(self, schedule=schedule)
 
     @lru_cache(maxsize=64)  # noqa: B019
-    def in_flight(self, layout: Layout) -> tuple[int, ...]:
+    def in_flight(self, layout: HostLayout) -> tuple[int, ...]:
         """Return the largest number of microbatches in flight at each stage, with `FEW_MICROBATCHES` a worker."""
         num_stages, count = self.num_stages(layout), self.num_microbatches(layout)
         few = min(count, FEW_MICROBATCHES * layout.workers)
@@ -273,7 +269,7 @@ class Job:
         ]
         return tuple(count if peak == few else peak for peak in peaks)  # all of them, as in GPipe
 
-    def _method_bytes(self, way: Way, stage: StageCost) -> int:
+    def _method_bytes(self, way: Proposal, stage: StageCost) -> int:
         """Return the bytes of the replica method's memory for a stage."""
         if way.layout.replicas == 1 or way.method == SAME:
             return 0

@@ -86,7 +86,8 @@ def link_costs(
     measured: dict[tuple[str, tuple[int, ...]], list[LinkCost]] = {}
     links: list[LinkCost] = []
     try:
-        warm()
+        if codec_bytes_per_s is None:
+            warm()
         replicas = config.compressors([crossing.shapes for crossing in boundaries])
         alike = all(ends == replicas[0] for ends in replicas)
         for replica, ends in enumerate(replicas[:1] if alike else replicas):

@@ -151,7 +151,6 @@ def _averaged(
                 steps_per_epoch=1,
                 seed=config.seed,
                 stage=stage,
-                num_stages=config.stages,
                 batch_size=config.batch_size,
                 learning_rate=config.optimizer.learning_rate,
                 momentum=config.optimizer.momentum or 0.0,

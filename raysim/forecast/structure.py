@@ -15,7 +15,7 @@ from torch import nn
 from raysim.config import RunConfig
 from raysim.forecast.evidence import CONVOLUTIONAL, ELSEWHERE, RECURRENT, SCRATCH, TRANSFORMER, UNKNOWN, Scope
 from raysim.forecast.shapes import StageCost, Unit
-from raysim.forecast.timings import read_values
+from raysim.forecast.timings import read_toml_or_json
 from raysim.notation import InputError, check_integer
 from raysim.pipeline.plan import tied_shapes
 from raysim.pipeline.prepare import task_of
@@ -128,7 +128,7 @@ def _kind(name: str, options: Mapping[str, Any]) -> str:
     if isinstance(config, str):
         file = Path(config).expanduser()
         file = file / "config.json" if file.is_dir() else file
-        config = read_values(file) if file.is_file() else {}
+        config = read_toml_or_json(file) if file.is_file() else {}
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     return CONVOLUTIONAL if kind in ("resnet", "convnext") else TRANSFORMER
 

@@ -15,7 +15,7 @@ from raysim.config import read_config
 from raysim.forecast.advise import Advice
 from raysim.forecast.compute import record_profile
 from raysim.forecast.evidence import ELSEWHERE, UNTRIED
-from raysim.forecast.fleet import DENSE, SAME, Layout, Setting
+from raysim.forecast.fleet import DENSE, SAME, HostLayout, Setting
 from raysim.forecast.job import method_of
 from raysim.forecast.shapes import UNNAMED, ModelShape
 from raysim.forecast.structure import RecipeModel
@@ -130,7 +130,7 @@ def save_study(study: Mapping[str, Any], about: str, path: Path, asked: Sequence
     return shlex.join(["raysim", "sweep", str(path), *asked])
 
 
-def _left_out(advice: Advice, layout: Layout, seldom: Sequence[Setting], steps: int) -> list[str]:
+def _left_out(advice: Advice, layout: HostLayout, seldom: Sequence[Setting], steps: int) -> list[str]:
     """Return, in sentences, which settings of the tables are not in the study, and why."""
     sentences = []
     if seldom:
@@ -147,7 +147,7 @@ def _left_out(advice: Advice, layout: Layout, seldom: Sequence[Setting], steps: 
     return sentences
 
 
-def _options(layout: Layout) -> str:
+def _options(layout: HostLayout) -> str:
     """Return the options of `raysim advise` that choose a layout."""
     words = ["--stages", str(layout.workers), "--replicas", str(layout.replicas)]
     sharding = (
@@ -187,7 +187,7 @@ def _is_unnamed(advice: Advice) -> bool:
     return isinstance(advice.job.model, ModelShape) and advice.job.model.name == UNNAMED
 
 
-def _base(advice: Advice, source: str | None, layout: Layout, settings: Sequence[Setting]) -> _Base:
+def _base(advice: Advice, source: str | None, layout: HostLayout, settings: Sequence[Setting]) -> _Base:
     """Return the run that the study changes, long enough for the exchanges of its fastest setting."""
     job, model = advice.job, advice.job.model
     if _is_unnamed(advice):  # a small model with the same kinds of link

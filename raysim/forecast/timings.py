@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from raysim.config import ConfigError, apply_override
@@ -26,12 +27,12 @@ from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.reading import first_error
 from raysim.limits import process_memory
 from raysim.network.costs import Expected, FleetCosts, expected_step
-from raysim.network.prices import after_pipelines, overlapped, without_exchange
+from raysim.network.prices import after_pipelines, overlapped_steps
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
-from raysim.network.topology import Network, Placement, replica_hosts
+from raysim.network.topology import Network, Placement
 from raysim.network.transport import Transport
 from raysim.notation import InputError, check_integer
 from raysim.schedules import Schedule, parse_schedule
@@ -61,6 +62,8 @@ class TimedStep:
     """The units of sharded replicas."""
     averaging_delay: int = 0
     """Steps by which an average may lag before a step waits for it."""
+    interval: float = 1.0
+    """Steps from one average to the next."""
     placement: Placement | None = None
     """The host of every worker; by default see `raysim.network.simulate.simulate`."""
 
@@ -80,51 +83,31 @@ class TimedStep:
         whole = {name: getattr(self.profile, name) + seconds for name, seconds in costs.items()}
         return replace(self, profile=replace(self.profile, transport=transport, **whole))
 
-    def simulate(self, network: Network, *, seed: int = 0) -> Timeline:
+    def simulate(self, network: Network) -> Timeline:
         """Return the timeline of the step; raises InputError if it does not fit the network."""
         try:
             (profile,) = self.profiles([network])
-            if not self.averaging_delay:
-                return self._waiting(profile, network, seed)
-            waiting = self._waiting(after_pipelines(profile), network, seed)
-            if not waiting.collectives:
-                return waiting
-            return waiting.under_next_step(self._hidden_s(after_pipelines(profile), network, seed))
+            if self.averaging_delay:
+                profile = after_pipelines(profile)
+            timeline = simulate(self.schedule, profile, network, **self._counts)
         except ValueError as error:
             raise InputError(str(error)) from None
-
-    def _waiting(self, profile: Profile, network: Network, seed: int) -> Timeline:
-        """Return the timeline of a step that waits for its own average."""
-        return simulate(
-            self.schedule,
-            profile,
-            network,
-            num_microbatches=self.num_microbatches,
-            num_replicas=self.num_replicas,
-            placement=self.placement,
-            seed=seed,
-        )
-
-    def _hidden_s(self, profile: Profile, network: Network, seed: int) -> float:
-        """Return the seconds of a step with its average under the next steps."""
-        kinds, instant = (without_exchange(profile), profile), network.without_latency
-        return overlapped(
-            lambda exchanging, latent: self._waiting(kinds[exchanging], network if latent else instant, seed).step_s,
-            float(profile.method_s.max()),
-            self.averaging_delay,
-            interval=1.0,
-        )
+        hides = self.averaging_delay and timeline.collectives
+        return timeline.under_next_step(self.step_s(network)) if hides else timeline
 
     def step_s(self, network: Network) -> float:
         """Return the seconds of the step, without its timeline; raises InputError if it does not fit the network."""
-        if self.averaging_delay:
-            return self.simulate(network).step_s
-        counts = {"num_microbatches": self.num_microbatches, "num_replicas": self.num_replicas}
+        waiting = partial(step_seconds, self.schedule, **self._counts)
         try:
             profiles = self.profiles([network])
-            return float(step_seconds(self.schedule, profiles, [network], placement=self.placement, **counts)[0, 0])
+            return float(overlapped_steps(waiting, profiles, [network], self.averaging_delay, self.interval)[0, 0])
         except ValueError as error:
             raise InputError(str(error)) from None
+
+    @property
+    def _counts(self) -> dict[str, Any]:
+        names = ("num_microbatches", "num_replicas", "placement")
+        return {name: getattr(self, name) for name in names}
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return the step with the churn and money of `costs`; raises InputError if it does not fit the network."""
@@ -150,7 +133,7 @@ class TimedStep:
         """Return the rows of the step, and the host of each (replica, stage)."""
         table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
         placement = self.placement or Placement.spread(self.num_replicas * table.num_workers, network.num_hosts)
-        return table, np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
+        return table, placement.by_replica(table.num_workers)[:, table.owner]
 
 
 def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -267,21 +250,19 @@ class Timings(Strict):
 
     def step(self) -> TimedStep:
         """Return the step of these costs; raises InputError if the schedule does not fit them."""
-        parts = [self.backward_s] if self.input_s is None else [self.input_s, self.weight_s]
-        compute_s = np.stack([self._by_stage(seconds) for seconds in (self.forward_s, *parts)], axis=1)
-        sends, receives, wire_bytes = np.zeros((3, *compute_s.shape))
-        sends[:-1, 0] = sends[1:, 1] = receives[1:, 0] = receives[:-1, 1] = 1.0
-        wire_bytes[:, 0] = self._by_stage(self.message_bytes)
-        wire_bytes[:, 1] = np.roll(wire_bytes[:, 0], 1)
-        if self.gradient_message_bytes is not None:
-            wire_bytes[:, 1] = self._by_stage(self.gradient_message_bytes)
-        wire_bytes *= sends
-        encode_s = sends * self._by_stage(self.encode_s)[:, None] + self.send_byte_s * wire_bytes
-        profile = Profile(
-            compute_s=compute_s[None, :, :, None],
-            wire_bytes=wire_bytes[None, :, :, None],
-            encode_s=encode_s[None, :, :, None],
-            decode_s=(receives * self._by_stage(self.decode_s)[:, None])[None, :, :, None],
+        forward_bytes = self._by_stage(self.message_bytes)
+        back = np.roll(forward_bytes, 1) if self.gradient_message_bytes is None else self.gradient_message_bytes
+        wire_bytes = np.stack([forward_bytes, self._by_stage(back)], axis=1)
+        if self.weight_s is not None:
+            wire_bytes = np.pad(wire_bytes, ((0, 0), (0, 1)))
+        profile = Profile.uniform(
+            self.num_stages,
+            self.forward_s,
+            self.backward_s if self.backward_s is not None else self.input_s or 0.0,
+            weight_s=self.weight_s,
+            wire_bytes=wire_bytes,
+            encode_s=self._by_stage(self.encode_s)[:, None] + self.send_byte_s * wire_bytes,
+            decode_s=self._by_stage(self.decode_s)[:, None],
             update_s=self._by_stage(self.update_s),
             gradient_bytes=self._by_stage(0.0 if self.sharding else self.gradient_bytes),
             call_s=self.message_s if self.blocking_sends else 0.0,
@@ -305,7 +286,7 @@ class Timings(Strict):
         units = tuple(Units.even(self.units, *of_stage) for of_stage in sizes.tolist())
         return replace(step, sharded=Sharded(parse_sharding(self.sharding), units))
 
-    def _by_stage(self, value: float | Sequence[float] | None) -> NDArray[np.float64]:
+    def _by_stage(self, value: ArrayLike) -> NDArray[np.float64]:
         return np.broadcast_to(np.asarray(value, np.float64), (self.num_stages,))
 
 
@@ -351,7 +332,7 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     """
     if Path(path).suffix not in (".toml", ".json") or not is_file(path):
         return None
-    values = read_values(path)
+    values = read_toml_or_json(path)
     if not isinstance(values, dict):
         return None
     if values.get("format") == FORMAT:
@@ -367,7 +348,7 @@ def read_timings(path: str, overrides: Sequence[str] = ()) -> TimedStep | None:
     return timings.step()
 
 
-def read_values(path: str | Path) -> Any:
+def read_toml_or_json(path: str | Path) -> Any:
     """Return the content of a TOML or JSON file; raises InputError."""
     kind = Path(path).suffix
     try:

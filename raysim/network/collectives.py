@@ -160,6 +160,44 @@ class Collective:
         return max(self.num_buckets, 1)
 
 
+class TimedCollective(NamedTuple):
+    """Start and end of a collective."""
+
+    collective: Collective
+    start_s: float
+    """Its codec comes first, then its rounds."""
+    end_s: float
+    round_s: tuple[float, ...]
+    """Seconds of each round, of all buckets together."""
+    latency_s: tuple[float, ...]
+    """Seconds that each round would save on a network without latency."""
+
+    @property
+    def critical_s(self) -> float:
+        """Start of the collective's last part without waits: its own start, or that of its last bucket."""
+        seconds = self.collective.codec_s + sum(self.round_s)
+        waited = self.end_s - self.start_s > seconds * (1 + 1e-9)
+        return self.end_s - seconds / self.collective.repeats if waited else self.start_s
+
+    def spans(self) -> list[tuple[int, float, float]]:
+        """Return the number, start and end of every round."""
+        edges = [*np.cumsum([self.start_s + self.collective.codec_s, *self.round_s[:-1]]).tolist(), self.end_s]
+        return [(turn, *edges[turn : turn + 2]) for turn in range(len(self.round_s))]
+
+    def transfers(self) -> list[tuple[str, float, float]]:
+        """Return kind, start and end of everything on the critical path from `critical_s` on: latency follows bytes in each round."""
+        if self.critical_s > self.start_s:
+            latency_s = sum(self.latency_s) / self.collective.repeats
+            spans = [(self.critical_s, self.end_s - latency_s, self.end_s)]
+        else:
+            spans = [
+                (low, high - latency_s, high)
+                for (_, low, high), latency_s in zip(self.spans(), self.latency_s, strict=True)
+            ]
+        parts = ((("collective_bytes", low, sent), ("collective_latency", sent, high)) for low, sent, high in spans)
+        return [part for pair in parts for part in pair]
+
+
 def collectives(
     transfers: Transfers,
     method_s: Floats,
@@ -290,14 +328,12 @@ def _bucket(sends: Sequence[Sends], num_buckets: int) -> list[Sends]:
 
 def _join(hosts: Mapping[int, Ints]) -> list[list[int]]:
     """Return the stages in groups that share hosts, directly or through other stages."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    ends = np.concatenate([np.empty(0, np.int64), *hosts.values()])
-    stages = np.repeat(np.arange(len(hosts)), [len(used) for used in hosts.values()])
-    size = len(hosts) + int(ends.max(initial=-1)) + 1
-    graph = csr_array((np.ones(len(ends)), (stages, len(hosts) + ends)), shape=(size, size))
-    groups: dict[int, list[int]] = {}
-    for stage, group in zip(hosts, connected_components(graph, directed=False)[1].tolist(), strict=False):
-        groups.setdefault(group, []).append(stage)
-    return list(groups.values())
+    groups: list[tuple[set[int], list[int]]] = []
+    for stage, used in hosts.items():
+        members, stages = set(used.tolist()), [stage]
+        for group in [group for group in groups if group[0] & members]:
+            groups.remove(group)
+            members |= group[0]
+            stages = group[1] + stages
+        groups.append((members, stages))
+    return [sorted(stages) for _, stages in groups]

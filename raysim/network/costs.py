@@ -6,15 +6,14 @@ A file of costs has the fields of `FleetCosts`. The price of a step on a network
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from raysim.network.stragglers import STEP_TIMES, StepTimes
 from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import egress_bytes
-from raysim.notation import InputError, check_real, known_words, parse_notation, shown
+from raysim.notation import InputError, Notation, check_real, known_words, parse_notation, shown
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
 from raysim.units import format_seconds, three_digits
@@ -23,21 +22,89 @@ HOUR_S = 3600.0
 GB = 1e9
 
 
-class Team(NamedTuple):
-    """The hosts of a job."""
+@dataclass(frozen=True, repr=False)
+class StepTimes(Notation):
+    """Base of distributions of a host's compute seconds in a step, relative to their mean, independent by host and step."""
 
-    hosts: int
-    """Hosts of one replica, which stops if one of them departs."""
-    replicas: int = 1
-    gpus: int = 1
-    """In all."""
-    period: float = 1.0
-    """Steps from one exchange of replicas to the next: more than 1 for local steps."""
+    most: ClassVar[float] = math.inf
+
+    deviation: float
+    """Standard deviation, as a share of the mean."""
+
+    def __post_init__(self) -> None:
+        self._coerce(deviation=check_real("deviation", self.deviation, 0, self.most))
+
+    def slowest(self, workers: int, replicas: int = 1, steps: int = 1) -> float:
+        """Return the expected seconds of a step, relative to a host's mean, of hosts that wait for one another.
+
+        The `workers` of a replica wait in every step, the `replicas` once in `steps`.
+        """
+        if not self.deviation or workers * replicas == 1:
+            return 1.0
+        least, own = self.least, self.matched(1 - self.least, self.deviation**2)
+        if steps == 1:
+            return least + expected_largest(own, workers * replicas)
+        mean = expected_largest(own, workers)
+        variance = expected_largest(own, workers, lambda value: (value - mean) ** 2)
+        return least + expected_largest(self.matched(mean, variance / steps), replicas)
 
     @property
-    def rejoins(self) -> bool:
-        """True if the other replicas can train on if a host departs."""
-        return self.replicas > 1 and self.period > 1
+    def least(self) -> float:
+        """The shortest possible time, as a share of the mean."""
+        return 0.0
+
+    def matched(self, mean: float, variance: float) -> Any:
+        """Return the distribution of this family with these moments, without `least`."""
+        raise NotImplementedError
+
+
+class Lognormal(StepTimes):
+    """Lognormal times; their sums over steps are matched by mean and variance (Fenton 1960).
+
+    >>> round(Lognormal(0.2).slowest(64), 2)
+    1.57
+    """
+
+    def matched(self, mean: float, variance: float) -> Any:
+        """Return the lognormal distribution with these moments."""
+        from scipy.stats import lognorm
+
+        sigma = math.sqrt(math.log1p(variance / mean**2))
+        return lognorm(sigma, scale=mean * math.exp(-(sigma**2) / 2))
+
+
+class Exponential(StepTimes):
+    """A least time and an exponential delay (Lee et al. 2018, 1512.02673); sums over the steps of a host are exact.
+
+    >>> round(Exponential(0.5).slowest(2), 9)  # 0.5 + 0.5 (1 + 1/2)
+    1.25
+    """
+
+    most = 1.0
+
+    @property
+    def least(self) -> float:
+        """The least time: a delay has its standard deviation as its mean."""
+        return 1 - self.deviation
+
+    def matched(self, mean: float, variance: float) -> Any:
+        """Return the gamma distribution with these moments."""
+        from scipy.stats import gamma
+
+        return gamma(mean**2 / variance, scale=variance / mean)
+
+
+STEP_TIMES: dict[str, type[StepTimes]] = {each.name(): each for each in (Lognormal, Exponential)}
+
+
+def expected_largest(spread: Any, count: int, of: Callable[[float], float] = float) -> float:
+    """Return the expectation of the largest of `count` independent values, or of a function of it."""
+    from scipy.integrate import quad
+
+    def at(share: float) -> float:  # of the largest, exceeded with 1 - share
+        return of(spread.isf(-math.expm1(math.log(share) / count)))
+
+    return float(quad(at, 0.0, 1.0, limit=200)[0])
 
 
 class Expected(NamedTuple):
@@ -107,23 +174,38 @@ class FleetCosts:
         """True if anything costs money."""
         return bool(self.gpu_hour or self.egress_gb)
 
-    def of_step(self, step_s: float, team: Team, *, compute_s: float, sent_bytes: float) -> Expected:
-        """Return the expected step, given its seconds, those of its busiest host's compute, and its egress."""
+    def of_step(
+        self,
+        step_s: float,
+        *,
+        compute_s: float,
+        sent_bytes: float = 0.0,
+        hosts: int = 1,
+        replicas: int = 1,
+        gpus: int = 1,
+        period: float = 1.0,
+    ) -> Expected:
+        """Return the expected step, given its seconds, those of its busiest host's compute, and its egress.
+
+        `hosts`: of one replica, which stops if one of them departs. `gpus`: of all replicas. `period`: steps from one exchange of
+        replicas to the next; with more than one the other replicas train on if a host departs.
+        """
         straggling = departures = 1.0
         if self.step_times is not None and step_s:
-            slowest = self.step_times.slowest(team.hosts, team.replicas, max(round(team.period), 1))
+            slowest = self.step_times.slowest(hosts, replicas, max(round(period), 1))
             straggling = 1 + (slowest - 1) * compute_s / step_s
         every = None
         if self.departure_hours < math.inf and step_s:
-            of_replica_s = self.departure_hours * HOUR_S / team.hosts
-            of_any_s = of_replica_s / team.replicas
+            of_replica_s = self.departure_hours * HOUR_S / hosts
+            of_any_s = of_replica_s / replicas
             every = self.checkpoint_every_s or best_interval_s(of_any_s, self.checkpoint_s)
             departures = restarting(of_any_s, self.restart_s, self.checkpoint_s, every)
-            period_s = team.period * step_s * straggling
-            if team.rejoins and (joined := rejoining(of_replica_s, self.restart_s, period_s)) <= departures:
+            period_s = period * step_s * straggling
+            trains_on = replicas > 1 and period > 1
+            if trains_on and (joined := rejoining(of_replica_s, self.restart_s, period_s)) <= departures:
                 departures, every = joined, None
         expected_s = step_s * straggling * departures
-        money = expected_s / HOUR_S * team.gpus * self.gpu_hour + sent_bytes / GB * self.egress_gb
+        money = expected_s / HOUR_S * gpus * self.gpu_hour + sent_bytes / GB * self.egress_gb
         return Expected(expected_s, straggling, departures, money, every)
 
     def money_text(self, amount: float) -> str:
@@ -155,12 +237,18 @@ def expected_step(
 
     `period`: steps from one exchange of replicas to the next. `gpus`: of each worker. `sharded_bytes`: egress of sharded replicas.
     """
-    workers, replicas = kinds[0][1].table.num_workers, kinds[0][1].num_replicas
     hosts = kinds[0][1].placement.hosts
-    team = Team(len(set(hosts[:workers])), replicas, gpus * len(hosts), period)
     compute_s = sum(share * max(worker.compute_s for worker in timeline.workers()) for share, timeline in kinds)
     sent = sum(share * egress_bytes(timeline) for share, timeline in kinds) if costs.egress_gb else 0.0
-    return costs.of_step(step_s, team, compute_s=compute_s, sent_bytes=sent + sharded_bytes)
+    return costs.of_step(
+        step_s,
+        compute_s=compute_s,
+        sent_bytes=sent + sharded_bytes,
+        hosts=len(set(hosts[: kinds[0][1].table.num_workers])),
+        replicas=kinds[0][1].num_replicas,
+        gpus=gpus * len(hosts),
+        period=period,
+    )
 
 
 def restarting(mean_s: float, restart_s: float, checkpoint_s: float, every_s: float) -> float:

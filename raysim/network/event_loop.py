@@ -26,7 +26,7 @@ helper = njit(cache=True, forceinline=True)
 
 
 @njit(cache=True, inline="always")
-def uniform(seed: int, slot: int) -> float:
+def jitter_draw(seed: int, slot: int) -> float:
     """Return a SplitMix64 number in [-1, 1) that depends only on the arguments, so that all networks get the same draws."""
     # `fast_path.py` inlines this function and numba's cache does not notice changes: clear `__pycache__` after one.
     z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(slot + 1) * np.uint64(0x9E3779B97F4A7C15)
@@ -255,7 +255,7 @@ def _end_flow(
     bucket.idle_since = now
     latency = costs[packet].trips * channel.latency_s
     if channel.jitter_s > 0:
-        latency += channel.jitter_s * uniform(seed + actions[packet].replica, actions[packet].number)
+        latency += channel.jitter_s * jitter_draw(seed + actions[packet].replica, actions[packet].number)
     channel.last_due = max(now + latency, channel.last_due)
     progress[packet].due = channel.last_due
     _push(progress, channel.flying, packet)

@@ -14,10 +14,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from raysim.network.event_loop import F64, I64, uniform
+from raysim.network.event_loop import F64, I64, jitter_draw
 from raysim.network.profile import Floats, Profile
+from raysim.network.rounds import equal_hosts
 from raysim.network.topology import Network, Placement, links
-from raysim.network.wiring import REPLICA_SEEDS, Ends, Moments, check_complete, equal_replicas
+from raysim.network.wiring import REPLICA_SEEDS, Ends, Moments, check_complete
 from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
 
@@ -71,7 +72,7 @@ class OrderedWiring:
         """Return the inputs for networks with the same hosts, or with any number of hosts; `equal` replicas have equal costs."""
         inbound = networks[0].sharing == "inbound"
         blocks = [networks[low : low + LANES] for low in range(0, len(networks), LANES)]
-        first = equal_replicas(networks, placement, table.num_workers) if equal else np.arange(len(ends.source))
+        first = _equal_replicas(networks, placement, table.num_workers) if equal else np.arange(len(ends.source))
         replicas, row = np.unique(first, return_inverse=True)
         own = [Ends(*(part[replica] for part in ends)) for replica in replicas.tolist()]
         wires = [replica.wires(inbound=inbound) for replica in own]
@@ -116,6 +117,24 @@ class OrderedWiring:
         each = len(parts) // len(self.wires)
         whole = [np.concatenate(parts[r * each : (r + 1) * each], axis=-1) for r in range(len(self.wires))]
         return np.stack(whole, axis=1)
+
+
+def _equal_replicas(networks: Sequence[Network], placement: Placement, num_workers: int) -> NDArray[np.int64]:
+    """Return for each replica the first one with equal links between its workers, if the schedule alone orders all messages."""
+    hosts = placement.by_replica(num_workers)
+    replicas = np.arange(len(hosts))
+    if any(network.jitter_s for network in networks):
+        return replicas
+    labels = equal_hosts(networks, placement.num_hosts)
+    keys = replicas[:, None] * len(labels) + hosts
+    _, first, index = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
+    shared = (
+        first[index.reshape(-1)].reshape(keys.shape) - replicas[:, None] * num_workers
+    )  # the first worker on the same host
+    _, first, index = np.unique(
+        np.concatenate([labels[hosts], shared], axis=1), axis=0, return_index=True, return_inverse=True
+    )
+    return first[index.reshape(-1)]
 
 
 def _stack(parts: Sequence[Floats]) -> Floats:
@@ -201,7 +220,7 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                         begin = max(wire_free[w, k], arrive_s[source, k])  # so far: when it was ready
                         latency = trips[from_stage, op, m if wide_wire else 0] * latency_s[from_stage, op, k]
                         if jittered:
-                            latency += jitter_s[k] * uniform(seed, source)
+                            latency += jitter_s[k] * jitter_draw(seed, source)
                         arrive = begin + latency + size * byte_wire_s[from_stage, op, k]
                         arrive_s[source, k] = arrive
                         wire_free[w, k] = arrive
@@ -237,7 +256,7 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                 wire_free[w, k] = owed
                 latency = trips[stage, op, m if wide_wire else 0] * latency_s[stage, op, k]
                 if jittered:
-                    latency += jitter_s[k] * uniform(seed, slot)
+                    latency += jitter_s[k] * jitter_draw(seed, slot)
                 forgiven = burst_s[stage, op, k]
                 begin = max(queued - forgiven, ready)
                 arrive = max(max(owed - forgiven, ready) + latency, last_arrival[w, k])

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raysim.network.notation import read_window
-from raysim.network.regions import CLOUDS, region_links, regions_of
-from raysim.network.sites import matrix_network, network_of_sites
+from raysim.network.sites import CLOUDS, Road, check_region, matrix_network, network_of_sites, read_links, regions_of
 from raysim.network.topology import Network, read_notation
 from raysim.notation import shown
 from raysim.storage.files import read_text
@@ -21,83 +20,47 @@ from raysim.storage.texts import parse_toml
 LEVELS = ("8mbps", "80mbps", "100mbps", "200mbps", "500mbps", "1gbps", "10gbps", "25gbps", "100gbps")
 """Bandwidths quoted in papers, without latency; add one as in `200mbps+50ms`."""
 
-# DT-FM's five cases (Yuan et al. 2022, 2206.01288; `scheduler/generate_sim_com_matrices.py`, MIT), 64 GPUs each. Milliseconds are
-# taken as one-way latencies, as in their cost model, although they look like public round-trip times; kept for comparability.
-FOUR_REGIONS = ("Virginia", "Oregon", "California", "Ohio")
-FOUR_REGIONS_LINKS = {  # (ms, Gbit/s)
-    ("Virginia", "Oregon"): (67, 1.15),
-    ("Virginia", "California"): (59, 1.05),
-    ("Virginia", "Ohio"): (11, 1.12),
-    ("Oregon", "California"): (12, 1.25),
-    ("Oregon", "Ohio"): (49, 1.10),
-    ("California", "Ohio"): (52, 1.02),
-}
-WORLD = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
-WORLD_MS = (  # above the diagonal, row by row
-    (67, 49, 96, 124, 136, 143, 124),
-    (11, 143, 172, 76, 90, 67),
-    (130, 159, 86, 99, 77),
-    (34, 210, 223, 199),
-    (238, 235, 228),
-    (14, 12),
-    (24,),
-)
-WORLD_GBPS = (  # below the diagonal, row by row
-    (0.79,),
-    (1.10, 1.12),
-    (0.523, 0.524, 0.694),
-    (0.46, 0.500, 0.529, 1.10),
-    (0.42, 1.16, 1.05, 0.366, 0.342),
-    (0.404, 1.02, 0.799, 0.36, 0.358, 1.14),
-    (0.482, 1.05, 1.14, 0.465, 0.335, 1.09, 1.08),
-)
-
 ONE_SLOW: dict[str, Any] = {  # two replicas of two stages; the second replica has a slow link between its stages
     "sites": {"fast": {"hosts": 2, "bandwidth": "1gbps"}, "slow": {"hosts": 2, "bandwidth": "20mbps"}},
     "links": [{"between": ["fast", "slow"], "bandwidth": "100mbps", "latency": "20ms"}],
 }
 
 
-def _regions(name: str, sizes: Sequence[int], inside: tuple[float, float], across: Any) -> Network:
-    """Return hosts grouped in regions; `inside` and `across(a, b)` are (ms, Gbit/s) within a region and between two."""
+def _regions(name: str, sizes: Sequence[int], inside: Road, across: Road | None = None) -> Network:
+    """Return one of DT-FM's cases: hosts grouped in regions; links `across` two of them are by default those of dt-fm.csv.
+
+    Yuan et al. 2022 (2206.01288; `scheduler/generate_sim_com_matrices.py`, MIT). Milliseconds are taken as one-way latencies, as in
+    their cost model, although they look like public round-trip times; kept for comparability.
+    """
+    links = read_links("dt-fm.csv")
+    cities = [*dict.fromkeys(city for city, _ in links if city.startswith(f"{name}:"))]
     region = [index for index, size in enumerate(sizes) for _ in range(size)]
-    links = [[inside if a == b else across(a, b) for b in region] for a in region]
-    matrix = [[(gbps * 1e9, ms / 1e3) for ms, gbps in row] for row in links]
+    matrix = [[inside if a == b else across or links[cities[a], cities[b]] for b in region] for a in region]
     return matrix_network(matrix, host_sites=tuple(f"{name}-{index}" for index in region), name=name)
 
 
 def _of_regions(regions: Sequence[str], name: str) -> Network:
     """Return a host in each of these cloud regions, with their measured links."""
-    links = region_links()
+    links = read_links()
     matrix = [[links.get((a, b), (math.inf, 0.0)) for b in regions] for a in regions]
     return matrix_network(matrix, host_sites=tuple(regions), host_names=tuple(regions), name=name)
-
-
-def _four(a: int, b: int) -> tuple[float, float]:
-    pair = (FOUR_REGIONS[a], FOUR_REGIONS[b])
-    return FOUR_REGIONS_LINKS.get(pair) or FOUR_REGIONS_LINKS[pair[1], pair[0]]
-
-
-def _world(a: int, b: int) -> tuple[float, float]:
-    low, high = min(a, b), max(a, b)
-    return WORLD_MS[low][high - low - 1], WORLD_GBPS[high - 1][low]
 
 
 @functools.cache
 def presets() -> dict[str, Network]:
     """Return the named networks: the levels, `free`, DT-FM's cases 1 to 5 of 64 hosts each, `one-slow-replica`, and clouds.
 
-    `aws`, `azure` and `gcp` have a host in each measured region of the cloud, `clouds` in all, see `raysim.network.regions`.
+    `aws`, `azure` and `gcp` have a host in each measured region of the cloud, `clouds` in all, see `raysim.network.sites`.
 
     >>> presets()["worldwide"].notation()
     '<64 hosts, 335mbps to 2gbps, 10ms to 238ms>'
     """
     named = [
-        _regions("data-centre", [8] * 8, (0, 100), lambda a, b: (0, 3.125)),
-        _regions("spot", [4] * 8 + [1] * 32, (0, 100), lambda a, b: (0, 1.25)),
-        _regions("two-universities", [32] * 2, (1, 5), lambda a, b: (11, 1.12)),
-        _regions("four-regions", [16] * 4, (10, 2), _four),
-        _regions("worldwide", [8] * 8, (10, 2), _world),
+        _regions("data-centre", [8] * 8, (100e9, 0.0), (3.125e9, 0.0)),
+        _regions("spot", [4] * 8 + [1] * 32, (100e9, 0.0), (1.25e9, 0.0)),
+        _regions("two-universities", [32] * 2, (5e9, 0.001), (1.12e9, 0.011)),
+        _regions("four-regions", [16] * 4, (2e9, 0.01)),
+        _regions("worldwide", [8] * 8, (2e9, 0.01)),
         *(_of_regions(regions_of(cloud), cloud) for cloud in CLOUDS),
     ]
     levels = {level: network for level in (*LEVELS, "free") if (network := read_notation(level)) is not None}
@@ -125,7 +88,11 @@ def parse_network(text: str) -> Network:
     if network is not None:
         return network
     regions = [part.strip() for part in name.split(",")]
-    if len(regions) > 1 and set(regions) <= set(regions_of("clouds")) and len(set(regions)) == len(regions):
+    if any(region.startswith(tuple(f"{cloud}:" for cloud in CLOUDS)) for region in regions):
+        for region in regions:
+            check_region(region, "A network of cloud regions must name measured regions")
+        if len(set(regions)) < max(len(regions), 2):
+            raise ValueError(f"A network of cloud regions must name two or more different ones, but got {shown(text)}.")
         return _of_regions(regions, name)
     if Path(name).suffix in (".toml", ".csv"):
         return load_network(Path(name))

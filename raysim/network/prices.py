@@ -22,6 +22,8 @@ Seconds = TypeVar("Seconds", float, Floats)
 BOUNDS = (0.05, 0.95)  # quantiles of a 90 % interval
 NINE_TENTHS = 1.645  # standard deviations on either side of the mean that contain 90 % of a normal distribution
 DRAWS = 400
+PAYS = 1.05
+"""Least speed-up over dense that is worth a study or a recommendation."""
 MODEL_ERROR = 0.12
 """Standard deviation of the network model's error, as a share of the seconds that a network adds to a step.
 
@@ -106,6 +108,27 @@ def overlapped(seconds: Callable[[bool, bool], Seconds], codec_s: Seconds, num_s
     queued = num_steps > interval  # an exchange may still be in progress when the next one is sent
     busy_s = seconds(True, False) - seconds(False, False) - codec_s if queued else 0.0 * step_s
     return hidden(step_s, seconds(False, True), codec_s, num_steps, busy_s, interval)
+
+
+def overlapped_steps(
+    step_s: Callable[[Sequence[Profile], Sequence[Network]], Floats],
+    profiles: Sequence[Profile],
+    networks: Sequence[Network],
+    num_steps: int,
+    interval: float,
+) -> Floats:
+    """Return the seconds (networks, profiles) of steps whose exchange may overlap the next `num_steps` steps; see `hidden`.
+
+    `step_s` prices steps that wait for their exchange. `interval`: steps from one exchange to the next.
+    """
+    if num_steps:
+        profiles = [after_pipelines(profile) for profile in profiles]
+
+    def seconds(exchanging: bool, latent: bool) -> Floats:
+        costs = profiles if exchanging else [*map(without_exchange, profiles)]
+        return step_s(costs, networks if latent else [network.without_latency for network in networks])
+
+    return overlapped(seconds, np.array([profile.method_s.max() for profile in profiles]), num_steps, interval)
 
 
 def spread_as_of_many(shares: ArrayLike) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raysim.network.collectives import TRANSFER, Transfers, as_transfers
-from raysim.network.presets import DEVICES
+from raysim.network.topology import Placement
 from raysim.network.transport import BARE, Transport
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.schedules.arrays import OPS
@@ -135,66 +135,30 @@ class Profile:
     def uniform(
         cls,
         num_stages: int,
-        forward_s: float,
-        backward_s: float,
+        forward_s: ArrayLike,
+        backward_s: ArrayLike,
         *,
-        wire_bytes: float = 0.0,
-        encode_s: float = 0.0,
-        decode_s: float = 0.0,
-        weight_s: float | None = None,
+        wire_bytes: ArrayLike = 0.0,
+        encode_s: ArrayLike = 0.0,
+        decode_s: ArrayLike = 0.0,
+        weight_s: ArrayLike | None = None,
         **rest: Any,
     ) -> Profile:
-        """Return a profile of equal stages and microbatches; `weight_s` is the cost of a separate weight backward."""
-        times = [forward_s, backward_s] + ([] if weight_s is None else [weight_s])
-        takes, sends = _packets(num_stages, len(times))
-        return cls(
-            compute_s=np.broadcast_to(np.array(times)[None, None, :, None], sends.shape),
-            wire_bytes=wire_bytes * sends,
-            encode_s=encode_s * sends,
-            decode_s=decode_s * takes,
-            **rest,
-        )
+        """Return a profile of equal microbatches; `weight_s` is the cost of a separate weight backward.
 
-    @classmethod
-    def analytic(
-        cls,
-        forward_flops: ArrayLike,
-        *,
-        device: str,
-        efficiency: float,
-        wire_bytes: ArrayLike,
-        backward_factor: float = 2.0,
-        dense_bytes: ArrayLike | None = None,
-        codec_bytes_per_s: float = math.inf,
-        **rest: Any,
-    ) -> Profile:
-        """Estimate a profile without a run, from shapes and a datasheet.
-
-        `forward_flops`: for one microbatch, by stage. Message sizes: one for all, or by stage. A backward costs `backward_factor`
-        forwards (3 with recomputation). `efficiency`: the share of the datasheet's dense 16-bit peak assumed for training, usually
-        0.3 to 0.5. `codec_bytes_per_s`: dense bytes packed per second; unpacking takes as long.
-
-        >>> profile = Profile.analytic([3.12e13] * 4, device="A100", efficiency=0.4, wire_bytes=4_194_304)
-        >>> profile.compute_s[0, 0, :, 0]
-        array([0.25, 0.5 ])
+        Seconds of compute are one number for all stages, or by stage; costs of packets one number, or by (stage, op).
         """
-        check_choice("device", device, DEVICES)
-        speed = DEVICES[device].peak_flops * check_real("efficiency", efficiency, 0, 1, open_low=True)
-        check_real("backward_factor", backward_factor, 0, math.inf, open_low=True)
-        forward = np.atleast_1d(np.asarray(forward_flops, np.float64)) / speed
-        sizes = np.asarray(wire_bytes, np.float64)
-        dense = sizes if dense_bytes is None else np.asarray(dense_bytes, np.float64)
-        codec = dense / check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
-        takes, sends = _packets(len(forward), 2)
-        return cls(
-            compute_s=np.stack([forward, backward_factor * forward], axis=1)[None, :, :, None],
-            wire_bytes=sizes[..., None, None] * sends,
-            dense_bytes=dense[..., None, None] * sends,
-            encode_s=codec[..., None, None] * sends,
-            decode_s=codec[..., None, None] * takes,
-            codec_bytes_per_s=codec_bytes_per_s if math.isfinite(codec_bytes_per_s) else 0.0,
-            **({"source": f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"} | rest),
-        )
+        parts = [forward_s, backward_s] + ([] if weight_s is None else [weight_s])
+        compute_s = np.stack([np.broadcast_to(part, num_stages) for part in parts], axis=1)
+        takes, sends = np.zeros((2, *compute_s.shape))
+        takes[1:, 0] = takes[:-1, 1] = sends[:-1, 0] = sends[1:, 1] = 1.0
+        costs: dict[str, Any] = {
+            "compute_s": compute_s,
+            "wire_bytes": wire_bytes * sends,
+            "encode_s": encode_s * sends,
+            "decode_s": decode_s * takes,
+        }
+        return cls(**{name: cost[None, :, :, None] for name, cost in costs.items()}, **rest)
 
     @cached_property
     def moved_bytes(self) -> Floats:
@@ -210,6 +174,15 @@ class Profile:
     def trips(self) -> Floats:
         """One-way trips per packet, each of which pays the wire's latency."""
         return self.transport.trips(self.wire_bytes)
+
+    def alone_s(self, placement: Placement) -> Floats:
+        """Return the seconds of every action's compute with exclusive cores.
+
+        If cores are shared, these are CPU seconds divided by the threads available, since wall seconds on a busy host include waiting.
+        """
+        if placement.cores is None:
+            return self.compute_s
+        return np.where(np.isnan(self.cpu_s), self.compute_s, self.cpu_s / placement.threads)
 
     def check_microbatches(self, samples: int) -> None:
         """Raise ValueError if the profile's microbatches have a different number of samples."""
@@ -313,14 +286,6 @@ class Profile:
             return cls(**arrays, transfers=as_transfers(transfers))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
-
-
-def _packets(num_stages: int, num_ops: int) -> tuple[Floats, Floats]:
-    """Return masks of actions that receive and that send a packet, as ones and zeros of shape (1, stage, op, 1)."""
-    takes, sends = np.zeros((2, 1, num_stages, num_ops, 1))
-    takes[:, 1:, 0] = takes[:, :-1, 1] = 1.0
-    sends[:, :-1, 0] = sends[:, 1:, 1] = 1.0
-    return takes, sends
 
 
 def _four_axes(name: str, value: ArrayLike) -> NDArray[Any]:

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import EXCHANGES, Collective, collectives, total_seconds
+from raysim.network.collectives import EXCHANGES, Collective, TimedCollective, collectives, total_seconds
 from raysim.network.exchanges import all_reduce_rounds, sites_of
 from raysim.network.profile import Floats, Profile
 from raysim.network.rounds import Ints, equal_hosts, round_seconds
 from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end
-from raysim.network.timeline import Exchange, Timeline
-from raysim.network.topology import Network, Placement, replica_hosts
+from raysim.network.timeline import Timeline
+from raysim.network.topology import Network, Placement
 from raysim.network.wiring import Ends, Moments, SharedWiring, are_ordered
 from raysim.notation import check_integer
 from raysim.schedules.arrays import ActionTable, steps_table
@@ -71,7 +71,7 @@ def simulate(
         window=table.windows(),
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
-            Exchange(collective, float(start), float(over), *_rounds_s(collective, network))
+            TimedCollective(collective, float(start), float(over), *_rounds_s(collective, network))
             for collective, start, over in zip(
                 end.collectives, end.starts.start_s[:, 0], end.starts.end_s[:, 0], strict=True
             )
@@ -237,7 +237,7 @@ class _Setting(NamedTuple):
             highest = int(profile.transfers[name].max(initial=0))
             if highest >= replicas:
                 raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
-        hosts = np.array(replica_hosts(placement, table.num_workers), np.int64)[:, table.owner]
+        hosts = placement.by_replica(table.num_workers)[:, table.owner]
         averaging = profile.transport.averaging
         transfers, averages = profile.transfers, {}
         for stage in np.flatnonzero(profile.gradient_bytes).tolist() if replicas > 1 else ():
@@ -286,7 +286,7 @@ def _set_up(
             f"Use `Profile.split_backward`."
         )
     if placement is not None:
-        replicas = len(replica_hosts(placement, table.num_workers))
+        replicas = len(placement.by_replica(table.num_workers))
         if num_replicas not in (None, replicas):
             raise ValueError(f"`hosts` must name workers of {num_replicas} replicas, but got {replicas}.")
     else:

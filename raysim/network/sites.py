@@ -1,5 +1,10 @@
 """Networks of sites: hosts with equal links within a site, and links between sites, given or measured between cloud regions.
 
+The measured links are in regions.csv, by direction. Bandwidth is what iperf3 received over 64 connections from one virtual machine to
+another (m5.8xlarge, Standard_D32_v5, n2-standard-32) on 2022-01-29; latency is half of the mean round trip of pings in April 2022. From
+the profiles of Skyplane (Jain et al. 2023, NSDI; skyplane-project/skyplane at 87e32de8 and 945dca27, Apache-2.0), premium tier; pairs
+measured twice are averaged. A file of sites:
+
 [sites.home]
 hosts = 4
 bandwidth = "200mbps"
@@ -19,16 +24,53 @@ latency = "20ms"
 
 from __future__ import annotations
 
+import csv
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib import resources
 from itertools import combinations, permutations
 from typing import Any
 
 from raysim.network.notation import read_window
-from raysim.network.regions import Road, region_links, regions_of
 from raysim.network.topology import Network, read_notation
 from raysim.notation import check_integer, shown
+
+Road = tuple[float, float]
+"""Bandwidth in bit/s and latency in seconds, one way."""
+CLOUDS = ("aws", "azure", "gcp", "clouds")
+
+
+@functools.cache
+def read_links(name: str = "regions.csv") -> dict[tuple[str, str], Road]:
+    """Return the link from each region to every other, by a file of megabits a second and milliseconds of round trips.
+
+    >>> read_links()["aws:us-east-1", "aws:eu-west-1"]
+    (4318000000.0, 0.04245)
+    """
+    text = resources.files("raysim.network").joinpath(name).read_text(encoding="utf-8")
+    links = {}
+    for row in csv.DictReader(text.splitlines()):
+        source = row.pop("region")
+        for target, cell in row.items():
+            if cell:
+                mbps, round_trip_ms = map(float, cell.split("/"))
+                links[source, target] = (mbps * 1e6, round_trip_ms / 2e3)
+    return links
+
+
+def regions_of(cloud: str) -> tuple[str, ...]:
+    """Return the measured regions of a cloud, or of all for "clouds"."""
+    regions = dict.fromkeys(source for source, _ in read_links())
+    return tuple(region for region in regions if cloud in ("clouds", region.partition(":")[0]))
+
+
+def check_region(region: object, rule: str) -> None:
+    """Raise ValueError with the rule and the nearest names unless the region was measured."""
+    if region not in regions_of("clouds"):
+        close = get_close_matches(str(region), regions_of("clouds"), 3, 0.5) or ["aws:us-east-1"]
+        raise ValueError(f"{rule}, such as {', '.join(close)}, but got {shown(region)}.")
 
 
 def matrix_network(matrix: Sequence[Sequence[tuple[float, float]]], **rest: Any) -> Network:
@@ -106,13 +148,9 @@ def _measured(sites: Mapping[str, Any]) -> dict[tuple[str, str], Road]:
     """Return the measured links between sites in different cloud regions."""
     placed = {site: values["region"] for site, values in sites.items() if "region" in values}
     for site, region in placed.items():
-        if region not in regions_of("clouds"):
-            close = get_close_matches(str(region), regions_of("clouds"), 3, 0.5) or ["aws:us-east-1"]
-            raise ValueError(
-                f"`sites.{site}.region` must be a measured region, such as {', '.join(close)}, but got {shown(region)}."
-            )
+        check_region(region, f"`sites.{site}.region` must be a measured region")
     return {
-        (site, other): region_links()[placed[site], placed[other]]
+        (site, other): read_links()[placed[site], placed[other]]
         for site, other in permutations(placed, 2)
         if placed[site] != placed[other]
     }

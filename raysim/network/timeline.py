@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.network.collectives import Collective
+from raysim.network.collectives import TimedCollective
 from raysim.network.profile import Profile
-from raysim.network.topology import Network, Placement, replica_hosts
+from raysim.network.topology import Network, Placement
 from raysim.schedules.actions import Action
 from raysim.schedules.arrays import OPS, ActionTable
 
@@ -60,44 +60,6 @@ class Segment(NamedTuple):
     """The running action, or the sender of the packet; None at the step's end."""
 
 
-class Exchange(NamedTuple):
-    """Start and end of a collective."""
-
-    collective: Collective
-    start_s: float
-    """Its codec comes first, then its rounds."""
-    end_s: float
-    round_s: tuple[float, ...]
-    """Seconds of each round, of all buckets together."""
-    latency_s: tuple[float, ...]
-    """Seconds that each round would save on a network without latency."""
-
-    @property
-    def critical_s(self) -> float:
-        """Start of the collective's last part without waits: its own start, or that of its last bucket."""
-        seconds = self.collective.codec_s + sum(self.round_s)
-        waited = self.end_s - self.start_s > seconds * (1 + 1e-9)
-        return self.end_s - seconds / self.collective.repeats if waited else self.start_s
-
-    def spans(self) -> list[tuple[int, float, float]]:
-        """Return the number, start and end of every round."""
-        edges = [*np.cumsum([self.start_s + self.collective.codec_s, *self.round_s[:-1]]).tolist(), self.end_s]
-        return [(turn, *edges[turn : turn + 2]) for turn in range(len(self.round_s))]
-
-    def transfers(self) -> list[tuple[str, float, float]]:
-        """Return kind, start and end of everything on the critical path from `critical_s` on: latency follows bytes in each round."""
-        if self.critical_s > self.start_s:
-            latency_s = sum(self.latency_s) / self.collective.repeats
-            spans = [(self.critical_s, self.end_s - latency_s, self.end_s)]
-        else:
-            spans = [
-                (low, high - latency_s, high)
-                for (_, low, high), latency_s in zip(self.spans(), self.latency_s, strict=True)
-            ]
-        parts = ((("collective_bytes", low, sent), ("collective_latency", sent, high)) for low, sent, high in spans)
-        return [part for pair in parts for part in pair]
-
-
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """One simulated step. Times have axes (replica, stage, op, microbatch), with NaN for missing values.
@@ -120,7 +82,7 @@ class Timeline:
     """End of the last action of any replica; without a flush, the seconds between the ends of two steps."""
     step_s: float
     """The whole step: pipeline, collectives, update, and the driver's time around them."""
-    collectives: tuple[Exchange, ...]
+    collectives: tuple[TimedCollective, ...]
     """Averages over replicas, then sums of tied parameters."""
     collectives_end_s: float
     """End of the last collective; `pipeline_s` if there are none."""
@@ -198,9 +160,7 @@ class Timeline:
 
     @cached_property
     def _latency_rows(self) -> Floats:
-        hosts = np.array(replica_hosts(self.placement, self.table.num_workers), np.int64)[self._first][
-            :, self.table.owner
-        ]
+        hosts = self.placement.by_replica(self.table.num_workers)[self._first][:, self.table.owner]
         one_way = np.zeros(self.times.shape[1:4])
         one_way[:, :-1, 0] = self.network.latencies_s(hosts[:, :-1], hosts[:, 1:])
         one_way[:, 1:, 1] = self.network.latencies_s(hosts[:, 1:], hosts[:, :-1])
@@ -262,7 +222,7 @@ class Timeline:
             host = np.where(wait > 0, np.clip(end[self._sources] + path - waits_from, 0.0, wait - latency), 0.0)
             codec = self._by_action(profile.decode_s + profile.encode_s, r)
             compute, shards = self._by_action(self._alone_s, r), self._by_action(profile.shard_s, r)
-            overhead = np.where(self._sends, profile.call_s, 0.0)
+            overhead = np.where(table.sends, profile.call_s, 0.0)
             stretched = (end - start) - (codec + compute + overhead)
             of_actions = (compute - shards, codec, overhead, stretched, wait - latency - host, latency, host, shards)
             of_workers = []
@@ -329,7 +289,7 @@ class Timeline:
         updated = max(told - self._driver_latency_s, self.collectives_end_s)
         spans = [("driver", told, self.step_s), ("latency", updated, told), ("update", self.collectives_end_s, updated)]
         moment, last = self.collectives_end_s, None
-        while exchange := next((x for x in reversed(self.collectives) if x.start_s < x.end_s == moment), None):
+        while exchange := next((x for x in reversed(self.collectives) if x.critical_s < x.end_s == moment), None):
             spans += reversed(exchange.transfers())
             if exchange.critical_s == exchange.start_s:
                 spans.append(("codec", exchange.start_s, exchange.start_s + exchange.collective.codec_s))
@@ -346,7 +306,7 @@ class Timeline:
             ends[of_stage] = np.where(started[of_stage] <= moment, ended[of_stage], -np.inf)
             nearest, until = np.argmax(ends), moment
         row, *key = np.unravel_index(nearest, ended.shape)
-        return backwards, int(self._first[row]), int(self._index[tuple(key)]), until
+        return backwards, int(self._first[row]), int(self.table.places()[tuple(key)]), until
 
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
         """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.
@@ -359,7 +319,7 @@ class Timeline:
             float(self.whole(costs, replica)[key])
             for costs in (profile.decode_s, profile.shard_s, self._alone_s, profile.encode_s)
         )
-        parts = [decode_s, shard_s, alone_s - shard_s, encode_s, profile.call_s if self._sends[index] else 0.0]
+        parts = [decode_s, shard_s, alone_s - shard_s, encode_s, profile.call_s if table.sends[index] else 0.0]
         start, end = self.times[(slice(2), self.row[replica], *key)].tolist()
         until = np.cumsum(parts)
         stretch = (end - start) / until[-1] if until[-1] else 1.0
@@ -375,30 +335,11 @@ class Timeline:
 
     @cached_property
     def _alone_s(self) -> Floats:
-        return alone_s(self.profile, self.placement)
-
-    @cached_property
-    def _index(self) -> NDArray[np.int64]:
-        """Return the index in the table of each (stage, op, microbatch)."""
-        table = self.table
-        index = np.full(self.times.shape[2:], -1)
-        index[table.stage, table.op, table.microbatch] = np.arange(len(table.stage))
-        return index
+        return self.profile.alone_s(self.placement)
 
     @cached_property
     def _sources(self) -> NDArray[np.int64]:
-        """Return the index of the action whose packet each action consumes, or -1."""
-        table = self.table
-        takes = ((table.op == 0) & (table.stage > 0)) | ((table.op == 1) & (table.stage < table.num_stages - 1))
-        neighbour = np.where(takes, table.stage + np.where(table.op == 0, -1, 1), 0)
-        return np.where(takes, self._index[neighbour, table.op, table.microbatch], -1)
-
-    @cached_property
-    def _sends(self) -> NDArray[np.bool_]:
-        """Return whether each action sends a packet."""
-        table, last = self.table, self.table.num_stages - 1
-        sends: NDArray[np.bool_] = ((table.op == 0) & (table.stage < last)) | ((table.op == 1) & (table.stage > 0))
-        return sends
+        return self.table.sources()
 
     def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
         """Return one replica's costs, repeated for every microbatch."""
@@ -419,13 +360,3 @@ class Timeline:
     def _action(self, index: int) -> Action:
         table = self.table
         return Action(int(table.stage[index]), OPS[table.op[index]], int(table.microbatch[index]))
-
-
-def alone_s(profile: Profile, placement: Placement) -> Floats:
-    """Return the seconds of every action's compute with exclusive cores.
-
-    If cores are shared, these are CPU seconds divided by the threads available, since wall seconds on a busy host include waiting.
-    """
-    if placement.cores is None:
-        return profile.compute_s
-    return np.where(np.isnan(profile.cpu_s), profile.compute_s, profile.cpu_s / placement.threads)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.timeline import Timeline
-from raysim.network.topology import replica_hosts
 from raysim.schedules.arrays import OPS
 from raysim.storage.files import output_file
 
@@ -106,7 +105,7 @@ def egress_bytes(timeline: Timeline) -> float:
 def _packets(timeline: Timeline) -> NDArray[np.float64]:
     """Return source, target, messages and bytes of the packets of each action between two hosts, as rows."""
     table = timeline.table
-    hosts = np.array(replica_hosts(timeline.placement, table.num_workers), np.int64)[:, table.owner]
+    hosts = timeline.placement.by_replica(table.num_workers)[:, table.owner]
     moved = timeline.profile.moved_bytes
     sizes = moved.sum(axis=3) / table.num_steps
     if moved.shape[3] == 1:
@@ -152,7 +151,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
 def trace_events(timeline: Timeline) -> Iterator[Event]:
     """Yield the trace events of a simulated step."""
     table = timeline.table
-    hosts = replica_hosts(timeline.placement, table.num_workers)
+    hosts = timeline.placement.by_replica(table.num_workers).tolist()
     lanes = _Lanes()
     packets = count(1)
     for replica in range(timeline.num_replicas):

@@ -326,30 +326,29 @@ class Placement:
         hosts = num_workers if num_hosts is None else num_hosts
         return cls(tuple(worker * hosts // num_workers for worker in range(num_workers)))
 
+    @classmethod
+    def parse(cls, text: str, num_workers: int) -> Placement:
+        """Parse the hosts of all workers, such as "0,3,1,2"; raises ValueError unless there is one for each.
+
+        >>> Placement.parse("0,3,1,2", 4).hosts
+        (0, 3, 1, 2)
+        """
+        hosts = [part.strip() for part in text.split(",")]
+        if not all(host.isdecimal() for host in hosts) or len(hosts) != num_workers:
+            raise ValueError(
+                f"`placement` must be a host for each of {num_workers} workers, such as {','.join(map(str, range(num_workers)))} "
+                f"(the workers of replica 0 first), but got {shown(text)}."
+            )
+        return cls(tuple(map(int, hosts)))
+
     @property
     def num_hosts(self) -> int:
         return max(self.hosts, default=0) + 1
 
-
-def parse_placement(text: str, num_workers: int) -> Placement:
-    """Parse the hosts of all workers, such as "0,3,1,2"; raises ValueError unless there is one for each.
-
-    >>> parse_placement("0,3,1,2", 4).hosts
-    (0, 3, 1, 2)
-    """
-    hosts = [part.strip() for part in text.split(",")]
-    if not all(host.isdecimal() for host in hosts) or len(hosts) != num_workers:
-        raise ValueError(
-            f"`placement` must be a host for each of {num_workers} workers, such as {','.join(map(str, range(num_workers)))} (the "
-            f"workers of replica 0 first), but got {shown(text)}."
-        )
-    return Placement(tuple(map(int, hosts)))
-
-
-def replica_hosts(placement: Placement, num_workers: int) -> list[Sequence[int]]:
-    """Return the hosts of each replica's workers; raises ValueError if hosts do not divide evenly into replicas."""
-    if not placement.hosts or len(placement.hosts) % num_workers:
-        raise ValueError(
-            f"`hosts` must name a host for each of {num_workers} workers of every replica, but got {len(placement.hosts)} hosts."
-        )
-    return [placement.hosts[i : i + num_workers] for i in range(0, len(placement.hosts), num_workers)]
+    def by_replica(self, num_workers: int) -> NDArray[np.int64]:
+        """Return the host of each (replica, worker); raises ValueError if hosts do not divide evenly into replicas."""
+        if not self.hosts or len(self.hosts) % num_workers:
+            raise ValueError(
+                f"`hosts` must name a host for each of {num_workers} workers of every replica, but got {len(self.hosts)} hosts."
+            )
+        return np.array(self.hosts, np.int64).reshape(-1, num_workers)

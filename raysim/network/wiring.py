@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.profile import Floats, Profile
-from raysim.network.rounds import equal_hosts
-from raysim.network.timeline import alone_s
 from raysim.network.topology import Network, Placement
 from raysim.schedules.actions import topological_order
 from raysim.schedules.arrays import ActionTable
@@ -89,24 +87,6 @@ def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *
         )
 
     return np.array([alone and (inbound or not queues(network)) for network in networks])
-
-
-def equal_replicas(networks: Sequence[Network], placement: Placement, num_workers: int) -> NDArray[np.int64]:
-    """Return for each replica the first one with equal links between its workers, if the schedule alone orders all messages."""
-    hosts = np.array(placement.hosts, np.int64).reshape(-1, num_workers)
-    replicas = np.arange(len(hosts))
-    if any(network.jitter_s for network in networks):
-        return replicas
-    labels = equal_hosts(networks, placement.num_hosts)
-    keys = replicas[:, None] * len(labels) + hosts
-    _, first, index = np.unique(keys.reshape(-1), return_index=True, return_inverse=True)
-    shared = (
-        first[index.reshape(-1)].reshape(keys.shape) - replicas[:, None] * num_workers
-    )  # the first worker on the same host
-    _, first, index = np.unique(
-        np.concatenate([labels[hosts], shared], axis=1), axis=0, return_index=True, return_inverse=True
-    )
-    return first[index.reshape(-1)]
 
 
 def check_complete(schedule: Schedule, table: ActionTable, count: int, replicas: int = 1) -> None:
@@ -303,7 +283,7 @@ class SharedWiring:
     def _costs(self, profile: Profile) -> Records:
         costs = np.empty(self.actions.shape, COST)
         costs["decode_s"] = profile.decode_s
-        costs["compute_s"] = alone_s(profile, self.placement)
+        costs["compute_s"] = profile.alone_s(self.placement)
         costs["encode_s"] = profile.encode_s + np.where(self.actions["queue"] >= 0, profile.call_s, 0.0)
         costs["wire_bytes"] = profile.moved_bytes
         costs["messages"] = profile.messages

@@ -173,7 +173,6 @@ class BoundaryModule(nn.Module):
             epoch=samples.epoch,
             microbatch=self.microbatch,
             sample_ids=samples.ids,
-            num_stages=2,
             key=self._key("forward", self.step, self.microbatch),
         )
 

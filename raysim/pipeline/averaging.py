@@ -173,7 +173,6 @@ class GroupExchanges:
             steps_per_epoch=plan.steps_per_epoch,
             seed=config.seed,
             stage=group.stage,
-            num_stages=plan.num_stages,
             batch_size=config.batch_size,
             learning_rate=plan.learning_rate(step),
             momentum=config.optimizer.momentum or 0.0,

@@ -158,7 +158,6 @@ class Boundary:
             link.end_step(
                 StepFacts(
                     feedback.step_s,
-                    feedback.floors.get(link_name(self.replica, self.index, link.direction, link.tensor)),
                     feedback.sensitivities.get(link_name(self.replica, self.index, link.direction)),
                     self.plan.config.batch_size,
                 ),
@@ -196,7 +195,6 @@ class Boundary:
             epoch=epoch,
             microbatch=microbatch,
             sample_ids=tuple(ids.tolist()),
-            num_stages=self.plan.num_stages,
             phase=self._phases[Action(*self._sending[link.direction], microbatch)],
             key=derive_key(*key, link.tensor) if link.tensor else derive_key(*key),
             support=self._supports.get((microbatch, link.tensor)) if link.direction == "backward" else None,

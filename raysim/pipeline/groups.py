@@ -15,7 +15,7 @@ from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
 from raysim.network.collectives import EXCHANGES, Transfer
 from raysim.pipeline.messages import Parts
-from raysim.replication.method import Packets, Round, RoundDriver, Rounds
+from raysim.replication.method import Packets, RoundDriver, RoundPackets, Rounds
 
 _CONTROL_VALUES = 64  # upper bound of the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -106,7 +106,7 @@ class MemberRounds:
         self._driver = RoundDriver(rounds)
         self._table = table
         self._max_values = max(_CONTROL_VALUES, num_values)
-        self._sent: Round | None = None
+        self._sent: RoundPackets | None = None
 
     def advance(self, received: Sequence[Parts]) -> list[Message | None]:
         """Receive the last round's messages and return this round's: one to everyone, then one to each other member.

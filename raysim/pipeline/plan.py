@@ -24,7 +24,7 @@ from raysim.schedules.actions import Row
 from raysim.schedules.weights import Delays
 from raysim.values import BoundaryTensors
 from raysim.workloads.data import batch_ids
-from raysim.workloads.partition import CutChoice, Partition
+from raysim.workloads.partition import CutWithAlternative, Partition
 from raysim.workloads.task import Task
 
 TiedOwners = tuple[tuple[tuple[int, str], ...], ...]
@@ -62,7 +62,7 @@ class Plan:
     num_samples: int
     num_test_samples: int  # of an evaluation
     cuts: tuple[str, ...]
-    cut_choices: tuple[CutChoice, ...]
+    cut_choices: tuple[CutWithAlternative, ...]
     boundaries: tuple[BoundaryTensors, ...]  # the tensors of a microbatch that cross each boundary
     tied: TiedOwners  # the parameters shared by several stages
     elementwise: tuple[frozenset[str], ...]  # parameters of each stage that Muon does not update

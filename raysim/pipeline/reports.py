@@ -10,7 +10,6 @@ from raysim.pipeline.errors import DivergedError, StageError
 from raysim.pipeline.groups import GroupAccount
 from raysim.pipeline.link import CodedMessage, LinkAccount
 from raysim.schedules.actions import Action
-from raysim.values import UNNAMED
 
 
 class ActionRecord(NamedTuple):
@@ -94,10 +93,9 @@ class StepFeedback(NamedTuple):
     """Measurements of one step for the adaptive methods in the next; equal at all workers, and part of checkpoints."""
 
     step_s: float | None = None  # seconds of the step, by the clock
-    floors: Mapping[str, float] = {}  # the minimum fidelity of each link with a budget, by `link_name`
     sensitivities: Mapping[str, float] = {}  # measured by the receiving stages, by `link_name`
 
 
-def link_name(replica: int, boundary: int, direction: str, tensor: str = UNNAMED) -> str:
+def link_name(replica: int, boundary: int, direction: str) -> str:
     """Return the name of a link in `StepFeedback`."""
-    return f"{replica}/{boundary}/{direction}" + (f"/{tensor}" if tensor else "")
+    return f"{replica}/{boundary}/{direction}"

@@ -34,7 +34,7 @@ class Branch(NamedTuple):
         return 100 * (own / other - 1) if other else math.nan
 
 
-class Snapshot:
+class TrainingSnapshot:
     """An in-memory copy of a training: a model's tensors, gradients and modes, other states, and random generators.
 
     `restore` is bit for bit. Optimiser states are copied directly, since `load_state_dict` would cast them.
@@ -102,7 +102,7 @@ def branches(
     """
     if not batches:
         raise ValueError("`batches` must hold at least one batch, but is empty.")
-    snapshot = Snapshot(model, state)
+    snapshot = TrainingSnapshot(model, state)
     if say is not None:
         steps = len(candidates) * len(batches)
         say(

@@ -130,7 +130,6 @@ class Station:
                 epoch=samples.epoch,
                 microbatch=microbatch,
                 sample_ids=samples.ids,
-                num_stages=self.watch.num_stages,
                 key=derive_key(self.sampling.seed, self.replica, boundary, direction, self._taken, microbatch),
             )
             try:
@@ -229,7 +228,6 @@ class GradientStation(Station):
             epoch=0,
             steps_per_epoch=max(1, self._taken + 1),
             seed=self.sampling.seed,
-            num_stages=self.watch.num_stages,
         )
         try:
             with torch.no_grad(), torch.autocast(self._channel.device.type, enabled=False):

@@ -18,7 +18,7 @@ from raysim.on_demand import torch
 from raysim.replication.gathered import Gathered
 from raysim.replication.layers import Layered
 from raysim.replication.low_rank import PowerSGD, matrix_of
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, together
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, RoundPackets, Rounds, run_together
 from raysim.replication.sparsified import energy
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Accordion(Layered):
             kept = {key: x for key, x in memory.items() if key.partition("/")[2] in group}
             if group:
                 running.append(self._method(codec).compress(group, kept, context))
-        results: list[Averaged] = yield from together(*running)
+        results: list[Averaged] = yield from run_together(*running)
         averaged = {name: x for result in results for name, x in result.gradients.items()}
         moved = {**memory, **{name: x for result in results for name, x in result.memory.items()}, **regime.tensors()}
         if context.replica == 0:
@@ -206,6 +206,6 @@ def _keeps(codec: Codec) -> float:
 def _from_first(own: list[float], context: ReplicaContext) -> Rounds[list[float]]:
     """Broadcast the numbers of replica 0 and return them."""
     packet = Identity().encode(torch.tensor(own, dtype=torch.float64))
-    received = yield Round(everyone={"norms": packet} if context.replica == 0 else {})
+    received = yield RoundPackets(everyone={"norms": packet} if context.replica == 0 else {})
     values: list[float] = received[0]["norms"].decode().tolist()
     return values

@@ -55,7 +55,7 @@ def from_blocks(blocks: Tensor, shape: tuple[int, ...], side: int) -> Tensor:
     return cut.transpose(1, 2).reshape(shape)
 
 
-def checked(kept: object, side: object, decay: object) -> dict[str, float]:
+def checked_blocks(kept: object, side: object, decay: object) -> dict[str, float]:
     """Check the settings of a method that selects `kept` values per block, with `decay`, and return them."""
     limit = check_integer("side", side, 1, 4096)
     return {
@@ -112,7 +112,7 @@ class BlockTopK(Layered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._coerce(**checked(self.kept, self.side, self.decay))
+        self._coerce(**checked_blocks(self.kept, self.side, self.decay))
         self.codec(self.side * self.side)  # rejects unsuitable `values`
 
     def codec(self, block_values: int) -> TopK:

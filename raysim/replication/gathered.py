@@ -28,7 +28,7 @@ from raysim.replication.method import (
     Memory,
     ReplicaContext,
     ReplicaMethod,
-    Round,
+    RoundPackets,
     Rounds,
     mean_dense,
 )
@@ -156,7 +156,6 @@ def _message(context: ReplicaContext, key: int) -> Context:
         epoch=context.epoch,
         microbatch=0,
         sample_ids=(0,),
-        num_stages=context.num_stages,
         key=key,
     )
 
@@ -195,7 +194,7 @@ class TwoShot(Coded):
             for other in range(count)
             if other != me
         }
-        received = yield Round(each=parts)
+        received = yield RoundPackets(each=parts)
         means = {}
         for name, chunk in chunks.items():
             if own := chunk[me].numel():
@@ -203,7 +202,7 @@ class TwoShot(Coded):
                 for other, sent in enumerate(received):
                     total += chunk[me] if other == me else sent[name].decode(total.device).view(own)
                 means[name] = self._encode(total / count, f"mean of {name}", context)
-        received = yield Round(everyone=means)
+        received = yield RoundPackets(everyone=means)
         averaged = {}
         for name, gradient in gradients.items():
             decoded = [sent[name].decode(gradient.device).reshape(-1) for sent in received if name in sent]

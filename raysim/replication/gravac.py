@@ -9,11 +9,11 @@ from raysim.codecs import Codec, Identity, RandomK
 from raysim.codecs.codec import check_codec
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Decision
-from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
+from raysim.replication.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 from raysim.replication.layers import Layered, flatten, gather_mean, key_of, remembered, sum_values, unflatten
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, mean_dense
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, RoundPackets, Rounds, mean_dense
 from raysim.replication.sparsified import (
     ESTIMATED,
     EXACT,
@@ -21,7 +21,7 @@ from raysim.replication.sparsified import (
     codec_of,
     count_of,
     energy,
-    pack,
+    packet_of,
     select,
     select_within,
 )
@@ -201,7 +201,7 @@ class ReplicaGraVAC(Layered):
         smooth = controller.observe(now[0], now[1], rules.alpha)
         counts = [float(sum(len(kept.values) for kept in level.kept.values())) for level in levels]
         own = torch.tensor([*smooth, *now, *counts], dtype=torch.float64)
-        received = yield Round(everyone={"gains": Identity().encode(own)})
+        received = yield RoundPackets(everyone={"gains": Identity().encode(own)})
         total = torch.zeros_like(own)
         for packets in received:
             total += packets["gains"].decode()
@@ -220,7 +220,7 @@ class ReplicaGraVAC(Layered):
             if self.select == RANDOM:
                 packets[name] = self._codec(level.factor).encode(row, key)
             else:
-                packets[name] = pack(level.kept[name], row, level.factor, self.select, self.values, key)
+                packets[name] = packet_of(level.kept[name], row, level.factor, self.select, self.values, key)
         device = next(iter(fed.values())).device
         rounds = sum_values(packets, context, device) if self.select == RANDOM else gather_mean(packets, device)
         means = yield from rounds

@@ -20,12 +20,12 @@ from raysim.replication.method import (
     Packets,
     ReplicaContext,
     ReplicaMethod,
-    Round,
+    RoundPackets,
     Rounds,
     mean_dense,
     num_values,
+    run_together,
     sum_tensors,
-    together,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Layered(ReplicaMethod):
         )
         if not compressed:
             return Averaged((yield from exempt), memory)
-        dense, averaged = yield from together(exempt, self.compress(compressed, memory, context))
+        dense, averaged = yield from run_together(exempt, self.compress(compressed, memory, context))
         means = {**dense, **averaged.gradients}
         result: Averaged = replace(averaged, gradients={name: means[name] for name in gradients})
         return result
@@ -152,7 +152,7 @@ def remembered(memory: Memory, kind: str, name: str, like: Tensor) -> Tensor:
 
 def gather_mean(packets: Packets, device: torch.device) -> Rounds[Gradients]:
     """Return the mean of the decoded packets of each name, summed in the order of replicas."""
-    received = yield Round(everyone=packets)
+    received = yield RoundPackets(everyone=packets)
     means = {}
     for name, packet in packets.items():
         total = torch.zeros(packet.shape, device=device)

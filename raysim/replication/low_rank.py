@@ -14,7 +14,7 @@ from raysim.codecs.lowrank import check_rank
 from raysim.notation import check_choice, check_flag, check_integer, check_real
 from raysim.on_demand import torch
 from raysim.replication.layers import Layered, remembered
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Round, Rounds, sum_tensors
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, RoundPackets, Rounds, sum_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +105,7 @@ class PowerSGD(Layered):
         left = yield from mean_sides(
             f"left of rank {self.rank}", {name: m @ start[name] for name, m in matrices.items()}, context
         )
-        bases = {name: orthonormal(mean) for name, mean in left.items()}
+        bases = {name: orthonormal_float32(mean) for name, mean in left.items()}
         own = {
             name: (bases[name].T @ m).T for name, m in matrices.items()
         }  # BLAS is slow if the long matrix is transposed
@@ -118,7 +118,9 @@ class PowerSGD(Layered):
         """Return the same from one averaged side: a projection onto the span of the other side from the previous step."""
         side, other = ("left", "right") if context.step % 2 == 0 else ("right", "left")
         turned = matrices if side == "left" else {name: m.T for name, m in matrices.items()}
-        bases = {name: orthonormal(self._start(name, other, m, memory, context)) for name, m in matrices.items()}
+        bases = {
+            name: orthonormal_float32(self._start(name, other, m, memory, context)) for name, m in matrices.items()
+        }
         own = {name: m @ bases[name] for name, m in turned.items()}
         mean = yield from mean_sides(f"{side} of rank {self.rank}", own, context)
         wide = [{name: x @ bases[name].T for name, x in thin.items()} for thin in (mean, own)]
@@ -209,7 +211,7 @@ class PowerGossip(Layered):
         }
         label = f"{side} of rank {self.rank}"
         flat = {other: torch.cat([x.reshape(-1) for x in sides.values()]) for other, sides in own.items()}
-        received = yield Round(each={other: {label: Identity().encode(x)} for other, x in flat.items()})
+        received = yield RoundPackets(each={other: {label: Identity().encode(x)} for other, x in flat.items()})
         for other in others:
             theirs = received[other][label].decode(next(iter(matrices.values())).device)
             parts = torch.split(theirs, [x.numel() for x in own[other].values()])
@@ -226,7 +228,7 @@ class PowerGossip(Layered):
         """Return orthonormal columns, equal at both ends, from the last iteration or drawn before the first."""
         pair = sorted((context.replica, other))
         key = derive_key(context.seed, "PowerGossip", context.stage, name, side, *pair)
-        return orthonormal(side_columns(memory.get(f"{side}/{other}/{name}"), matrix, side, self.rank, key))
+        return orthonormal_float32(side_columns(memory.get(f"{side}/{other}/{name}"), matrix, side, self.rank, key))
 
 
 def mean_sides(name: str, own: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
@@ -250,12 +252,12 @@ def side_columns(kept: Tensor | None, matrix: Tensor, side: str, rank: int, key:
     drawn = uniform(key, length * rank, matrix.device).view(length, rank) * 2 - 1
     if kept is None:
         return drawn
-    kept = orthonormal(kept.to(drawn.device)[:, :rank])  # a method may adapt the rank
+    kept = orthonormal_float32(kept.to(drawn.device)[:, :rank])  # a method may adapt the rank
     width = kept.shape[1]
     alive = kept.any(dim=0)  # a zero column would stay zero
     return torch.cat([torch.where(alive, kept, drawn[:, :width]), drawn[:, width:]], dim=1)
 
 
-def orthonormal(x: Tensor) -> Tensor:
+def orthonormal_float32(x: Tensor) -> Tensor:
     """Orthonormalise the columns of `x`, in float32; dependent columns become zero."""
     return lowrank.orthonormal(x[None])[0].float().double()

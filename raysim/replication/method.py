@@ -34,7 +34,7 @@ Memory: TypeAlias = "dict[str, Tensor]"  # of a method at one replica, with name
 Packets = Mapping[str, Packet]
 
 
-class Round(NamedTuple):
+class RoundPackets(NamedTuple):
     """The packets sent by one replica in a round."""
 
     everyone: Packets = MappingProxyType({})  # to every other replica
@@ -47,7 +47,7 @@ class Round(NamedTuple):
 
 
 Received = Sequence[Packets]  # by replica: its packets to everyone and to this one; for this one, its own `everyone`
-Rounds: TypeAlias = Generator[Round, Received, T]  # of one member, returning its result
+Rounds: TypeAlias = Generator[RoundPackets, Received, T]  # of one member, returning its result
 
 
 class ReplicaContext(NamedTuple):
@@ -60,7 +60,6 @@ class ReplicaContext(NamedTuple):
     steps_per_epoch: int
     seed: int
     stage: int = 0
-    num_stages: int = 1
     batch_size: int = 1  # samples of the step, over all replicas
     learning_rate: float = 0.0
     momentum: float = 0.0  # of the optimiser
@@ -187,7 +186,7 @@ def reduce_scatter(
     `own` is this member's own chunk, or None, with no packets, if it contributes nothing. The sum is None if no member
     contributes.
     """
-    received = yield Round(each={other: {name: packet} for other, packet in packets.items()})
+    received = yield RoundPackets(each={other: {name: packet} for other, packet in packets.items()})
     chunks = [
         own if other == me else sent[name].decode(device) if name in sent else None
         for other, sent in enumerate(received)
@@ -212,12 +211,12 @@ def sum_over_members(
     chunks = () if values is None else values.tensor_split(count)
     packets = {other: Identity().encode(chunk) for other, chunk in enumerate(chunks) if other != me}
     total = yield from reduce_scatter(name, packets, chunks[me] if chunks else None, me, device)
-    received = yield Round(everyone={} if total is None else {name: Identity().encode(total)})
+    received = yield RoundPackets(everyone={} if total is None else {name: Identity().encode(total)})
     sums = [sent[name].decode(device) for sent in received if name in sent]
     return torch.cat(sums) if sums else None
 
 
-def all_reduce(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]:
+def sum_flat(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]:
     """Return the sum of flat float32 `values` over `count` members; see `sum_over_members`."""
     total = yield from sum_over_members(name, values, me, count, values.device)
     assert total is not None
@@ -227,7 +226,7 @@ def all_reduce(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]
 def sum_tensors(name: str, tensors: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
     """Return the sums of float32 tensors over replicas, by a single all-reduce of this name."""
     flat = torch.cat([x.reshape(-1) for x in tensors.values()])
-    total = yield from all_reduce(name, flat, context.replica, context.num_replicas)
+    total = yield from sum_flat(name, flat, context.replica, context.num_replicas)
     parts = torch.split(total, [x.numel() for x in tensors.values()])
     return {name: part.view_as(x) for (name, x), part in zip(tensors.items(), parts, strict=True)}
 
@@ -253,7 +252,7 @@ class RoundDriver:
         self.over = False
         self.result: Any = None
 
-    def advance(self, received: Received | None) -> Round | None:
+    def advance(self, received: Received | None) -> RoundPackets | None:
         """Consume the packets received in the last round and return those of the next; None once `result` is set.
 
         `received` is None in the first round.
@@ -267,7 +266,7 @@ class RoundDriver:
             return None
 
 
-def together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
+def run_together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
     """Run several generators as one, with their k-th rounds sent together, and return their results.
 
     Their packets must have different names.
@@ -283,7 +282,7 @@ def together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
         for part in sent:
             for other, packets in part.each.items():
                 each.setdefault(other, {}).update(packets)
-        received = yield Round(everyone, each)
+        received = yield RoundPackets(everyone, each)
 
 
 def agreed(parameters: Gradients, memory: Memory) -> Gradients:
@@ -291,7 +290,7 @@ def agreed(parameters: Gradients, memory: Memory) -> Gradients:
     return {name: memory.get(f"{AGREED}/{name}", x) for name, x in parameters.items()}
 
 
-def exchange(sent: Sequence[Round]) -> list[Received]:
+def exchange(sent: Sequence[RoundPackets]) -> list[Received]:
     """Return the packets received by each replica in a round."""
     return [[{**part.everyone, **part.each.get(replica, {})} for part in sent] for replica in range(len(sent))]
 

@@ -56,11 +56,11 @@ def count_of(factor: float, row: Tensor) -> int:
 
 
 def codec_of(factor: float, how: str, values: Codec) -> TopK | EstimatedTopK:
-    """Return the codec of the packets made by `pack`."""
+    """Return the codec of the packets made by `packet_of`."""
     return TopK(1 / factor, values=values) if how == EXACT else EstimatedTopK(1 / factor, how, values=values)
 
 
-def pack(kept: Kept, row: Tensor, factor: float, how: str, values: Codec, key: int) -> Packet:
+def packet_of(kept: Kept, row: Tensor, factor: float, how: str, values: Codec, key: int) -> Packet:
     """Return the packet of the kept values of `row`, (1, n), encoded by the codec `values`."""
     shape, total = tuple(row.shape), row.numel()
     codec = codec_of(factor, how, values)
@@ -166,7 +166,7 @@ class DGC(Layered):
                 waiting = waiting + row
             key = key_of(name, context)
             kept = select(waiting.view(-1), count_of(1 / density, row), self.select, key)
-            packets[name] = pack(kept, row, 1 / density, self.select, self.values, key)
+            packets[name] = packet_of(kept, row, 1 / density, self.select, self.values, key)
             moved[f"residual/{name}"] = waiting - packets[name].decode(row.device)
             if self.correction:
                 if self.masking:

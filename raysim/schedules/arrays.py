@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.schedules.actions import Row, topological_order
-from raysim.schedules.families import Placed, Schedule
+from raysim.schedules.families import Schedule, WorkerSchedule
 
 OPS = "FBW"
 """Ops by number: forward, backward, and the weight-gradient part of a split backward."""
@@ -69,6 +69,26 @@ class ActionTable(NamedTuple):
     def splits_backward(self) -> bool:
         """Return whether backwards are split into input and weight parts."""
         return int(self.op.max()) == OPS.index("W")
+
+    @property
+    def sends(self) -> NDArray[np.bool_]:
+        """Return whether each action sends a packet."""
+        forward, backward = self.op == OPS.index("F"), self.op == OPS.index("B")
+        sends: NDArray[np.bool_] = (forward & (self.stage < self.num_stages - 1)) | (backward & (self.stage > 0))
+        return sends
+
+    def places(self) -> NDArray[np.int64]:
+        """Return the index of each action (stage, op, microbatch), or -1."""
+        places = np.full((self.num_stages, len(OPS), self.num_microbatches), -1)
+        places[self.stage, self.op, self.microbatch] = np.arange(len(self.stage))
+        return places
+
+    def sources(self) -> NDArray[np.int64]:
+        """Return the index of the action whose packet each action consumes, or -1."""
+        forward, backward = self.op == OPS.index("F"), self.op == OPS.index("B")
+        takes = (forward & (self.stage > 0)) | (backward & (self.stage < self.num_stages - 1))
+        neighbour = np.where(takes, self.stage + np.where(forward, -1, 1), 0)
+        return np.where(takes, self.places()[neighbour, self.op, self.microbatch], -1)
 
     def repeated(self, num_steps: int) -> ActionTable:
         """Return the rows of several consecutive steps, with microbatches numbered consecutively.
@@ -151,7 +171,7 @@ def _row(letters: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
 
 
 @dataclass(frozen=True, repr=False)
-class StepsOnEnd(Placed):
+class StepsOnEnd(WorkerSchedule):
     """Base of schedules whose steps follow each other without a flush; `rows` are those of one step."""
 
     schedule: Schedule

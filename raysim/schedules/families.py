@@ -36,7 +36,7 @@ class Schedule(Notation, ABC):
         return list(range(num_stages))
 
 
-class Placed(Schedule):
+class WorkerSchedule(Schedule):
     """Base of schedules with several stages per worker, defined by the rows of workers, not of stages."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class OneFOneB(Schedule):
 
 
 @dataclass(frozen=True, repr=False)
-class Interleaved1F1B(Placed):
+class Interleaved1F1B(WorkerSchedule):
     """1F1B with several stages per worker: worker w of p owns stages w, w + p, w + 2p, ... (Narayanan et al. 2021, 2104.04473).
 
     With v stages per worker the bubble is v times smaller, and workers send v times as many packets.
@@ -178,7 +178,7 @@ class ZBH2(Schedule):
         return _split_1f1b(2 * (num_stages - 1 - stage), 2 * stage, num_microbatches)
 
 
-class VShaped(Placed):
+class VShaped(WorkerSchedule):
     """Base of schedules with two stages per worker: worker w of p owns stages w and 2p - 1 - w.
 
     The first and the last stage share a worker, and so do the two middle stages.
@@ -269,7 +269,7 @@ class DualPipeV(VShaped):
 
 
 @dataclass(frozen=True, repr=False)
-class Custom(Placed):
+class Custom(WorkerSchedule):
     """Rows from a CSV file in torch's pipeline format, which fixes the numbers of stages and microbatches.
 
     The file is read once, when the schedule is created.

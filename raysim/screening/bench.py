@@ -23,8 +23,7 @@ from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, merge_measured
 from raysim.probing.stopwatch import Seconds
 from raysim.replication.method import Gradients, ReplicaContext
-from raysim.screening.passes import Outcome, Passes
-from raysim.screening.tensors import TensorFacts, TensorWatch
+from raysim.screening.passes import Outcome, Passes, TensorFacts, TensorWatch
 from raysim.screening.verdicts import Difference, changed, differences
 from raysim.units import format_bytes
 
@@ -144,7 +143,6 @@ class Bench:
                 steps_per_epoch=1,
                 seed=config.seed,
                 stage=stage,
-                num_stages=len(self.passes.stages),
                 batch_size=config.batch_size,
             )
             own = [{name: count * x for name, x in each[stage].items()} for each in of_replica]
@@ -162,7 +160,7 @@ def _overflow(plan: Plan, what: str) -> ConfigError:
     return ConfigError(f"The model cannot be screened: without compression, {what} holds NaN or infinity.{remedy}")
 
 
-def check_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
+def check_screen_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
     """Return the peak bytes of a screen; raises ConfigError if this machine has fewer."""
     memories, replicas = plan.memories, plan.num_replicas
     microbatches = num_batches * replicas * plan.config.num_microbatches

@@ -14,7 +14,7 @@ from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import check_gradients
 from raysim.replication import parse_replica_method
-from raysim.screening.tensors import TensorFacts
+from raysim.screening.passes import TensorFacts
 
 
 class Default(NamedTuple):

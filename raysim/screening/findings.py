@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from raysim.quality import MEASURES
+from raysim.screening.passes import TensorFacts
 from raysim.screening.screen import Screen, Screened, words
-from raysim.screening.tensors import sentences
 from raysim.screening.verdicts import knowledge, knowledge_lost
 from raysim.units import format_seconds
 
@@ -20,7 +21,7 @@ SEEN = 0.01
 
 def findings(done: Screen) -> list[str]:
     """Return sentences on the tensors, on misleading fidelity, and on the model's distance from chance."""
-    lines = sentences(done.facts)
+    lines = _tensor_words(done.facts)
     loss, base = done.dense.result.measures["loss"].value, done.chance["loss"]
     if math.isnan(knowledge(loss, base)):
         lines.append(
@@ -97,3 +98,27 @@ def _misleads(done: Screen, each: Screened) -> bool:
         return False
     lost = knowledge_lost(loss, done.chance["loss"], surely=True)
     return not math.isnan(lost) and lost > MISLED
+
+
+def _tensor_words(facts: Sequence[TensorFacts]) -> list[str]:
+    """Return a sentence for each direction: the tensors' statistics and the conclusion."""
+    lines = []
+    for direction, noun in (("forward", "activation"), ("backward", "gradient")):
+        own = [each for each in facts if each.direction == direction]
+        if not own:
+            continue
+        worst = max(own, key=lambda each: each.peak)
+        named = f" of {noun} `{worst.tensor}`" if worst.tensor else f" of the {noun}"
+        words = (
+            f"At cut {worst.boundary + 1} the largest value{named} is {worst.peak:.0f} times the root mean square; "
+            f"0.1 % of the values hold {100 * worst.energy:.2g} % of the energy"
+        )
+        if worst.massive:
+            channels, rows = (f"{100 * share:.2g} %" for share in (worst.channels, worst.rows))
+            lines.append(
+                f"{words}, half of these in {channels} of the channels and {rows} of the rows: one range for a tensor wastes its "
+                "levels; group by `row` or `block`, or send the largest values separately."
+            )
+        else:
+            lines.append(f"{words}: one range for a tensor may do.")
+    return lines

@@ -19,10 +19,9 @@ from raysim.pipeline.plan import Plan
 from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.state import under, unpack_tensors
 from raysim.screening import candidates
-from raysim.screening.bench import Bench, Measurements, check_memory
-from raysim.screening.passes import Passes
+from raysim.screening.bench import Bench, Measurements, check_screen_memory
+from raysim.screening.passes import Passes, TensorFacts
 from raysim.screening.prices import Prices, check_split, measured_profile
-from raysim.screening.tensors import TensorFacts
 from raysim.screening.verdicts import WORTH, verdict
 from raysim.training.branch import find_parent
 from raysim.units import format_bytes, format_seconds
@@ -137,7 +136,7 @@ def screen(
     prices = pricing(device=device, profile=profile) if networks and (device or profile) else None
     if prices is None and gradients:
         check_split(plan)
-    needed = check_memory(plan, num_batches, by_replica=averages, gradients=gradients)
+    needed = check_screen_memory(plan, num_batches, by_replica=averages, gradients=gradients)
     count = num_batches * config.batch_size
     say(
         f"{config.name}: {count} test samples in microbatches of {config.microbatch_size}, {plan.num_stages} stages; "

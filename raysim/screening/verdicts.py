@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from raysim.forecast.advise import PAYS
+from raysim.network.prices import PAYS
 from raysim.pipeline.errors import DivergedError
 from raysim.workloads.task import Task
 

@@ -51,10 +51,11 @@ class Checkpoint(NamedTuple):
 
     def signals(self) -> StepFeedback:
         """Return the last step's signals, not yet seen by adaptive methods; raises CheckpointError."""
-        written = self.manifest().get("signals")
         try:
-            return StepFeedback(**written) if written else StepFeedback()
-        except TypeError as error:
+            written = dict(self.manifest().get("signals") or {})
+            written.pop("floors", None)  # of links with a common budget, before version 0.3
+            return StepFeedback(**written)
+        except (TypeError, ValueError) as error:
             raise self._unreadable(error) from None
 
     def parts(self) -> list[np.ndarray]:

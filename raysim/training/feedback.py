@@ -1,4 +1,4 @@
-"""Signals of the last step for adaptive methods: step time (measured or simulated), fidelity floors, sensitivities."""
+"""Signals of the last step for adaptive methods: step time (measured or simulated), sensitivities."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from raysim.compressors.controller import Way, floors
 from raysim.config import ConfigError
 from raysim.forecast.compute import datasheet_profile, recorded_profile
+from raysim.forecast.timings import TimedStep
 from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.presets import DEVICES, parse_network
-from raysim.network.prices import after_pipelines, overlapped, without_exchange
 from raysim.network.profile import Profile
-from raysim.network.simulate import simulate
-from raysim.network.topology import Network, Placement
 from raysim.network.transport import parse_transport
-from raysim.pipeline.link import DIRECTIONS, LinkAccount
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport, link_name
 from raysim.storage.files import is_file
@@ -56,22 +52,15 @@ class Clock:
         network = self.network
         if network is None:
             return seconds
-        profile = self.profile(reports)
-        if self.plan.config.exchange_delay:
-            profile = after_pipelines(profile)
-        quiet, instant, config = without_exchange(profile), network.without_latency, self.plan.config
-
-        def simulated_s(exchanging: bool, latent: bool) -> float:
-            return simulate(
-                config.executed_schedule,
-                profile if exchanging else quiet,
-                network if latent else instant,
-                num_microbatches=config.num_microbatches,
-                num_replicas=config.num_replicas,
-            ).step_s
-
-        method_s = float(profile.method_s.max())
-        return overlapped(simulated_s, method_s, config.exchange_delay, config.exchange_interval)
+        config = self.plan.config
+        return TimedStep(
+            self.profile(reports),
+            config.executed_schedule,
+            config.num_microbatches,
+            config.num_replicas,
+            averaging_delay=config.exchange_delay,
+            interval=config.exchange_interval,
+        ).step_s(network)
 
     def profile(self, reports: Sequence[StepReport]) -> Profile:
         """Return the costs of a step under a simulated clock: frozen compute, and the reported transfers and codec work."""
@@ -149,54 +138,6 @@ def _frozen_profile(plan: Plan) -> Profile:
         raise ConfigError(str(error)) from None
 
 
-EVEN = Network(bandwidth_bps=1e9)  # for a run without a known network: seconds proportional to bytes
-
-
-class Budgets:
-    """Divides the budgets of a run among its links, one budget per direction and replica.
-
-    `network`: the network between the workers, which are spread over its hosts in order. None if unknown: then the
-    seconds of a message are proportional to its bytes. Raises ConfigError if links of one direction name different budgets.
-    """
-
-    def __init__(self, plan: Plan, network: Network | None) -> None:
-        self.plan = plan
-        self._budgets = {direction: _budget(plan, direction) for direction in DIRECTIONS}
-        self._network = network or EVEN
-        self._hosts = Placement.spread(plan.num_replicas * len(plan.rows), self._network.num_hosts).hosts
-
-    def floors(self, reports: Sequence[StepReport]) -> dict[str, float]:
-        """Return the fidelity that each link with a budget must keep after this step, by `link_name`."""
-        of_links: dict[str, float] = {}
-        for direction, budget in self._budgets.items():
-            if budget is None:
-                continue
-            for replica in range(self.plan.num_replicas):
-                accounts = [
-                    account
-                    for report in reports
-                    if report.replica == replica
-                    for account in report.links
-                    if account.direction == direction and any(decision.offers for decision in account.decisions)
-                ]
-                accounts.sort(key=lambda account: (account.boundary, account.tensor))
-                names = [link_name(replica, account.boundary, direction, account.tensor) for account in accounts]
-                ways = [self._ways(replica, account) for account in accounts]
-                of_links |= floors(dict(zip(names, ways, strict=True)), budget)
-        return of_links
-
-    def _ways(self, replica: int, account: LinkAccount) -> list[Way]:
-        """Return a link's options for sending its messages, each with its network seconds."""
-        ends = account.boundary, account.boundary + 1
-        first = replica * len(self.plan.rows)
-        source, target = (self._hosts[first + self.plan.owners[stage]] for stage in ends)
-        if account.direction == "backward":
-            source, target = target, source
-        dense_bytes = account.dense_bytes / account.packets
-        offers = [(1.0, 1.0), *account.decisions[-1].offers]
-        return [Way(fidelity, self._network.p2p_s(source, target, dense_bytes / factor)) for fidelity, factor in offers]
-
-
 def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
     """Return the sensitivities measured by stages in this step, by `link_name`."""
     return {
@@ -204,14 +145,3 @@ def sensitivities(reports: Sequence[StepReport]) -> dict[str, float]:
         for report in reports
         for boundary, measured in report.sensitivities.items()
     }
-
-
-def _budget(plan: Plan, direction: str) -> float | None:
-    """Return the common budget of the links of a direction, or None if they have none."""
-    pairs = [pair for replica in plan.compressors for link in replica for pair in link.values()]
-    methods = [pair[DIRECTIONS.index(direction)] for pair in pairs]
-    budgets = {method.shared_budget for method in methods if method.shared_budget is not None}
-    if len(budgets) > 1:
-        named = " and ".join(f"{budget:g}" for budget in sorted(budgets))
-        raise ConfigError(f"`{direction}` must give its links one `budget`, which they share, but got {named}.")
-    return next(iter(budgets), None)

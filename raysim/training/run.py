@@ -25,7 +25,7 @@ from raysim.training.branch import Parent, find_parent, recorded_origin
 from raysim.training.checkpoint import Checkpoint, Resumable, check_data, checkpoints, find_resumable, write_checkpoint
 from raysim.training.evaluate import Evaluator
 from raysim.training.events import Event, HopelessError, Interruption, Phases
-from raysim.training.feedback import Budgets, Clock, sensitivities
+from raysim.training.feedback import Clock, sensitivities
 from raysim.training.rows import (
     breaks,
     device_columns,
@@ -100,7 +100,6 @@ class Training:
         self.plan = self.workload.plan
         self._parts = self._parent.parts(self.plan, self.workload.modules) if self._parent else None
         self.clock = Clock(self.plan)
-        self._budgets = Budgets(self.plan, self.clock.network)
         self.recorder.measures = tuple(measure.name for measure in self.plan.task.measures)
         parent = self._parent.row["run_id"] if self._parent else None
         self._row |= plan_columns(self.workload, parent)
@@ -293,7 +292,7 @@ class Training:
         self.phases.enter(None)
         seconds = time.perf_counter() - before
         measured = sensitivities(reports) if step >= self.config.compress_from else {}
-        self._signals = StepFeedback(self.clock.step_s(reports, seconds), self._budgets.floors(reports), measured)
+        self._signals = StepFeedback(self.clock.step_s(reports, seconds), measured)
         row, links = self._record_step(step, reports, seconds)
         chance, warning = self._row.get("chance_loss"), None
         if self._row["warning"] is None:

@@ -18,7 +18,7 @@ from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.random import derive_key
 from raysim.workloads.losses import IGNORED
-from raysim.workloads.options import check_flag
+from raysim.workloads.options import check_boolean
 from raysim.workloads.splits import Data, DataShape
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def addition(
     are the digits, `+` and `=`.
     """
     digits = check_integer("data.digits", digits, 1, _MOST_DIGITS)
-    check_flag("data.reverse", reverse)
+    check_boolean("data.reverse", reverse)
     powers = 10 ** np.arange(digits, -1, -1)
 
     def make(draw: Draw) -> Tokens:
@@ -140,7 +140,7 @@ def _data(
     test_samples: int,
 ) -> Data:
     """Return unique samples drawn by `make`. Test samples come first, so they do not depend on `train_samples`."""
-    check_flag("data.whole", whole)
+    check_boolean("data.whole", whole)
     test, train = (
         check_integer(f"data.{split}_samples", number, 1, _MOST_SAMPLES)
         for split, number in (("test", test_samples), ("train", train_samples))

@@ -80,7 +80,7 @@ def _pair(name: str, shape: tuple[int, ...], code: int, key: int, form: str) -> 
             f"`bottleneck` must be less than the features that cross ({width} after layer `{name}`), but got {code}."
         )
     if form == "residual":
-        return Residual(width, code), Residual(code, width)
+        return ResidualLinear(width, code), ResidualLinear(code, width)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key)
         if form == "orthonormal":
@@ -93,7 +93,7 @@ def _pair(name: str, shape: tuple[int, ...], code: int, key: int, form: str) -> 
     return encoder, decoder
 
 
-class Residual(nn.Module):
+class ResidualLinear(nn.Module):
     """A linear layer plus the identity, which is truncated or zero-padded to the width of the output."""
 
     def __init__(self, width: int, out: int) -> None:

@@ -26,7 +26,7 @@ from raysim.workloads.options import bind_options, check_path, import_function, 
 from raysim.workloads.picture_data import PictureOptions, images, pictures_of
 from raysim.workloads.row_files import HubRows, RowSource
 from raysim.workloads.splits import Data, DataShape, Split, batch_ids, steps_per_epoch
-from raysim.workloads.table_data import table, table_of
+from raysim.workloads.table_data import table, table_of_rows
 from raysim.workloads.text_data import TextSplit, labelled_texts, packed_texts, text, topics, wikitext2
 from raysim.workloads.tokenizers import make_tokenizer
 
@@ -117,7 +117,7 @@ def hf(
         return labelled_texts(sources, reader, length, first, pair, target, wanted)
     if target is None:
         raise ValueError(f"`data.target` must be given if inputs are numbers, as column {first!r} of {path!r} holds.")
-    return table_of(sources, target, [column] if isinstance(column, str) else list(column), classes, wanted)
+    return table_of_rows(sources, target, [column] if isinstance(column, str) else list(column), classes, wanted)
 
 
 def _hub_splits(path: str, name: str | None, train_split: str, test_split: str) -> list[RowSource]:

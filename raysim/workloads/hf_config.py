@@ -25,7 +25,7 @@ from raysim.workloads.splits import DataShape
 from raysim.workloads.tokenizers import Bytes, HuggingFace
 
 
-def task_of(shape: DataShape) -> str:
+def task_kind(shape: DataShape) -> str:
     """Return the task for data of this shape: `causal-lm` if each token has a target, else `texts` or `images` (classification)."""
     if shape.input_dtype == "int64" and len(shape.input_shape) == 1:
         return "causal-lm" if shape.target_shape == shape.input_shape else "texts"
@@ -61,7 +61,7 @@ def configuration(
     source = local_or_hub("model.path", path)
     if not Path(source).is_dir():
         check_hub("`model.path`", source, "config.json")
-    labels = {"num_labels": shape.num_classes} if task_of(shape) != "causal-lm" else {}
+    labels = {"num_labels": shape.num_classes} if task_kind(shape) != "causal-lm" else {}
 
     def load(**changes: Any) -> Any:
         try:
@@ -91,10 +91,10 @@ def _read(values: Mapping[str, Any] | str | None) -> dict[str, Any]:
 
 def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
     """Return the configuration values that a new model takes from the data."""
-    if task_of(shape) != "images":
+    if task_kind(shape) != "images":
         special = [key for key in default.to_dict() if key.endswith("_token_id")]  # they belong to another vocabulary
         tokens = {"vocab_size": num_tokens(shape), **dict.fromkeys(special), "pad_token_id": shape.padding}
-        return tokens | ({"num_labels": shape.num_classes} if task_of(shape) == "texts" else {})
+        return tokens | ({"num_labels": shape.num_classes} if task_kind(shape) == "texts" else {})
     channels, height, _ = shape.input_shape
     sizes = {"num_channels": channels, "image_size": height}
     return {"num_labels": shape.num_classes, **{key: sizes[key] for key in sizes if hasattr(default, key)}}
@@ -139,7 +139,7 @@ def check_fits(config: Any, shape: DataShape, where: str) -> None:
         raise ValueError(
             f"{where!r} adds a loss of its routers, which a run does not compute: set `model.config.output_router_logits` to false."
         )
-    if task_of(shape) == "images":
+    if task_kind(shape) == "images":
         _check_pictures(config, shape, where)
         return
     length = shape.input_shape[0]
@@ -162,7 +162,7 @@ def check_fits(config: Any, shape: DataShape, where: str) -> None:
 
 def check_tokens(path: str, shape: DataShape) -> None:
     """Raise ValueError if text is read as bytes although the weights come with a different tokenizer."""
-    by_bytes = task_of(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
+    by_bytes = task_kind(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
     if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
         raise ValueError(
             f"The data are read by bytes, but {path!r} has learned the tokens of a tokenizer. Set `data.tokenizer={path}`, of data "
@@ -206,7 +206,7 @@ def first_sentence(error: Exception) -> str:
     return text.split(". ")[0].rstrip(".:")
 
 
-class Layout(NamedTuple):
+class ModelLayout(NamedTuple):
     """Names of submodules of a base model, in the order of its forward."""
 
     before: tuple[str, ...]  # modules before the first block, such as the embedding
@@ -214,25 +214,25 @@ class Layout(NamedTuple):
     after: tuple[str, ...]  # modules after the last block, such as the final norm
 
 
-_BERT = Layout(("embeddings",), "encoder.layer", ("pooler",))
+_BERT = ModelLayout(("embeddings",), "encoder.layer", ("pooler",))
 
 LAYOUTS = {
     "bert": _BERT,
-    "convnext": Layout(("embeddings",), "encoder.stages", ("layernorm",)),
-    "distilbert": Layout(("embeddings",), "transformer.layer", ()),
-    "gpt2": Layout(("wte", "wpe", "drop"), "h", ("ln_f",)),
-    "opt": Layout(
+    "convnext": ModelLayout(("embeddings",), "encoder.stages", ("layernorm",)),
+    "distilbert": ModelLayout(("embeddings",), "transformer.layer", ()),
+    "gpt2": ModelLayout(("wte", "wpe", "drop"), "h", ("ln_f",)),
+    "opt": ModelLayout(
         ("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in"),
         "decoder.layers",
         ("decoder.final_layer_norm", "decoder.project_out"),
     ),
-    "resnet": Layout(("embedder",), "encoder.stages", ("pooler",)),
+    "resnet": ModelLayout(("embedder",), "encoder.stages", ("pooler",)),
     "roberta": _BERT,
-    "vit": Layout(("embeddings",), "layers", ("layernorm", "pooler")),
+    "vit": ModelLayout(("embeddings",), "layers", ("layernorm", "pooler")),
 }
 
 
-def layout_of(config: Any, base: nn.Module) -> Layout:
+def model_layout(config: Any, base: nn.Module) -> ModelLayout:
     """Return the layout of a base model; raises ValueError if this kind of model is unknown or cannot be cut."""
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
@@ -256,4 +256,4 @@ def layout_of(config: Any, base: nn.Module) -> Layout:
             f"knows only the layouts of {known}."
         )
     i = plan.index(lists[0])
-    return Layout(tuple(plan[:i]), lists[0], tuple(plan[i + 1 :]))
+    return ModelLayout(tuple(plan[:i]), lists[0], tuple(plan[i + 1 :]))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from raysim.values import ModuleValue, argument_of, only_float, value_of
-from raysim.workloads.hf_config import Layout, layout_of
+from raysim.workloads.hf_config import ModelLayout, model_layout
 
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -35,7 +35,7 @@ def chain(model: Any, padding: int | None = None) -> nn.Sequential:
     >>> [name for name, _ in layers.named_children()]
     ['embedding', 'block0', 'block1', 'head']
     """
-    layout = layout_of(model.config, model.base_model)
+    layout = model_layout(model.config, model.base_model)
     arguments = Arguments(model.base_model, layout)
     layers: dict[str, nn.Module] = {"embedding": Embedding(model, layout, padding)}
     for i, block in enumerate(model.base_model.get_submodule(layout.blocks)):
@@ -58,7 +58,7 @@ def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
     >>> original_names(chain(model), model)["block0.block.ln_1.weight"]
     'transformer.h.0.ln_1.weight'
     """
-    blocks = f"{model.base_model_prefix}.{layout_of(model.config, model.base_model).blocks}"
+    blocks = f"{model.base_model_prefix}.{model_layout(model.config, model.base_model).blocks}"
     names = {}
     for name in layers.state_dict():
         layer, _, rest = name.split(".", 2)
@@ -69,7 +69,7 @@ def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
 class Embedding(nn.Module):
     """The model before its first block: maps token ids or images to the first hidden state, with a mask if there is padding."""
 
-    def __init__(self, model: Any, layout: Layout, padding: int | None = None) -> None:
+    def __init__(self, model: Any, layout: ModelLayout, padding: int | None = None) -> None:
         super().__init__()
         self.padding = padding
         base = model.base_model_prefix
@@ -108,7 +108,7 @@ class Block(nn.Module):
 class Head(nn.Module):
     """The model after its last block: maps the last hidden state to logits."""
 
-    def __init__(self, model: Any, layout: Layout) -> None:
+    def __init__(self, model: Any, layout: ModelLayout) -> None:
         super().__init__()
         before = [f"{model.base_model_prefix}.{name}" for name in layout.before]
         self.model = without(model, [*_block_names(model, layout), *before])
@@ -130,7 +130,7 @@ class Arguments:
     stage share it.
     """
 
-    def __init__(self, base: Any, layout: Layout) -> None:
+    def __init__(self, base: Any, layout: ModelLayout) -> None:
         blocks = [f"{layout.blocks}.{index}" for index in range(len(base.get_submodule(layout.blocks)))]
         self._model = without(base, [*layout.before, *blocks, *layout.after]).eval()
         self._holes = holes(self._model)
@@ -168,7 +168,7 @@ class Arguments:
         return copied
 
 
-def _block_names(model: Any, layout: Layout) -> list[str]:
+def _block_names(model: Any, layout: ModelLayout) -> list[str]:
     path = f"{model.base_model_prefix}.{layout.blocks}"
     return [f"{path}.{index}" for index in range(len(model.get_submodule(path)))]
 

@@ -25,13 +25,13 @@ from raysim.workloads.hf_config import (
     first_sentence,
     num_tokens,
     refusal,
-    task_of,
+    task_kind,
 )
 from raysim.workloads.hf_layers import chain
-from raysim.workloads.options import check_flag, import_hub, local_or_hub, reason_of
+from raysim.workloads.options import check_boolean, import_hub, local_or_hub, reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.subspace import in_subspace
-from raysim.workloads.weightless import check_size, hollow_parameters
+from raysim.workloads.weightless import check_memory_of_parameters, hollow_parameters
 
 _CHECKED_TOKENS = 32
 
@@ -87,7 +87,7 @@ class ModelSource(NamedTuple):
 def _layers(
     shape: DataShape, source: ModelSource, subspace: int | None, subspace_form: str, *, weights: bool = True
 ) -> nn.Sequential:
-    if subspace is not None and (source.path is not None or source.lora is not None or task_of(shape) != "causal-lm"):
+    if subspace is not None and (source.path is not None or source.lora is not None or task_kind(shape) != "causal-lm"):
         raise ValueError(
             "`model.subspace` needs a new causal language model, of `model.config` alone: weights that were trained without a "
             "subspace have their full rank."
@@ -117,25 +117,25 @@ def load_model(shape: DataShape, *, weights: bool = True, **options: Any) -> Any
         raise ValueError("`model.path` or `model.config` must be given with `model` = 'hf'.")
     if source.attention is not None:
         check_choice("model.attention", source.attention, ["sdpa", "eager"])
-    check_flag("model.new_head", source.new_head)
-    if check_flag("model.trust_remote_code", source.trust_remote_code):
+    check_boolean("model.new_head", source.new_head)
+    if check_boolean("model.trust_remote_code", source.trust_remote_code):
         check_trusted("model.trust_remote_code", CODE_OF_MODELS)
     transformers = import_hub("transformers")
     with _quiet():
         settings = configuration(source.path, source.config, shape, source.trust_remote_code)
         check_fits(settings, shape, source.path or "the configuration")
-        auto, kind = _AUTO[task_of(shape)]
+        auto, kind = _AUTO[task_kind(shape)]
         auto = getattr(transformers, auto)
         custom = source.trust_remote_code and auto.__name__ in (getattr(settings, "auto_map", None) or {})
         if type(settings) not in auto._model_mapping and not custom:
             raise ValueError(f"A model of type {settings.model_type!r} has no {kind} in transformers.")
-        if task_of(shape) == "texts" and not custom:
+        if task_kind(shape) == "texts" and not custom:
             _check_classifier(auto._model_mapping[type(settings)], settings.model_type)
         if source.path is not None:
             check_tokens(source.path, shape)
         if weights:
             with hollow_parameters():
-                check_size("hf", _made(auto, source, copy.deepcopy(settings)))
+                check_memory_of_parameters("hf", _made(auto, source, copy.deepcopy(settings)))
         make = _pretrained if weights and source.path is not None else _made
         model = make(auto, source, settings)
     if source.lora is not None:
@@ -207,7 +207,7 @@ def _head_names(model: Any) -> list[str]:
 def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
     """Raise ValueError if the layers do not reproduce the model's logits, or a language model sees later tokens."""
     kind = model.config.model_type
-    if task_of(shape) == "images":
+    if task_kind(shape) == "images":
         x = torch.linspace(-1, 1, math.prod(shape.input_shape)).view(1, *shape.input_shape)
     else:
         x = torch.arange(min(shape.input_shape[0], _CHECKED_TOKENS))[None] % num_tokens(shape)
@@ -221,7 +221,7 @@ def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
             raise ValueError(
                 f"A model of type {kind!r} cannot be cut: its blocks, run in sequence, do not reproduce its logits."
             )
-        if task_of(shape) == "causal-lm" and x.shape[1] > 1:
+        if task_kind(shape) == "causal-lm" and x.shape[1] > 1:
             x[:, -1] = (x[:, -1] + 1) % num_tokens(shape)
             if not torch.allclose(expected[:, :-1], layers(x)[:, :-1], rtol=1e-4, atol=1e-5):
                 raise ValueError(

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from raysim.notation import check_integer, check_real
 from raysim.workloads.hf_config import check_fits
-from raysim.workloads.options import check_flag, import_hub, local_or_hub, reason_of
+from raysim.workloads.options import check_boolean, import_hub, local_or_hub, reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.subspace import in_subspace
 
@@ -47,7 +47,7 @@ def gpt(
     dropout = check_real("model.dropout", dropout, 0, 1)
     if width % num_heads:
         raise ValueError(f"`model.width` must be a multiple of `model.num_heads` ({num_heads}), but got {width}.")
-    check_flag("model.tied", tied)
+    check_boolean("model.tied", tied)
     length = _text_length("gpt", shape)
     model = _assemble(length, shape.num_classes, num_blocks, width, num_heads, (dropout, dropout, dropout))
     _initialise(model, num_blocks)
@@ -84,7 +84,7 @@ def gpt2_structure(shape: DataShape, *, path: str = "gpt2", dropout: float | Non
     return model
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Token plus position embeddings: maps (batch, length) to (batch, length, width)."""
 
     def __init__(self, length: int, num_tokens: int, width: int, dropout: float) -> None:
@@ -118,7 +118,7 @@ class Attention(nn.Module):
         return z
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention and a perceptron, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, num_heads: int, dropout: float, attention_dropout: float) -> None:
@@ -137,7 +137,7 @@ class Block(nn.Module):
         return z
 
 
-class Head(nn.Module):
+class TokenHead(nn.Module):
     """The last norm and the logits of the tokens: (batch, length, token)."""
 
     def __init__(self, num_tokens: int, width: int) -> None:
@@ -154,10 +154,10 @@ def _assemble(
     length: int, num_tokens: int, num_blocks: int, width: int, num_heads: int, rates: Sequence[float]
 ) -> nn.Sequential:
     """Return the uninitialised layers; `rates` are the dropout rates of embedding, residuals and attention."""
-    layers: dict[str, nn.Module] = {"embedding": Embedding(length, num_tokens, width, rates[0])}
+    layers: dict[str, nn.Module] = {"embedding": TokenEmbedding(length, num_tokens, width, rates[0])}
     for i in range(num_blocks):
-        layers[f"block{i}"] = Block(width, num_heads, *rates[1:])
-    layers["head"] = Head(num_tokens, width)
+        layers[f"block{i}"] = DecoderBlock(width, num_heads, *rates[1:])
+    layers["head"] = TokenHead(num_tokens, width)
     return nn.Sequential(OrderedDict(layers))
 
 

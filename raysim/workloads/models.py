@@ -23,7 +23,7 @@ from raysim.workloads.language_models import gpt, gpt2, gpt2_structure, lstm
 from raysim.workloads.options import bind_options, import_function, reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.traced_layers import traced
-from raysim.workloads.weightless import check_size, hollow
+from raysim.workloads.weightless import check_memory_of_parameters, hollow
 
 __all__ = ["MODELS", "build_model"]
 
@@ -72,7 +72,7 @@ def build_model(
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
     if function in MODELS.values() and function not in (gpt2, hf):  # built from their arguments alone
-        check_size(name, _on_meta(name, function, arguments))
+        check_memory_of_parameters(name, _on_meta(name, function, arguments))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_key(seed, "model"))
         try:

@@ -48,7 +48,7 @@ def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
     ]
 
 
-def check_flag(field: str, value: object) -> bool:
+def check_boolean(field: str, value: object) -> bool:
     """Return `value` if it is a boolean; raises ValueError naming field and value."""
     if not isinstance(value, bool):
         raise ValueError(f"`{field}` must be true or false, but got {value!r}.")

@@ -38,7 +38,7 @@ class Cut(NamedTuple):
     sent_bytes: int  # uncompressed, per microbatch: activations and gradients
 
 
-class CutChoice(NamedTuple):
+class CutWithAlternative(NamedTuple):
     """A cut, and the alternative with about the same work; None if there is none."""
 
     cut: Cut
@@ -60,7 +60,7 @@ class Partition:
 
     stages: list[nn.Sequential]  # the layers keep their names; each stage owns its parameters
     cuts: tuple[str, ...]  # the names of the last layers of all stages but the last
-    cut_choices: tuple[CutChoice, ...]
+    cut_choices: tuple[CutWithAlternative, ...]
     """Each cut with its bytes, and an alternative: for automatic cuts the one by work alone, for given cuts a cheaper one."""
     boundaries: tuple[BoundaryTensors, ...]  # for each cut, the tensors that cross it with one microbatch
     num_parameters: tuple[int, ...]  # by stage; a tied parameter counts in each of its stages
@@ -162,7 +162,7 @@ def _parts(model: nn.Sequential, shadow: Shadow, ends: Sequence[int], others: Se
     return Partition(
         stages=[copy.deepcopy(part) for part in parts],
         cuts=tuple(layers[end - 1].name for end in ends[:-1]),
-        cut_choices=tuple(CutChoice(cut(end), cut(other) if other != end else None) for end, other in pairs),
+        cut_choices=tuple(CutWithAlternative(cut(end), cut(other) if other != end else None) for end, other in pairs),
         boundaries=tuple(layers[end - 1].output for end in ends[:-1]),
         num_parameters=tuple(sum(parameter.numel() for parameter in part.parameters()) for part in parts),
         flops_forward=tuple(sum(layer.flops for layer in layers[start:stop]) for start, stop in spans),
@@ -266,7 +266,7 @@ def _can_end(layer: LayerCost, like: LayerCost) -> bool:
     )
 
 
-def cut_lines(cuts: Sequence[CutChoice]) -> list[str]:
+def cut_lines(cuts: Sequence[CutWithAlternative]) -> list[str]:
     """Return lines with the bytes that cross each cut, and the alternative cuts with about the same work."""
     if not cuts:
         return []

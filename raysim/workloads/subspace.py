@@ -64,7 +64,9 @@ def _build(layers: nn.Sequential, size: int, added: Sequence[str], *, projected:
     if projected:  # to the scale of the normalised outputs added to it
         drawn = [F.rms_norm(rows, rows.shape[-1:]) for rows in drawn]
     subspace = Subspace(size, *drawn)
-    entry: Entry = ProjectedEntry(embedding, subspace) if projected else Entry(embedding, subspace)
+    entry: CoordinateEmbedding = (
+        ProjectedEmbedding(embedding, subspace) if projected else CoordinateEmbedding(embedding, subspace)
+    )
     parts: OrderedDict[str, nn.Module] = OrderedDict(embedding=entry)
     for name, module in blocks:
         for path in added:
@@ -72,8 +74,8 @@ def _build(layers: nn.Sequential, size: int, added: Sequence[str], *, projected:
             assert isinstance(linear, nn.Linear), f"{path} must be a linear layer"
             narrow = ProjectedLinear(linear, subspace) if projected else SubspaceLinear(linear, subspace)
             module.set_submodule(path, narrow)
-        parts[name] = Inner(module, subspace)
-    parts["head"] = nn.Sequential(OrderedDict({last: Exit(block, subspace), "head": head}))
+        parts[name] = InnerBlock(module, subspace)
+    parts["head"] = nn.Sequential(OrderedDict({last: LastBlock(block, subspace), "head": head}))
     return nn.Sequential(parts)
 
 
@@ -84,19 +86,20 @@ def out_of_subspace(layers: nn.Sequential) -> nn.Sequential:
     """
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for name, layer in layers.named_children():
-        if isinstance(layer, ProjectedEntry):
+        if isinstance(layer, ProjectedEmbedding):
             raise ValueError("No ordinary decoder has the normalised outputs of `model.subspace_form` = 'projected'.")
-        if isinstance(layer, Entry):
+        if isinstance(layer, CoordinateEmbedding):
             layer.make_ordinary()
             parts[name] = layer.embedding
-        elif isinstance(layer, Inner):
+        elif isinstance(layer, InnerBlock):
             for path, module in list(layer.block.named_modules()):
                 if isinstance(module, SubspaceLinear):
                     layer.block.set_submodule(path, module.ordinary())
             parts[name] = layer.block
         else:
             parts |= {
-                inner: module.block if isinstance(module, Exit) else module for inner, module in layer.named_children()
+                inner: module.block if isinstance(module, LastBlock) else module
+                for inner, module in layer.named_children()
             }
     return nn.Sequential(parts)
 
@@ -134,7 +137,7 @@ class Subspace(nn.Module):
         return x if self.positions is None else x + self.positions[: tokens.shape[1]]
 
 
-class Entry(nn.Module):
+class CoordinateEmbedding(nn.Module):
     """The embedding; returns coordinates and tokens."""
 
     def __init__(self, embedding: nn.Module, subspace: Subspace) -> None:
@@ -150,7 +153,7 @@ class Entry(nn.Module):
         value = value_of(self.embedding(tokens))
         name, x = only_float(value)
         others = {other: value[other] for other in value if other != name}
-        sent = shortened(tokens, len(self.subspace.tokens))
+        sent = compact_tokens(tokens, len(self.subspace.tokens))
         return {name or "hidden": self._coordinates(x), "tokens": sent, **others}
 
     def make_ordinary(self) -> None:
@@ -168,7 +171,7 @@ class Entry(nn.Module):
         return x
 
 
-class ProjectedEntry(Entry):
+class ProjectedEmbedding(CoordinateEmbedding):
     """The embedding at the model's full width, with rows kept in the span."""
 
     def constrain(self) -> None:
@@ -185,7 +188,7 @@ class ProjectedEntry(Entry):
             return x @ self.subspace.basis
 
 
-class Exit(nn.Module):
+class LastBlock(nn.Module):
     """The last block, of full rank; returns the residual stream."""
 
     def __init__(self, block: nn.Module, subspace: Subspace) -> None:
@@ -196,19 +199,19 @@ class Exit(nn.Module):
     def forward(self, value: Value) -> ModuleValue:
         name, code = only_float(value)
         rest = {other: x for other, x in value.items() if other not in ("tokens", name)}
-        x = self.subspace.decode(code, lengthened(value["tokens"]))
+        x = self.subspace.decode(code, whole_tokens(value["tokens"]))
         y: ModuleValue = self.block(argument_of({name if rest else UNNAMED: x, **rest}))
         return y
 
 
-class Inner(Exit):
+class InnerBlock(LastBlock):
     """A block between two boundaries."""
 
     def forward(self, value: Value) -> Value:
         """Return the next coordinates; the other tensors of the boundary are unchanged."""
         name, _ = only_float(value)
         _, x = only_float(value_of(super().forward(value)))
-        return {**value, name: self.subspace.encode(x, lengthened(value["tokens"]))}
+        return {**value, name: self.subspace.encode(x, whole_tokens(value["tokens"]))}
 
 
 class SubspaceLinear(nn.Module):
@@ -254,18 +257,18 @@ class ProjectedLinear(nn.Module):
         return F.rms_norm(y, y.shape[-1:])
 
 
-def shortened(tokens: Tensor, num_tokens: int) -> Tensor:
+def compact_tokens(tokens: Tensor, num_tokens: int) -> Tensor:
     """Return tokens in the smallest dtype: 1 byte each up to 256 tokens, 2 up to 65,536, else 4.
 
-    >>> shortened(torch.tensor([65_535]), 65_536), lengthened(shortened(torch.tensor([65_535]), 65_536))
+    >>> compact_tokens(torch.tensor([65_535]), 65_536), whole_tokens(compact_tokens(torch.tensor([65_535]), 65_536))
     (tensor([-1], dtype=torch.int16), tensor([65535]))
     """
     kind = torch.uint8 if num_tokens <= 2**8 else torch.int16 if num_tokens <= 2**16 else torch.int32
     return tokens.to(kind)
 
 
-def lengthened(tokens: Tensor) -> Tensor:
-    """Invert `shortened`: return the tokens as int64."""
+def whole_tokens(tokens: Tensor) -> Tensor:
+    """Invert `compact_tokens`: return the tokens as int64."""
     return tokens.long() & 0xFFFF if tokens.dtype == torch.int16 else tokens.long()
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raysim.on_demand import torch
 from raysim.workloads.labels import check_labels, declared_classes
-from raysim.workloads.options import check_flag
+from raysim.workloads.options import check_boolean
 from raysim.workloads.row_files import RowSource, open_splits
 from raysim.workloads.splits import Data, DataShape, Rows, Wanted, cached_rows, split_rows
 
@@ -66,10 +66,10 @@ def table(
     are standardised by the mean and standard deviation of the training rows, so the loss is that of standardised targets, while
     `mae` is in the column's own units. `classes`: whether targets are classes (words and booleans always are) or numbers.
     """
-    return table_of(open_splits(path), target, columns, classes, (train_samples, test_samples))
+    return table_of_rows(open_splits(path), target, columns, classes, (train_samples, test_samples))
 
 
-def table_of(
+def table_of_rows(
     sources: Sequence[RowSource],
     target: str | list[str],
     columns: list[str] | None,
@@ -189,7 +189,7 @@ def _targets_are_classes(
     source: RowSource, target: Sequence[str], kinds: dict[str, str], whole: set[str], classes: bool | None
 ) -> bool:
     if classes is not None:
-        check_flag("data.classes", classes)
+        check_boolean("data.classes", classes)
     words = [name for name in target if kinds[name] != "number"]
     if len(target) > 1:
         if words or classes:

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 from raysim.workloads import splits
-from raysim.workloads.encodings import encoding_of, read_marked
 from raysim.workloads.labels import coded_labels
 from raysim.workloads.options import check_path
-from raysim.workloads.row_files import SUFFIXES, RowSource, load_hub_set, open_rows_of
+from raysim.workloads.row_files import SUFFIXES, RowSource, encoding_of, load_hub_set, open_rows_of, read_marked
 from raysim.workloads.splits import Data, DataShape, Rows, Wanted, cached_rows, limits, split_rows, write_parts
 from raysim.workloads.tokenizers import Bytes, HuggingFace, Tokenizer, make_tokenizer
 

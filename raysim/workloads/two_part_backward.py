@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 
-class Branch(NamedTuple):
+class WeightBranch(NamedTuple):
     """A branch of the graph: the edges at which gradients arrive, and the weights that they lead to.
 
     `edges` is None for a branch at the outputs themselves, which starts from the gradients of the outputs.
@@ -34,7 +34,7 @@ class Caught(NamedTuple):
     leaves: list[Tensor]
 
 
-def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Branch]:
+def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[WeightBranch]:
     """Return the branches where the graph of `outputs` leaves the paths to `inputs` (leaves); each weight is in one branch.
 
     A weight used more than once is in a branch at the outputs, so that its uses are summed in one backward as usual, at the
@@ -67,7 +67,7 @@ def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[B
             target += above[node]
     if not way:
         leaves = [leaf for node in above if (leaf := _leaf(node)) is not None]
-        return [Branch(None, leaves)] if above else []
+        return [WeightBranch(None, leaves)] if above else []
     reached = {
         node: _leaves_from([below for below, _ in node.next_functions if below is not None and below not in way])
         for node in above
@@ -81,8 +81,8 @@ def find_branches(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[B
         shared |= {id(leaf): leaf for leaf in leaves if uses[id(leaf)] > 1}
         alone = [leaf for leaf in leaves if uses[id(leaf)] == 1]
         if alone:
-            branches.append(Branch([GradientEdge(node, output) for output in sorted(used[node])], alone))
-    return branches + ([Branch(None, list(shared.values()))] if shared else [])
+            branches.append(WeightBranch([GradientEdge(node, output) for output in sorted(used[node])], alone))
+    return branches + ([WeightBranch(None, list(shared.values()))] if shared else [])
 
 
 def input_gradients(

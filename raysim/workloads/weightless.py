@@ -49,7 +49,7 @@ def hollow(model: nn.Sequential) -> nn.Sequential:
     return model
 
 
-def check_size(name: str, model: nn.Module) -> None:
+def check_memory_of_parameters(name: str, model: nn.Module) -> None:
     """Raise ValueError if this process cannot hold the parameters of a model and their copies in the stages."""
     size = 2 * sum(parameter.nbytes for parameter in model.parameters())
     memory = process_memory()

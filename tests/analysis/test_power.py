@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from records_made import write_run
 
 from raysim.analysis import load
-from raysim.analysis.comparison.power import PairedSpread, chance_of_safe, paired_spread, seeds_needed
-from raysim.analysis.comparison.rule import CONFIDENCE, judge, planned_share, sample
+from raysim.analysis.comparison.contexts import paired_spread
+from raysim.analysis.comparison.rule import (
+    CONFIDENCE,
+    PairedSpread,
+    chance_of_safe,
+    judge,
+    planned_share,
+    sample,
+    seeds_needed,
+)
 from raysim.analysis.comparison.statistics import priors
 from raysim.sweeps.verdicts import show_power
 

@@ -20,7 +20,7 @@ from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
-from raysim.analysis.report.material import WORTH, JobRuns, MeanQuality, SettingRuns
+from raysim.analysis.report.material import JobRuns, MeanQuality, SettingRuns
 from raysim.analysis.report.page import Chart, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
 from raysim.analysis.report.words import answer_for, sure
@@ -28,7 +28,7 @@ from raysim.analysis.report.write import to_html, write_report
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.network.presets import parse_network
-from raysim.network.prices import WireSeconds
+from raysim.network.prices import PAYS, WireSeconds
 from raysim.nn import CompressedLink
 from raysim.quality import MEASURES
 
@@ -252,7 +252,7 @@ def test_what_is_recommended_is_safe_and_worth_it():
     )
     assert job(dense, harmful, unsure, safer, safe).recommended("free") is safe
     assert job(dense, harmful, unsure).recommended("free") is dense
-    assert job(dense, made("e", 0.99, speedup=WORTH - 0.001)).recommended("free") is dense
+    assert job(dense, made("e", 0.99, speedup=PAYS - 0.001)).recommended("free") is dense
     assert job(safe).recommended("free") is None
 
 

@@ -12,7 +12,6 @@ from scipy import stats
 
 from raysim import analysis
 from raysim.analysis import load
-from raysim.analysis.comparison.power import seeds_to_decide
 from raysim.analysis.comparison.rule import (
     LOOKS,
     MOST_SEEDS,
@@ -24,6 +23,7 @@ from raysim.analysis.comparison.rule import (
     looks_after,
     planned_share,
     sample,
+    seeds_to_decide,
 )
 from raysim.analysis.comparison.statistics import (
     bounds,

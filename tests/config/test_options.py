@@ -87,7 +87,7 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "EstimatedTopK(0.2, 'sampled')",
         "EstimatedTopK(0.1, 'sampled', values=Quantize(4))",
     ],
-    "compressor": ["GraVAC(cf_min=4.0, window=1)", "GraVAC(epsilon=0.3, window=1, omega=1.0)"],
+    "compressor": [],
     "replica": [
         "Accordion(TopK(0.6), TopK(0.05), interval=1)",
         "Accordion(TopK(0.5), TopK(0.02), interval=1, min_values=1)",

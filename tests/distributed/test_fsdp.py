@@ -10,7 +10,7 @@ from ranks import check_refusals, run_ranks
 from torch import nn
 
 from raysim.distributed import fsdp
-from raysim.forecast.fleet import Fleet, Layout, Way
+from raysim.forecast.fleet import Fleet, HostLayout, Proposal
 from raysim.forecast.job import Job
 from raysim.forecast.shapes import Shapes, StageCost, Unit
 from raysim.network.sharding import FSDP
@@ -62,7 +62,7 @@ def test_advice_counts_the_bytes_that_ranks_send(ranks):
     model: Any = Layers()
     job = Job(model, Fleet.parse("2xA100"), GPipe(), batch=2, microbatch=1, efficiency=0.4, transport=BARE)
     for place, method in enumerate(CODED):
-        sharded = job.sharded(Way(Layout(1, 2, FSDP(2)), method=method))
+        sharded = job.sharded(Proposal(HostLayout(1, 2, FSDP(2)), method=method))
         gathered = 2 * (2 * sum(UNITS) / 2)  # twice the other rank's half, in 16 bits
         for rank in ranks:
             sent = gathered + rank["scattered"][place]

@@ -77,7 +77,7 @@ def engine(ray):
                 "custom",
                 "replicas",
                 "replicas-fused",
-                "replicas-budget",
+                "links-gravac",
                 "replicas-marina-tied",
                 "replicas-gossip",
                 "replicas-local",

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import tomli_w
 from raysim_findings.claim import HARM, Claim, Contrast
+from raysim_findings.claimed_runs import ClaimedRuns, Quantities, claimed_runs
 from raysim_findings.finding import findings_frame
 from raysim_findings.table import CLAIMS
 from raysim_findings.train_commands import _folder
@@ -19,7 +20,6 @@ from typer.testing import CliRunner
 
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, in_company, load
-from raysim.analysis.comparison.contexts import ComparedRuns, Quantities, contexts
 from raysim.analysis.data.settings import COMPRESSION, NO_SETTING
 from raysim.cli import app
 from raysim.config import make_config, read_config
@@ -56,7 +56,7 @@ def context_of(
             origin = {"study": None, "confirms": False}
             rows.append({"run": f"{place}-s{seed}", "setting": setting, "seed": seed, **values, **origin})
     margin = {"accuracy": 0.5, "loss": 1.0}[metric]
-    return ComparedRuns(
+    return ClaimedRuns(
         "made", pd.DataFrame(rows), MEASURES[metric], margin, language, quantities=measures or Quantities()
     )
 
@@ -482,7 +482,7 @@ def test_other_measures_are_those_of_the_records(tmp_path):
     for name, kind in {"dense": {}, "sparse": {"forward": "TopK(0.1)"}}.items():
         train(make_config({**SMALL, **kind, "steps": 4}), engine="inline", out=tmp_path / name)
     results = load(tmp_path)
-    (context,) = contexts(results, network="10mbps")
+    (context,) = claimed_runs(results, quality="auto", margin=None, network="10mbps")
     links = results.links[(results.links["run"] == "sparse") & (results.links["direction"] == "forward")]
     expected = links["dense_bytes"].sum() / links["wire_bytes"].sum()
     assert context.quantities.factor("sparse", "forward") == pytest.approx(expected)
@@ -511,9 +511,9 @@ def test_other_measures_are_those_of_the_records(tmp_path):
 def test_steps_are_compared_on_the_first_network_of_the_study(objectives, network, tmp_path):
     made(tmp_path / "study" / "trials", {DENSE: (0.9, 0.9)}, seeds=1)
     (tmp_path / "study" / "study.toml").write_text(tomli_w.dumps({"name": "study", "objectives": objectives}))
-    (context,) = contexts(load(tmp_path))
+    (context,) = claimed_runs(load(tmp_path), quality="auto", margin=None)
     assert context.quantities.network == network
-    (context,) = contexts(load(tmp_path), network="10mbps")
+    (context,) = claimed_runs(load(tmp_path), quality="auto", margin=None, network="10mbps")
     assert context.quantities.network == "10mbps"
 
 
@@ -521,7 +521,7 @@ def test_studies_that_differ_in_their_network_are_compared_on_the_usual_one(tmp_
     for name in ("10mbps", "20mbps"):
         made(tmp_path / name / "trials", {DENSE: (0.9, 0.9)}, seeds=1)
         (tmp_path / name / "study.toml").write_text(tomli_w.dumps({"objectives": [{"name": f"step_s@{name}"}]}))
-    (context,) = contexts(load(tmp_path))
+    (context,) = claimed_runs(load(tmp_path), quality="auto", margin=None)
     assert context.quantities.network == "1gbps"
 
 
@@ -636,7 +636,7 @@ def test_notations_are_read_without_their_classes(text):
 
 def test_missing_runs_folder_has_valid_name(tmp_path):
     settings = [Setting(forward="Entropy(" * depth + "Quantize(4)" + ")" * depth) for depth in (40, 41)]
-    context = ComparedRuns("digits-cnn, steps=" + "7" * 300, pd.DataFrame())
+    context = ClaimedRuns("digits-cnn, steps=" + "7" * 300, pd.DataFrame())
     folders = [f"{_folder(tmp_path, setting, context, [0])}-s0" for setting in settings]
     assert folders[0] != folders[1]
     for folder in folders:

@@ -19,7 +19,7 @@ from raysim.config import read_config
 from raysim.forecast.advise import advise
 from raysim.forecast.answer import answer, percent
 from raysim.forecast.bandwidth import LEVELS, free_s, needed, parts_of, steps_s
-from raysim.forecast.fleet import Fleet, Layout, Setting, Way
+from raysim.forecast.fleet import Fleet, HostLayout, Proposal, Setting
 from raysim.forecast.inputs import make_job, parse_setting
 from raysim.forecast.job import GRADIENT_BYTES, Job
 from raysim.forecast.link_costs import link_costs
@@ -112,22 +112,22 @@ def test_two_shot_messages_shrink_as_replicas_are_added(num_replicas: int) -> No
 
 
 WAYS = [
-    Way(Layout(4, 1)),
-    Way(Layout(4, 1), "Quantize(4)", "Quantize(6)"),
-    Way(Layout(1, 4)),
-    Way(Layout(2, 2), method="DiLoCo(10)"),
-    Way(Layout(2, 2), "TopK(0.1)", "Quantize(8)", "PowerSGD(4)"),
-    Way(Layout(2, 2), overlap=True),
-    Way(Layout(1, 4, FSDP(4))),
-    Way(Layout(1, 4, FSDP(4, "step")), method="Quantize(8)"),
-    Way(Layout(1, 4, FSDP(2, "backward")), method="DiLoCo(10)"),
-    Way(Layout(2, 2, FSDP(2)), "Quantize(4)", "Quantize(6)"),
+    Proposal(HostLayout(4, 1)),
+    Proposal(HostLayout(4, 1), "Quantize(4)", "Quantize(6)"),
+    Proposal(HostLayout(1, 4)),
+    Proposal(HostLayout(2, 2), method="DiLoCo(10)"),
+    Proposal(HostLayout(2, 2), "TopK(0.1)", "Quantize(8)", "PowerSGD(4)"),
+    Proposal(HostLayout(2, 2), overlap=True),
+    Proposal(HostLayout(1, 4, FSDP(4))),
+    Proposal(HostLayout(1, 4, FSDP(4, "step")), method="Quantize(8)"),
+    Proposal(HostLayout(1, 4, FSDP(2, "backward")), method="DiLoCo(10)"),
+    Proposal(HostLayout(2, 2, FSDP(2)), "Quantize(4)", "Quantize(6)"),
 ]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "GPipe"])
-def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: str) -> None:
+def test_a_step_is_that_of_all_replicas_simulated_together(way: Proposal, schedule: str) -> None:
     own = job(schedule)
     networks = [SLOW, parse_network("100mbps"), FREE]
     count = own.num_microbatches(way.layout)
@@ -136,7 +136,7 @@ def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: s
     def whole_s(profile: Profile) -> NDArray[np.float64]:
         if way.layout.sharding is None:
             return step_seconds(own.schedule, profile, networks, **counts)[:, 0]
-        costs = own.on_networks(way, profile, networks, count)
+        costs = own.timed(way, profile, count).profiles(networks)
         pairs = zip(costs, networks, strict=True)
         return np.array([step_seconds(own.schedule, each, [network], **counts)[0, 0] for each, network in pairs])
 
@@ -149,7 +149,7 @@ def test_a_step_is_that_of_all_replicas_simulated_together(way: Way, schedule: s
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_required_bandwidth_gives_requested_utilisation(way: Way) -> None:
+def test_required_bandwidth_gives_requested_utilisation(way: Proposal) -> None:
     own, reached = job(), 0
     for level, found in zip(LEVELS, needed(own, way, NEAR), strict=True):
         assert found.low_bps <= found.bps <= found.high_bps
@@ -166,21 +166,21 @@ def test_required_bandwidth_gives_requested_utilisation(way: Way) -> None:
 def test_averaging_takes_the_seconds_of_the_formula() -> None:
     """A direct all-reduce sends 2 (D - 1) / D of 4 bytes a parameter."""
     own = job(transport=BARE)
-    seconds = steps_s(own, Way(Layout(1, 4)), [parse_network("1gbps")])[0] - free_s(own, Layout(1, 4))
+    seconds = steps_s(own, Proposal(HostLayout(1, 4)), [parse_network("1gbps")])[0] - free_s(own, HostLayout(1, 4))
     assert seconds == pytest.approx(2 * 3 / 4 * 4 * SHAPE.num_parameters * 8 / 1e9, rel=1e-4)
-    tenth = steps_s(own, Way(Layout(1, 4), method="DiLoCo(10)"), [parse_network("1gbps")])[0] - free_s(
-        own, Layout(1, 4)
+    tenth = steps_s(own, Proposal(HostLayout(1, 4), method="DiLoCo(10)"), [parse_network("1gbps")])[0] - free_s(
+        own, HostLayout(1, 4)
     )
     assert tenth == pytest.approx(seconds / 10, rel=1e-3)
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 4), Layout(2, 2)], ids=repr)
-def test_exchanges_that_lag_are_hidden_as_far_as_later_steps_last(layout: Layout) -> None:
+@pytest.mark.parametrize("layout", [HostLayout(1, 4), HostLayout(2, 2)], ids=repr)
+def test_exchanges_that_lag_are_hidden_as_far_as_later_steps_last(layout: HostLayout) -> None:
     one, period = job(), 5
-    lagging, waiting = (Way(layout, method=f"DiLoCoX({period}, delay={delay})") for delay in (1, 0))
+    lagging, waiting = (Proposal(layout, method=f"DiLoCoX({period}, delay={delay})") for delay in (1, 0))
     networks = [FREE, *map(parse_network, ("100gbps", "10gbps", "1gbps", "100mbps+20ms"))]
     hidden_s, waited_s = steps_s(one, lagging, networks), steps_s(one, waiting, networks)
-    pipeline_s = steps_s(one, Way(layout), [FREE])[0]
+    pipeline_s = steps_s(one, Proposal(layout), [FREE])[0]
     quiet_s = np.array([step_s_without(one, waiting, network) for network in networks])
     codec_s = waited_s[0] - pipeline_s  # of an exchange, in the mean of a step
     exchange_s = period * (waited_s - quiet_s)  # with its codec
@@ -190,7 +190,7 @@ def test_exchanges_that_lag_are_hidden_as_far_as_later_steps_last(layout: Layout
     assert hidden_s[1] < waited_s[1]
 
 
-def step_s_without(one: Job, way: Way, network: Network) -> float:
+def step_s_without(one: Job, way: Proposal, network: Network) -> float:
     """Return the seconds of a step without an exchange."""
     count = one.num_microbatches(way.layout)
     profile = one.profile(way)
@@ -202,7 +202,7 @@ def step_s_without(one: Job, way: Way, network: Network) -> float:
 def test_the_cheapest_way_is_named_and_pays_what_its_step_sends(money: dict[str, Any]) -> None:
     costs = FleetCosts(currency="EUR", **money)
     one, network = job(devices="4x2xA100"), parse_network("1gbps")
-    advice = advise(one, [network], layout=Layout(2, 2), local_steps=[10], costs=costs)
+    advice = advise(one, [network], layout=HostLayout(2, 2), local_steps=[10], costs=costs)
     dense, best = advice.dense.networks[0].expected, advice.cheapest()
     assert best is not None
     assert dense is not None
@@ -211,7 +211,9 @@ def test_the_cheapest_way_is_named_and_pays_what_its_step_sends(money: dict[str,
     assert any("Cheapest that fits: " in sentence for sentence in answer(advice))
     whole = GRADIENT_BYTES * one.model.num_parameters * 2  # there and back, for each of two replicas
     links = (
-        2 * sum(one.profile(advice.dense.way).wire_bytes.sum() for _ in range(1)) * one.num_microbatches(Layout(2, 2))
+        2
+        * sum(one.profile(advice.dense.way).wire_bytes.sum() for _ in range(1))
+        * one.num_microbatches(HostLayout(2, 2))
     )
     sent_gb = (whole + links) / 1e9
     hours = advice.dense.networks[0].step_s * 8 / 3600
@@ -224,19 +226,19 @@ def test_shards_send_the_bytes_of_the_formula() -> None:
     own, slow = job(transport=BARE), parse_network("1mbps")
     size = SHAPE.num_parameters
     for sharding, gathers, scatters in ((FSDP(4), 16, 8), (FSDP(4, "backward"), 8, 8), (FSDP(4, "step"), 1, 1)):
-        seconds = steps_s(own, Way(Layout(1, 4, sharding)), [slow])[0]
+        seconds = steps_s(own, Proposal(HostLayout(1, 4, sharding)), [slow])[0]
         assert seconds == pytest.approx(3 / 4 * (gathers * 2 + scatters * 4) * size * 8 / 1e6, rel=1e-4)
-    coded = steps_s(own, Way(Layout(1, 4, FSDP(4, "step")), method="Quantize(8)"), [slow])[0]
+    coded = steps_s(own, Proposal(HostLayout(1, 4, FSDP(4, "step")), method="Quantize(8)"), [slow])[0]
     assert coded == pytest.approx(3 / 4 * (2 + 1) * size * 8 / 1e6, rel=0.01)
-    halves = steps_s(own, Way(Layout(1, 4, FSDP(2, "step"))), [slow])[0]
+    halves = steps_s(own, Proposal(HostLayout(1, 4, FSDP(2, "step"))), [slow])[0]
     assert halves == pytest.approx((1 / 2 * (2 + 4) + 4 / 2) * size * 8 / 1e6, rel=1e-4)
-    local = steps_s(own, Way(Layout(1, 4, FSDP(2, "step")), method="DiLoCo(10)"), [slow])[0]
+    local = steps_s(own, Proposal(HostLayout(1, 4, FSDP(2, "step")), method="DiLoCo(10)"), [slow])[0]
     assert local == pytest.approx((1 / 2 * (2 + 4) + 4 / 2 / 10) * size * 8 / 1e6, rel=1e-3)
 
 
 def test_a_replica_codes_a_shard_for_every_other_owner_and_decodes_as_many() -> None:
     own = job()
-    (units,) = own.sharded(Way(Layout(1, 4, FSDP(4)), method="Quantize(8)")).stages
+    (units,) = own.sharded(Proposal(HostLayout(1, 4, FSDP(4)), method="Quantize(8)")).stages
     packet, _ = link_messages("Quantize(8)", "Identity", (1, 192, 1024), "float32")  # a quarter of a block
     assert packet.encode_work > 0
     assert packet.decode_work > 0
@@ -246,7 +248,7 @@ def test_a_replica_codes_a_shard_for_every_other_owner_and_decodes_as_many() -> 
 
 def test_a_single_shard_is_a_dense_replica() -> None:
     own = job()
-    alone, dense = Way(Layout(4, 1, FSDP(1))), Way(Layout(4, 1))
+    alone, dense = Proposal(HostLayout(4, 1, FSDP(1))), Proposal(HostLayout(4, 1))
     assert steps_s(own, alone, [SLOW]) == pytest.approx(steps_s(own, dense, [SLOW]))
 
 
@@ -260,8 +262,8 @@ def test_profile_units_are_the_stage() -> None:
 
 def test_shards_need_less_memory_than_replicas() -> None:
     own = job()
-    rows = [Layout(1, 4), *(Layout(1, 4, FSDP(4, each)) for each in ("step", "backward", "forward"))]
-    sizes = [own.memory_bytes(Way(layout)) for layout in rows]
+    rows = [HostLayout(1, 4), *(HostLayout(1, 4, FSDP(4, each)) for each in ("step", "backward", "forward"))]
+    sizes = [own.memory_bytes(Proposal(layout)) for layout in rows]
     assert sizes == sorted(sizes, reverse=True)
     block = 12 * 256**2  # the largest unit: one computes, and the next is gathered
     gathered, made = 2 * block, block
@@ -273,11 +275,11 @@ def test_memory_is_that_of_the_formula_and_recomputation_saves_some() -> None:
     own = job()
     tokens = 512
     expected = 16 * SHAPE.num_parameters + 8 * 34 * tokens * 256 + 6 * tokens * 1000
-    assert own.memory_bytes(Way(Layout(1, 4))) == pytest.approx(expected)
-    assert own.memory_bytes(Way(Layout(1, 4), method="DiLoCo(10)")) == pytest.approx(
+    assert own.memory_bytes(Proposal(HostLayout(1, 4))) == pytest.approx(expected)
+    assert own.memory_bytes(Proposal(HostLayout(1, 4), method="DiLoCo(10)")) == pytest.approx(
         expected + 8 * SHAPE.num_parameters
     )
-    deep = Way(Layout(4, 1))
+    deep = Proposal(HostLayout(4, 1))
     assert replace(own, recompute=True).memory_bytes(deep) < own.memory_bytes(deep)
     assert job("GPipe").memory_bytes(deep) > own.memory_bytes(deep)
 
@@ -287,9 +289,9 @@ def test_memory_is_that_of_the_formula_and_recomputation_saves_some() -> None:
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBH1"])
 def test_a_stage_takes_its_operations_and_its_messages(schedule: str, devices: str, recompute: bool) -> None:
     """Seconds of operations and of the optimiser's bytes by all GPUs of a host, and messages of 16 bits, each worked out by hand."""
-    own, layout = job(schedule, devices, recompute=recompute), Layout(4, 1)
+    own, layout = job(schedule, devices, recompute=recompute), HostLayout(4, 1)
     gpus = own.fleet.gpus
-    profile, stages = own.profile(Way(layout, "Quantize(8)", "Identity")), SHAPE.stages(4, 1)
+    profile, stages = own.profile(Proposal(layout, "Quantize(8)", "Identity")), SHAPE.stages(4, 1)
     times = profile.compute_s[0, :, :, 0]
     forward_s = [stage.forward_flops / (gpus * 312e12 * 0.4) for stage in stages]
     assert times[:, 0] == pytest.approx(forward_s)
@@ -306,11 +308,13 @@ def test_a_stage_takes_its_operations_and_its_messages(schedule: str, devices: s
     assert profile.step_s == own.transport.host.overheads(4)["step_s"]
     busy_s = 32 * sum((4 if recompute else 3) * seconds for seconds in forward_s) / 4
     assert own.compute_s(layout) == pytest.approx(busy_s)
-    assert parts_of(own, Way(layout), SLOW).compute == pytest.approx(busy_s)
+    assert parts_of(own, Proposal(layout), SLOW).compute == pytest.approx(busy_s)
 
 
 def test_host_codec_time_uses_all_gpus() -> None:
-    one, two = (job(devices=devices).profile(Way(Layout(4, 1), "Quantize(8)")) for devices in ("4xA100", "4x2xA100"))
+    one, two = (
+        job(devices=devices).profile(Proposal(HostLayout(4, 1), "Quantize(8)")) for devices in ("4xA100", "4x2xA100")
+    )
     assert one.encode_s == pytest.approx(2 * two.encode_s)
     assert one.decode_s == pytest.approx(2 * two.decode_s)
     assert job(devices="4x2xA100").fleet.memory_bytes == 2 * 80e9
@@ -318,9 +322,9 @@ def test_host_codec_time_uses_all_gpus() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_overlapped_averages_are_float32(workers: int) -> None:
-    way = Way(Layout(workers, 4 // workers), overlap=True)
+    way = Proposal(HostLayout(workers, 4 // workers), overlap=True)
     if way.layout.replicas == 1:
-        way = Way(Layout(2, 2), overlap=True)
+        way = Proposal(HostLayout(2, 2), overlap=True)
     ((share, profile),) = job().mixture(way)
     sizes = [4 * stage.num_parameters for stage in SHAPE.stages(way.layout.workers, 1)]
     assert (share, profile.gradient_bytes.tolist(), profile.bucketed_bytes.tolist()) == (1.0, sizes, sizes)
@@ -328,7 +332,7 @@ def test_overlapped_averages_are_float32(workers: int) -> None:
 
 def test_the_interval_is_that_of_the_seconds_of_the_network() -> None:
     """1.645 x 12 % of all that the network adds, links, averages and trips, and in the search the same the other way round."""
-    own, way = job(), Way(Layout(2, 2), "Quantize(8)", "Quantize(8)")
+    own, way = job(), Proposal(HostLayout(2, 2), "Quantize(8)", "Quantize(8)")
     (row,) = [
         row
         for row in advise(own, [SLOW], layout=way.layout, tried=[Setting("Quantize(8)", "Quantize(8)")]).rows
@@ -362,9 +366,9 @@ def test_recipe_and_shape_give_equal_advice() -> None:
         recompute=False,
     )
     advice = advise(own, [SLOW])
-    assert advice.layout == Layout(4, 1)
+    assert advice.layout == HostLayout(4, 1)
     assert own.num_microbatches(advice.layout) == 4
-    assert sum(stage.num_parameters for stage in own.stages(Layout(4, 1))) == model.num_parameters
+    assert sum(stage.num_parameters for stage in own.stages(HostLayout(4, 1))) == model.num_parameters
     assert advice.dense.networks[0].utilisation < 1
 
 
@@ -375,7 +379,7 @@ def test_settings_are_read_as_they_are_written() -> None:
     assert parse_setting("tied_gradient=PowerSGD(rank=8)", trained=True) == Setting(tied_gradient="PowerSGD(8)")
     with pytest.raises(InputError, match="only training can judge `tied_gradient`"):
         parse_setting("tied_gradient=PowerSGD(8)")
-    with pytest.raises(InputError, match="`--try` must be as"):
+    with pytest.raises(InputError, match="`--try` must look like"):
         parse_setting("forward TopK")
     with pytest.raises(InputError, match="TopKk"):
         parse_setting("forward=TopKk(0.1)")
@@ -566,14 +570,14 @@ def test_a_matrix_narrower_than_the_rank_is_sent_as_a_vector_is(shape):
 def test_tied_embedding_costs_time_only_between_two_workers() -> None:
     """Its two copies are summed in two rounds of half of it each way; a V-shaped schedule keeps both on one worker."""
     tied, untied = (replace(SHAPE, tied=tied, vocabulary=50_000) for tied in (True, False))
-    way, own = Way(Layout(4, 1)), replace(job(transport=BARE), model=tied)
+    way, own = Proposal(HostLayout(4, 1)), replace(job(transport=BARE), model=tied)
     seconds = parts_of(own, way, SLOW).tied
     assert seconds == pytest.approx(8 * 4 * tied.vocabulary * tied.width / 1e9, rel=1e-4)
     assert parts_of(replace(own, schedule=parse_schedule("ZBV")), way, SLOW).tied == 0.0
     assert parts_of(replace(own, model=untied), way, SLOW).tied == 0.0
-    for layout in (Layout(2, 2), Layout(2, 2, FSDP(2))):  # each replica sums its own, or its shard
+    for layout in (HostLayout(2, 2), HostLayout(2, 2, FSDP(2))):  # each replica sums its own, or its shard
         share = 2 if layout.sharding else 1
-        assert parts_of(own, Way(layout), SLOW).tied == pytest.approx(seconds / share, rel=1e-4)
+        assert parts_of(own, Proposal(layout), SLOW).tied == pytest.approx(seconds / share, rel=1e-4)
     advice = advise(own, [SLOW], layout=way.layout)
     (sentence,) = [line for line in answer(advice) if "tied embedding" in line]
     assert "51.2 MB" in sentence

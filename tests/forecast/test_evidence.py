@@ -13,7 +13,7 @@ from raysim.config import read_config
 from raysim.forecast.advise import PER_TENSOR, PER_TOKEN, advise
 from raysim.forecast.answer import answer
 from raysim.forecast.evidence import ELSEWHERE, Known, Scope, known
-from raysim.forecast.fleet import Fleet, Layout, Setting
+from raysim.forecast.fleet import Fleet, HostLayout, Setting
 from raysim.forecast.inputs import make_job
 from raysim.forecast.shapes import ModelShape
 from raysim.forecast.structure import RecipeModel
@@ -27,7 +27,7 @@ CODECS = sorted({(row["forward"], row["backward"], row["replica_gradient"]) for 
 SHAPE = ModelShape(layers=30, width=576, length=512, vocabulary=49_152, heads=9, kv_heads=3, hidden=1536, gated=True)
 
 
-def advised(model: Any, tried: Any = (), layout: Layout | None = None) -> Any:
+def advised(model: Any, tried: Any = (), layout: HostLayout | None = None) -> Any:
     fields: dict[str, Any] = {"batch": 32, "microbatch": 8, "efficiency": 0.4, "transport": "nccl", "recompute": False}
     job = make_job(model, Fleet.parse("4xT4"), schedule="1F1B", **fields)
     return advise(job, [parse_network("100mbps")], layout=layout, tried=tried)
@@ -90,7 +90,7 @@ def test_headline_never_recommends_a_harmful_setting(trained: bool) -> None:
         Setting("Quantize(3)", "Quantize(6)"),
         Setting("TopK(0.1)", "TopK(0.1)"),
     ]
-    advice = advised(replace(SHAPE, trained=trained, name="mine"), tried, Layout(4, 1))
+    advice = advised(replace(SHAPE, trained=trained, name="mine"), tried, HostLayout(4, 1))
     words = " ".join(answer(advice))
     assert not any(setting.forward + " " in words for setting in tried)
     assert not any(row.known.breaks for row in [*advice.paying(), *advice.remedies(), advice.fastest()])
@@ -104,8 +104,8 @@ def test_transformers_are_offered_ranges_of_tokens_and_convolutions_those_of_ten
         (RecipeModel(read_config("topics-gpt")), PER_TOKEN),
         (RecipeModel(read_config("digits-cnn")), PER_TENSOR),
     ):
-        advice = advised(model, layout=Layout(4, 1))
-        coded = [row.way for row in advice.rows if row.way.layout == Layout(4, 1) and not row.way.dense]
+        advice = advised(model, layout=HostLayout(4, 1))
+        coded = [row.way for row in advice.rows if row.way.layout == HostLayout(4, 1) and not row.way.dense]
         assert [(way.forward, way.backward) for way in coded] == list(pairs)
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.cli import app
 from raysim.config import ConfigError, read_config
-from raysim.forecast.compute import record_profile
+from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import DEVICES, parse_network
 from raysim.network.prices import MODEL_ERROR, mean_bounds
@@ -71,10 +71,23 @@ def test_forecast_packets_have_recorded_sizes(small, tmp_path, forward, backward
         for link in found.links:
             size = link.first_bytes if first else link.wire_bytes
             assert size * config.num_microbatches == recorded[link.boundary, link.direction]
-        timeline = found.simulate(parse_network("1gbps"), first=first)
+        timeline = found.timed(first=first).simulate(parse_network("1gbps"))
         beside = len(found.links) * config.num_microbatches * RAY.bands[0].beside_bytes
         assert sum(wire.wire_bytes for wire in wire_use(timeline)) == recorded.sum() + beside
     assert found.first_steps == (4 if forward.startswith("AQSGD") else 0)
+
+
+def test_compute_is_operations_at_a_share_of_the_datasheets_peak() -> None:
+    flops, config = np.array([1, 2, 1]) * 10**12, read_config("digits-cnn")
+    for recompute, factor in ((False, 2), (True, 3)):
+        profile = datasheet_profile(config.changed(recompute=recompute), "T4", flops.tolist(), (), 0.5)
+        np.testing.assert_allclose(profile.compute_s[0, :, 0, 0], flops / 32.5e12)
+        np.testing.assert_allclose(profile.compute_s[0, :, 1, 0], factor * flops / 32.5e12)
+        assert "T4 at 0.5" in profile.source
+    with pytest.raises(ValueError, match=r"^`device` must be one of T4, V100, .*, but got 'TPU'\.$"):
+        datasheet_profile(config, "TPU", [1], ())
+    with pytest.raises(ValueError, match=r"^`efficiency` must be in \(0, 1\], but got 40\.$"):
+        datasheet_profile(config, "A100", [1], (), 40)
 
 
 def gpt_forward_flops(num_blocks, width, sequence, batch, vocabulary):

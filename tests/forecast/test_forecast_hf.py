@@ -18,7 +18,7 @@ from raysim.cli import app
 from raysim.config import read_config
 from raysim.forecast.families import FAMILIES as SHAPES
 from raysim.forecast.families import shape_of
-from raysim.forecast.fleet import Fleet, Layout, Way
+from raysim.forecast.fleet import Fleet, HostLayout, Proposal
 from raysim.forecast.forecast import forecast
 from raysim.forecast.inputs import make_job
 from raysim.forecast.structure import RecipeModel
@@ -167,7 +167,7 @@ def test_advice_forecast_and_run_agree_on_tied_embedding_bytes(
         transport="nccl",
         recompute=False,
     )
-    advised = job.mixture(Way(Layout(workers, num_replicas)))[0][1].transfers
+    advised = job.mixture(Proposal(HostLayout(workers, num_replicas)))[0][1].transfers
     recorded = train(config, engine="inline", out=tmp_path / "run").collectives
     made = (
         transfers_from_columns({str(name): recorded[name].to_numpy() for name in recorded}) if len(recorded) else None

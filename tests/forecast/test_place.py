@@ -11,7 +11,7 @@ import pytest
 from raysim.forecast import place as search
 from raysim.forecast.place import place
 from raysim.forecast.timings import TimedStep, Timings
-from raysim.network.topology import Network, Placement, parse_placement
+from raysim.network.topology import Network, Placement
 from raysim.notation import InputError
 
 
@@ -85,4 +85,4 @@ def test_bad_placements_are_refused() -> None:
         place(step_of(2, 2), network_of(3, 0))
     for text in ("0,1", "0,1,2,x", "0,1,2,-3"):
         with pytest.raises(ValueError, match=r"^`placement` must be a host for each of 4 workers, such as 0,1,2,3 "):
-            parse_placement(text, 4)
+            Placement.parse(text, 4)

@@ -9,10 +9,17 @@ import pytest
 from scipy.stats import norm
 
 from raysim.forecast.timings import Timings
-from raysim.network.costs import FleetCosts, Team, best_interval_s, load_costs, rejoining, restarting
+from raysim.network.costs import (
+    Exponential,
+    FleetCosts,
+    Lognormal,
+    best_interval_s,
+    load_costs,
+    rejoining,
+    restarting,
+)
 from raysim.network.presets import parse_network
 from raysim.network.simulate import step_seconds
-from raysim.network.stragglers import Exponential, Lognormal
 from raysim.network.transport import calibrated_transport
 from raysim.notation import InputError
 
@@ -117,7 +124,7 @@ def test_money_is_hours_and_bytes_and_grows_with_churn():
     assert churned.money == pytest.approx(8 * churned.step_s / 1000)
     local, waiting = (
         FleetCosts(departure_hours=24, restart_s=60, checkpoint_s=10).of_step(
-            1.0, Team(1, 8, 8, period), compute_s=1.0, sent_bytes=0.0
+            1.0, compute_s=1.0, replicas=8, gpus=8, period=period
         )
         for period in (100, 1)
     )
@@ -157,7 +164,7 @@ def test_egress_on_sites_counts_what_leaves_a_site(tmp_path):
         ("gpu_hour = -1", "`gpu_hour` must be"),
         ("gpu_hours = 1", "Did you mean `gpu_hour`?"),
         ("departure_hours = 0", "`departure_hours` must be"),
-        ("restart_s = 60", "give `departure_hours`"),
+        ("restart_s = 60", "only with `departure_hours`"),
         ("step_times = 'Normal(0.1)'", "`step_times` must look like Lognormal(0.1)"),
         ("step_times = 3", "`step_times` must look like Lognormal(0.1)"),
         ("step_times = 'Exponential(2)'", "`deviation` must be"),

@@ -168,28 +168,6 @@ def test_split_backward_keeps_the_sum() -> None:
         split.split_backward(0.4)
 
 
-def test_analytic_from_a_datasheet() -> None:
-    flops = 4 * 128 * 8 * (24 * 256**2 + 4 * 128 * 256)  # GPT blocks
-    profile = Profile.analytic(
-        [flops, 2 * flops, flops],
-        device="T4",
-        efficiency=0.5,
-        wire_bytes=[1000, 2000, 0],
-        dense_bytes=4000,
-        codec_bytes_per_s=1e6,
-    )
-    np.testing.assert_allclose(profile.compute_s[0, :, 0, 0], np.array([1, 2, 1]) * flops / 32.5e12)
-    np.testing.assert_allclose(profile.compute_s[0, :, 1, 0], 2 * np.array([1, 2, 1]) * flops / 32.5e12)
-    assert profile.wire_bytes[0, :, :, 0].tolist() == [[1000, 0], [2000, 2000], [0, 0]]
-    assert profile.encode_s[0, :, :, 0].tolist() == [[0.004, 0], [0.004, 0.004], [0, 0.004]]
-    assert profile.decode_s[0, :, :, 0].tolist() == [[0, 0.004], [0.004, 0.004], [0.004, 0]]
-    assert "T4 at 0.5" in profile.source
-    with pytest.raises(ValueError, match=r"^`device` must be one of T4, V100, .*, but got 'TPU'\.$"):
-        Profile.analytic([1.0], device="TPU", efficiency=0.5, wire_bytes=0)
-    with pytest.raises(ValueError, match=r"^`efficiency` must be in \(0, 1\], but got 40\.$"):
-        Profile.analytic([1.0], device="A100", efficiency=40, wire_bytes=0)
-
-
 def test_devices_are_plausible() -> None:
     for device in DEVICES.values():
         assert 5e13 <= device.peak_flops <= 3e15

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from raysim.network.presets import parse_network
-from raysim.network.regions import region_links
+from raysim.network.sites import read_links
 
 HOME_AND_LAB = """
 [sites.home]
@@ -71,7 +71,7 @@ bandwidth = "10mbps"
 def test_regions_have_measured_links_and_homes_slow_uploads(written):
     network = written(REGIONS)
     east_west, west_east = (
-        region_links()[f"aws:us-{a}", f"aws:us-{b}"] for a, b in (("east-1", "west-2"), ("west-2", "east-1"))
+        read_links()[f"aws:us-{a}", f"aws:us-{b}"] for a, b in (("east-1", "west-2"), ("west-2", "east-1"))
     )
     assert network.bandwidths_bps([0, 1], [1, 0]).tolist() == [east_west[0], west_east[0]]
     assert network.latencies_s([0, 1], [1, 0]).tolist() == [east_west[1], west_east[1]]
@@ -118,3 +118,22 @@ def test_wrong_file_error_names_the_fault(written, change, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         written(HOME_AND_LAB.replace(*change))
     assert str(caught.value).endswith("mine.toml').")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("aws:mars", r"^A network of cloud regions must name measured regions, such as aws:.*, but got 'aws:mars'\.$"),
+        (
+            "gcp:us-west1,aws:us-east1",
+            r"must name measured regions, such as .*aws:us-east-1.*, but got 'aws:us-east1'\.$",
+        ),
+        (
+            "aws:us-east-1",
+            r"^A network of cloud regions must name two or more different ones, but got 'aws:us-east-1'\.$",
+        ),
+    ],
+)
+def test_misspelled_region_is_answered_with_regions(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_network(text)

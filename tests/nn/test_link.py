@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "two-ended": {"forward": "EF21(TopK(0.2))", "backward": "EF21(Quantize(4), key='link')"},
     "aqsgd": {"forward": "AQSGD(Quantize(4))", "backward": "Quantize(8)", "steps": 9},
     "shared": {"forward": "TopK(0.3)", "backward": "Quantize(8)", "shared_indices": True},
-    "adaptive": {"forward": "GraVAC(epsilon=0.5, window=1, promote='passing', throughput='link')"},
+    "adaptive": {"forward": "GraVAC(epsilon=0.5, window=1, promote='passing', throughput='link')"},  # of the plug-in
     "gpt": {**GPT, "forward": "TopK(0.1)", "backward": "WarmStart(LowRank(2))"},
 }
 

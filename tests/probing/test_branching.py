@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from raysim.nn import CompressedLink
-from raysim.probing import Snapshot, branches, probe
+from raysim.probing import TrainingSnapshot, branches, probe
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -94,7 +94,7 @@ def test_gradients_and_modes_are_restored():
     loop.model(loop.batch(0)).sum().backward()
     loop.model[3].eval()
     before = [parameter.grad.clone() for parameter in loop.model.parameters()]
-    snapshot = Snapshot(loop.model, [loop.optimizer])
+    snapshot = TrainingSnapshot(loop.model, [loop.optimizer])
     loop.step(loop.batch(1))
     snapshot.restore()
     assert all(torch.equal(p.grad, kept) for p, kept in zip(loop.model.parameters(), before, strict=True))
@@ -106,7 +106,7 @@ def test_a_slot_is_copied_without_the_rest_of_its_storage():
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.state[model.bias] = {"flat": torch.arange(1000.0)[10:12]}
-    ((slots, _),) = [kept for _, kept in Snapshot(model, [optimizer])._optimizers]
+    ((slots, _),) = [kept for _, kept in TrainingSnapshot(model, [optimizer])._optimizers]
     copied = slots[model.bias]["flat"]
     assert copied.tolist() == [10.0, 11.0]
     assert copied.untyped_storage().nbytes() == copied.nbytes

@@ -26,7 +26,7 @@ FOUNDATIONS = (
     "raysim/codecs/positions.py",
     "raysim/codecs/kernels/__init__.py",
     "raysim/compressors/compressor.py",
-    "raysim/compressors/controller.py",
+    "raysim/replication/controller.py",
     "raysim/replication/method.py",
     "raysim/replication/layers.py",
 )

@@ -11,8 +11,8 @@ from codec_variants import student
 from replica_variants import Team, average, context, dense_mean, gradients, same_tensors
 
 from raysim.codecs import TopK
-from raysim.compressors.controller import Controller, Rules, candidate_factors
 from raysim.replication import parse_replica_method
+from raysim.replication.controller import Controller, Rules, candidate_factors
 from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.sparsified import select, select_within
 

@@ -9,7 +9,7 @@ from engines import start, weights
 from pipelines import REPLICAS
 from replica_variants import Team, context
 
-from raysim.replication.low_rank import PowerGossip, orthonormal
+from raysim.replication.low_rank import PowerGossip, orthonormal_float32
 from raysim.replication.method import average_together
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
@@ -96,7 +96,7 @@ def test_both_ends_remember_the_same_and_send_a_side_a_step() -> None:
             for name, x in memory.items():
                 side, other, rest = name.split("/", 2)
                 assert torch.equal(x, team.memories[int(other)][f"{side}/{me}/{rest}"])
-    basis = orthonormal(team.memories[0]["left/1/weight"].double())
+    basis = orthonormal_float32(team.memories[0]["left/1/weight"].double())
     assert basis.shape == (40, 2)
 
 

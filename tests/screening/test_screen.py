@@ -47,7 +47,6 @@ from raysim.sweeps.study_file import read_study
 from raysim.training.events import HopelessError
 from raysim.training.rows import breaks
 from raysim.training.run import Training
-from raysim.values import UNNAMED
 from raysim.workloads.hf_model import load_model
 from raysim.workloads.splits import DataShape
 from raysim.workloads.task import make_task
@@ -493,8 +492,8 @@ def test_a_run_is_refused_before_its_first_step_if_compression_breaks_trained_we
     ],
 )
 def test_first_step_of_trained_weights_shows_what_breaks_them(backward, changes, broken):
-    pair = {UNNAMED: (parse("Identity"), parse(backward))}
-    facts = {"first_step": 0, "trained": True, "compresses": True, "compressors": [[pair]], "loss": 1.0} | changes
+    facts: dict[str, Any] = {"first_step": 0, "trained": True, "compresses": True, "loss": 1.0} | changes
+    facts["compressor"] = lambda *link: parse(backward)
     fidelity = -2.7 if backward != "Quantize(8)" else 0.99
     link = {"replica": 0, "boundary": 0, "direction": "backward", "tensor": None, "fidelity": fidelity}
     plan: Any = SimpleNamespace(**facts)

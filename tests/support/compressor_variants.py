@@ -19,7 +19,6 @@ from raysim.compressors import (
     Compressor,
     Context,
     Epilogue,
-    LinkGraVAC,
     Plain,
     State,
     StepFacts,
@@ -66,9 +65,7 @@ def key_of(method: Compressor) -> str:
             return "none"
         case Epilogue():
             return key_of(method.inner)
-        case LinkGraVAC():
-            return method.memory or "none"
-    return str(getattr(method, "key", "link"))
+    return str(getattr(method, "key", None) or getattr(method, "memory", "link") or "none")
 
 
 VARIANTS = [
@@ -137,14 +134,6 @@ VARIANTS = [
     Variant("Epilogue(EF21(TopK(0.2)))"),
     Variant("Epilogue(AQSGD(Quantize(4), key='slot'))"),
     Variant("Epilogue(Identity)", "bitwise"),
-    Variant("GraVAC(window=2)"),
-    Variant("GraVAC(window=1, policy='geometric', promote='passing')"),
-    Variant("GraVAC(epsilon=0.5, window=1, ladder='bits', memory='slot')"),
-    Variant("GraVAC(epsilon=0.3, window=1, ladder=(TopK(0.5), Quantize(2), TopK(0.1)), memory='link', probe_every=2)"),
-    Variant("GraVAC(cf_max=8.0, epsilon=0.3, window=2, memory='sample', throughput='link')"),
-    Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
-    Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
-    Variant("GraVAC(window=1, budget=0.5)"),
     Variant("WarmStart(LowRank(1))"),
     Variant("WarmStart(LowRank(1, per='sample'))"),
 ]
@@ -166,7 +155,6 @@ def context(step: int, microbatch: int = 0, ids: tuple[int, ...] | None = None, 
         "epoch": step // STEPS_PER_EPOCH,
         "microbatch": microbatch,
         "sample_ids": sample_ids(step, microbatch) if ids is None else ids,
-        "num_stages": 2,
         "phase": "cooldown" if microbatch == MICROBATCHES - 1 else "steady",
         "key": derive_key("test", step, microbatch),
     }

@@ -81,13 +81,19 @@ VARIANTS = [
 ]
 
 COMPRESSORS = [
-    compressor_variants.Variant(text)
-    for text in (
-        "ACGC(0.1)",
-        "ResidualVQ",
-        "ResidualVQ(4, rounds=3, dim=3, fresh=2, pace=1.0)",
-        "ResidualVQ(5, rounds=1, dim=2, fresh=0)",
-    )
+    compressor_variants.Variant("ACGC(0.1)"),
+    compressor_variants.Variant("ResidualVQ"),
+    compressor_variants.Variant("ResidualVQ(4, rounds=3, dim=3, fresh=2, pace=1.0)"),
+    compressor_variants.Variant("ResidualVQ(5, rounds=1, dim=2, fresh=0)"),
+    compressor_variants.Variant("GraVAC(window=2)"),
+    compressor_variants.Variant("GraVAC(window=1, policy='geometric', promote='passing')"),
+    compressor_variants.Variant("GraVAC(epsilon=0.5, window=1, ladder='bits', memory='slot')"),
+    compressor_variants.Variant(
+        "GraVAC(epsilon=0.3, window=1, ladder=(TopK(0.5), Quantize(2), TopK(0.1)), memory='link', probe_every=2)"
+    ),
+    compressor_variants.Variant("GraVAC(cf_max=8.0, epsilon=0.3, window=2, memory='sample', throughput='link')"),
+    compressor_variants.Variant("GraVAC(epsilon=0.9, ladder='rank', ewma_alpha=1.0)"),
+    compressor_variants.Variant("GraVAC(ladder=(Identity,), memory='slot')", "bitwise"),
 ]
 
 AVERAGES = [

@@ -10,7 +10,7 @@ from raysim.codecs.codec import check_finite, to_bytes, to_tensor
 from raysim.codecs.message import Entry
 from raysim.compressors import ErrorFeedback
 from raysim.notation import check_integer
-from raysim.replication.method import Averaged, ReplicaMethod, Round
+from raysim.replication.method import Averaged, ReplicaMethod, RoundPackets
 from raysim.schedules.families import GPipe, Schedule
 
 
@@ -66,7 +66,7 @@ class Median(ReplicaMethod):
         return 1
 
     def average(self, gradients, memory, context):
-        received = yield Round(everyone={name: Identity().encode(x) for name, x in gradients.items()})
+        received = yield RoundPackets(everyone={name: Identity().encode(x) for name, x in gradients.items()})
         if self.selfish:
             return Averaged(gradients, memory)
         stacked = {name: torch.stack([packets[name].decode() for packets in received]) for name in gradients}

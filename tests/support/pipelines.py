@@ -113,14 +113,11 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "replicas-gravac": {
         **REPLICAS,
-        "forward": "GraVAC(epsilon=0.5, window=1, promote='passing')",
-        "backward": "GraVAC(epsilon=0.5, window=2, ladder='bits', memory='slot')",
         "replica_gradient": "GraVAC(2, 50, epsilon=0.5, window=1, ewma_alpha=1, min_values=16)",
     },
-    "replicas-budget": {
-        **REPLICAS,
-        "forward": "GraVAC(budget=0.4, window=1, promote='passing')",
-        "backward": "GraVAC(budget=0.7, window=1, ladder='bits')",
+    "links-gravac": {
+        "forward": "GraVAC(epsilon=0.5, window=1, promote='passing')",
+        "backward": "GraVAC(epsilon=0.5, window=2, ladder='bits', memory='slot')",
     },
     "replicas-marina": {
         **REPLICAS,

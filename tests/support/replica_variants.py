@@ -17,7 +17,7 @@ from raysim.codecs.message import CodecTable
 from raysim.pipeline.state import pack_tensors, unpack_tensors
 from raysim.replication import parse_replica_method
 from raysim.replication.layers import WHOLE, unflatten
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Round, exchange
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, RoundPackets, exchange
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "first.weight": (24, 3, 5, 5),
@@ -142,7 +142,7 @@ def gradients(replica: int, step: int, shapes: Mapping[str, tuple[int, ...]] = S
     return made
 
 
-def carried(sent: Round, table: CodecTable) -> Round:
+def carried(sent: RoundPackets, table: CodecTable) -> RoundPackets:
     """Return what arrives: packets of messages that were pickled, in memory that nobody may write to."""
 
     def carry(packets):
@@ -151,7 +151,7 @@ def carried(sent: Round, table: CodecTable) -> Round:
             array.flags.writeable = False
         return table.unpack_round((header, *arrays), max_values=1 << 20)
 
-    return Round(carry(sent.everyone), {other: carry(packets) for other, packets in sent.each.items()})
+    return RoundPackets(carry(sent.everyone), {other: carry(packets) for other, packets in sent.each.items()})
 
 
 def average(

@@ -12,6 +12,7 @@ from raysim.config import make_config
 from raysim.pipeline.stage import Stage
 from raysim.plugins import contrib, import_object
 from raysim.schedules.weights import POLICIES, WeightPolicy, parse_weights
+from raysim.values import UNNAMED
 
 VARIANTS = [
     "Synchronous",
@@ -65,7 +66,7 @@ def parabola(weights: str, stage: int, num_stages: int, *, steps: int = 8, sched
         rate = policy.rate(RATE, run.versions.longest, step)
         for action in row:
             if action.op == "F":
-                run.forward(action.microbatch, torch.zeros(1), 0, torch.zeros(1))
+                run.forward(action.microbatch, {UNNAMED: torch.zeros(1)}, 0, torch.zeros(1))
             else:
                 run.backward(action.microbatch)
                 if policy.updates_each_microbatch:

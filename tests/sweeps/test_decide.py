@@ -12,7 +12,7 @@ from raysim.cli import app
 from raysim.config import ConfigError, make_config
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import forecast
-from raysim.forecast.gains import coded, limit, other_ways, parts_of, priced
+from raysim.forecast.gains import coded, forecast_parts, limit, other_ways, priced
 from raysim.network.presets import parse_network
 from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
@@ -37,7 +37,7 @@ def dense():
 @pytest.mark.parametrize("network", [SLOW, FAR, "20mbps+5ms", "free"])
 def test_causes_add_up_to_the_step(dense, network):
     wire = parse_network(network)
-    parts = parts_of(dense, wire)
+    parts = forecast_parts(dense, wire)
     assert sum(parts) == pytest.approx(dense.step_s(wire), rel=1e-9)
     assert min(parts) >= -1e-12
     assert parts.latency == pytest.approx(dense.step_s(wire) - dense.step_s(wire.without_latency))

@@ -66,7 +66,10 @@ def test_other_forms_have_whole_gradients_and_own_paths(name, form):
     parts = partition(model, shape, num_stages=3, batch=BATCH, bottleneck=CODE, bottleneck_form=form, seed=5)
     layers: list[Any] = [layer for stage in parts.stages for layer in named_layers(stage).values()]
     for encoder, decoder in pairwise(layers):
-        if (type(encoder).__name__, type(decoder).__name__) not in {("Residual", "Residual"), ("Encoder", "Decoder")}:
+        if (type(encoder).__name__, type(decoder).__name__) not in {
+            ("ResidualLinear", "ResidualLinear"),
+            ("Encoder", "Decoder"),
+        }:
             continue
         wide, narrow = (encoder.weight.shape[::-1]) if form == "residual" else encoder.basis.shape
         if wide < narrow:

@@ -17,7 +17,7 @@ from raysim.workloads.hf_model import ADDED
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import MODELS, NO_SUBSPACE
 from raysim.workloads.partition import partition
-from raysim.workloads.subspace import FORMS, Subspace, lengthened, out_of_subspace, shortened
+from raysim.workloads.subspace import FORMS, Subspace, compact_tokens, out_of_subspace, whole_tokens
 
 build_model: Any = models_module.build_model  # its results have fields of their own
 
@@ -179,9 +179,9 @@ def test_bytes_on_the_wire_are_the_coordinates_and_the_tokens(small, tmp_path):
 def test_tokens_round_trip_in_fewest_bytes():
     for num_tokens, size in [(256, 1), (257, 2), (65_536, 2), (65_537, 4)]:
         tokens = torch.tensor([0, num_tokens // 2, num_tokens - 1])
-        sent = shortened(tokens, num_tokens)
+        sent = compact_tokens(tokens, num_tokens)
         assert sent.element_size() == size
-        assert torch.equal(lengthened(sent), tokens)
+        assert torch.equal(whole_tokens(sent), tokens)
 
 
 def test_subspace_llama_trains_and_exports_as_ordinary(small, tmp_path):

@@ -1,21 +1,16 @@
-"""GraVAC's controller (Tyagi and Swany 2023, 2305.12201), for replica gradients and links.
+"""GraVAC's controller (Tyagi and Swany 2023, 2305.12201), for replica gradients and, in the plug-in, links.
 
 It chooses among compression levels by their gains and the speed of the system. Levels range from mild to strong. Each
 step evaluates two of them, the `minimum` and a stronger `candidate`, and sends the stronger one whose gain reaches
 `epsilon`; if neither does, it sends the uncompressed tensor. At the end of every window the controller moves both
 levels.
-
-Errors on links accumulate along the pipeline, so the links of a direction can share a budget (ours): the least product
-of their fidelities. It is spent on the slowest links first, since fidelity lost on a fast link is no longer available to
-the slowest link, which all stages wait for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from raysim.notation import check_real
 from raysim.on_demand import torch
@@ -234,50 +229,3 @@ class Controller:
         self._explore(level)
         if level < self.minimum:
             self._promote(level)
-
-
-Key = TypeVar("Key", bound=Hashable)
-_ROUNDING = 1e-12  # rounding error allowed when a product of fidelities is compared with the budget
-
-
-class Way(NamedTuple):
-    """One way to send a link's messages."""
-
-    fidelity: float
-    seconds: float  # per message on the wire
-
-
-def floors(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, float]:
-    """Return each link's least fidelity; their product is `budget`, in (0, 1].
-
-    The first way of a link is the uncompressed tensor, with fidelity 1. The slowest link moves to its next faster way
-    while the product of fidelities is at least `budget`, then the next slowest link, and so on. The unused budget is
-    distributed over the links, so that small losses of fidelity do not push a link below its floor.
-
-    >>> fast, slow = [Way(1, 2), Way(0.8, 1)], [Way(1, 20), Way(0.8, 10), Way(0.6, 5)]
-    >>> {name: round(floor, 3) for name, floor in floors({"fast": fast, "slow": slow}, 0.6).items()}
-    {'fast': 1.0, 'slow': 0.6}
-    """
-    if not links:
-        return {}
-    taken = spend(links, budget)
-    rest = min(1.0, budget / math.prod(way.fidelity for way in taken.values())) ** (1 / len(taken))
-    return {key: way.fidelity * rest for key, way in taken.items()}
-
-
-def spend(links: Mapping[Key, Sequence[Way]], budget: float) -> dict[Key, Way]:
-    """Choose a way for each link, slowest link first and equally slow links in order.
-
-    If stronger ways have lower fidelity, no other choice within the budget makes the slowest message faster.
-    """
-    taken = {key: ways[0] for key, ways in links.items()}
-    least = budget * (1 - _ROUNDING)
-    while True:
-        for key, now in sorted(taken.items(), key=lambda item: -item[1].seconds):
-            others = math.prod(way.fidelity for other, way in taken.items() if other != key)
-            faster = [way for way in links[key] if way.seconds < now.seconds and others * way.fidelity >= least]
-            if faster:
-                taken[key] = max(faster, key=lambda way: (way.fidelity, -way.seconds))
-                break
-        else:
-            return taken

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from raysim.codecs import Codec, Identity, LowRank, Packet, Quantize, TopK
 from raysim.codecs.message import Entry, wire_bytes
-from raysim.compressors.compressor import Compressor, Context, Decision, Offer, State, StepFacts
-from raysim.compressors.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
+from raysim.compressors.compressor import Compressor, Context, Decision, State, StepFacts
 from raysim.compressors.keyed import KEYS, recall_residual, remember_residual
 from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_choice, check_integer, check_real
 from raysim.on_demand import torch
+from raysim.replication.controller import POLICIES, PROMOTE, Choice, Controller, Rules, candidate_factors, check_factors
 
 WHOLE, REAL, TALLY = -1, -2, -3  # keys of the controller's state; keys of messages are at least 0
 _LADDERS = {
@@ -28,8 +28,7 @@ class LinkGraVAC(Compressor):
     2023, 2305.12201).
 
     Fidelity is 1 - ||y - C(y)||^2/||y||^2 over the messages of a step, with y the codec's input. Its moving average decides for the
-    next step. At the end of every window, each link's controller may move to other codecs. Links decide independently, unless a
-    `budget` couples them.
+    next step. At the end of every window, each link's controller may move to other codecs. Links decide independently.
 
     Args:
         cf_min: First factor of the ladder "topk".
@@ -45,14 +44,15 @@ class LinkGraVAC(Compressor):
         throughput: Speed of a level: "step", samples per second by the clock, or "link", dense bytes over wire bytes.
         probe_every: Both codecs are tried on every `probe_every`-th message of a step.
         ewma_alpha: Weight of a step in the moving averages.
-        budget: Least product of the fidelities of all links in a direction, in place of `epsilon`; the slowest links are compressed
-            first (`raysim.compressors.controller`).
+
+    Use: A link whose best strength is unknown or changes during training. Needs a clock.
 
     >>> LinkGraVAC(ladder="bits").levels
     (Quantize(8), Quantize(6), Quantize(4), Quantize(3), Quantize(2))
     """
 
     notation: ClassVar[str] = "GraVAC"
+    variants: ClassVar[tuple[str, ...]] = ("GraVAC(ladder='bits')",)
     message_varies: ClassVar[bool] = True
 
     cf_min: float = 2.0
@@ -67,7 +67,6 @@ class LinkGraVAC(Compressor):
     throughput: str = "step"
     probe_every: int = 1
     ewma_alpha: float = 0.1
-    budget: float | None = None
 
     def __post_init__(self) -> None:
         low, high = check_factors(self.cf_min, self.cf_max)
@@ -81,10 +80,6 @@ class LinkGraVAC(Compressor):
         )
         if self.epsilon is not None:
             self._coerce(epsilon=check_real("epsilon", self.epsilon, 0, 1, open_low=True))
-        if self.budget is not None:
-            self._coerce(budget=check_real("budget", self.budget, 0, 1, open_low=True))
-            if self.epsilon is not None:
-                raise ValueError(f"`epsilon` must be None with `budget`, but got {self.epsilon!r}.")
         if self.memory is not None:
             check_choice("memory", self.memory, KEYS)
         check_choice("policy", self.policy, POLICIES)
@@ -121,10 +116,6 @@ class LinkGraVAC(Compressor):
         if self.ladder == "topk":
             return tuple(TopK(1 / factor) for factor in candidate_factors(self.cf_min, self.cf_max, self.policy))
         return _LADDERS[self.ladder] if isinstance(self.ladder, str) else self.ladder
-
-    @property
-    def shared_budget(self) -> float | None:
-        return self.budget
 
     @property
     def codec(self) -> Codec:  # type: ignore[override]
@@ -164,7 +155,7 @@ class LinkGraVAC(Compressor):
 
     def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         controller, tally = self._read(state)
-        epsilon = self._epsilon(context, facts.floor)
+        epsilon = self._epsilon(context)
         rules = Rules(epsilon, self.omega, self.window, self.ewma_alpha, self.promote)
         throughput = facts.batch_size / facts.step_s if facts.step_s else None
         if self.throughput == "step" and throughput is not None and controller.used >= 0:
@@ -194,7 +185,6 @@ class LinkGraVAC(Compressor):
             gain=_fidelity(tally.lost_sent, tally.norm2) if tally.probed else None,
             throughput=throughput,
             event="+".join(events) or None,
-            offers=self._offers(tally, gains),
             reason=(
                 f"of {self._at(ends[1])!r} {gains[1]:.3f} arrives, of {self._at(ends[0])!r} {gains[0]:.3f}; "
                 f"{epsilon:g} must, and then {self._at(following.level)!r} is sent"
@@ -216,19 +206,8 @@ class LinkGraVAC(Compressor):
     def _at(self, level: int) -> Codec:
         return (*self.levels, Identity())[level]
 
-    def _epsilon(self, context: Context, floor: float | None = None) -> float:
-        if self.budget is None:
-            return _EPSILON[context.direction] if self.epsilon is None else self.epsilon
-        if floor is None:  # not measured yet: equal shares
-            return float(self.budget ** (1 / max(1, context.num_stages - 1)))
-        return floor
-
-    def _offers(self, tally: _Tally, gains: tuple[float, float]) -> tuple[Offer, ...]:
-        """Return the fidelity and the factor of minimum and candidate on this link's messages."""
-        if self.budget is None or not tally.probed:
-            return ()
-        wires = tally.wire_minimum, tally.wire_candidate
-        return tuple(Offer(min(1.0, gain), tally.dense_probed / wire) for gain, wire in zip(gains, wires, strict=True))
+    def _epsilon(self, context: Context) -> float:
+        return _EPSILON[context.direction] if self.epsilon is None else self.epsilon
 
     def _read(self, state: State) -> tuple[Controller, _Tally]:
         known = WHOLE in state
