@@ -18,7 +18,7 @@ from pipelines import DROPOUT, REPLICAS, RUNS
 from runs import same_records
 
 from raysim import Run, load_weights, train
-from raysim.cli.train import tables
+from raysim.cli.train import show_run
 from raysim.codecs import TopK
 from raysim.compressors import ErrorFeedback
 from raysim.config import ConfigError
@@ -416,9 +416,9 @@ def test_warning_suggests_key_of_its_direction():
 
 
 def test_evaluations_state_the_kind_of_their_statistics(small, tmp_path, capsys):
-    tables(train(small(), engine="inline", out=tmp_path / "plain"))
+    show_run(train(small(), engine="inline", out=tmp_path / "plain"))
     assert "batchnorm" not in capsys.readouterr().out
-    tables(train(small(**RUNS["batchnorm"]), engine="inline", out=tmp_path / "both"))
+    show_run(train(small(**RUNS["batchnorm"]), engine="inline", out=tmp_path / "both"))
     assert "estimated" in capsys.readouterr().out
 
 
